@@ -1,0 +1,3 @@
+"""hpctrain: train PyTorch models on SLURM."""
+
+__version__ = "0.1.0"

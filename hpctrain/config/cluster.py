@@ -1,0 +1,160 @@
+"""``conf/cluster``: where the ranks run, and what they ask of the scheduler. Owner: hpctrain.launch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpctrain.config import require
+from hpctrain.config.requeue import Requeue
+from hpctrain.errors import ConfigError
+
+OWNED_SBATCH_KEYS = {
+    "array": "a sweep sets it: -m with comma-separated values",
+    "job-name": "set name",
+    "nodes": "set nodes",
+    "ntasks": "set nodes and cluster.processes_per_node",
+    "ntasks-per-node": "set cluster.processes_per_node",
+    "no-kill": "set cluster.spare_nodes",
+    "output": "logs go into the run directory",
+    "error": "logs go into the run directory",
+    "open-mode": "logs are appended to, so that a requeue loses nothing",
+    "cpus-per-task": "set cluster.cpus_per_process",
+    "gpus-per-node": "set cluster.gpus_per_node",
+    "mem": "set cluster.memory_gb",
+    "time": "set cluster.time_limit_min",
+    "partition": "set cluster.partition",
+    "account": "set cluster.account",
+    "qos": "set cluster.qos",
+    "constraint": "set cluster.constraint",
+    "exclude": "set cluster.exclude",
+    "reservation": "set cluster.reservation",
+    "signal": "set cluster.signal and cluster.signal_delay_s",
+    "wrap": "the batch script is hpctrain's",
+    "parsable": "the answer of sbatch is hpctrain's to read",
+}
+"""sbatch keys that have a key of their own, and where."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Cluster:
+    """What every kind of cluster has."""
+
+    kind: str = "local"
+    """`local` for this machine, `slurm` for sbatch; set by the file that is chosen, not by hand."""
+    gpus_per_node: int | None = None
+    """GPUs of a node that the run uses; null: every visible one with cluster=local, none with cluster=slurm."""
+    gpus_per_process: int = 1
+    """GPUs of one process; more than 1 for a task that spreads its model over several devices itself."""
+    processes_per_node: int | None = None
+    """Ranks per node; null: gpus_per_node / gpus_per_process, or 1 without a GPU."""
+    cpus_per_process: int | None = None
+    """CPU cores of one process; null: what the scheduler gives, or this machine's cores shared out."""
+    network_interface: str | None = None
+    """Interface name for gloo and NCCL, such as ib0; null: they choose (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)."""
+    master_port: int | None = None
+    """TCP port where rank zero listens; null: derived from the job, and the next free one if it is in use."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Environment variables for the ranks, name to value."""
+    wait: bool = False
+    """Follow the run to its end and exit with its code; a local run always does."""
+    dry_run: bool = False
+    """Print what would be launched, and launch nothing."""
+
+    def __post_init__(self) -> None:
+        """Check single values."""
+        require.one_of("cluster.kind", self.kind, ("local", "slurm"))
+        require.at_least("cluster.gpus_per_node", self.gpus_per_node, 0)
+        require.at_least("cluster.gpus_per_process", self.gpus_per_process, 1)
+        require.at_least("cluster.processes_per_node", self.processes_per_node, 1)
+        require.at_least("cluster.cpus_per_process", self.cpus_per_process, 1)
+        require.single_line("cluster.network_interface", self.network_interface)
+        if self.master_port is not None:
+            require.between("cluster.master_port", self.master_port, 1024, 65535)
+        for name, value in self.env.items():
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+                raise ConfigError(
+                    f"cluster.env.{name}", value, "is no name for a variable", "use letters, digits and _"
+                )
+            require.single_line(f"cluster.env.{name}", value)
+
+
+@dataclass(kw_only=True, slots=True)
+class Local(Cluster):
+    """This machine: one process per GPU, or `processes_per_node`; in this process when there is one."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Slurm(Cluster):
+    """A SLURM cluster: one sbatch job per run, one array per sweep."""
+
+    kind: str = "slurm"
+    """`slurm`; set by the file that is chosen, not by hand."""
+    partition: str | None = None
+    """Partition; null: the cluster's default."""
+    account: str | None = None
+    """Account to charge; null: the user's default."""
+    qos: str | None = None
+    """Quality of service; null: the user's default."""
+    memory_gb: float | None = None
+    """Memory per node in GB; null: the partition's default."""
+    time_limit_min: int = 60
+    """Wall-clock bound of one attempt in minutes."""
+    constraint: str | None = None
+    """Node features that are asked for, as in sbatch --constraint."""
+    exclude: str | None = None
+    """Nodes that are never used, as in sbatch --exclude."""
+    spare_nodes: int = 0
+    """Nodes that the job asks for beyond `nodes`: where one dies, the ranks begin anew without it, and without the
+    queue. They are idle, and charged for, until then."""
+    reservation: str | None = None
+    """Reservation to run in."""
+    signal: str = "USR2"
+    """User signal by which SLURM says that the time limit is near: USR1 or USR2."""
+    signal_delay_s: int = 90
+    """Seconds before the time limit at which the signal is asked for; time enough for a save."""
+    setup: list[str] = field(default_factory=list)
+    """Shell lines of the batch script before the run, such as `module load cuda`."""
+    srun_args: list[str] = field(default_factory=list)
+    """More arguments for srun, one each, such as --cpu-bind=cores."""
+    sbatch: dict[str, Any] = field(default_factory=dict)
+    """Any other sbatch key: name to value, true for a flag; such as +cluster.sbatch.licenses=matlab."""
+    requeue: Requeue = field(default_factory=Requeue)
+    """How often a run goes on by itself, by cause."""
+    max_parallel_runs: int | None = None
+    """Runs of a sweep that run at the same time; null: as many as the cluster lets."""
+
+    def __post_init__(self) -> None:
+        """Check single values."""
+        Cluster.__post_init__(self)
+        require.above("cluster.memory_gb", self.memory_gb, 0)
+        require.at_least("cluster.time_limit_min", self.time_limit_min, 1, " minute")
+        require.at_least("cluster.signal_delay_s", self.signal_delay_s, 0, " s")
+        require.at_least("cluster.spare_nodes", self.spare_nodes, 0)
+        require.at_least("cluster.max_parallel_runs", self.max_parallel_runs, 1)
+        require.one_of("cluster.signal", self.signal, ("USR1", "USR2"))
+        for key in ("partition", "account", "qos", "constraint", "exclude", "reservation"):
+            require.single_line(f"cluster.{key}", getattr(self, key))
+        for argument in self.srun_args:
+            require.single_line("cluster.srun_args", argument)
+        if self.signal_delay_s >= self.time_limit_min * 60:
+            raise ConfigError(
+                "cluster.signal_delay_s",
+                self.signal_delay_s,
+                f"is not shorter than the time limit of {self.time_limit_min} min",
+                "shorten it, or raise cluster.time_limit_min",
+            )
+        for name, value in self.sbatch.items():
+            self._check_sbatch(name, value)
+
+    @staticmethod
+    def _check_sbatch(name: str, value: object) -> None:
+        key, spelled = f"cluster.sbatch.{name}", name.replace("_", "-")
+        if spelled in OWNED_SBATCH_KEYS:
+            raise ConfigError(key, value, "has a place of its own", OWNED_SBATCH_KEYS[spelled])
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", spelled):
+            raise ConfigError(key, value, "is no name of an sbatch key", "write the long name without its dashes")
+        if not isinstance(value, bool | int | float | str):
+            raise ConfigError(key, value, "is not a single value", "give a text, a number, or true for a flag")
+        require.single_line(key, str(value))

@@ -1,0 +1,169 @@
+"""Composition: Hydra's groups and overrides -> one checked `Config`; every mistake is one ConfigError."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import hydra.version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import setup_globals
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hpctrain.config import schema
+from hpctrain.config.cross import check
+from hpctrain.config.explain import Explainer
+from hpctrain.config.root import Config
+from hpctrain.config.stored import to_config
+from hpctrain.errors import ConfigError
+
+PRIMARY = "train"
+OPEN_NODES = re.compile(r"^cluster\.(env|sbatch)([.=])")
+"""Keys whose names the user invents: the + that Hydra asks for new keys isn't needed there."""
+
+
+def conf_dir() -> Path:
+    """The folder of the shipped configuration: inside the package in a wheel, beside it in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+class Composer:
+    """Composes configurations from ``conf/`` and the user's own folder.
+
+    Args:
+        config_dir: more configuration, searched before ours; None for none.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+
+    def __init__(self, config_dir: str | None = None) -> None:
+        hydra.version.setbase("1.3")
+        schema.register()
+        search_path = create_config_search_path(str(conf_dir()))
+        if config_dir is not None:
+            folder = Path(config_dir).absolute()
+            if not folder.is_dir():
+                raise ConfigError("--config-dir", config_dir, "is no folder", "name the folder that holds your groups")
+            search_path.prepend(provider="command-line", path=f"file://{folder}", anchor="main")
+        GlobalHydra.instance().clear()
+        self.hydra = Hydra.create_main_hydra2("hpctrain", search_path)
+        self._composed: dict[tuple[str, ...], DictConfig] = {}
+        setup_globals()
+
+    @property
+    def loader(self) -> ConfigLoader:
+        """Hydra's loader, for overrides that are yet to be parsed."""
+        return self.hydra.config_loader
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """Every key of the default configuration, for suggestions."""
+        return sorted(_keys(self._raw([])))
+
+    def options(self, group: str) -> list[str]:
+        """The options of one group."""
+        return [name for name in self.loader.get_group_options(group) if not name.startswith("base_")]
+
+    def explain(self, error: Exception, overrides: Sequence[str]) -> ConfigError:
+        """The ConfigError for what Hydra or OmegaConf raised."""
+        text = "\n".join(filter(None, (str(error), str(error.__cause__ or ""))))
+        return Explainer(text, overrides, lambda: self.keys, self.options).explain()
+
+    def compose(self, overrides: Sequence[str], *, world_size: int | None = None) -> Config:
+        """The checked configuration for these overrides.
+
+        Args:
+            overrides: as typed on the command line.
+            world_size: ranks that already run; None: what the configuration asks for.
+
+        Raises:
+            ConfigError: an override that can't be applied, a value, or a combination of values, that can't work.
+        """
+        try:
+            config = to_config(self._raw(overrides))
+        except (HydraException, OmegaConfBaseException) as error:
+            raise self.explain(error, overrides) from error
+        check(config, world_size=world_size)
+        return config
+
+    def parse(self, overrides: Sequence[str]) -> list[Override]:
+        """The overrides in Hydra's grammar.
+
+        Raises:
+            ConfigError: one that can't be read.
+        """
+        parser, parsed = OverridesParser.create(config_loader=self.loader), []
+        for override in open_overrides(overrides):
+            try:
+                parsed += parser.parse_overrides([override])
+            except HydraException as error:
+                raise self.explain(error, [override.removeprefix("++")]) from error
+        return parsed
+
+    def _raw(self, overrides: Sequence[str]) -> DictConfig:
+        choices: list[Override] = []
+        values: list[Override] = []
+        for override in self.parse(overrides):
+            (choices if self._is_choice(override) else values).append(override)
+        node = copy.deepcopy(self._chosen(tuple(str(choice.input_line) for choice in choices)))
+        ConfigLoaderImpl._apply_overrides_to_config(values, node)
+        if node.name is None:
+            node.name = _name_of(Path(str(node.hydra.runtime.choices.get("task"))).name, node)
+        OmegaConf.set_struct(node, False)
+        del node["hydra"]
+        return node
+
+    def _is_choice(self, override: Override) -> bool:
+        key = override.key_or_group
+        if key.startswith("hydra"):
+            return True
+        if not self.loader.get_group_options(key):
+            return False
+        value = override.value()
+        if not (override.is_delete() or isinstance(value, str)):
+            raise ConfigError(key, value, "is no option of a group", f"choose one of {', '.join(self.options(key))}")
+        return True
+
+    def _chosen(self, choices: tuple[str, ...]) -> DictConfig:
+        # a sweep over values composes once: Hydra takes a tenth of a second for it
+        if choices not in self._composed:
+            self._composed[choices] = self.hydra.compose_config(
+                PRIMARY, list(choices), RunMode.RUN, with_log_configuration=False, from_shell=False
+            )
+        return self._composed[choices]
+
+
+def open_overrides(overrides: Sequence[str]) -> list[str]:
+    """Let the user add names under the open nodes without a plus sign."""
+    return [f"++{override}" if OPEN_NODES.match(override) else override for override in overrides]
+
+
+def _name_of(option: str, node: DictConfig) -> str:
+    """What a run is called: its task's option, or the class where the option is anybody's."""
+    target = OmegaConf.select(node, "task._target_") if option == "custom" else None
+    return str(target).rpartition(".")[2].lower() if target else option
+
+
+def _keys(node: Any, prefix: str = "") -> list[str]:
+    keys = [prefix] if prefix else []
+    if isinstance(node, DictConfig):
+        for key in node:
+            name = str(key)
+            keys += _keys(node._get_node(name), f"{prefix}.{name}" if prefix else name)
+    return keys

@@ -1,0 +1,143 @@
+"""Hydra's and OmegaConf's errors in one line: which key, which value, what to type instead."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hpctrain.config.cluster import Slurm
+from hpctrain.errors import ConfigError
+
+HELP = "`python -m hpctrain --help` lists groups and keys"
+PLAIN_TYPES = {"bool": "true or false", "Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
+WRONG_TYPE = re.compile(
+    r"could not be converted|cannot be assigned None|not Optional|not optional|not a valid|incompatible with"
+    r"|Incompatible value|not a subclass|Cannot assign|Invalid type|Cannot merge|is not supported|unexpectedly"
+)
+SYNTAX = re.compile(r"no viable alternative|mismatched input|extraneous input|LexerNoViableAlt|token recognition")
+
+
+@dataclass(frozen=True, slots=True)
+class Explainer:
+    """Turns one error into a ConfigError.
+
+    Args:
+        text: the error's text.
+        overrides: the command line's overrides, from which the value is shown.
+        keys: every known key, asked only when needed.
+        options: of a group.
+    """
+
+    text: str
+    overrides: Sequence[str]
+    keys: Callable[[], list[str]] = list
+    options: Callable[[str], list[str]] = lambda _: []
+
+    def explain(self) -> ConfigError:
+        """What is wrong, in one line."""
+        for recognise in (
+            self._missing_choice,
+            self._unknown_group,
+            self._unknown_key,
+            self._missing_value,
+            self._wrong_type,
+            self._syntax,
+            self._interpolation,
+        ):
+            found = recognise()
+            if found is not None:
+                return found
+        first = next((line for line in self.text.splitlines() if line.strip()), "can't be composed")
+        return ConfigError("configuration", " ".join(self.overrides), first.rstrip("."), HELP)
+
+    def _value(self, key: str) -> str | None:
+        for override in reversed(self.overrides):
+            name, _, value = override.lstrip("+~").partition("=")
+            if name.split("@")[0] == key:
+                return value
+        return None
+
+    @property
+    def _full_key(self) -> str:
+        match = re.search(r"full_key: (\S+)", self.text)
+        return match[1] if match else "configuration"
+
+    def _missing_choice(self) -> ConfigError | None:
+        match = re.search(r"Could not (?:find|load) '([^']+)'", self.text)
+        if match is None:
+            return None
+        group, _, option = match[1].rpartition("/")
+        if not group:
+            return ConfigError(option, self._value(option), "was not found", HELP)
+        names = ", ".join(self.options(group)) or "none"
+        return ConfigError(group, option, f"is no option of the group {group}", f"choose one of {names}")
+
+    def _unknown_group(self) -> ConfigError | None:
+        match = re.search(r"Could not override '([\w/@.-]+)'\.\s*No match in the defaults list", self.text)
+        if match is None:
+            return None
+        return ConfigError(match[1], self._value(match[1]), "is no known group or key", self._suggest(match[1]))
+
+    def _unknown_key(self) -> ConfigError | None:
+        match = (
+            re.search(r"Could not override '([^']+)'", self.text)
+            or re.search(r"Could not delete from config\. '([^']+)'", self.text)
+            or re.search(r"Key '[^']+' (?:is )?not in [\s\S]*?full_key: (\S+)", self.text)
+            or re.search(r"Key '([^']+)' (?:is )?not in", self.text)
+        )
+        if match is None:
+            return None
+        key = match[1]
+        group, _, name = key.partition(".")
+        if group == "cluster" and name in Slurm.__dataclass_fields__:
+            return ConfigError(key, self._value(key), "is a key of cluster=slurm only", "add cluster=slurm")
+        return ConfigError(key, self._value(key), "is no known key", self._suggest(key))
+
+    def _missing_value(self) -> ConfigError | None:
+        if "Missing mandatory value" not in self.text:
+            return None
+        key = self._full_key
+        return ConfigError(key, "???", "must be given", f"add {key}=VALUE")
+
+    def _wrong_type(self) -> ConfigError | None:
+        if not WRONG_TYPE.search(self.text):
+            return None
+        key = self._full_key
+        given = self._value(key)
+        if given and "," in given and not given.startswith(("[", "{", "'", '"')):
+            return ConfigError(key, given, "is several values", "add -m to sweep over them")
+        expected = re.search(r"(?:could not be converted to|is not a valid) (\w+)", self.text)
+        if expected:
+            problem = f"should be {PLAIN_TYPES.get(expected[1], expected[1])}"
+        elif re.search("assigned None|not optional|not Optional|'None'", self.text):
+            problem = "can't be null"
+        else:
+            problem = "has the wrong type"
+        return ConfigError(key, given, problem, f"give it what docs/reference/configuration.md lists for {key}")
+
+    def _syntax(self) -> ConfigError | None:
+        match = re.search(r"Error parsing override '([^']*)'", self.text)
+        if match is None and not SYNTAX.search(self.text):
+            return None
+        word = match[1] if match else next((o for o in self.overrides if "=" not in o), self.overrides[-1])
+        key, _, value = word.partition("=")
+        remedy = "quote values with special characters: 'key=\"a,b\"'"
+        return ConfigError(key or word, value or None, "can't be read as KEY=VALUE", remedy)
+
+    def _interpolation(self) -> ConfigError | None:
+        match = re.search(r"Interpolation key '([^']+)' not found", self.text)
+        if match is None:
+            return None
+        key, target = self._full_key, match[1]
+        given = self._value(key) or f"${{{target}}}"
+        return ConfigError(key, given, f"refers to {target}, which is not there", f"set {target} or write a value")
+
+    def _suggest(self, key: str) -> str:
+        known = self.keys()
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+        if not near:
+            last = key.rsplit(".", 1)[-1]
+            near = [name for name in known if name.rsplit(".", 1)[-1] == last][:1]
+        return f"did you mean {near[0]}?" if near else f"{HELP}; a new key of your own needs a plus: +{key}=VALUE"

@@ -1,0 +1,59 @@
+"""What makes a run this run: the keys that decide its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+from hpctrain.config.root import Config
+
+DECIDES_THE_WEIGHTS = (
+    "seed",
+    "task",
+    "model",
+    "data.shuffle",
+    "data.drop_last",
+    "optimizer",
+    "schedule",
+    "precision.kind",
+    "precision.initial_loss_scale",
+    "precision.loss_scale_growth_steps",
+    "trainer.global_batch_size",
+    "trainer.clip_grad_norm",
+    "trainer.clip_grad_value",
+    "parallel.gradient_compression",
+    "trainer.ema_decay",
+    "init_from",
+    "init_match",
+    "init_strict",
+    "trainer.sync_batchnorm",
+)
+"""Keys, and groups of keys, whose change makes another run of it."""
+
+
+def decides_the_weights(key: str) -> bool:
+    """Whether another value of this key leads to other weights."""
+    return any(key == group or key.startswith(f"{group}.") for group in DECIDES_THE_WEIGHTS)
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """Every value by its full key."""
+    found: dict[str, Any] = {}
+
+    def walk(prefix: str, value: object) -> None:
+        if isinstance(value, dict) and value:
+            for key, inside in value.items():
+                walk(f"{prefix}.{key}" if prefix else key, inside)
+        else:
+            found[prefix] = value
+
+    walk("", dataclasses.asdict(config))
+    return found
+
+
+def config_digest(config: Config) -> str:
+    """SHA-256, in hex, over the keys that decide the weights and their values, as sorted JSON."""
+    chosen = {key: value for key, value in flat(config).items() if decides_the_weights(key)}
+    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()

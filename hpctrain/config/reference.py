@@ -1,0 +1,94 @@
+"""The reference page of the configuration, generated from the schema: ``python -m hpctrain.config.reference``."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpctrain.config.compose import conf_dir
+from hpctrain.config.requeue import Requeue
+from hpctrain.config.root import Config
+from hpctrain.config.schema import GROUPS
+
+HEAD = """\
+# Configuration
+
+This page is generated from the schema by `python -m hpctrain.config.reference > docs/reference/configuration.md`.
+
+A key is changed as `KEY=VALUE` on the command line, an option of a group is chosen as `GROUP=OPTION`. Your own options
+go into a folder that `--config-dir` names, one folder per group: `conf/cluster/mysite.yaml` with
+`defaults: [slurm, _self_]` is chosen as `cluster=mysite`. `python -m hpctrain --cfg job` prints what a command would
+use. A value that can't work is refused in one line, with exit code 2, before anything is written or submitted.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One documented key."""
+
+    name: str
+    type: str
+    default: str
+    text: str
+
+
+def fields_of(schema: type) -> Iterator[Field]:
+    """The keys of a schema class, with the docstring that stands below each."""
+    tree = ast.parse(inspect.getsource(schema)).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    for node, after in zip(tree.body, tree.body[1:], strict=False):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            assert isinstance(after, ast.Expr)
+            assert isinstance(after.value, ast.Constant)
+            text = " ".join(str(after.value.value).split())
+            yield Field(node.target.id, ast.unparse(node.annotation), _default(node.value), text)
+
+
+def _default(value: ast.expr) -> str:
+    text = ast.unparse(value)
+    if text.startswith("field(default_factory="):
+        inner = text.removeprefix("field(default_factory=").removesuffix(")")
+        text = {"dict": "{}", "list": "[]"}.get(inner, inner.removeprefix("lambda: "))
+    return {"None": "null", "True": "true", "False": "false"}.get(text, text.strip("'"))
+
+
+def _table(prefix: str, schema: type, leave_out: frozenset[str] = frozenset()) -> list[str]:
+    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for field in fields_of(schema):
+        if field.type == "Requeue":
+            lines += _table(f"{prefix}{field.name}.", Requeue)[2:-1]
+        elif field.name not in leave_out:
+            kind = field.type.replace("|", "\\|").replace("None", "null")
+            meaning = field.text.replace("|", "\\|")
+            lines.append(f"| `{prefix}{field.name}` | {kind} | `{field.default}` | {meaning} |")
+    return [*lines, ""]
+
+
+def reference() -> str:
+    """The whole page."""
+    lines = [HEAD, "## Top level", "", *_table("", Config, frozenset(GROUPS))]
+    for group, schemas in GROUPS.items():
+        module = inspect.getmodule(next(iter(schemas.values())))
+        assert module is not None
+        options = sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+        about = " ".join((module.__doc__ or "").split()).partition(": ")[2]
+        lines += [
+            f"## {group}",
+            "",
+            f"{about[:1].upper()}{about[1:]} Options: {', '.join(f'`{name}`' for name in options)}.",
+            "",
+        ]
+        for name, schema in schemas.items():
+            if len(schemas) > 1:
+                lines += [f"### {group}={name}", "", f"{(schema.__doc__ or '').strip()}", ""]
+            if group == "cluster" and name == "slurm":
+                lines += ["All keys of `cluster=local`, and:", ""]
+            # what is common to all kinds of cluster is listed with the first one
+            lines += _table(f"{group}.", schema.__mro__[1] if name == "local" else schema)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")  # noqa: T201 - the page is this program's output

@@ -1,0 +1,89 @@
+"""The whole configuration of a run: ``conf/train.yaml``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpctrain.config import require
+from hpctrain.config.checkpoint import Checkpoint
+from hpctrain.config.cluster import Cluster
+from hpctrain.config.data import Data
+from hpctrain.config.health import Health
+from hpctrain.config.logger import Logger
+from hpctrain.config.parallel import Parallel
+from hpctrain.config.precision import Precision
+from hpctrain.config.resume import Resume
+from hpctrain.config.schedule import Schedule
+from hpctrain.config.trainer import Trainer
+from hpctrain.errors import ConfigError
+
+
+@dataclass(kw_only=True, slots=True)
+class Config:
+    """Top-level keys and one field per group; `task`, `model` and `optimizer` are open: whatever `_target_` takes."""
+
+    nodes: int = 1
+    """Machines."""
+    seed: int = 0
+    """Everything random follows from it."""
+    name: str | None = None
+    """What the run is called, in the queue and under runs/; null: the task's name."""
+    run_dir: str | None = None
+    """Where everything about the run is kept; null: runs/NAME/DATE_TIME."""
+    init_from: str | None = None
+    """Begin with the weights of another run, of a checkpoint, or of a .pt or .safetensors file; null: fresh ones."""
+    init_match: str = "*"
+    """Names of the weights that are taken, with * and ?, such as encoder.*."""
+    init_strict: bool = True
+    """Refuse to begin unless every name that matches is in the model and in the file, in the same shape."""
+    run_mode: str = "0750"
+    """Permissions of the run directory, in octal."""
+    cluster: Cluster = field(default_factory=Cluster)
+    """Where the ranks run."""
+    task: Any = None
+    """What is trained."""
+    model: Any = None
+    """The network."""
+    data: Data = field(default_factory=Data)
+    """How samples reach the ranks."""
+    optimizer: Any = None
+    """Any class of torch.optim."""
+    schedule: Schedule = field(default_factory=Schedule)
+    """The learning rate over the run."""
+    precision: Precision = field(default_factory=Precision)
+    """The number format of the forward pass."""
+    parallel: Parallel = field(default_factory=Parallel)
+    """How the ranks work together."""
+    trainer: Trainer = field(default_factory=Trainer)
+    """How long, how large, how often."""
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    """When to save and what to keep."""
+    logger: Logger = field(default_factory=Logger)
+    """What is written down."""
+    health: Health = field(default_factory=Health)
+    """When a silent run counts as hanging."""
+    resume: Resume = field(default_factory=Resume)
+    """What may change when a run goes on."""
+
+    def __post_init__(self) -> None:
+        """Check single values."""
+        require.at_least("nodes", self.nodes, 1)
+        require.between("seed", self.seed, 0, 2**63 - 1)
+        require.single_line("run_dir", self.run_dir)
+        if self.run_dir is not None and not self.run_dir.strip():
+            raise ConfigError("run_dir", repr(self.run_dir), "is empty", "name a folder, or leave the key out")
+        if self.name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", self.name):
+            raise ConfigError(
+                "name", repr(self.name), "can't name a folder and a job", "use letters, digits and any of _ . + -"
+            )
+        if not re.fullmatch(r"0?[0-7]{3}", self.run_mode) or int(self.run_mode, 8) & 0o700 != 0o700:
+            raise ConfigError(
+                "run_mode", self.run_mode, "must be octal and leave the owner all rights", "set run_mode='0750'"
+            )
+
+    @property
+    def mode(self) -> int:
+        """Permissions of the run directory."""
+        return int(self.run_mode, 8)

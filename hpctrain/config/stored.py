@@ -1,0 +1,94 @@
+"""A configuration as it is kept in a run directory: plain YAML, everything resolved; needs no Hydra to read."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hpctrain.config.explain import Explainer
+from hpctrain.config.root import Config
+from hpctrain.config.schema import GROUPS
+from hpctrain.errors import ConfigError
+
+OPEN_GROUPS = ("task", "model", "optimizer")
+"""Groups whose keys belong to the class that `_target_` names."""
+
+
+def to_config(node: DictConfig) -> Config:
+    """The typed record of a composed or stored configuration; values are checked group by group.
+
+    Raises:
+        ConfigError: a value that can't work.
+        OmegaConfBaseException: a missing value, a wrong type or an interpolation to nowhere.
+    """
+    fields = {field.name for field in dataclasses.fields(Config)}
+    for name in sorted(str(key) for key in node if key not in fields):
+        raise ConfigError(name, node[name], "is no known key", "put keys of your own under task, model or optimizer")
+    for name in sorted(fields - {str(key) for key in node}):
+        raise ConfigError(f"~{name}", None, "a run can't do without it", "leave it in")
+    beyond = list(_beyond_the_schema(node))
+    for key in beyond:
+        if key.partition(".")[0] not in OPEN_GROUPS:
+            raise ConfigError(key, OmegaConf.select(node, key), "is no known key", "leave it out, or see its spelling")
+    plain = {
+        key: OmegaConf.to_container(node[key], resolve=True, throw_on_missing=True)
+        for key in OPEN_GROUPS
+        if isinstance(node[key], DictConfig)
+    }
+    config = OmegaConf.to_object(_without(node, beyond))
+    assert isinstance(config, Config)
+    for key, value in plain.items():
+        setattr(config, key, value)
+    return config
+
+
+def _beyond_the_schema(node: DictConfig, prefix: str = "") -> Iterator[str]:
+    """Full names of the keys that were added to a typed group."""
+    schema = OmegaConf.get_type(node)
+    known = {field.name for field in dataclasses.fields(schema)} if dataclasses.is_dataclass(schema) else None
+    for name in map(str, node):
+        key = f"{prefix}{name}"
+        if known is not None and name not in known:
+            yield key
+        elif isinstance(inside := node._get_node(name), DictConfig) and not inside._is_none():
+            yield from _beyond_the_schema(inside, f"{key}.")
+
+
+def _without(node: DictConfig, keys: Sequence[str]) -> DictConfig:
+    if not keys:
+        return node
+    rest = copy.deepcopy(node)
+    for key in keys:
+        group, _, name = key.rpartition(".")
+        inside = OmegaConf.select(rest, group)
+        OmegaConf.set_struct(inside, False)
+        del inside[name]
+    return rest
+
+
+def to_yaml(config: Config) -> str:
+    """What ``config.yaml`` holds: everything, resolved."""
+    return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
+
+
+def load(path: Path, overrides: list[str] | None = None) -> Config:
+    """The configuration of a run, from its ``config.yaml``, with overrides ``key=value`` on top.
+
+    Raises:
+        ConfigError: a key or value that this version doesn't know.
+    """
+    try:
+        stored = OmegaConf.load(path)
+        kind = OmegaConf.select(stored, "cluster.kind") or "local"
+        root = OmegaConf.structured(Config)
+        root.cluster = OmegaConf.structured(GROUPS["cluster"][kind])
+        merged = OmegaConf.merge(root, stored, OmegaConf.from_dotlist(overrides or []))
+        assert isinstance(merged, DictConfig)
+        return to_config(merged)
+    except OmegaConfBaseException as error:
+        raise Explainer(str(error), overrides or [str(path)]).explain() from error
