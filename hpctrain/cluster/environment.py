@@ -1,0 +1,177 @@
+"""The place of this process in the world, derived once from its environment variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+
+from hpctrain.cluster import openmpi, port, slurm, submitit, torchrun
+from hpctrain.cluster.job import Job, in_step, own_node
+from hpctrain.cluster.place import Place
+from hpctrain.cluster.variables import Variables
+
+
+class Source(StrEnum):
+    """What started this process, as far as its variables tell."""
+
+    SLURM = "slurm"
+    """A task of an srun step."""
+    TORCHRUN = "torchrun"
+    """torchrun, or a launcher that sets the same variables, such as `cluster=local`."""
+    SUBMITIT = "submitit"
+    """submitit's local executor; its SLURM executor gives `SLURM`."""
+    OPENMPI = "openmpi"
+    SINGLE = "single"
+    """No launcher of ranks: a login node, a laptop, a batch script, an interactive shell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterEnvironment(Place):
+    """A `Place`, the port of rank zero, and the job around it."""
+
+    master_port: int
+    """The preferred port of rank zero."""
+    port_candidates: tuple[int, ...]
+    """Ports to try in turn, `master_port` first: rank zero binds the first free one."""
+    job_id: str | None
+    """SLURM's, as users type it: `12`, or `12_3` for a task of an array."""
+    array_task: int | None
+    restart_count: int
+    """How often SLURM requeued the job; outside SLURM, how often torchrun restarted the ranks."""
+    step_id: str | None
+    """Number of the srun step that this process is a task of."""
+    source: Source
+    variables: Mapping[str, str] = field(compare=False)
+    """The environment variables that this was derived from."""
+
+    @classmethod
+    def from_environment(cls, variables: Mapping[str, str], *, master_port: int | None = None) -> ClusterEnvironment:
+        """Derive it from `variables`, such as `os.environ`.
+
+        torchrun wins over mpirun, and mpirun over srun, since each is started by the next; every other mixture
+        must agree.
+
+        Args:
+            variables: environment variables; empty ones count as unset.
+            master_port: a port that the user chose, instead of a derived one.
+
+        Raises:
+            ClusterEnvironmentError: variables are missing, can't be read, or contradict each other.
+        """
+        read = Variables(variables)
+        source = _source(read)
+        place = _place(read, source)
+        job = Job.read(read)
+        ports = _ports(read, source, job, master_port)
+        elastic = (read.number("TORCHELASTIC_RESTART_COUNT") or 0) if source is Source.TORCHRUN else 0
+        return cls(
+            **asdict(place),
+            master_port=ports[0],
+            port_candidates=ports,
+            job_id=job.job_id,
+            array_task=job.array_task,
+            restart_count=elastic if job.job_id is None else job.restart_count,
+            step_id=job.step_id,
+            source=source,
+            variables=read.seen,
+        )
+
+    @property
+    def token(self) -> str:
+        """The same for all ranks, and another one for other jobs, steps and restarts, as far as all nodes know of them.
+
+        torchrun's agents don't agree on the number of a restart: each counts those that it began itself.
+        """
+        requeues = self.restart_count if self.job_id is not None else 0
+        elastic = self.variables.get("TORCHELASTIC_RESTART_COUNT", "0") if self.num_nodes == 1 else "0"
+        return f"{self.job_id}.{self.step_id}.{requeues}.{elastic}"
+
+
+def is_rank(variables: Mapping[str, str]) -> bool:
+    """Whether a launcher started this process as a rank, so that it trains and launches nothing.
+
+    Raises:
+        ClusterEnvironmentError: `SLURM_STEP_ID` is not a number.
+    """
+    return _source(Variables(variables)) is not Source.SINGLE
+
+
+def _source(variables: Variables) -> Source:
+    if torchrun.is_innermost(variables):
+        return Source.TORCHRUN
+    if openmpi.is_rank(variables):
+        return Source.OPENMPI
+    if in_step(variables):
+        return Source.SLURM
+    if submitit.is_rank(variables):
+        return Source.SUBMITIT
+    return Source.TORCHRUN if torchrun.is_complete(variables) else Source.SINGLE
+
+
+def _place(variables: Variables, source: Source) -> Place:
+    match source:
+        case Source.TORCHRUN:
+            return torchrun.place(variables)
+        case Source.OPENMPI:
+            torchrun.refuse_contradiction(
+                variables, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
+            )
+            return openmpi.place(variables)
+        case Source.SLURM:
+            torchrun.refuse_contradiction(variables, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+            submitit.refuse(variables)
+            return slurm.place(variables)
+        case Source.SUBMITIT:
+            torchrun.refuse_contradiction(
+                variables, "SUBMITIT_LOCAL_GLOBALID", "SUBMITIT_LOCAL_NTASKS", "SUBMITIT_LOCAL_LOCALID"
+            )
+            return submitit.place(variables)
+        case Source.SINGLE:
+            torchrun.refuse_partial(variables)
+            _refuse_other_launcher(variables)
+            return _single(variables)
+
+
+def _single(variables: Variables) -> Place:
+    return Place(
+        rank=0,
+        local_rank=0,
+        node_rank=0,
+        world_size=1,
+        local_world_size=1,
+        num_nodes=1,
+        master_addr="127.0.0.1",
+        nodes=own_node(variables),
+    )
+
+
+def _refuse_other_launcher(variables: Variables) -> None:
+    """MPICH's kin would otherwise start several single processes that all train the same."""
+    if variables.text("SLURM_STEP_ID") is None and (variables.number("PMI_SIZE") or 1) > 1:
+        raise variables.error(
+            "expected srun, torchrun or Open MPI's mpirun, but another MPI launcher started this process; "
+            "use one of those, or unset PMI_RANK and PMI_SIZE",
+            *("PMI_RANK", "PMI_SIZE"),
+        )
+
+
+def _ports(variables: Variables, source: Source, job: Job, chosen: int | None) -> tuple[int, ...]:
+    """A person's choice first, then what SLURM reserved, then derived ones."""
+    given = variables.port("MASTER_PORT")
+    if source is Source.TORCHRUN and given is not None and chosen not in {None, given}:
+        raise variables.error(
+            f"the configured port {chosen} is not MASTER_PORT, which whatever started the ranks already serves; "
+            "give the port to torchrun, or leave it out of the configuration",
+            "MASTER_PORT",
+        )
+    if chosen is not None or given is not None:
+        return (chosen or given or 0,)
+    if source is Source.SLURM and (text := variables.text("SLURM_STEP_RESV_PORTS")) is not None:
+        return port.reserved(text)
+    number = job.number
+    if job.job_id is None and source is Source.SUBMITIT:
+        number = variables.number("SUBMITIT_LOCAL_JOB_ID") or 0
+    if job.job_id is None and source is Source.OPENMPI:
+        number = openmpi.port_seed(variables)
+    return port.derived(job=number, step=int(job.step_id or 0), restart=job.restart_count)

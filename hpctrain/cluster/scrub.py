@@ -1,0 +1,53 @@
+"""The environment for a program that is launched from inside an allocation, without the allocation's own variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_PREFIXES = (
+    "SLURM",  # SLURMD_NODENAME and SLURMD_ARGS belong to the node, and the rest to the job
+    "SBATCH_",
+    "SRUN_",
+    "SALLOC_",
+    "PMI",
+    "PRTE_",
+    "OMPI_",
+    "ORTE_",
+    "TORCHELASTIC_",
+    "SUBMITIT_",
+)
+_NAMES = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "ROLE_NAME",
+        "NODE_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    }
+)
+_KEPT = frozenset(
+    {
+        "SLURM_CONF",  # without it the commands may not find the controller
+        "SLURM_JWT",  # nor be let in, where a site uses tokens
+    }
+)
+
+
+def scrubbed(variables: Mapping[str, str]) -> dict[str, str]:
+    """`variables` without what SLURM, submitit, torchrun and MPI launchers set for the processes of a job.
+
+    What is left behind reaches a new job otherwise: `sbatch` and `srun` take many of these as options. A person's own
+    defaults, such as `SBATCH_ACCOUNT`, go as well, so use it only inside an allocation.
+    """
+    return {
+        name: value
+        for name, value in variables.items()
+        if name in _KEPT or not (name in _NAMES or name.startswith(_PREFIXES))
+    }

@@ -1,0 +1,97 @@
+"""A rank with the variables that torchrun sets, as hpctrain's own local launcher sets them too.
+
+Source: torch.distributed.elastic.agent, `LocalElasticAgent._start_workers`.
+"""
+
+from __future__ import annotations
+
+from hpctrain.cluster.job import job_nodes
+from hpctrain.cluster.place import Place, is_loopback
+from hpctrain.cluster.variables import Variables
+
+_PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+_ALL = (*_PLACE, "MASTER_ADDR", "MASTER_PORT")
+
+
+def is_innermost(variables: Variables) -> bool:
+    """Whether torchrun itself started this process, whatever SLURM step or MPI program is around it."""
+    return variables.text("TORCHELASTIC_RUN_ID") is not None
+
+
+def is_complete(variables: Variables) -> bool:
+    """Whether all five variables of torch's `env://` protocol and of a local rank are there."""
+    return all(variables.text(name) is not None for name in _ALL)
+
+
+def refuse_partial(variables: Variables) -> None:
+    """Raise where some of the variables of a rank are there but not all: half a launcher."""
+    there = [name for name in _PLACE if variables.text(name) is not None]
+    if there:
+        missing = [name for name in _ALL if variables.text(name) is None]
+        raise variables.error(
+            f"expected {', '.join(missing)} beside {', '.join(there)}; unset {' '.join(there)} "
+            "to run as a single process, or start the ranks with srun or torchrun",
+            *there,
+        )
+
+
+def refuse_contradiction(variables: Variables, rank: str, world_size: str, local_rank: str) -> None:
+    """Raise where torchrun's variables are there as well and tell another place than the named ones."""
+    variables.require_equal("RANK", rank)
+    variables.require_equal("WORLD_SIZE", world_size)
+    variables.require_equal("LOCAL_RANK", local_rank)
+
+
+def place(variables: Variables) -> Place:
+    """The place of a process that torchrun, or a launcher of its kind, started.
+
+    Raises:
+        ClusterEnvironmentError: variables are missing or contradict each other.
+    """
+    if not is_complete(variables):
+        refuse_partial(variables)
+    because = "TORCHELASTIC_RUN_ID"
+    rank, world_size = variables.needed_number("RANK", because), variables.needed_number("WORLD_SIZE", because)
+    local_rank = variables.needed_number("LOCAL_RANK", because)
+    local_world_size = _local_world_size(variables, world_size)
+    for small, large in (
+        ("RANK", "WORLD_SIZE"),
+        ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        ("GROUP_RANK", "GROUP_WORLD_SIZE"),
+    ):
+        variables.require_below(small, large)
+    if local_world_size > world_size or local_rank > rank:
+        raise variables.error(
+            "a node can't have more ranks than the world, nor a local rank above the rank; "
+            "unset what another launcher has left behind",
+            *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        )
+    num_nodes = variables.number("GROUP_WORLD_SIZE") or -(-world_size // local_world_size)
+    node_rank = variables.number("GROUP_RANK")
+    nodes = job_nodes(variables)
+    return Place(
+        rank=rank,
+        local_rank=local_rank,
+        node_rank=rank // local_world_size if node_rank is None else node_rank,
+        world_size=world_size,
+        local_world_size=local_world_size,
+        num_nodes=num_nodes,
+        master_addr=variables.needed_text("MASTER_ADDR", because),
+        nodes=nodes if len(nodes) == num_nodes else (),
+    )
+
+
+def _local_world_size(variables: Variables, world_size: int) -> int:
+    """As given; a launcher that leaves it out is believed on one node only."""
+    given = variables.number("LOCAL_WORLD_SIZE")
+    if given:
+        return given
+    if variables.number("RANK") == variables.number("LOCAL_RANK") and is_loopback(
+        variables.needed_text("MASTER_ADDR", "RANK")
+    ):
+        return world_size
+    raise variables.error(
+        "expected LOCAL_WORLD_SIZE, the number of ranks on this node, beside WORLD_SIZE; set it",
+        "WORLD_SIZE",
+        "MASTER_ADDR",
+    )

@@ -1,0 +1,96 @@
+"""Environment variables, read with checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hpctrain.errors import ClusterEnvironmentError
+
+
+class Variables:
+    """A mapping of environment variables that checks what is read and remembers which variables were there.
+
+    An empty value counts as unset: shells and batch scripts export empty variables by accident.
+    """
+
+    def __init__(self, mapping: Mapping[str, str]) -> None:
+        self._mapping = mapping
+        self.seen: dict[str, str] = {}
+
+    def text(self, name: str) -> str | None:
+        """The value of `name`, or None where it is unset or empty."""
+        value = self._mapping.get(name, "").strip()
+        if not value:
+            return None
+        self.seen[name] = value
+        return value
+
+    def number(self, name: str) -> int | None:
+        """The value of `name` as a whole number from 0 up, or None where it is unset or empty.
+
+        Raises:
+            ClusterEnvironmentError: the value is something else.
+        """
+        value = self.text(name)
+        if value is None:
+            return None
+        if not (value.isascii() and value.isdigit()):
+            raise self.error(f"expected {name} to be a whole number from 0 up; unset it or correct it", name)
+        return int(value)
+
+    def port(self, name: str) -> int | None:
+        """The value of `name` as a port, or None where it is unset or empty.
+
+        Raises:
+            ClusterEnvironmentError: the value is something else.
+        """
+        value = self.number(name)
+        if value is not None and not 0 < value < 65_536:
+            raise self.error(f"expected {name} to be a port from 1 to 65535; unset it or correct it", name)
+        return value
+
+    def needed_text(self, name: str, because: str) -> str:
+        """The value of `name`; `because` names the variable that makes it needed.
+
+        Raises:
+            ClusterEnvironmentError: it is unset or empty.
+        """
+        value = self.text(name)
+        if value is None:
+            raise self._missing(name, because)
+        return value
+
+    def needed_number(self, name: str, because: str) -> int:
+        """As `needed_text`, for a whole number from 0 up."""
+        value = self.number(name)
+        if value is None:
+            raise self._missing(name, because)
+        return value
+
+    def require_below(self, small: str, large: str) -> None:
+        """Raise unless the number in `small` is below the number in `large` (a rank below its world size)."""
+        first, second = self.number(small), self.number(large)
+        if first is not None and second is not None and first >= second:
+            raise self.error(
+                f"expected {small} to be below {large}; unset the one that an outer shell or script has left behind",
+                small,
+                large,
+            )
+
+    def require_equal(self, first: str, second: str) -> None:
+        """Raise when both are set and tell different numbers: two launchers disagree."""
+        one, other = self.number(first), self.number(second)
+        if one is not None and other is not None and one != other:
+            raise self.error(
+                f"{first} and {second} contradict each other; unset {first} if it was left behind, "
+                "or start the ranks with one launcher only",
+                first,
+                second,
+            )
+
+    def error(self, message: str, *names: str) -> ClusterEnvironmentError:
+        """An error about the variables in `names`, with their values."""
+        return ClusterEnvironmentError(message, {name: self._mapping[name] for name in names if name in self._mapping})
+
+    def _missing(self, name: str, because: str) -> ClusterEnvironmentError:
+        return self.error(f"expected {name} beside {because}; set {name}, or unset {because}", because)

@@ -1,0 +1,299 @@
+"""What runs in the batch script: srun for the ranks, the judgement of how they ended, and what follows from it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import FrameType
+
+from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.cluster.nodelist import expand
+from hpctrain.config.cluster import Slurm as SlurmCluster
+from hpctrain.config.resources import resources_of
+from hpctrain.config.root import Config
+from hpctrain.config.stored import load
+from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryError, SchedulerError, SupersededError
+from hpctrain.launch.allocation import Allocation
+from hpctrain.launch.batch_log import log_to_stdout, say
+from hpctrain.launch.conclude import Outcome, close_patiently, completed_by, entry_of, judge_attempt, resume_command
+from hpctrain.launch.silent import close_silent
+from hpctrain.launch.step import run_step, srun_command
+from hpctrain.launch.taken_away import TakenAway, cancelled_by_user
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.handover import Handover
+from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.run.requeue import MACHINE_FAILURES, Action, Verdict, decide
+from hpctrain.scheduler.patience import PATIENCE_S, patiently, requeue
+from hpctrain.scheduler.slurm import Slurm
+
+TAKEN_AWAY = (Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.NODE_FAILURE, Reason.CANCELLED)
+"""Ends after which SLURM kills this process before long."""
+
+log = logging.getLogger("hpctrain.launch")
+
+
+def supervise(directory: RunDirectory, environ: Mapping[str, str]) -> int:
+    """Run attempts of the run in this allocation, until the run ends or goes on elsewhere.
+
+    Args:
+        directory: the run.
+        environ: the batch script's environment.
+
+    Returns:
+        The exit code for the batch script.
+    """
+    log_to_stdout()
+    bell, rope = os.pipe()
+
+    def stay(number: int, _frame: FrameType | None) -> None:
+        # the ranks get these from SLURM themselves; whoever judges them must outlive them
+        os.write(1, f"batch script: {signal.Signals(number).name} noted\n".encode())
+        if number == signal.SIGTERM:
+            os.write(rope, b"!")
+
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, stay)
+    supervisor = Supervisor(directory, load(directory.config), environ, Slurm(environ))
+    threading.Thread(target=supervisor.heed, args=(bell,), daemon=True).start()
+    return supervisor.run()
+
+
+@dataclass
+class Supervisor:
+    """The attempts of one allocation.
+
+    Args:
+        directory: the run.
+        config: its configuration.
+        environ: the batch script's environment.
+        slurm: who is asked, and who requeues.
+        patience_s: how long a file system may refuse that an end is recorded.
+        silence_s: how long SLURM may leave a question without an answer.
+    """
+
+    directory: RunDirectory
+    config: Config
+    environ: Mapping[str, str]
+    slurm: Slurm
+    patience_s: float = 60.0
+    silence_s: float = PATIENCE_S
+
+    def __post_init__(self) -> None:
+        """Read this job's place."""
+        self.job_id = ClusterEnvironment.from_environment(self.environ).job_id
+        self.nodes = expand(self.environ.get("SLURM_JOB_NODELIST", ""))
+        self.resources = resources_of(self.config)
+        cluster = self.config.cluster
+        assert isinstance(cluster, SlurmCluster)
+        self.cluster = cluster
+        self.allocation = Allocation(tuple(self.nodes), self.resources.num_nodes, cluster.spare_nodes > 0)
+        self.ledger = Ledger(self.directory)
+        self.restarts = int(self.environ.get("SLURM_RESTART_COUNT", "0"))
+        self._attempt_number, self._in_allocation, self._began = 0, 0, time.time()
+        self._requeue_asked, self._lock = False, threading.Lock()
+
+    def run(self) -> int:
+        """Run attempts until the verdict leads out of this allocation."""
+        world_size = self.resources.world_size
+        try:
+            close_silent(self.directory, self.slurm, self.job_id, world_size)
+        except OSError as error:
+            log.warning("an earlier attempt can't be closed: %s", error)
+        if completed_by(self.ledger, self.job_id):
+            log.info("the run in %s is completed: nothing to do", self.directory.path)
+            return ExitCode.FINISHED
+        while True:
+            try:
+                attempt, outcome = self._attempt()
+            except RunDirectoryError as error:
+                return self._unwritable(error)
+            verdict = self._as_possible(self._verdict(attempt, outcome))
+            if not self.ledger.owns(attempt):
+                log.warning("attempt %d was superseded: this job ends here", attempt)
+                return ExitCode.INTERRUPTED
+            final, suspects = replace(outcome, reason=verdict.reason), self._suspects(outcome)
+            if verdict.reason is Reason.STALLED:
+                final = replace(final, report=f"{verdict.why}: {outcome.report}")
+            place = {"job_id": self.job_id, "nodes": self.allocation.step_nodes}
+            patience_s = 0.0 if final.reason in TAKEN_AWAY else self.patience_s
+            close_patiently(patience_s, self.directory, attempt, world_size, final, **place, **verdict.told(suspects))
+            log.info("attempt %d ended: %s at step %d; %s", attempt, final.reason.value, final.step, verdict.why)
+            if final.report:
+                hint = f"; to go on: {resume_command(self.directory)}" if verdict.action is Action.END else ""
+                say(f"{final.report}{hint}")
+            if verdict.action is not Action.RESTART:
+                return self._leave(verdict, final)
+            self.allocation.lose(verdict.exclude)
+
+    def _attempt(self) -> tuple[int, Outcome]:
+        self._began = time.time()  # before the claim: a cancel may follow it at once
+        self._attempt_number = attempt = self.ledger.claim()
+        self._in_allocation += 1
+        nodes, keeps_spares = self.allocation.step_nodes, self.allocation.keeps_spares
+        log.info("attempt %d on %s", attempt, " ".join(nodes))
+        variables = Handover(attempt=attempt, logged=True).variables()
+        command = srun_command(self.config, self.directory, nodes if keeps_spares else ())
+        end = run_step(command, {**self.environ, **variables}, ends_with_a_node=keeps_spares)
+        log.info("srun ended with %d", end.code)
+        outcome = judge_attempt(self.directory, attempt, self.resources.world_size, "; ".join(end.said))
+        return attempt, self._second_opinion(outcome)
+
+    def _unwritable(self, error: RunDirectoryError) -> int:
+        """No attempt can begin here: the queue may give the file system time, or other nodes that can write to it."""
+        say(f"hpctrain: {error}; to go on: {resume_command(self.directory)}")
+        if self._in_allocation and self.job_id is not None and self._requeued():
+            return ExitCode.INTERRUPTED
+        return ExitCode.FAILED
+
+    def _second_opinion(self, outcome: Outcome) -> Outcome:
+        """Ranks that died while SLURM took their job away can't tell, and new ones would not be told again."""
+        if outcome.reason in (Reason.COMPLETED, Reason.FAILED, Reason.CANCELLED):
+            return outcome
+        if cancelled_by_user(self.directory, self._began):
+            return replace(outcome, reason=Reason.CANCELLED, report="cancelled by its user")
+        if outcome.reason is not Reason.INTERRUPTED and outcome.reason not in MACHINE_FAILURES:
+            return outcome
+        found = self._taken_away()
+        if found is None:
+            return self._without_failed_nodes(outcome)
+        report = f"{found.reason.value}: {found.evidence}"
+        return replace(outcome, reason=found.reason, report=report, suspect_rank=None, silent_ranks=())
+
+    def _without_failed_nodes(self, outcome: Outcome) -> Outcome:
+        """A job with nodes to spare goes on when one of them fails."""
+        if not self.allocation.keeps_spares:
+            return outcome
+        try:
+            failed = self.slurm.failed_nodes(self.nodes, self._began)
+        except SchedulerError as error:
+            log.info("SLURM doesn't tell of the nodes: %s", error)
+            return outcome
+        if not set(failed) & set(self.allocation.step_nodes):
+            self.allocation.lose(failed)
+            return outcome
+        return Outcome(Reason.NODE_FAILURE, outcome.step, f"{' '.join(failed)} failed", suspects=failed)
+
+    def _taken_away(self) -> TakenAway | None:
+        if self.job_id is None:
+            return None
+        job_id = self.job_id
+
+        def ask() -> TakenAway | None:
+            # a batch host that is cut off may outlive its job, and would ask in vain for as long as it is allowed to
+            self.ledger.require_ownership(self._attempt_number)
+            return TakenAway.ask(self.slurm, job_id, self.nodes, restarts=self.restarts, since=self._began)
+
+        try:
+            return patiently(ask, self.silence_s)
+        except SupersededError:
+            return None
+        except SchedulerError as error:
+            log.info("SLURM could not be asked whether it takes the job away: %s", error)
+            return None
+
+    def heed(self, bell: int) -> None:
+        """At each byte from ``bell``, a SIGTERM, see whether the job is being killed, and ask for its requeue at once.
+
+        Neither the ranks nor this process may live until all is saved and judged. SLURM lets them go on until KillWait
+        is over all the same, and starts the job anew when all of its processes are gone (seen on 22.05).
+        """
+        while os.read(bell, 1):
+            try:
+                self._see_whether_it_ends()
+            except (HpctrainError, OSError) as error:
+                log.warning("SIGTERM could not be seen to: %s", error)
+
+    def _see_whether_it_ends(self) -> None:
+        found = self._taken_away()
+        if found is None or not found.killing or not self._attempt_number:
+            return
+        log.info("SLURM ends the job: %s (%s)", found.reason.value, found.evidence)
+        with contextlib.suppress(OSError):  # the requeue matters more
+            found.write(self.directory.claim(self._attempt_number))
+        if found.requeued or found.reason not in (Reason.PREEMPTED, Reason.TIME_LIMIT):
+            return
+        outcome = Outcome(found.reason, self.directory.saved_step, "")
+        if self._verdict(self._attempt_number, outcome).action is Action.REQUEUE:
+            self._requeued()
+
+    def _verdict(self, attempt: int, outcome: Outcome) -> Verdict:
+        earlier = [entry for entry in self.ledger.attempts() if entry.attempt < attempt]
+        this = replace(
+            entry_of(self.ledger, attempt),
+            reason=outcome.reason,
+            end_step=outcome.step,
+            extra={"saved_step": self.directory.saved_step},
+        )
+        if this.start_step is None:
+            this = replace(this, start_step=self.directory.saved_step)
+        return decide(
+            [*earlier, this],
+            self.cluster.requeue,
+            in_allocation=self._in_allocation,
+            suspects=self._suspects(outcome),
+            said_so=outcome.suspect_rank is not None,
+            spares=self.allocation.spares,
+        )
+
+    def _as_possible(self, verdict: Verdict) -> Verdict:
+        """A requeue must come after all is written down: what follows has to be known before."""
+        if verdict.action is not Action.REQUEUE or self.job_id is None:
+            return verdict
+        try:
+            record = self.slurm.show(self.job_id)
+        except SchedulerError:
+            return verdict
+        if record is None or record.requeue is not False:
+            return verdict
+        why = f"{verdict.why}, by way of a new job, since SLURM may not requeue this one"
+        return replace(verdict, action=Action.RESUBMIT, why=why)
+
+    def _suspects(self, outcome: Outcome) -> tuple[str, ...]:
+        per_node = self.resources.processes_per_node
+        if outcome.suspect_rank is not None:
+            # by SLURM's name: the host's own may be another one, and nothing to exclude
+            return (self.allocation.step_nodes[outcome.suspect_rank // per_node],)
+        return outcome.suspects or self.allocation.of_ranks(outcome.silent_ranks, per_node)
+
+    def _leave(self, verdict: Verdict, outcome: Outcome) -> int:
+        if verdict.action is Action.END and (outcome.reason is Reason.COMPLETED or not self._requeue_asked):
+            return outcome.exit_code
+        try:
+            if verdict.action is Action.END:
+                assert self.job_id is not None
+                self.slurm.cancel(self.job_id)
+                return outcome.exit_code
+            if verdict.action is not Action.REQUEUE or not self._requeued():
+                log.info("the run goes on in job %s", self._resubmit(verdict.exclude))
+        except HpctrainError as error:
+            log.warning("the run could not go on by itself (%s); to go on: %s", error, resume_command(self.directory))
+        return ExitCode.INTERRUPTED
+
+    def _requeued(self) -> bool:
+        assert self.job_id is not None
+        with self._lock:
+            if self._requeue_asked:
+                return True
+            try:
+                requeue(self.slurm, self.job_id, restarts=self.restarts, patience_s=self.silence_s)
+            except SchedulerError as error:
+                log.info("job %s can't be requeued: %s", self.job_id, error)
+                return False
+            self._requeue_asked = True
+            log.info("job %s is requeued", self.job_id)
+            return True
+
+    def _resubmit(self, exclude: tuple[str, ...]) -> str:
+        from hpctrain.launch.slurm import submit
+
+        earlier = [node for attempt in self.ledger.attempts() for node in attempt.extra.get("exclude", ())]
+        nodes = ",".join(filter(None, dict.fromkeys((self.cluster.exclude, *earlier, *exclude))))
+        config = replace(self.config, cluster=replace(self.cluster, exclude=nodes or None))
+        (job_id,) = submit([config], [self.directory], self.directory)
+        return job_id

@@ -1,0 +1,246 @@
+"""Checkpoints as they lie on disk: manifests and checksums, read without torch.
+
+The format is in docs/reference/checkpoint_format.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from hpctrain.errors import CheckpointDamagedError
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.score import Score, score_of
+
+FORMAT_VERSION = 1
+ALGORITHM = "xxh3_128"
+MANIFEST = "manifest.json"
+_CHUNK_BYTES = 1 << 20
+_READERS = 4
+_FIELDS: Mapping[str, type | tuple[type, ...]] = {
+    "format_version": int,
+    "algorithm": str,
+    "step": int,
+    "samples_seen": int,
+    "world_size": int,
+    "config_digest": str,
+    "weights_digest": str,
+    "time": (int, float),
+    "files": dict,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointInfo:
+    """One published checkpoint; what only a readable manifest tells is None without one.
+
+    Attributes:
+        step: completed steps, from the directory's name.
+        path: its directory.
+        intact: complete, and checksums match; without verification: complete, and sizes match.
+        problem: why it isn't intact, or empty.
+        bytes: of its files.
+        samples_seen: over all ranks, since the start of the run.
+        world_size: of the attempt that wrote it.
+        weights_digest: SHA-256 over the model's named tensors.
+        time: when it was written, epoch seconds.
+        config_digest: of the configuration that it was written under.
+        score: of the evaluation of its step; None where there was none.
+    """
+
+    step: int
+    path: Path
+    intact: bool
+    problem: str
+    bytes: int
+    samples_seen: int | None = None
+    world_size: int | None = None
+    weights_digest: str | None = None
+    time: float | None = None
+    config_digest: str | None = None
+    score: Score | None = None
+
+
+def encode_manifest(record: Mapping[str, Any]) -> bytes:
+    """The bytes of a manifest: the record, and a checksum over it in its canonical form."""
+    return (json.dumps({**record, "checksum": _record_checksum(record)}, indent=2) + "\n").encode()
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of the checkpoint at ``path``, without its own checksum.
+
+    Raises:
+        CheckpointDamagedError: it is missing, damaged, or of a format that this version can't read; the text names
+            the problem alone.
+    """
+    file = path / MANIFEST
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointDamagedError(f"{MANIFEST} is missing" if path.is_dir() else "no such directory") from None
+    except OSError as error:
+        raise CheckpointDamagedError(f"{MANIFEST} can't be read: {error.strerror}") from error
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError):
+        raise CheckpointDamagedError(f"{MANIFEST} is no JSON: damaged or cut off") from None
+    checksum = record.pop("checksum", None) if isinstance(record, dict) else None
+    if checksum != _record_checksum(record) or data != encode_manifest(record):
+        raise CheckpointDamagedError(f"{MANIFEST} doesn't match its own checksum")
+    version = record.get("format_version")
+    if version != FORMAT_VERSION or record.get("algorithm") != ALGORITHM:
+        raise CheckpointDamagedError(
+            f"its format is version {version} with {record.get('algorithm')} checksums; "
+            f"this hpctrain reads version {FORMAT_VERSION} with {ALGORITHM}"
+        )
+    if not all(isinstance(record.get(name), kind) for name, kind in _FIELDS.items()) or any(
+        "/" in name for name in record["files"]
+    ):
+        raise CheckpointDamagedError(f"{MANIFEST} lacks fields of the format")
+    return dict(record)
+
+
+def verify(path: Path) -> str:
+    """Read the whole checkpoint at ``path`` and compare it with its manifest.
+
+    Returns:
+        The problem, in words; empty where it is intact.
+    """
+    try:
+        files = read_manifest(path)["files"]
+    except CheckpointDamagedError as error:
+        return str(error)
+    if problem := _wrong_sizes(path, files):
+        return problem
+    with ThreadPoolExecutor(min(_READERS, len(files)) or 1) as readers:
+        found = list(readers.map(lambda name: _wrong_checksum(path / name, files[name]["checksum"]), files))
+    return "; ".join(filter(None, found))
+
+
+def describe(path: Path, step: int, *, check: Callable[[Path], str] | None = verify) -> CheckpointInfo:
+    """What is known of the checkpoint of ``step`` at ``path``.
+
+    Args:
+        path: its directory.
+        step: the one that its name tells.
+        check: gives the problem of a directory or an empty string; None looks at names and sizes alone.
+    """
+    try:
+        manifest = read_manifest(path)
+    except CheckpointDamagedError as error:
+        return CheckpointInfo(step=step, path=path, intact=False, problem=str(error), bytes=_size_on_disk(path))
+    if manifest["step"] != step:
+        problem = f"{MANIFEST} belongs to step {manifest['step']}"
+    else:
+        problem = check(path) if check else _wrong_sizes(path, manifest["files"])
+    return CheckpointInfo(
+        step=step,
+        path=path,
+        intact=not problem,
+        problem=problem,
+        bytes=_size_on_disk(path),
+        samples_seen=manifest["samples_seen"],
+        world_size=manifest["world_size"],
+        weights_digest=manifest["weights_digest"],
+        time=manifest["time"],
+        config_digest=manifest["config_digest"],
+        score=score_of(manifest.get("score")),
+    )
+
+
+# `verify` names a parameter in two functions below, as their contract has it
+_read_and_compare = verify
+
+
+def list_checkpoints(directory: RunDirectory, *, verify: bool = True) -> list[CheckpointInfo]:
+    """All published checkpoints of a run, oldest first.
+
+    Args:
+        directory: of the run.
+        verify: read every byte and compare checksums; False looks at names and sizes alone.
+    """
+    check = _read_and_compare if verify else None
+    found = [describe(directory.checkpoint(step), step, check=check) for step in directory.checkpoint_steps()]
+    return [info for info in found if info.intact or _still_there(info)]
+
+
+def newest_intact(directory: RunDirectory) -> tuple[CheckpointInfo | None, list[CheckpointInfo]]:
+    """The newest checkpoint of a run that is intact, and the newer ones that are not, newest first.
+
+    Reads no further back than it must. None where no checkpoint is intact.
+    """
+    damaged: list[CheckpointInfo] = []
+    for step in reversed(directory.checkpoint_steps()):
+        info = describe(directory.checkpoint(step), step)
+        if info.intact:
+            return info, damaged
+        if _still_there(info):
+            damaged.append(info)
+    return None, damaged
+
+
+def file_checksum(path: Path) -> str:
+    """The checksum of a file's bytes, read once in chunks; in hexadecimal."""
+    digest = xxhash.xxh3_128()
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+    return digest.hexdigest()
+
+
+def _still_there(info: CheckpointInfo) -> bool:
+    """Whether a problem is one: a checkpoint that the running attempt removed meanwhile has none."""
+    return os.path.lexists(info.path)
+
+
+def _record_checksum(record: object) -> str:
+    canonical = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    return xxhash.xxh3_128(canonical.encode()).hexdigest()
+
+
+def _wrong_sizes(path: Path, files: Mapping[str, Any]) -> str:
+    problems = []
+    for name, entry in files.items():
+        try:
+            found = (path / name).stat()
+        except OSError as error:
+            missing = error.errno == errno.ENOENT
+            problems.append(f"{name} is missing" if missing else f"{name} can't be read: {error.strerror}")
+            continue
+        if not stat.S_ISREG(found.st_mode):
+            problems.append(f"{name} is no regular file")
+        elif found.st_size != entry["bytes"]:
+            problems.append(f"{name} has {found.st_size} bytes instead of {entry['bytes']}")
+    return "; ".join(problems)
+
+
+def _wrong_checksum(file: Path, expected: str) -> str:
+    try:
+        found = file_checksum(file)
+    except OSError as error:
+        return f"{file.name} can't be read: {error.strerror}"
+    return (
+        "" if found == expected else f"{file.name} doesn't match its checksum ({ALGORITHM} {expected}, found {found})"
+    )
+
+
+def _size_on_disk(path: Path) -> int:
+    total = 0
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_file(follow_symlinks=False):
+                    total += entry.stat(follow_symlinks=False).st_size
+    except OSError:
+        return total
+    return total

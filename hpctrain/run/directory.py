@@ -1,0 +1,161 @@
+"""The run directory: the only place that spells its paths."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.errors import RunDirectoryError
+from hpctrain.files import append_json_line, fsync_directory, read_json_lines
+
+STEP_DIGITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Paths of one run; holds no open files and reads nothing by itself.
+
+    Args:
+        path: the directory, absolute.
+    """
+
+    path: Path
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str]) -> RunDirectory:
+        """The run directory at ``path``, made absolute; it need not exist."""
+        return cls(Path(os.path.abspath(path)))  # noqa: PTH100 - resolve() would follow a link that the user wants kept
+
+    @classmethod
+    def existing(cls, path: str | os.PathLike[str]) -> RunDirectory:
+        """The run directory at ``path``.
+
+        Raises:
+            RunDirectoryError: nothing is there, or it is no run directory.
+        """
+        directory = cls.at(path)
+        if not directory.config.is_file():
+            found = "it has no config.yaml" if directory.path.is_dir() else "there is no such directory"
+            raise RunDirectoryError(
+                f"{path} is not a run directory: {found}; `python -m hpctrain status` lists the runs under runs/"
+            )
+        return directory
+
+    @property
+    def as_typed(self) -> str:
+        """The path as a shell takes it, for commands that a user is told to type."""
+        return shlex.quote(str(self.path))
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @property
+    def manifest(self) -> Path:
+        """Command, git commit and diff, versions, host."""
+        return self.path / "manifest.json"
+
+    @property
+    def attempts(self) -> Path:
+        """The ledger: one start and one end record per attempt."""
+        return self.path / "attempts.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        """One record per logged step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def jobs(self) -> Path:
+        """One record per submission to a scheduler."""
+        return self.path / "jobs.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """One directory per checkpoint."""
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard's event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def logs(self) -> Path:
+        """What ranks and batch scripts printed."""
+        return self.path / "logs"
+
+    @property
+    def claims(self) -> Path:
+        """One directory per attempt: making it claims the run, and it keeps the exit records of the ranks."""
+        return self.path / "attempts"
+
+    def claim(self, attempt: int) -> Path:
+        """The claim of one attempt, counted from 1."""
+        return self.claims / f"{attempt:04d}"
+
+    def checkpoint(self, step: int) -> Path:
+        """The directory of the checkpoint of ``step``."""
+        return self.checkpoints / f"step_{step:0{STEP_DIGITS}d}"
+
+    def rank_log(self, rank: int) -> Path:
+        """What one rank printed, over all attempts."""
+        return self.logs / f"rank_{rank}.log"
+
+    def sample_log(self, rank: int) -> Path:
+        """The samples that one rank took, step by step; where the configuration asks for it."""
+        return self.logs / f"samples_{rank}.jsonl"
+
+    def trace(self, rank: int) -> Path:
+        """The trace of `trainer.profile`, for Perfetto and TensorBoard's profiler plugin."""
+        return self.path / "profile" / f"rank_{rank}.pt.trace.json"
+
+    def stacks(self, attempt: int, rank: int) -> Path:
+        """The Python stacks of one rank: those that the watchdog wrote, and those that were asked for."""
+        return self.logs / f"stacks_{attempt}_{rank}.txt"
+
+    def stacks_request(self, attempt: int) -> Path:
+        """Where the ranks of an attempt look for requests for their stacks."""
+        return self.claim(attempt) / "stacks_requested"
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps of the published checkpoints, oldest first; intact or not."""
+        pattern = re.compile(rf"step_(\d{{{STEP_DIGITS},}})")
+        if not self.checkpoints.is_dir():
+            return []
+        matches = (pattern.fullmatch(entry.name) for entry in self.checkpoints.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
+
+    @property
+    def saved_step(self) -> int:
+        """The newest published checkpoint's step, intact or not; 0 without one."""
+        return max(self.checkpoint_steps(), default=0)
+
+    def create(self, mode: int) -> None:
+        """Make the directory and the folders in it; parents follow the umask, the run itself gets ``mode``.
+
+        Raises:
+            RunDirectoryError: it can't be made there.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.chmod(mode)
+            for folder in (self.logs, self.claims, self.checkpoints):
+                folder.mkdir(exist_ok=True)
+            fsync_directory(self.path)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"run_dir={self.path}: can't be made ({error.strerror}); choose a folder that you may write to"
+            ) from error
+
+    def record_job(self, record: dict[str, object]) -> None:
+        """Note one submission: ``job_id``, ``time`` (epoch seconds), ``log`` (the batch script's)."""
+        append_json_line(self.jobs, record, durable=True)
+
+    def job_records(self) -> list[dict[str, object]]:
+        """The submissions, oldest first."""
+        return list(read_json_lines(self.jobs))

@@ -1,0 +1,76 @@
+"""What each rank leaves when it ends, so that nobody has to trust an exit code that passed through a launcher."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hpctrain.files import write_json
+from hpctrain.run.ledger import Reason
+from hpctrain.run.room import with_room
+
+ORDERLY = (Reason.COMPLETED, Reason.INTERRUPTED, Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.CANCELLED)
+"""Ends that a rank reached in good order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitRecord:
+    """The end of one rank.
+
+    Attributes:
+        rank: its global rank.
+        host: the name of its machine.
+        reason: why it ended.
+        step: the last step that it completed.
+        message: one line: the error, or empty.
+        traceback: the formatted traceback, or empty.
+        blames_peer: the error only says that another rank went away; look for the cause elsewhere first.
+        time: epoch seconds.
+    """
+
+    rank: int
+    host: str
+    reason: Reason
+    step: int
+    message: str = ""
+    traceback: str = ""
+    blames_peer: bool = False
+    time: float = 0.0
+
+    def write(self, claim: Path) -> None:
+        """Leave the record in the attempt's claim.
+
+        Raises:
+            OSError: the file system refuses, and it isn't for want of room.
+        """
+        with_room(claim, lambda: write_json(claim / f"rank_{self.rank}.json", asdict(self)))
+
+
+def read_exit_records(claim: Path) -> dict[int, ExitRecord]:
+    """The exit records of an attempt by rank; what is unreadable counts as absent."""
+    records: dict[int, ExitRecord] = {}
+    for path in claim.glob("rank_*.json"):
+        try:
+            fields: dict[str, Any] = json.loads(path.read_bytes())
+            record = ExitRecord(**{**fields, "reason": Reason(fields["reason"])})
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+        records[record.rank] = record
+    return records
+
+
+def first_cause(records: Mapping[int, ExitRecord]) -> ExitRecord | None:
+    """The record that tells what went wrong: the earliest failure that doesn't blame a peer, else the earliest.
+
+    Where all blame a peer, a rank that hangs comes before those that lost it when it ended itself. None where no rank
+    recorded a failure.
+    """
+    wrong = [record for record in records.values() if record.reason not in ORDERLY]
+    return min(
+        wrong,
+        key=lambda record: (record.blames_peer, record.blames_peer and record.reason is not Reason.HANG, record.time),
+        default=None,
+    )

@@ -1,0 +1,231 @@
+"""The ledger of a run: who owns it, and what became of each attempt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from hpctrain.errors import ExitCode, RunDirectoryError, SupersededError
+from hpctrain.files import append_json_line, fsync_directory, read_json_lines
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.room import give_room, keep_room, with_room
+from hpctrain.run.times import read_times
+
+BETWEEN_MARK_AND_RECORD_S = 1.0
+"""Seconds that a busy machine may take from an end's mark, which decides who is believed, to its record."""
+
+
+class Reason(StrEnum):
+    """Why an attempt ended."""
+
+    COMPLETED = "completed"
+    PREEMPTED = "preempted"
+    TIME_LIMIT = "time_limit"
+    NODE_FAILURE = "node_failure"
+    INFRASTRUCTURE = "infrastructure"
+    HANG = "hang"
+    FAILED = "failed"
+    OUT_OF_MEMORY = "out_of_memory"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+    STALLED = "stalled"
+
+
+EXIT_CODES = {
+    Reason.COMPLETED: ExitCode.FINISHED,
+    Reason.CANCELLED: ExitCode.CANCELLED,
+    Reason.INTERRUPTED: ExitCode.INTERRUPTED,
+    Reason.PREEMPTED: ExitCode.INTERRUPTED,
+    Reason.TIME_LIMIT: ExitCode.INTERRUPTED,
+    Reason.NODE_FAILURE: ExitCode.INTERRUPTED,
+}
+"""Every other reason is a failure."""
+
+
+def exit_code(reason: Reason) -> ExitCode:
+    """What a rank, a batch script and a waiting command end with for this reason."""
+    return EXIT_CODES.get(reason, ExitCode.FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One attempt as the ledger tells it; times are epoch seconds, None where it was never written."""
+
+    attempt: int
+    job_id: str | None = None
+    nodes: tuple[str, ...] = ()
+    world_size: int | None = None
+    start_step: int | None = None
+    start_time: float | None = None
+    reason: Reason | None = None
+    end_step: int | None = None
+    end_time: float | None = None
+    detail: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def open(self) -> bool:
+        """No end was recorded: it is running, or died without a word."""
+        return self.reason is None
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Attempts of one run, in ``attempts.jsonl`` and the claims beside it.
+
+    An attempt owns the run from the moment it made its claim, a directory named by its number, until a later claim is
+    there: `mkdir` is atomic, on a shared file system too. Whoever publishes asks `require_ownership` first.
+    """
+
+    directory: RunDirectory
+    clock: Callable[[], float] = time.time
+
+    def attempts(self) -> list[Attempt]:
+        """All attempts, oldest first; the first end of an attempt counts."""
+        found: dict[int, dict[str, Any]] = {}
+        for record in read_json_lines(self.directory.attempts):
+            number = record.get("attempt")
+            if not isinstance(number, int):
+                continue
+            fields = found.setdefault(number, {})
+            if record.get("event") == "start" and "start_time" not in fields:
+                fields |= {
+                    "job_id": record.get("job_id"),
+                    "nodes": tuple(record.get("nodes", ())),
+                    "world_size": record.get("world_size"),
+                    "start_step": record.get("step"),
+                    "start_time": record.get("time"),
+                }
+                known = {"event", "attempt", "job_id", "nodes", "world_size", "step", "time"}
+                fields["extra"] = {**_beyond(record, known), **fields.get("extra", {})}
+            elif record.get("event") == "end" and "reason" not in fields:
+                reason, detail = _reason(record)
+                fields |= {
+                    "reason": reason,
+                    "end_step": record.get("step"),
+                    "end_time": record.get("time"),
+                    "detail": detail,
+                }
+                known = {"event", "attempt", "reason", "step", "time", "detail"}
+                fields["extra"] = {**fields.get("extra", {}), **_beyond(record, known)}
+        return [Attempt(attempt=number, **fields) for number, fields in sorted(found.items())]
+
+    def last_claim(self) -> int:
+        """The number of the newest claim; 0 before the first attempt."""
+        try:
+            names = [entry.name for entry in self.directory.claims.iterdir()]
+        except FileNotFoundError:
+            return 0
+        return max((int(name) for name in names if name.isdecimal()), default=0)
+
+    def claim(self) -> int:
+        """Take the run for a new attempt.
+
+        Returns:
+            The attempt's number, counted from 1.
+
+        Raises:
+            RunDirectoryError: the run directory is gone or can't be written.
+        """
+        number = self.last_claim()
+        while True:
+            number += 1
+            try:
+                self.directory.claim(number).mkdir()
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise RunDirectoryError(
+                    f"{self.directory.path}: a new attempt can't be claimed ({error.strerror}); "
+                    "see that the run directory is there and can be written"
+                ) from error
+            fsync_directory(self.directory.claims)
+            keep_room(self.directory.claim(number))
+            return number
+
+    def owns(self, attempt: int) -> bool:
+        """Whether no later attempt claimed the run."""
+        return not self.directory.claim(attempt + 1).exists()
+
+    def require_ownership(self, attempt: int) -> None:
+        """Stop a superseded attempt before it writes.
+
+        Raises:
+            SupersededError: a later attempt owns the run.
+        """
+        if not self.owns(attempt):
+            raise SupersededError(
+                f"attempt {attempt} of {self.directory.path} was superseded by attempt {self.last_claim()}: "
+                "it stops here and writes nothing more"
+            )
+
+    def start(
+        self, attempt: int, *, job_id: str | None, nodes: Sequence[str], world_size: int, step: int, **extra: object
+    ) -> None:
+        """Record that the ranks of an attempt begin at ``step``."""
+        append_json_line(
+            self.directory.attempts,
+            {
+                "event": "start",
+                "attempt": attempt,
+                "job_id": job_id,
+                "nodes": list(nodes),
+                "world_size": world_size,
+                "step": step,
+                "time": self.clock(),
+                **extra,
+            },
+            durable=True,
+        )
+
+    def end(self, attempt: int, *, reason: Reason, step: int, detail: str = "", **extra: object) -> bool:
+        """Record why an attempt ended, with the times that it left; whoever comes first is believed.
+
+        Returns:
+            Whether this call wrote the record.
+
+        Raises:
+            OSError: the file system refuses, and it isn't for want of room.
+        """
+        claim = self.directory.claim(attempt)
+        record = {"event": "end", "attempt": attempt, "reason": reason.value, "step": step, "time": self.clock()}
+        if detail:
+            record["detail"] = detail
+        written = with_room(claim, lambda: self._end(attempt, {**record, **read_times(claim), **extra}))
+        give_room(claim)
+        return written
+
+    def _end(self, attempt: int, record: dict[str, Any]) -> bool:
+        try:
+            (self.directory.claim(attempt) / "ended").open("x").close()
+        except FileExistsError:
+            if self._is_closed_soon(attempt):
+                return False
+            # Whoever made the marker died, or met a full disk, before the record was written.
+        append_json_line(self.directory.attempts, record, durable=True)
+        return True
+
+    def _is_closed_soon(self, attempt: int) -> bool:
+        """Whether the record is there, or comes: of two that close an attempt the first may be about to write it."""
+        deadline = time.monotonic() + BETWEEN_MARK_AND_RECORD_S
+        while not any(known.attempt == attempt and not known.open for known in self.attempts()):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
+
+
+def _reason(record: dict[str, Any]) -> tuple[Reason, str]:
+    """Reason and detail of an end; a reason that only a later hpctrain knows says of itself no more than that."""
+    reason, detail = record.get("reason"), str(record.get("detail", ""))
+    try:
+        return Reason(str(reason)), detail
+    except ValueError:
+        return Reason.INTERRUPTED, "; ".join(filter(None, [f"reason {reason!r}, unknown to this hpctrain", detail]))
+
+
+def _beyond(record: dict[str, Any], known: set[str]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key not in known}

@@ -1,0 +1,69 @@
+"""Where a run comes from: command, source, versions, host. Never the environment, which may hold secrets."""
+
+from __future__ import annotations
+
+import getpass
+import importlib.metadata
+import platform
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import hpctrain
+
+PACKAGES = ("torch", "submitit", "hydra-core", "omegaconf", "tensorboard", "numpy")
+LARGEST_DIFF_BYTES = 1_000_000
+GIT_TIMEOUT_S = 5.0
+
+
+def manifest(command: Sequence[str], folder: Path) -> dict[str, Any]:
+    """What ``manifest.json`` holds.
+
+    Args:
+        command: the words that were typed.
+        folder: where they were typed; its git repository is described.
+    """
+    return {
+        "command": shlex.join(command),
+        "folder": str(folder),
+        "time": time.time(),
+        "user": getpass.getuser(),
+        "host": socket.gethostname(),
+        "git": _git_state(folder),
+        "versions": {"hpctrain": hpctrain.__version__, "python": platform.python_version(), **_versions()},
+        "executable": sys.executable,
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _git_state(folder: Path) -> dict[str, Any] | None:
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    diff = _git(folder, "diff", "HEAD") or ""
+    too_large = len(diff) > LARGEST_DIFF_BYTES
+    return {"commit": commit.strip(), "diff": "" if too_large else diff, "diff_left_out": too_large}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, timeout=GIT_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace")

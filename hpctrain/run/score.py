@@ -1,0 +1,63 @@
+"""What a checkpoint is judged by: one metric of the evaluation of its step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MODES = ("min", "max")
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A metric's value.
+
+    Attributes:
+        name: of the metric, as the task's `evaluate` calls it.
+        mode: `min` or `max`: which values are better.
+        value: finite.
+    """
+
+    name: str
+    mode: str
+    value: float
+
+    def __post_init__(self) -> None:
+        assert self.mode in MODES
+        assert math.isfinite(self.value)
+
+    @property
+    def loss(self) -> float:
+        """Less is better."""
+        return self.value if self.mode == "min" else -self.value
+
+    def record(self) -> dict[str, Any]:
+        """As plain values, for a manifest."""
+        return asdict(self)
+
+
+def score_of(record: object) -> Score | None:
+    """The score in a manifest; None for what is none."""
+    if not isinstance(record, dict) or record.keys() != {"name", "mode", "value"}:
+        return None
+    name, mode, value = record["name"], record["mode"], record["value"]
+    if mode not in MODES or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return Score(str(name), mode, float(value))
+
+
+def best_steps(scores: Mapping[int, Score | None], count: int) -> list[int]:
+    """The steps with the best scores, best first; of equal ones the earlier.
+
+    Args:
+        scores: by step. The newest one says which metric counts: a run may have been judged by another before.
+        count: at most so many.
+    """
+    known = {step: score for step, score in scores.items() if score is not None}
+    if not known:
+        return []
+    newest = known[max(known)]
+    alike = [step for step, score in known.items() if (score.name, score.mode) == (newest.name, newest.mode)]
+    return sorted(alike, key=lambda step: (known[step].loss, step))[:count]

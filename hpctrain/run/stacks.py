@@ -1,0 +1,76 @@
+"""Stacks on demand: who wants them leaves a request in the attempt's claim, the ranks answer into the run's logs.
+
+It needs a file system that all sides see, and neither a signal nor a connection to the nodes.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from hpctrain.errors import RunDirectoryError
+from hpctrain.files import write_atomic
+
+
+def ask(request: Path) -> str:
+    """Ask the ranks of an attempt for their stacks.
+
+    Args:
+        request: `RunDirectory.stacks_request` of the attempt.
+
+    Returns:
+        The token that will mark the answers.
+
+    Raises:
+        RunDirectoryError: the request can't be written.
+    """
+    token = secrets.token_hex(4)
+    try:
+        write_atomic(request, token, durable=False)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{request}: can't be written ({error.strerror}); who asks must be allowed to write into the run directory"
+        ) from error
+    return token
+
+
+class Requests:
+    """The requests that reach one attempt, as a rank sees them; a look that finds nothing new costs one stat.
+
+    Args:
+        path: where they are left.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+
+    def new(self) -> str | None:
+        """The token of a request that this rank hasn't seen yet."""
+        try:
+            found = self._path.stat()
+            if (found.st_ino, found.st_mtime_ns) == self._seen:
+                return None
+            token = self._path.read_text()
+        except OSError:
+            return None
+        self._seen = (found.st_ino, found.st_mtime_ns)
+        return token
+
+
+def framed(head: str, token: str) -> tuple[str, str]:
+    """The lines around an answer, by which it is found again and known to be complete."""
+    return f"==== {head} [{token}]\n", f"==== end [{token}]\n"
+
+
+def answer(path: Path, token: str) -> str | None:
+    """What a rank answered to a request; None as long as it isn't there, or not to its end."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return None
+    begin = text.find(f" [{token}]\n")
+    end = text.find(f"==== end [{token}]\n")
+    if begin < 0 or end < begin:
+        return None
+    return text[text.rfind("====", 0, begin) : end]

@@ -1,0 +1,99 @@
+"""SLURM's reasons for a wait, in plain words.
+
+Source: `job_state_reason.c` of SLURM 26.05, and squeue(1), "JOB REASON CODES".
+"""
+
+from __future__ import annotations
+
+import re
+
+_HELD = "`scontrol release` lets it go"
+_PLAIN = {
+    "Resources": "it waits for nodes to become free; fewer nodes or a shorter time limit may start earlier",
+    "Priority": "jobs with a higher priority are before it; a shorter time limit may fit into a gap",
+    "Dependency": "it waits for another job to end",
+    "DependencyNeverSatisfied": "the job that it waits for ended otherwise, so it will never start: cancel it",
+    "BeginTime": "its earliest start lies ahead; after a requeue SLURM waits for about two minutes",
+    "JobArrayTaskLimit": "as many tasks of its array run as cluster.max_parallel_runs allows",
+    "JobHeldUser": f"its user holds it; {_HELD}",
+    "JobHeldAdmin": "an administrator holds it; ask them",
+    "JobHoldMaxRequeue": f"SLURM requeued it too often and holds it; {_HELD}",
+    "PartitionTimeLimit": "it asks for more time than the partition allows; lower cluster.time_limit_min or change "
+    "cluster.partition",
+    "PartitionNodeLimit": "it asks for more or fewer nodes than the partition has; change nodes or cluster.partition",
+    "PartitionDown": "the partition takes jobs but starts none now; wait, or change cluster.partition",
+    "PartitionInactive": "the partition is inactive; change cluster.partition",
+    "PartitionConfig": "what it asks for doesn't fit the partition; change cluster.partition or ask for less",
+    "ReqNodeNotAvail": "a node that it needs is down, drained, reserved or kept for maintenance that begins before its "
+    "time limit is over; shorten cluster.time_limit_min, or ask for other nodes",
+    "NodeDown": "a node that it needs is down",
+    "BadConstraints": "no node has what it asks for, so it will never start; change cluster.constraint or ask for less",
+    "Reservation": "its reservation hasn't begun, or is full",
+    "ReservationDeleted": "its reservation is gone, so it will never start: cancel it",
+    "Licenses": "it waits for a license",
+    "InvalidAccount": "its account doesn't exist or isn't yours; change cluster.account",
+    "AccountNotAllowed": "the partition doesn't admit its account; change cluster.account or cluster.partition",
+    "InvalidQOS": "its quality of service doesn't exist or isn't yours; change cluster.qos",
+    "QOSNotAllowed": "its account or partition doesn't admit its quality of service; change cluster.qos",
+    "QOSUsageThreshold": "its account has used too much for this quality of service; change cluster.qos",
+    "SchedDefer": "SLURM starts nothing at the moment of submission; it will be looked at soon",
+    "Prolog": "its nodes are being prepared",
+    "Cleaning": "it was requeued, and its last nodes are being cleaned",
+    "NodeConfig": "its nodes are booting",
+    "JobLaunchFailure": f"SLURM couldn't start it, and may hold it; look at its log; {_HELD}",
+    "launch_failed_requeued_held": f"SLURM couldn't start it and holds it; look at its log; {_HELD}",
+    "MaxMemPerLimit": "it asks for more memory than the partition allows; lower cluster.memory_gb",
+    "SystemFailure": "SLURM itself, a file system or the network failed",
+}
+_LIMIT = re.compile(r"(QOS|Assoc)(?:iation)?(Grp|Max|Min|)(.+?)(Per[A-Z][a-z]+)?(?:Limit|NotSatisfied)?")
+_RESOURCES = (
+    ("Submit", "many submitted jobs"),
+    ("SubJob", "many submitted jobs"),
+    ("Job", "many running jobs"),
+    ("Wall", "much time"),
+    ("Time", "much time"),
+    ("Node", "many nodes"),
+    ("Mem", "much memory"),
+    ("GRES", "many GPUs"),
+    ("CPU", "many CPU cores"),
+)
+
+
+def explain_pending(reason: str) -> str:
+    """Why a job waits and what may be done, in one line.
+
+    Args:
+        reason: SLURM's word, such as `Resources`, or `ReqNodeNotAvail, UnavailableNodes:n[1-2]`.
+    """
+    word, _, detail = reason.strip().strip("()").partition(",")
+    word, detail = word.strip(), detail.strip(" _")
+    if not word or word == "None":
+        return "SLURM hasn't looked at it yet"
+    text = _PLAIN.get(word) or _explain_limit(word)
+    if text is None:
+        return f"SLURM says {reason.strip()}"
+    return f"{text} ({', '.join(part for part in (word, detail) if part)})"
+
+
+def _explain_limit(word: str) -> str | None:
+    """Of a quality of service or an account, such as `QOSMaxJobsPerUserLimit` and `AssocGrpCPUMinutesLimit`."""
+    found = _LIMIT.fullmatch(word)
+    if found is None:
+        return None
+    whose, bound, thing, per = found.groups()
+    what, key = ("quality of service", "cluster.qos") if whose == "QOS" else ("account", "cluster.account")
+    much = next((plain for part, plain in _RESOURCES if part.lower() in thing.lower()), "much")
+    plain = much.partition(" ")[2] or "resources"
+    if bound == "Min":
+        return f"it asks for fewer {plain} than its {what} demands; ask for more, or change {key}"
+    time = " times time" if "Minutes" in thing or "Mins" in thing else ""
+    if time and per is None:
+        if "Run" in thing:
+            return (
+                f"{plain} times remaining time of the running jobs is at the bound of its {what}; wait, or change {key}"
+            )
+        return f"its {what} has used up its budget of {plain}{time}; wait, or change {key}"
+    if per in {"PerJob", "PerNode"}:
+        return f"it asks for more {plain}{time} than its {what} allows to one job; ask for less, or change {key}"
+    jobs = "your jobs" if per or bound == "Max" else "the jobs of all users together"
+    return f"{jobs} have as {much} as its {what} allows; it starts when some end, or change {key}"

@@ -1,0 +1,97 @@
+"""The values in SLURM's answers."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+from hpctrain.cluster import nodelist
+from hpctrain.errors import ClusterEnvironmentError, SchedulerError
+
+_NOTHING = frozenset({"", "(null)", "None", "NONE", "N/A", "n/a", "Unknown", "None assigned", "NOT_SET"})
+_NO_LIMIT = frozenset({"UNLIMITED", "INVALID", "Partition_Limit"})
+_DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+_TASKS = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+_MOST_TASKS = 4_000_001  # SLURM's own bound on MaxArraySize
+
+
+def text(value: str) -> str:
+    """A word, empty where SLURM says in one of its ways that there is none."""
+    return "" if value.strip() in _NOTHING else value.strip()
+
+
+def number(value: str) -> int:
+    """A whole number.
+
+    Raises:
+        SchedulerError: it is none.
+    """
+    try:
+        return int(value)
+    except ValueError:
+        raise SchedulerError(f"expected a number in SLURM's answer, found {value!r}") from None
+
+
+def moment(value: str) -> int | None:
+    """Seconds since the epoch, from such a number or from `2026-01-31T12:00:00` in this machine's time zone."""
+    word = text(value)
+    if not word:
+        return None
+    if word.isdigit():
+        return int(word) or None
+    try:
+        return int(datetime.fromisoformat(word).timestamp())
+    except ValueError:
+        raise SchedulerError(f"expected a time in SLURM's answer, found {value!r}") from None
+
+
+def duration_s(value: str) -> int | None:
+    """Seconds, from `5:00` (minutes and seconds), `01:00:00` or `365-00:00:00`; None where there is no limit."""
+    word = text(value)
+    if not word or word in _NO_LIMIT:
+        return None
+    found = _DURATION.fullmatch(word)
+    if found is None:
+        raise SchedulerError(f"expected a time limit such as 1-00:00:00 in SLURM's answer, found {value!r}")
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def exit_code(value: str) -> tuple[int, int] | None:
+    """Exit code and signal, from `3:0`, or from the wait status (768) that squeue prints up to SLURM 22.05."""
+    word = text(value)
+    if not word:
+        return None
+    if ":" in word:
+        code, signal = word.split(":", 1)
+        return number(code), number(signal)
+    status = number(word)
+    return status >> 8 & 0xFF, status & 0x7F
+
+
+def nodes(value: str) -> tuple[str, ...]:
+    """The names of the nodes.
+
+    Raises:
+        SchedulerError: they can't be read.
+    """
+    word = text(value)
+    try:
+        return tuple(nodelist.expand(word)) if word else ()
+    except ClusterEnvironmentError as error:
+        raise SchedulerError(f"expected a node list in SLURM's answer, found {value!r}") from error
+
+
+def array_tasks(job_id: str) -> list[str]:
+    """The ids of the tasks that a row stands for: `12_[4-6%2]` for `12_4`, `12_5` and `12_6`; others for themselves."""
+    array, bracket, tasks = job_id.partition("_[")
+    if not bracket:
+        return [job_id]
+    ids: list[str] = []
+    for part in tasks.rstrip("]").split("%")[0].split(","):
+        found = _TASKS.fullmatch(part)
+        if found is None or int(found[2] or 0) > _MOST_TASKS:
+            raise SchedulerError(f"expected the tasks of a job array such as 12_[4-6%2], found {job_id!r}")
+        first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+        ids += (f"{array}_{task}" for task in range(first, last + 1, step))
+    return ids

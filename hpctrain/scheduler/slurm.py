@@ -1,0 +1,186 @@
+"""SLURM, asked through its commands."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+
+from hpctrain.errors import SchedulerError, SchedulerMissingError
+from hpctrain.scheduler import answers, fields, nodes
+from hpctrain.scheduler.command import UnknownJobError, run
+from hpctrain.scheduler.job import JobRecord
+
+_JOB_ID = re.compile(r"\d+(_\d+)?")
+
+
+class Slurm:
+    """The SLURM that this machine's commands reach, with or without accounting.
+
+    Job ids are what users type: `12`, or `12_3` for a task of an array. Every method raises `SchedulerMissingError`
+    where the command isn't installed or nothing answers it in time, and `SchedulerError` where SLURM refuses, or its
+    answer can't be read, or an id isn't one.
+
+    Args:
+        environ: environment variables for the commands, PATH among them; default: this process's.
+        timeout_s: how long one command may take.
+    """
+
+    def __init__(self, environ: Mapping[str, str] | None = None, timeout_s: float = 20.0) -> None:
+        self._environ = environ
+        self._timeout_s = timeout_s
+
+    def available(self) -> bool:
+        """Whether the commands are here and a controller answers them."""
+        try:
+            self._run("squeue", "--noheader", "--states=PENDING", "--Format=JobID", "--user=0")
+        except SchedulerError:
+            return False
+        return True
+
+    def show(self, job_id: str) -> JobRecord | None:
+        """All that SLURM knows about a job; None when it doesn't know it, or has forgotten it since (MinJobAge).
+
+        Of an array as a whole: that part of it that has the array's own number.
+        """
+        try:
+            records = answers.scontrol(self._run("scontrol", "show", "job", _checked(job_id)))
+        except UnknownJobError:
+            return None
+        chosen = [record for record in records if job_id in {record.job_id, str(record.number)}] or records
+        return chosen[0] if chosen else None
+
+    def queue(self, job_ids: Iterable[str]) -> dict[str, JobRecord]:
+        """What the controller remembers of many jobs, in one question; the finished ones too, for MinJobAge.
+
+        An array's id stands for all of its tasks. Unknown jobs are left out.
+        """
+        ids = _all_checked(job_ids)
+        if not ids:
+            return {}
+        options = ("--noheader", "--all", "--array", "--states=all", f"--Format={answers.SQUEUE_FORMAT}")
+        try:
+            answer = self._run("squeue", *options, f"--jobs={','.join(ids)}")
+        except UnknownJobError:
+            return {}
+        return {record.job_id: record for record in answers.squeue(answer)}
+
+    def accounting(self, job_ids: Iterable[str]) -> dict[str, JobRecord]:
+        """What the accounting database holds of many jobs, in one question; an array's id stands for all of its tasks.
+
+        It trails the controller by some seconds, in which a row can lack its name and time limit.
+
+        Raises:
+            SchedulerMissingError: also where there is no accounting.
+        """
+        ids = _all_checked(job_ids)
+        if not ids:
+            return {}
+        options = ("--noheader", "--parsable2", "--allocations", f"--delimiter={answers.FIELD_END}")
+        answer = self._run("sacct", *options, f"--format={answers.SACCT_FORMAT}", f"--jobs={','.join(ids)}")
+        return {
+            task: replace(record, job_id=task)
+            for record in answers.sacct(answer)
+            for task in fields.array_tasks(record.job_id)
+        }
+
+    def before_requeue(self, job_id: str) -> JobRecord | None:
+        """How a job ended the last time, before it was requeued; None where the accounting has no earlier end of it.
+
+        Raises:
+            SchedulerMissingError: also where there is no accounting.
+        """
+        options = ("--noheader", "--parsable2", "--allocations", "--duplicates", f"--delimiter={answers.FIELD_END}")
+        answer = self._run("sacct", *options, f"--format={answers.SACCT_FORMAT}", f"--jobs={_checked(job_id)}")
+        ended = [record for record in answers.sacct(answer) if record.state.is_finished]
+        return ended[-1] if ended else None
+
+    def find(self, job_ids: Collection[str]) -> dict[str, JobRecord | None]:
+        """Each job, from whichever of squeue, scontrol and sacct knows it; None for one that none of them knows.
+
+        Raises:
+            SchedulerMissingError: none of them answers.
+        """
+        wanted = list(dict.fromkeys(job_ids))
+        found: dict[str, JobRecord] = {}
+        silent: list[SchedulerMissingError] = []
+        ways: tuple[Callable[[list[str]], dict[str, JobRecord]], ...] = (self._remembered, self.accounting)
+        for ask in ways:
+            missing = [job_id for job_id in wanted if job_id not in found]
+            try:
+                found |= ask(missing)
+            except SchedulerMissingError as error:
+                silent.append(error)
+        if len(silent) == len(ways):
+            raise silent[0]
+        return {job_id: found.get(job_id) for job_id in wanted}
+
+    def failed_nodes(self, names: Collection[str], since: float) -> tuple[str, ...]:
+        """Which of these nodes are down, or were started again after `since` (epoch seconds)."""
+        if not names:
+            return ()
+        return nodes.failed(self._run("scontrol", "--oneliner", "show", "node", ",".join(names)), since)
+
+    def start_estimate(self, job_id: str) -> int | None:
+        """When SLURM expects a pending job to start, in seconds since the epoch; None when it doesn't foresee it."""
+        options = ("--noheader", "--all", "--array", "--start", "--format=%S")  # --start overrules a --Format
+        try:
+            answer = self._run("squeue", *options, f"--jobs={_checked(job_id)}")
+        except UnknownJobError:
+            return None
+        times = [fields.moment(value) for value in answer.splitlines()]
+        return min((time for time in times if time is not None), default=None)
+
+    def cancel(self, job_id: str) -> None:
+        """Take a job out of the queue, or end it; nothing happens to one that is over."""
+        try:
+            self._run("scancel", _checked(job_id))
+        except UnknownJobError:
+            return
+
+    def requeue(self, job_id: str) -> None:
+        """Put a running or finished job back into the queue under its id; a cancelled one comes back to life too.
+
+        An array's own id would requeue all of its tasks, the completed ones too: give the task's.
+
+        Raises:
+            SchedulerError: the job can't be requeued.
+        """
+        self._run("scontrol", "requeue", _checked(job_id))
+
+    def _remembered(self, job_ids: list[str]) -> dict[str, JobRecord]:
+        """What the controller remembers, by scontrol where squeue is missing."""
+        try:
+            found = self.queue(job_ids)
+        except SchedulerMissingError as error:
+            if not isinstance(
+                error.__cause__, OSError
+            ):  # a controller that doesn't answer squeue won't answer scontrol
+                raise
+            shown = {job_id: self.show(job_id) for job_id in job_ids}
+            return {job_id: record for job_id, record in shown.items() if record is not None}
+        return found | self._cancelled_in_queue([job_id for job_id in job_ids if job_id not in found])
+
+    def _cancelled_in_queue(self, tasks: list[str]) -> dict[str, JobRecord]:
+        """Tasks of arrays that were cancelled before they started: SLURM then remembers the array, but no task."""
+        arrays = {task: task.partition("_")[0] for task in tasks if "_" in task}
+        found = self.queue(sorted(set(arrays.values())))
+        return {
+            task: replace(found[array], job_id=task)
+            for task, array in arrays.items()
+            if array in found and found[array].state.is_finished
+        }
+
+    def _run(self, *arguments: str) -> str:
+        return run(arguments, os.environ if self._environ is None else self._environ, self._timeout_s)
+
+
+def _checked(job_id: str) -> str:
+    if not _JOB_ID.fullmatch(job_id):
+        raise SchedulerError(f"expected a job id such as 12 or 12_3, found {job_id!r}")
+    return job_id
+
+
+def _all_checked(job_ids: Iterable[str]) -> list[str]:
+    return [_checked(job_id) for job_id in dict.fromkeys(job_ids)]

@@ -1,0 +1,130 @@
+"""The text of the files that SLURM reads, as functions of the sandbox's record alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cgroups import Groups
+from home import CONTROLLER, Record
+from options import CPUS_PER_NODE, GPUS_PER_NODE, MEMORY_PER_NODE_MB
+
+DATABASE_PASSWORD = "sandbox"  # reachable from the controller's own network namespace only
+
+
+def hosts(record: Record, host_name: str) -> str:
+    """/etc/hosts of every machine of the sandbox."""
+    lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
+    lines += [f"{record.address(machine)} {machine}" for machine in [*record.options.node_names, CONTROLLER]]
+    if host_name not in {*record.options.node_names, CONTROLLER}:
+        lines.append(f"{record.address('host')} {host_name}")
+    return "\n".join(lines) + "\n"
+
+
+def slurm_conf(home: Path, record: Record, groups: Groups) -> str:
+    """slurm.conf: short timers, nodes that claim more than the machine has, and two partitions that preempt."""
+    options, mode = record.options, record.options.preempt_mode
+    lines = [
+        *_controller(home, record),
+        *_timers(record),
+        f"ProctrackType=proctrack/{'cgroup' if groups.version else 'linuxproc'}",
+        f"TaskPlugin=task/{'cgroup' if options.memory_limits else 'none'}",
+        f"JobAcctGatherType=jobacct_gather/{'linux' if options.accounting else 'none'}",
+        "MailProg=/bin/true",
+        "SwitchType=switch/none",
+        "MpiDefault=none",
+        *(["MpiParams=ports=12000-12999"] if options.reserve_ports else []),
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_Core_Memory",
+        f"DefMemPerCPU={MEMORY_PER_NODE_MB // CPUS_PER_NODE}",
+        "GresTypes=gpu",
+        "SlurmdParameters=config_overrides",
+        "JobRequeue=1",
+        "ReturnToService=2",
+        "PreemptType=preempt/partition_prio",
+        f"PreemptMode={mode}",
+        *(_node(record, name) for name in options.node_names),
+        "PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE",
+        f"PartitionName=low Default=YES PriorityTier=1 PreemptMode={mode} GraceTime={options.grace_time_s}",
+        "PartitionName=high PriorityTier=2 PreemptMode=OFF",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def gres_conf(home: Path) -> str:
+    """gres.conf: GPUs that are counted and bound as real ones are."""
+    return f"Name=gpu File={home}/gpu[0-{GPUS_PER_NODE - 1}]\n"
+
+
+def cgroup_conf(home: Path, groups: Groups) -> str:
+    """cgroup.conf: SLURM's control groups are where the machines have mounted them."""
+    if groups.version == 0:
+        return "CgroupPlugin=cgroup/v1\n"  # which does nothing until somebody uses it
+    lines = [f"CgroupPlugin=cgroup/v{groups.version}", f"CgroupMountpoint={home}/cgroup"]
+    lines += ["IgnoreSystemd=yes"] if groups.version == 2 else []
+    if "memory" in groups.controllers:
+        lines += ["ConstrainRAMSpace=yes"]
+        lines += ["ConstrainSwapSpace=yes", "AllowedSwapSpace=0"] if groups.limits_swap else []
+    return "\n".join(lines) + "\n"
+
+
+def slurmdbd_conf(home: Path) -> str:
+    """slurmdbd.conf; it holds a password, so SLURM wants its mode to be 0600."""
+    lines = [
+        "AuthType=auth/munge",
+        f"AuthInfo=socket={home}/munge/socket",
+        f"DbdHost={CONTROLLER}",
+        "SlurmUser=root",
+        f"LogFile={home}/log/slurmdbd.log",
+        f"PidFile={home}/slurmdbd.pid",
+        "StorageType=accounting_storage/mysql",
+        "StorageHost=127.0.0.1",
+        "StorageUser=slurm",
+        f"StoragePass={DATABASE_PASSWORD}",
+        "StorageLoc=slurm",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _controller(home: Path, record: Record) -> list[str]:
+    parameters = ["SlurmctldParameters=preempt_send_user_signal"] if record.options.preempt_send_user_signal else []
+    accounting = [
+        "AccountingStorageType=accounting_storage/slurmdbd",
+        f"AccountingStorageHost={record.address(CONTROLLER)}",  # the host knows no names
+        f"AccountingStoragePass={home}/munge/socket",  # with munge, this is where its socket is
+    ]
+    return [
+        f"ClusterName={home.name}",
+        f"SlurmctldHost={CONTROLLER}({record.address(CONTROLLER)})",
+        "SlurmUser=root",
+        "SlurmdUser=root",
+        "AuthType=auth/munge",
+        f"AuthInfo=socket={home}/munge/socket,cred_expire=5",
+        "CredType=cred/munge",
+        f"StateSaveLocation={home}/state",
+        f"SlurmdSpoolDir={home}/spool",
+        f"SlurmctldPidFile={home}/slurmctld.pid",
+        f"SlurmdPidFile={home}/spool/slurmd.pid",
+        f"SlurmctldLogFile={home}/log/slurmctld.log",
+        f"SlurmdLogFile={home}/log/%n.log",
+        *parameters,
+        *(accounting if record.options.accounting else []),
+    ]
+
+
+def _timers(record: Record) -> list[str]:
+    answer_s = max(2, record.options.node_timeout_s * 3 // 10)
+    return [
+        "SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2",
+        "KillWait=10",
+        f"SlurmdTimeout={record.options.node_timeout_s}",
+        f"MessageTimeout={answer_s}",  # with the default of 10 s it takes 27 s to see any node's death
+        f"TCPTimeout={answer_s // 2}",
+        "MinJobAge=300",
+    ]
+
+
+def _node(record: Record, name: str) -> str:
+    return (
+        f"NodeName={name} NodeAddr={record.address(name)} CPUs={CPUS_PER_NODE} Sockets=1 "
+        f"CoresPerSocket={CPUS_PER_NODE} ThreadsPerCore=1 RealMemory={MEMORY_PER_NODE_MB} Gres=gpu:{GPUS_PER_NODE}"
+    )

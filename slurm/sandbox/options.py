@@ -1,0 +1,39 @@
+"""What a sandbox is asked to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CPUS_PER_NODE = 8
+GPUS_PER_NODE = 2
+MEMORY_PER_NODE_MB = 65536
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The choices of `up`, as they are kept in the sandbox's record.
+
+    Attributes:
+        nodes: How many nodes, n1 to nN.
+        accounting: Whether slurmdbd and a MariaDB of its own run, so that `sacct` works.
+        grace_time_s: Seconds from the signal to the kill for a preempted job of the partition `low`.
+        preempt_mode: REQUEUE or CANCEL, for preempted jobs.
+        preempt_send_user_signal: Whether preemption sends the job's `--signal` in place of SIGTERM.
+        memory_limits: Whether a job that takes more memory than it asked for is killed.
+        reserve_ports: Whether steps can reserve ports (`srun --resv-ports`, SLURM_STEP_RESV_PORTS).
+        node_timeout_s: Seconds without an answer after which the controller gives a node up (SlurmdTimeout).
+    """
+
+    nodes: int = 4
+    accounting: bool = False
+    grace_time_s: int = 10
+    preempt_mode: str = "REQUEUE"
+    preempt_send_user_signal: bool = False
+    memory_limits: bool = False
+    reserve_ports: bool = False
+    node_timeout_s: int = 20
+
+    @property
+    def node_names(self) -> list[str]:
+        """n1 to nN."""
+        return [f"n{index}" for index in range(1, self.nodes + 1)]
