@@ -1,0 +1,1 @@
+"""Checkpoints: complete or absent, verified when read, exact to the bit."""

@@ -1,0 +1,62 @@
+"""Fresh host memory for large tensors, at the speed of huge pages."""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+_HUGE_PAGE_BYTES = 2 << 20
+_CHUNK_BYTES = 64 << 20
+_WORTH_IT_BYTES = 1 << 20
+
+
+def pinned_bytes(count: int) -> int:
+    """What page-locked memory of ``count`` bytes takes: torch's allocator rounds each up to a power of two.
+
+    ATen/core/CachingHostAllocator.h of torch 2.13, unless ``pinned_max_round_threshold_mb`` in PYTORCH_ALLOC_CONF says
+    otherwise.
+    """
+    return 1 << (count - 1).bit_length() if count else 0
+
+
+class HostMemory:
+    """Gives memory for tensors that are written at once and kept.
+
+    The kernel hands out fresh memory in pages of 4 KiB, each zeroed in a fault of its own, which takes longer than
+    copying into it. Huge pages (madvise(2), MADV_HUGEPAGE) take half the time for both together; where there are none,
+    it is ordinary memory. Each tensor has a storage of its own, so that saving one saves nothing else; a chunk goes
+    back to the kernel with the last of its tensors.
+    """
+
+    def __init__(self) -> None:
+        self._chunk: mmap.mmap | None = None
+        self._next = self._end = 0
+
+    def empty_like(self, tensor: Tensor) -> Tensor:
+        """An uninitialised tensor on the CPU, in the shape, dtype and order of elements of ``tensor``."""
+        if tensor.nbytes < _WORTH_IT_BYTES:
+            return torch.empty_like(tensor, device="cpu", requires_grad=False)
+        form = torch.empty_like(tensor, device="meta")
+        flat = self._take(form.nbytes).view(form.dtype)
+        return flat.as_strided(form.shape, form.stride())
+
+    def _take(self, count: int) -> Tensor:
+        if self._chunk is None or self._next + count > self._end:
+            self._open(max(count, _CHUNK_BYTES))
+        assert self._chunk is not None
+        taken = torch.frombuffer(self._chunk, dtype=torch.uint8, count=count, offset=self._next)
+        # on a page of its own: vector instructions and direct I/O like it so
+        self._next += -(-count // mmap.PAGESIZE) * mmap.PAGESIZE
+        return taken
+
+    def _open(self, count: int) -> None:
+        size = -(-count // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES + _HUGE_PAGE_BYTES
+        self._chunk = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # a kernel without them
+                self._chunk.madvise(mmap.MADV_HUGEPAGE)
+        address = torch.frombuffer(self._chunk, dtype=torch.uint8, count=1).data_ptr()
+        self._next, self._end = -address % _HUGE_PAGE_BYTES, size

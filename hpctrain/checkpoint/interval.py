@@ -1,0 +1,41 @@
+"""How long to train between saves: the interval that loses the least time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hpctrain.run.ledger import Attempt, Reason
+
+PRIOR_S = 24 * 3600.0
+"""Before anything is known: one interruption a day."""
+UNLOSING = (Reason.COMPLETED, Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.INTERRUPTED, Reason.CANCELLED)
+"""Ends that were saved, and so lose no steps."""
+
+
+def mean_time_between_failures_s(attempts: Sequence[Attempt], now: float) -> float:
+    """From the run's own ledger, in seconds; the prior counts as one failure.
+
+    Args:
+        attempts: of the run, the one that runs among them.
+        now: epoch seconds.
+    """
+    observed = sum((entry.end_time or now) - entry.start_time for entry in attempts if entry.start_time is not None)
+    failures = sum(entry.reason is not None and entry.reason not in UNLOSING for entry in attempts)
+    return (max(observed, 0.0) + PRIOR_S) / (failures + 1)
+
+
+def best_interval_s(save_cost_s: float, mean_time_between_failures: float) -> float:
+    """Seconds of training between two saves.
+
+    Young's sqrt(2 d M) (CACM 17(9), 1974) with the higher-order terms of Daly (FGCS 22(3), 2006), d the time that a
+    save takes from training and M the mean time between failures. The time of a restart shifts the loss, but not its
+    minimum.
+    """
+    d, m = save_cost_s, mean_time_between_failures
+    if d <= 0:
+        return 1.0
+    if d >= 2 * m:
+        return m
+    ratio = d / (2 * m)
+    return max(1.0, math.sqrt(2 * d * m) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - d)

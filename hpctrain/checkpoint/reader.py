@@ -1,0 +1,160 @@
+"""Checkpoints on their way back: verified, mapped into memory, restored."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hpctrain.checkpoint.names import parameter_names
+from hpctrain.checkpoint.restore import restore_model, restore_optimizer
+from hpctrain.errors import CheckpointDamagedError, CheckpointError
+from hpctrain.run.checkpoints import newest_intact, verify
+from hpctrain.run.directory import RunDirectory
+
+log = logging.getLogger("hpctrain.checkpoint")
+
+_MAPPED_FROM_BYTES = 16 << 20
+"""Smaller files are read: their tensors may then outlive the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCheckpoint:
+    """A checkpoint whose tensors lie in host memory or are mapped from its files; drop it once restored.
+
+    Attributes:
+        path: its directory.
+        model: plain name -> tensor.
+        optimizer: state dict.
+        state: ``step``, ``samples_seen``, ``world_size``, ``config_digest``, ``scaler``, ``parameters``, ``rng``,
+            ``extra``.
+    """
+
+    path: Path
+    model: Mapping[str, Tensor]
+    optimizer: Mapping[str, Any]
+    state: Mapping[str, Any]
+
+    @property
+    def step(self) -> int:
+        """Completed steps."""
+        return int(self.state["step"])
+
+    @property
+    def samples_seen(self) -> int:
+        """Over all ranks, since the start of the run."""
+        return int(self.state["samples_seen"])
+
+    @property
+    def world_size(self) -> int:
+        """Of the attempt that wrote it."""
+        return int(self.state["world_size"])
+
+    @property
+    def config_digest(self) -> str:
+        """Of the configuration that it was written under."""
+        return str(self.state["config_digest"])
+
+    @property
+    def rng(self) -> list[Any]:
+        """What `rng_state` gave on each rank of that attempt, in their order."""
+        return list(self.state["rng"])
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """What the trainer added."""
+        found: Mapping[str, Any] = self.state["extra"]
+        return found
+
+    def restore(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        *,
+        changed: Collection[str] = (),
+    ) -> None:
+        """Put model, optimizer and scaler where they were; not collective. The generators come last, by `restore_rng`.
+
+        Args:
+            model: on any device, with or without wrappers; its tensors are copied into.
+            optimizer: over the model's parameters; None leaves it out.
+            scaler: starts afresh, with a warning, where none was saved.
+            changed: options of the optimizer that keep the value which they have here; see `restore_optimizer`.
+
+        Raises:
+            CheckpointError: names, shapes, dtypes or options differ; the text lists them, and begins with the path.
+        """
+        try:
+            restore_model(model, self.model)
+            if optimizer is not None:
+                restore_optimizer(
+                    optimizer,
+                    self.optimizer,
+                    names=parameter_names(model, optimizer),
+                    saved_names=self.state["parameters"],
+                    changed=changed,
+                )
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.path}: {error}") from error
+        saved = self.state["scaler"]
+        if scaler is not None and scaler.is_enabled():
+            if saved:
+                scaler.load_state_dict(saved)
+            else:
+                log.warning("%s holds no state of a gradient scaler: the scale starts afresh", self.path)
+
+
+def load(path: Path, *, verified: bool = False) -> LoadedCheckpoint:
+    """The checkpoint in the directory ``path``; not collective.
+
+    Checksums are compared first, in one read of the bytes, which leaves them in the page cache for the mapping.
+
+    Args:
+        path: its directory.
+        verified: somebody did that already, such as another rank.
+
+    Raises:
+        CheckpointDamagedError: it isn't intact.
+        CheckpointError: its files match their checksums, and still can't be read.
+    """
+    if not verified and (problem := verify(path)):
+        raise CheckpointDamagedError(f"{path} is not intact: {problem}; other checkpoints of the run are beside it")
+    parts = {}
+    for name in ("model", "optimizer", "state"):
+        file = path / f"{name}.pt"
+        try:
+            mapped = file.stat().st_size >= _MAPPED_FROM_BYTES
+            parts[name] = torch.load(file, map_location="cpu", mmap=mapped, weights_only=True)
+        except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+            raise CheckpointError(f"{file} can't be loaded: {error}") from error
+    return LoadedCheckpoint(path=path, **parts)
+
+
+def choose_newest(directory: RunDirectory) -> Path | None:
+    """Where the newest intact checkpoint is; newer ones that are damaged are named in a warning. Not collective.
+
+    Returns:
+        None where the run has no checkpoint yet.
+
+    Raises:
+        CheckpointDamagedError: there are some, and none is intact.
+    """
+    found, damaged = newest_intact(directory)
+    named = "; ".join(f"{info.path} ({info.problem})" for info in damaged)
+    if found is None:
+        if not damaged:
+            return None
+        raise CheckpointDamagedError(
+            f"no checkpoint of the run is intact: {named}. Bring one back from a copy, "
+            f"or move {directory.checkpoints} away to start the run from its first step"
+        )
+    if damaged:
+        log.warning("resuming from %s, since what is newer is not intact: %s", found.path, named)
+    return found.path

@@ -1,0 +1,144 @@
+"""Saved tensors into a live model and optimizer: exactly, or not at all."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hpctrain.checkpoint.host_memory import HostMemory
+from hpctrain.checkpoint.names import PlainNames
+from hpctrain.errors import CheckpointError
+
+_SHOWN = 5
+_SET_AT_THE_START = "initial_lr"
+
+
+def restore_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Copy the saved tensors into the model, wherever it is; nothing is copied unless all of it fits.
+
+    Args:
+        model: with or without wrappers.
+        saved: plain name -> tensor; buffers are included.
+
+    Raises:
+        CheckpointError: names, shapes or dtypes differ.
+    """
+    plain = PlainNames(model)
+    here = model.state_dict()
+    own_names = {plain(name): name for name in here}
+    problems = _listed("only in the checkpoint", saved.keys() - own_names.keys())
+    problems += _listed("only in the model", own_names.keys() - saved.keys())
+    shared = [(name, saved[name], here[own]) for name, own in own_names.items() if name in saved]
+    problems += _listed("not alike", (_differ(name, old, new) for name, old, new in shared if _differ(name, old, new)))
+    if problems:
+        raise CheckpointError(
+            f"the checkpoint doesn't fit the model: {'; '.join(problems)}. Resume with the model that was saved, "
+            "or start a new run from its weights with init_from"
+        )
+    state = OrderedDict((own, saved[name]) for name, own in own_names.items())
+    if (versions := getattr(saved, "_metadata", None)) is not None:
+        paths = {plain(path): path for path, _ in model.named_modules(remove_duplicate=False)}
+        state._metadata = {paths.get(path, path): entry for path, entry in versions.items()}  # type: ignore[attr-defined]
+    model.load_state_dict(state, strict=True)
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer,
+    saved: Mapping[str, Any],
+    *,
+    names: Sequence[Sequence[str]],
+    saved_names: Sequence[Sequence[str]],
+    changed: Collection[str] = (),
+) -> None:
+    """Give the optimizer its saved state and groups, learning rates included, bit for bit.
+
+    Groups hold options, and what some optimizers count and estimate: from the first, or added by their first step.
+    So all that was saved comes back, but for options that have another value by now, and were meant to.
+
+    Its tensors own their memory afterwards: one that is still mapped from the file would be copied page by page in
+    the first step, several times slower, and would keep a removed checkpoint's space in use.
+
+    Args:
+        optimizer: over the same parameters in the same order and groups.
+        saved: its state dict.
+        names: `parameter_names` of this optimizer.
+        saved_names: the same when it was saved.
+        changed: options that keep the value which they have here; `_target_` among them: it is another class now.
+
+    Raises:
+        CheckpointError: parameters or groups differ, or another class doesn't have the options.
+    """
+    groups = list(zip(saved["param_groups"], optimizer.param_groups, strict=False))
+    problems = _other_parameters(saved_names, names)
+    if "_target_" in changed:
+        unknown = {option for old, new in groups for option in old.keys() - new.keys()} - {_SET_AT_THE_START}
+        problems = _listed("options that this optimizer doesn't have", unknown) + problems
+    if problems:
+        raise CheckpointError(
+            f"the checkpoint doesn't fit the optimizer ({type(optimizer).__name__}): {'; '.join(problems)}. "
+            "Resume with the optimizer that was saved, or start a new run from its weights with init_from"
+        )
+    # before it is loaded: torch puts a step's count where the group's options want it
+    optimizer.load_state_dict({**saved, "param_groups": [_group(old, new, changed) for old, new in groups]})
+    memory = HostMemory()
+    for old, new in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+        for index, parameter in zip(old["params"], new["params"], strict=True):
+            loaded = optimizer.state[parameter] if index in saved["state"] else {}
+            for key, value in saved["state"].get(index, {}).items():
+                loaded[key] = _owned(loaded[key], value, memory)
+
+
+def _group(saved: Mapping[str, Any], here: Mapping[str, Any], changed: Collection[str]) -> dict[str, Any]:
+    kept = {option: here[option] for option in (*changed, _SET_AT_THE_START) if option in here}
+    on_device = {
+        name: value.to(here[name].device)
+        for name, value in saved.items()
+        if isinstance(value, Tensor) and isinstance(here.get(name), Tensor)
+    }
+    return {**here, **saved, **on_device, **kept}
+
+
+def _other_parameters(saved: Sequence[Sequence[str]], here: Sequence[Sequence[str]]) -> list[str]:
+    sizes = [len(group) for group in saved], [len(group) for group in here]
+    if sizes[0] != sizes[1]:
+        return [f"parameters per group: {sizes[0]} saved, {sizes[1]} here"]
+    pairs = (pair for old, new in zip(saved, here, strict=True) for pair in zip(old, new, strict=True))
+    return _listed("another order", (f"{old} saved where {new} is here" for old, new in pairs if old != new))
+
+
+def _differ(name: str, old: object, new: object) -> str:
+    kinds = [
+        (tuple(item.shape), item.dtype) if isinstance(item, Tensor) else type(item).__name__ for item in (old, new)
+    ]
+    return "" if kinds[0] == kinds[1] else f"{name} ({_shown(old)} saved, {_shown(new)} here)"
+
+
+def _shown(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+
+
+def _owned(loaded: Any, saved: Any, memory: HostMemory) -> Any:
+    """What the optimizer took from the file, in memory of its own and in the dtype that was saved."""
+    if isinstance(saved, Tensor):
+        if loaded.device.type == "cpu":
+            return memory.empty_like(saved).copy_(saved)
+        return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device, copy=True)
+    if isinstance(saved, dict):
+        return {key: _owned(loaded[key], value, memory) for key, value in saved.items()}
+    if isinstance(saved, list | tuple):
+        return type(saved)(_owned(mine, value, memory) for mine, value in zip(loaded, saved, strict=True))
+    return loaded
+
+
+def _listed(what: str, items: Iterable[str]) -> list[str]:
+    names = sorted(items)
+    if not names:
+        return []
+    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return [f"{what}: {', '.join(names[:_SHOWN])}{rest}"]

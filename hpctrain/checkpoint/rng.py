@@ -1,0 +1,64 @@
+"""The random streams of one rank."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpctrain.errors import CheckpointError
+
+
+def rng_state(devices: Sequence[torch.device] | None = None) -> dict[str, Any]:
+    """The states of torch's, NumPy's and Python's global generators, in the types that ``weights_only=True`` takes.
+
+    Args:
+        devices: CUDA devices of this rank, in order; None takes the current one where CUDA is in use.
+
+    Raises:
+        CheckpointError: NumPy's global generator was replaced by another kind.
+    """
+    version, words, gauss = random.getstate()
+    found = np.random.get_state(legacy=False)
+    if not isinstance(found, dict) or found["bit_generator"] != "MT19937":
+        raise CheckpointError(
+            "NumPy's global generator is no MT19937: its state can't be saved; use a Generator of your own"
+        )
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": [torch.cuda.get_rng_state(device) for device in _in_use(devices)],
+        "numpy": {
+            "key": torch.from_numpy(found["state"]["key"].astype(np.int64)),
+            "pos": int(found["state"]["pos"]),
+            "has_gauss": int(found["has_gauss"]),
+            "gauss": float(found["gauss"]),
+        },
+        "random": {"version": version, "state": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
+    }
+
+
+def restore_rng(state: Mapping[str, Any], devices: Sequence[torch.device] | None = None) -> None:
+    """Set the global generators to what `rng_state` gave; do it last, since building models and loaders draws numbers.
+
+    Args:
+        state: of this rank.
+        devices: as for `rng_state`; states beyond the shorter of the two lists are left alone.
+    """
+    torch.set_rng_state(state["torch"])
+    for device, found in zip(_in_use(devices), state["cuda"], strict=False):
+        torch.cuda.set_rng_state(found, device)
+    numbers = state["numpy"]
+    key = numbers["key"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", key, numbers["pos"], numbers["has_gauss"], numbers["gauss"]))
+    words = state["random"]
+    random.setstate((words["version"], tuple(words["state"].tolist()), words["gauss"]))
+
+
+def _in_use(devices: Sequence[torch.device] | None) -> Sequence[torch.device]:
+    if devices is not None:
+        return devices
+    in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return [torch.device("cuda", torch.cuda.current_device())] if in_use else []

@@ -1,0 +1,111 @@
+"""A file that is checksummed on its way to the disk."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+_BLOCK_BYTES = 4 << 20
+
+
+class ChecksummedFile:
+    """A new file to write once, from front to end, past the page cache where the file system lets us.
+
+    Direct I/O (open(2), O_DIRECT) leaves training the memory and most of the processor time that a buffered write of
+    gigabytes takes; without it the writes are plain. An error is kept until `close`: torch's zip writer, which calls
+    `write`, would hide it behind one of its own.
+
+    Args:
+        path: must not exist.
+
+    Raises:
+        OSError: it can't be created.
+    """
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            self._descriptor = os.open(path, flags | os.O_DIRECT, 0o666)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            path.unlink(missing_ok=True)
+            self._descriptor = os.open(path, flags, 0o666)
+        self.bytes = 0
+        self._digest = xxhash.xxh3_128()
+        # page-aligned, as direct I/O demands, and shared, so that a data worker's fork doesn't copy it mid-write
+        self._block = memoryview(mmap.mmap(-1, _BLOCK_BYTES))
+        # NumPy copies without the interpreter's lock, which training would wait for
+        self._bytes_of_block = np.frombuffer(self._block, np.uint8)
+        self._filled = 0
+        self._error: OSError | None = None
+
+    @property
+    def checksum(self) -> str:
+        """Of what was written so far, in hexadecimal."""
+        return self._digest.hexdigest()
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Take all of ``data``; returns its length in bytes."""
+        rest = memoryview(data).cast("B")
+        count = len(rest)
+        self.bytes += count
+        while len(rest) and self._error is None:
+            piece = rest[: _BLOCK_BYTES - self._filled]
+            self._digest.update(piece)
+            self._bytes_of_block[self._filled : self._filled + len(piece)] = np.frombuffer(piece, np.uint8)
+            self._filled += len(piece)
+            rest = rest[len(piece) :]
+            if self._filled == _BLOCK_BYTES:
+                self._write_block()
+        return count
+
+    def flush(self) -> None:
+        """Nothing to do before `close`; torch.save asks for it."""
+
+    def close(self, *, durable: bool = True) -> None:
+        """Write what is left, make it durable, and close.
+
+        Raises:
+            OSError: what the file system said, now or earlier; the file is closed all the same.
+        """
+        try:
+            if self._filled and self._error is None:
+                self._go_through_the_page_cache()
+                self._write_block()
+            if self._error is not None:
+                raise self._error
+            if durable:
+                os.fsync(self._descriptor)
+        finally:
+            os.close(self._descriptor)
+
+    def _write_block(self) -> None:
+        rest = self._block[: self._filled]
+        self._filled = 0
+        try:
+            while len(rest):
+                rest = rest[self._write_some(rest) :]
+        except OSError as error:
+            self._error = error
+
+    def _write_some(self, data: memoryview) -> int:
+        try:
+            return os.write(self._descriptor, data)
+        except OSError as error:
+            # some file systems take O_DIRECT and then refuse the write; a short one leaves the offset unaligned
+            if error.errno != errno.EINVAL or not self._go_through_the_page_cache():
+                raise
+            return os.write(self._descriptor, data)
+
+    def _go_through_the_page_cache(self) -> bool:
+        """Leave direct I/O; returns whether it was in use."""
+        flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+        return bool(flags & os.O_DIRECT)

@@ -1,0 +1,1 @@
+"""What the ranks train on: order, batch arithmetic, loaders, datasets."""

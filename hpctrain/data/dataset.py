@@ -1,0 +1,37 @@
+"""What the loader asks of a dataset beyond `__len__` and `__getitem__`, all of it optional."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+
+@runtime_checkable
+class BatchDataset(Protocol):
+    """A dataset that returns many samples at once, already collated; for what lies in memory.
+
+    The loader picks the first of these that a dataset has:
+
+    1. `get_batch(indices)`, this protocol: one call per micro-batch, no collation, no seeding;
+    2. `__getitems__(indices)`, PyTorch's own: one call per micro-batch returns the list of samples, which are collated;
+    3. `__getitem__(index)`.
+
+    An attribute `draws_per_sample` says whether the samples use the global generators of `random`, NumPy and PyTorch,
+    for augmentation say. True: samples come one by one through `__getitem__`, and before each the three generators are
+    seeded from (seed, epoch, index): the same draws at any world size and with any number of workers. False: nothing
+    is seeded. Without the attribute it is True for 3 and False for 1; for 2 the generators are seeded once per
+    micro-batch, which is exact for a resume, but not across world sizes.
+    """
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        ...
+
+    def get_batch(self, indices: Tensor) -> Any:
+        """The samples at these indices, stacked.
+
+        Args:
+            indices: int64 of shape [n], on the CPU, n >= 1; may repeat.
+        """
+        ...

@@ -1,0 +1,101 @@
+"""From sample indices to a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
+
+from hpctrain.data.dataset import BatchDataset
+from hpctrain.data.draws import lent_generators, seed_generators
+from hpctrain.data.keyed import IntArray, keyed_bits
+from hpctrain.data.stream import StreamReader, stream_length
+from hpctrain.data.tensors import TensorBatches
+from hpctrain.errors import TaskError
+
+Collate: TypeAlias = Callable[[list[Any]], Any]
+Request: TypeAlias = tuple[int, IntArray]  # epoch, sample indices
+
+_SALT = 0x73616D706C65  # "sample": keeps these bits apart from others drawn from the same seed
+
+
+class BatchFetcher(Dataset[Any]):
+    """Fetches micro-batches from a dataset, by the fastest protocol that it has (`BatchDataset` lists them).
+
+    To PyTorch's `DataLoader` it is a dataset whose index is a pair (epoch, indices) and whose item is a batch.
+
+    Args:
+        dataset: with `__len__` and `__getitem__`, or an iterable one (`SeekableStream` tells more).
+        seed: of the run: with epoch and index the key of a sample's random draws.
+        collate_fn: makes a batch of a list of samples; PyTorch's default collation if None.
+
+    Raises:
+        TaskError: a dataset that is neither.
+    """
+
+    def __init__(self, dataset: Dataset[Any], seed: int, collate_fn: Collate | None = None) -> None:
+        self.num_samples = _length(dataset)
+        self._dataset: Any = dataset
+        self._seed = seed
+        self._collate = collate_fn or default_collate
+        self._fetch = self._choose()
+
+    def __getitem__(self, request: Request) -> Any:
+        return self._fetch(request)
+
+    def _choose(self) -> Callable[[Request], Any]:
+        if type(self._dataset) is TensorDataset and self._collate is default_collate:
+            self._dataset = TensorBatches(*self._dataset.tensors)
+        if isinstance(self._dataset, IterableDataset):
+            self._reader = StreamReader(self._dataset)
+            return self._streamed
+        # A Subset has __getitems__ whatever it holds: the dataset inside decides.
+        inner = self._dataset
+        while isinstance(inner, Subset):
+            inner = inner.dataset
+        known = isinstance(inner, (BatchDataset, TensorDataset))  # these draw nothing unless they say so
+        draws = getattr(inner, "draws_per_sample", False if known else None)
+        if draws or (draws is None and not hasattr(inner, "__getitems__")):
+            return self._one_by_one
+        if isinstance(self._dataset, BatchDataset):
+            return self._whole
+        return self._listed_with_draws if draws is None else self._listed
+
+    def _streamed(self, request: Request) -> Any:
+        return self._collate(self._reader.read(*request))
+
+    def _whole(self, request: Request) -> Any:
+        return self._dataset.get_batch(torch.from_numpy(request[1]))
+
+    def _listed(self, request: Request) -> Any:
+        indices = request[1].tolist()
+        if hasattr(self._dataset, "__getitems__"):
+            return self._collate(self._dataset.__getitems__(indices))
+        return self._collate([self._dataset[index] for index in indices])
+
+    def _listed_with_draws(self, request: Request) -> Any:
+        epoch, indices = request
+        with lent_generators():
+            seed_generators(int(keyed_bits(self._seed, _SALT, epoch, indices[:1])[0]))
+            return self._listed(request)
+
+    def _one_by_one(self, request: Request) -> Any:
+        epoch, indices = request
+        keys = keyed_bits(self._seed, _SALT, epoch, indices)
+        samples = []
+        with lent_generators():
+            for index, key in zip(indices.tolist(), keys.tolist(), strict=True):
+                seed_generators(key)
+                samples.append(self._dataset[index])
+            return self._collate(samples)
+
+
+def _length(dataset: Dataset[Any]) -> int | None:
+    kind = type(dataset).__name__
+    if isinstance(dataset, IterableDataset):
+        return stream_length(dataset)
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise TaskError(f"{kind} can't be used as a dataset: expected __len__ and __getitem__")
+    return len(dataset)

@@ -1,0 +1,147 @@
+"""In which order an epoch takes the samples: computed by position, never stored."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hpctrain.data.keyed import IntArray, keyed_bits
+from hpctrain.errors import TaskError
+
+_ROUNDS = 10  # those of FF1, NIST SP 800-38G
+_ROUNDS_OF_TINY = 24  # halves of a few values mix slowly: with 12 the permutations of 8 samples are visibly uneven
+_TINY = 256
+_SALT = 0x6F72646572  # "order": keeps these bits apart from others drawn from the same seed
+_WEIGHTED_SALT = 0x776569676874  # "weight"
+_FMIX_1, _FMIX_2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
+_SHIFT_16, _SHIFT_13 = np.uint32(16), np.uint32(13)
+
+
+class Order(Protocol):
+    """Which sample stands at a position of an epoch."""
+
+    def __call__(self, epoch: int | IntArray, positions: IntArray) -> IntArray:
+        """Sample indices at these positions; a pure function of its arguments.
+
+        Args:
+            epoch: one epoch number, or an array of them that broadcasts against the positions.
+            positions: int64, any shape, from 0 up to the number of samples.
+
+        Returns:
+            int64 sample indices, of the arguments' common shape.
+        """
+        ...
+
+
+class SequentialOrder:
+    """The samples as they are stored, every epoch."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+
+    def __call__(self, epoch: int | IntArray, positions: IntArray) -> IntArray:
+        """See `Order`."""
+        return np.broadcast_to(positions, np.broadcast_shapes(np.shape(epoch), positions.shape)).copy()
+
+
+class ShuffledOrder:
+    """A pseudorandom permutation of [0, num_samples) for every (seed, epoch), in constant memory.
+
+    A generalized Feistel network over Z_a x Z_b with a * b >= num_samples, and cycle walking for what lands beyond
+    num_samples (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002; Luby and Rackoff 1988 for
+    the construction). The round function is MurmurHash3's 32-bit finalizer over a half and the round's key. a is the
+    largest power of two up to sqrt(num_samples), so fewer than a values lie beyond and hardly anything walks. Integer
+    arithmetic of fixed width throughout: the same order on every platform.
+
+    Args:
+        num_samples: from 1 to 2**62.
+        seed: of the run; taken modulo 2**64.
+    """
+
+    def __init__(self, num_samples: int, seed: int) -> None:
+        assert 0 < num_samples <= 1 << 62
+        self.num_samples = num_samples
+        self.seed = seed
+        self._low_bits = max(1, (num_samples - 1).bit_length() // 2)
+        self._high_size = -(-num_samples >> self._low_bits)
+        self._rounds = _ROUNDS_OF_TINY if num_samples <= _TINY else _ROUNDS
+
+    def __call__(self, epoch: int | IntArray, positions: IntArray) -> IntArray:
+        """See `Order`."""
+        shape = np.broadcast_shapes(np.shape(epoch), positions.shape)
+        epochs = np.asarray(epoch, dtype=np.int64)
+        turns = np.arange(self._rounds).reshape(-1, *(1 for _ in shape or (1,)))
+        keys = list((keyed_bits(self.seed, _SALT, epochs, turns) >> np.uint64(32)).astype(np.uint32))
+        indices = self._permute(np.broadcast_to(positions, shape or (1,)), keys)
+        beyond = indices >= self.num_samples
+        if beyond.any():
+            keys = [np.broadcast_to(key, indices.shape)[beyond] for key in keys]
+            indices[beyond] = self._walk(indices[beyond], keys)
+        return indices.reshape(shape)
+
+    def _walk(self, indices: IntArray, keys: list[npt.NDArray[np.uint32]]) -> IntArray:
+        """Permute what lies beyond num_samples again, until nothing does."""
+        walkers = np.arange(indices.size)
+        while walkers.size:
+            indices[walkers] = self._permute(indices[walkers], keys)
+            still = indices[walkers] >= self.num_samples
+            walkers, keys = walkers[still], [key[still] for key in keys]
+        return indices
+
+    def _permute(self, values: IntArray, keys: list[npt.NDArray[np.uint32]]) -> IntArray:
+        low_bits, high_size = np.uint64(self._low_bits), np.uint32(self._high_size)
+        mask = np.uint32((1 << self._low_bits) - 1)
+        low = (values & np.int64(mask)).astype(np.uint32)
+        high = (values >> np.int64(low_bits)).astype(np.uint32)
+        for turn in range(0, self._rounds, 2):
+            low += _mixed(high, keys[turn])
+            low &= mask
+            high += (_mixed(low, keys[turn + 1]) * np.uint64(high_size) >> np.uint64(32)).astype(np.uint32)
+            np.minimum(high, high - high_size, out=high)
+        return (high.astype(np.int64) << np.int64(low_bits)) | low
+
+
+class WeightedOrder:
+    """Samples drawn with replacement, each as often as its weight says; a position's draw depends on nothing else.
+
+    Inversion sampling: a keyed uniform number per (seed, epoch, position), looked up in the cumulative weights.
+
+    Args:
+        weights: one per sample, float of shape [num_samples], none negative, not all zero.
+        seed: of the run.
+
+    Raises:
+        TaskError: weights that can't be drawn by.
+    """
+
+    def __init__(self, weights: npt.ArrayLike, seed: int) -> None:
+        values = np.asarray(weights, dtype=np.float64)
+        if values.ndim != 1 or not np.isfinite(values).all() or (values < 0).any() or not values.sum():
+            raise TaskError(
+                f"weights must be finite, not negative, one per sample, not all zero; found shape {values.shape}, "
+                f"from {values.min(initial=0)} to {values.max(initial=0)}"
+            )
+        self.num_samples = len(values)
+        self.seed = seed
+        self._edges = np.cumsum(values / values.sum())
+        self._edges[-1] = 1.0
+
+    def __call__(self, epoch: int | IntArray, positions: IntArray) -> IntArray:
+        """See `Order`."""
+        shape = np.broadcast_shapes(np.shape(epoch), positions.shape)
+        epochs = np.broadcast_to(np.asarray(epoch, dtype=np.int64), shape)
+        bits = keyed_bits(self.seed, _WEIGHTED_SALT, epochs, np.broadcast_to(positions, shape))
+        uniform = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return np.searchsorted(self._edges, uniform, side="right").astype(np.int64)
+
+
+def _mixed(half: npt.NDArray[np.uint32], key: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    word = half ^ key
+    word ^= word >> _SHIFT_16
+    word *= _FMIX_1
+    word ^= word >> _SHIFT_13
+    word *= _FMIX_2
+    word ^= word >> _SHIFT_16
+    return word

@@ -1,0 +1,127 @@
+"""Which positions of the epoch every rank takes at every step: the batch arithmetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from hpctrain.config.batch import refuse_indivisible
+from hpctrain.data.keyed import IntArray
+from hpctrain.errors import ConfigError, TaskError
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How steps, ranks and micro-batches slice an epoch.
+
+    With N samples and global batch size G, step k of an epoch takes the positions [kG, min((k + 1)G, N)), n of them:
+    the same at any world size. They make ceil(n / (micro_batch_size * world_size)) micro-batches per rank: n is cut
+    into that number x world_size consecutive pieces, as equal as possible, longer ones first, and rank r's a-th
+    micro-batch is piece a * world_size + r. In a full step every piece has micro_batch_size positions.
+
+    Only an epoch's last step can be partial, and only where n < world_size (or micro_batch_size is 1) is a rank left
+    with an empty micro-batch.
+
+    Args:
+        num_samples: of the training dataset.
+        global_batch_size: samples per step, over all ranks.
+        micro_batch_size: samples per rank and forward.
+        world_size: number of ranks.
+        drop_last: leave out the samples after the epoch's last full step.
+
+    Raises:
+        ConfigError: the global batch can't be divided, or no step is left in an epoch.
+        TaskError: the dataset is empty.
+    """
+
+    num_samples: int
+    global_batch_size: int
+    micro_batch_size: int
+    world_size: int
+    drop_last: bool
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 1:
+            raise TaskError("train_dataset() has no samples: expected at least one; see what the task reads")
+        refuse_indivisible(self.global_batch_size, self.micro_batch_size, self.world_size)
+        if self.drop_last and self.num_samples < self.global_batch_size:
+            raise ConfigError(
+                "data.drop_last",
+                "true",
+                f"no step is left: the training set has {self.num_samples} samples, fewer than "
+                f"trainer.global_batch_size={self.global_batch_size}",
+                "set data.drop_last=false, or a smaller trainer.global_batch_size",
+            )
+
+    @cached_property
+    def accumulation(self) -> int:
+        """Micro-batches per rank in a full step."""
+        return self.global_batch_size // (self.micro_batch_size * self.world_size)
+
+    @cached_property
+    def steps_per_epoch(self) -> int:
+        """Steps that one pass over the samples takes, a partial last one included unless it is dropped."""
+        full = self.num_samples // self.global_batch_size
+        return full if self.drop_last else -(-self.num_samples // self.global_batch_size)
+
+    @cached_property
+    def samples_per_epoch(self) -> int:
+        """Samples that one epoch uses, over all ranks."""
+        return min(self.num_samples, self.steps_per_epoch * self.global_batch_size)
+
+    def epoch_of_step(self, step: int) -> int:
+        """The epoch, from 0, that a step, counted from 0 over the whole run, belongs to."""
+        return step // self.steps_per_epoch
+
+    def step_in_epoch(self, step: int) -> int:
+        """The place, from 0, of a step in its epoch."""
+        return step % self.steps_per_epoch
+
+    def step_samples(self, step: int) -> int:
+        """Samples that a step uses, over all ranks."""
+        begin = self.step_in_epoch(step) * self.global_batch_size
+        return min(self.global_batch_size, self.num_samples - begin)
+
+    def micro_batches(self, step: int) -> int:
+        """Micro-batches per rank in a step: the same number on every rank."""
+        return -(-self.step_samples(step) // (self.micro_batch_size * self.world_size))
+
+    def samples_seen(self, step: int) -> int:
+        """Samples used, over all ranks and since the start of the run, when this many steps are done."""
+        begin = self.step_in_epoch(step) * self.global_batch_size
+        return self.epoch_of_step(step) * self.samples_per_epoch + begin
+
+    def divisor(self, step: int, num_samples: int) -> float:
+        """What a micro-batch's mean loss is divided by, before backward.
+
+        After DDP's mean over the ranks the gradients are then those of the mean over the step's samples. In a full step
+        it is exactly `accumulation`; for an empty micro-batch it is infinite, so that its gradients are zero.
+
+        Args:
+            step: counted from 0.
+            num_samples: of the micro-batch.
+        """
+        return self.step_samples(step) / (num_samples * self.world_size) if num_samples else math.inf
+
+    def pieces(self, steps: IntArray, rank: int) -> tuple[IntArray, IntArray]:
+        """Positions within the epoch that a rank takes, as starts and lengths of its micro-batches.
+
+        Args:
+            steps: int64 of shape [S], counted from 0 over the whole run.
+            rank: whose pieces.
+
+        Returns:
+            Two int64 arrays of shape [S, accumulation]: first position and number of positions, at most
+            micro_batch_size; 0 where a micro-batch is empty (see the class), -1 where the step has no such micro-batch.
+        """
+        begins = steps[:, None] % self.steps_per_epoch * self.global_batch_size
+        samples = np.minimum(self.global_batch_size, self.num_samples - begins)
+        micro_batches = -(-samples // (self.micro_batch_size * self.world_size))
+        turns = np.arange(self.accumulation)
+        piece = turns * self.world_size + rank
+        length, longer = np.divmod(samples, micro_batches * self.world_size)
+        starts = begins + piece * length + np.minimum(piece, longer)
+        return starts, np.where(turns < micro_batches, length + (piece < longer), -1)
