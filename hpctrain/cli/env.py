@@ -1,0 +1,93 @@
+"""`python -m hpctrain env`: what a process here would derive from its environment, and from which variables."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from hpctrain.cluster.environment import ClusterEnvironment, is_rank
+from hpctrain.errors import ClusterEnvironmentError
+
+_EPILOG = """\
+Run it where the training would run, for example:
+  python -m hpctrain env
+  srun --nodes=2 --ntasks-per-node=4 --label python -m hpctrain env
+  torchrun --nproc-per-node=2 -m hpctrain env --json
+
+Exit code 0; 2 where the variables contradict each other, with what to unset."""
+
+
+def main(arguments: list[str]) -> int:
+    """Print the cluster environment; `arguments` are those after the word `env`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hpctrain env",
+        description="Print the rank, the world and the address that a process started here would derive from its "
+        "environment variables, and from which ones. Starts nothing and needs no SLURM.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    as_json = parser.parse_args(arguments).json
+    try:
+        report = _report(os.environ)
+    except ClusterEnvironmentError as error:
+        if as_json:
+            print(json.dumps({"error": str(error), "variables": error.variables}))
+        else:
+            print(error, file=sys.stderr)
+        return int(error.exit_code)
+    print(json.dumps(report) if as_json else _table(report))
+    return 0
+
+
+def _report(variables: Mapping[str, str]) -> dict[str, Any]:
+    environment = ClusterEnvironment.from_environment(variables)
+    devices = variables.get("CUDA_VISIBLE_DEVICES")
+    return {
+        "hostname": socket.gethostname(),
+        "is_rank": is_rank(variables),
+        "gpus_visible": None if devices is None else _count_devices(devices),
+        "environment": {
+            item.name: getattr(environment, item.name) for item in fields(environment) if item.name != "variables"
+        },
+        "variables": dict(sorted({**environment.variables, **_shown("CUDA_VISIBLE_DEVICES", devices)}.items())),
+    }
+
+
+def _count_devices(devices: str) -> int:
+    """As CUDA counts them: everything from the first invalid index on is hidden."""
+    count = 0
+    for device in devices.split(","):
+        if not device.strip() or device.strip().startswith("-"):
+            break
+        count += 1
+    return count
+
+
+def _shown(name: str, value: str | None) -> dict[str, str]:
+    return {} if value is None else {name: value}
+
+
+def _table(report: dict[str, Any]) -> str:
+    gpus = report["gpus_visible"]
+    rows = {
+        "hostname": report["hostname"],
+        "is a rank": "yes" if report["is_rank"] else "no: training started here would launch its own ranks",
+        "gpus visible": "all of this node's (CUDA_VISIBLE_DEVICES is not set)" if gpus is None else gpus,
+    }
+    rows |= {name: _text(value) for name, value in report["environment"].items()}
+    derived = "\n".join(f"  {name:<16}  {value}" for name, value in rows.items())
+    variables = "\n".join(f"  {name}={value}" for name, value in report["variables"].items()) or "  (none)"
+    return f"derived\n{derived}\nfrom\n{variables}"
+
+
+def _text(value: object) -> str:
+    if value is None or value == ():
+        return "-"
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

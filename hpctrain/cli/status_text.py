@@ -1,0 +1,102 @@
+"""Statuses of runs as text for people."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpctrain.cli.attempts_text import attempts_table, moment, span, time_line
+from hpctrain.cli.verdict_text import OF_THE_MACHINE, verdict_lines
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.exit_record import first_cause, read_exit_records
+from hpctrain.run.state import RunState
+from hpctrain.run.status import RunStatus
+
+_HEAD = ("RUN", "STATE", "STEP", "LOSS", "ACCURACY", "ATTEMPTS", "JOB", "LAST")
+
+
+def table(statuses: Sequence[RunStatus], runs_dir: Path, now: float, columns: int | None) -> str:
+    """One line per run; a state that needs a reason has it at the end, as far as it fits.
+
+    Args:
+        statuses: in the order in which they are shown.
+        runs_dir: runs under it are named from there, as the commands take them.
+        now: epoch seconds.
+        columns: the width of the terminal; None is no bound.
+    """
+    rows = [_HEAD, *(_row(status, runs_dir, now) for status in statuses)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    notes = ["", *(status.note for status in statuses)]
+    lines = [f"{line}  {note}".rstrip() for line, note in zip(lines, notes, strict=True)]
+    return "\n".join(line if columns is None or len(line) <= columns else line[: columns - 3] + "..." for line in lines)
+
+
+def _row(status: RunStatus, runs_dir: Path, now: float) -> tuple[str, ...]:
+    name = os.path.relpath(status.path, runs_dir)
+    loss = status.metrics.get("train/loss", status.metrics.get("eval/loss"))
+    accuracy = status.metrics.get("eval/accuracy")
+    last = last_sign(status)
+    return (
+        os.path.relpath(status.path) if name.startswith("..") else name,
+        status.state,
+        str(status.step) if status.total_steps is None else f"{status.step}/{status.total_steps}",
+        "-" if loss is None else f"{loss:.4g}",
+        "-" if accuracy is None else f"{accuracy:.4f}",
+        str(len(status.attempts)),
+        status.job_ids[-1] if status.job_ids else "-",
+        "-" if last is None else f"{span(now - last)} ago",
+    )
+
+
+def detail(status: RunStatus, now: float) -> str:
+    """Everything about one run, and what to type next."""
+    of_total = "" if status.total_steps is None else f" of {status.total_steps}"
+    lines = [
+        f"run         {os.path.relpath(status.path)}",
+        f"state       {status.state}" + (f": {status.note}" if status.note else ""),
+        f"step        {status.step}{of_total}",
+        f"checkpoint  {'none yet' if status.checkpoint_step is None else f'step {status.checkpoint_step}'}",
+    ]
+    if status.may_start is not None:
+        lines.insert(2, f"may start   {moment(status.may_start)}, in {span(status.may_start - now)}, says SLURM")
+    if status.metrics:
+        when = "" if status.metrics_time is None else f"  ({span(now - status.metrics_time)} ago)"
+        shown = (name for name in sorted(status.metrics) if name not in OF_THE_MACHINE)
+        values = (f"{name} {status.metrics[name]:.4g}" for name in shown)
+        lines.append(f"metrics     {'  '.join(values)}{when}")
+    if status.job_ids:
+        lines.append(f"jobs        {' '.join(status.job_ids)}")
+    if status.attempts:
+        lines.append("attempts")
+        lines += [f"  {line}" for line in attempts_table(status, now)]
+    if spent := time_line(status.account):
+        lines.append(f"time        {spent}")
+    if status.verdict is not None:
+        lines += verdict_lines(status.verdict)
+    lines.append("next")
+    lines += [f"  python -m hpctrain {command}" for command in _next_commands(status)]
+    return "\n".join(lines)
+
+
+def last_sign(status: RunStatus) -> float | None:
+    """When the run was last heard of; epoch seconds."""
+    times = [status.metrics_time, *(attempt.start_time for attempt in status.attempts)]
+    times += [attempt.end_time for attempt in status.attempts]
+    return max((moment for moment in times if moment is not None), default=None)
+
+
+def _next_commands(status: RunStatus) -> list[str]:
+    run = shlex.quote(os.path.relpath(status.path))
+    if status.state.may_change:
+        return [f"logs {run} --follow", f"cancel {run}"]
+    if status.state is RunState.COMPLETED:
+        return [f"inspect {run}", f"logs {run}"]
+    logs = f"logs {run}"
+    if status.attempts:
+        directory = RunDirectory(status.path)
+        cause = first_cause(read_exit_records(directory.claim(status.attempts[-1].attempt)))
+        logs += f" --rank {cause.rank}" if cause is not None and cause.rank else ""
+    return [logs, f"resume {run}"]

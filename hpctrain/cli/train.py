@@ -1,0 +1,128 @@
+"""Training: compose, check, and launch; or be a rank where something has launched one already."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from hydra._internal.utils import get_args_parser
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from hpctrain.cluster.environment import ClusterEnvironment, is_rank
+from hpctrain.config.compose import PRIMARY, Composer, open_overrides
+from hpctrain.errors import ConfigError, ExitCode, HpctrainError
+from hpctrain.run.directory import RunDirectory
+
+SPEAKING_S = 5.0
+"""Seconds that the other ranks give rank zero to say what is wrong with the configuration."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train, sweep, or show the configuration, by Hydra's own flags.
+
+    Returns:
+        An `ExitCode`.
+    """
+    parser = get_args_parser()
+    parser.prog = "python -m hpctrain"
+    options = parser.parse_args(list(arguments))
+    composer = Composer(options.config_dir)
+    if _only_shows(options):
+        return _show(composer, options, parser)
+    if is_rank(os.environ):
+        return _be_a_rank(composer, options.overrides)
+    if options.multirun:
+        from hpctrain.sweep.multirun import multirun
+
+        return multirun(composer, options.overrides, _command(arguments), _refuse_running)
+    from hpctrain.launch.launcher import launch
+
+    config = composer.compose(options.overrides)
+    directory = None if config.run_dir is None or config.cluster.dry_run else RunDirectory.at(config.run_dir)
+    if directory is not None and directory.config.is_file():
+        _refuse_running(directory)
+    return launch(config, _command(arguments))
+
+
+def _refuse_running(directory: RunDirectory) -> None:
+    from hpctrain.cli.resume import refuse_running
+
+    refuse_running(directory)
+
+
+def _command(arguments: Sequence[str]) -> list[str]:
+    return ["python", "-m", "hpctrain", *arguments]
+
+
+def _only_shows(options: argparse.Namespace) -> bool:
+    return bool(options.help or options.hydra_help or options.cfg or options.info or options.shell_completion)
+
+
+def _show(composer: Composer, options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    hydra, overrides = composer.hydra, open_overrides(options.overrides)
+    try:
+        if options.help:
+            _help(composer, options, parser)
+        elif options.hydra_help:
+            hydra.hydra_help(config_name=PRIMARY, args_parser=parser, args=options)
+        elif options.cfg:
+            if options.cfg == "job":
+                composer.compose(options.overrides)
+            hydra.show_cfg(
+                config_name=PRIMARY,
+                overrides=overrides,
+                cfg_type=options.cfg,
+                package=options.package,
+                resolve=options.resolve,
+            )
+        elif options.info:
+            hydra.show_info(options.info, config_name=PRIMARY, overrides=overrides)
+        else:
+            hydra.shell_completion(config_name=PRIMARY, overrides=overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise composer.explain(error, options.overrides) from error
+    return ExitCode.FINISHED
+
+
+def _help(composer: Composer, options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        composer.hydra.app_help(config_name=PRIMARY, args_parser=parser, args=options)
+    # the schemas stand among the options, but are nobody's choice
+    print(re.sub(r"(, )?\bbase_\w+\b(?(1)|,? ?)", "", text.getvalue()), end="")
+
+
+def _let_rank_zero_speak(code: ExitCode) -> None:
+    """Wait for rank zero, which says what is wrong for all: torchrun and srun end it when another rank ends first."""
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
+    time.sleep(SPEAKING_S)
+
+
+def _be_a_rank(composer: Composer, overrides: list[str]) -> int:
+    from hpctrain.launch.job import end_process, run_rank
+    from hpctrain.launch.prepare import prepare_as_rank
+
+    environment = ClusterEnvironment.from_environment(os.environ)
+    try:
+        config = composer.compose(overrides, world_size=environment.world_size)
+    except ConfigError as error:
+        if environment.rank:
+            _let_rank_zero_speak(error.exit_code)
+            return error.exit_code
+        raise
+    code: int
+    try:
+        code = run_rank(config, None, lambda: prepare_as_rank(config, sys.argv, environment))
+    except HpctrainError as error:
+        print(f"hpctrain: error: {error}", file=sys.stderr)
+        code = error.exit_code
+    end_process(code)
+    return code

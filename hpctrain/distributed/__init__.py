@@ -1,0 +1,1 @@
+"""The ranks of one attempt as one: rendezvous, process group, agreement, replicas."""

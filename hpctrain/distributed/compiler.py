@@ -1,0 +1,121 @@
+"""torch's compiler, kept out of ranks that compile nothing: importing it takes about as long as torch itself."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+_COMPILER = "torch._dynamo"
+_OPTIMIZERS = sys.modules[torch.optim.Optimizer.__module__].__file__
+_VARIANT = "__dynamo_disable"
+"""Where torch keeps the variant of a function that its compiler passes over."""
+
+
+def spare_compiler() -> None:
+    """Have optimizers and DDP not import the compiler; for the whole process, and to be called any number of times.
+
+    Some of their methods are wrapped (`torch._disable_dynamo`): at the first call the compiler is imported, to make a
+    variant that it passes over. Every optimizer's step imports it, to tell it where graphs break. As long as nobody
+    else has imported it, the methods inside do as well. What compiles imports it by itself, and then finds torch's own
+    behaviour.
+    """
+    for kind in vars(torch.optim).values():
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
+            _spare_step(kind)
+    for kind in (torch.optim.Optimizer, DistributedDataParallel):
+        for method in vars(kind).values():
+            _spare(method)
+
+
+@contextmanager
+def compiler_spared() -> Iterator[None]:
+    """Inside, DDP's constructor asks a stand-in how the compiler would treat it, where the compiler isn't there."""
+    if _COMPILER in sys.modules or "_dynamo" in vars(torch):
+        yield
+        return
+    stand_in: Any = _StandIn(_COMPILER, utils=_StandIn(f"{_COMPILER}.utils", get_optimize_ddp_mode=_usual_mode))
+    torch._dynamo = stand_in
+    try:
+        yield
+    finally:
+        if vars(torch).get("_dynamo") is stand_in:
+            del torch._dynamo
+
+
+def compile_in_place(model: nn.Module, mode: str = "default") -> None:
+    """Have torch.compile take over the model's forward; names of weights and the model itself stay as they are.
+
+    Its own `compile` method begins in a frame of torch's, which the compiler passes over: of a model that is a
+    torch.nn.Sequential it would compile nothing, without a word. So the first frame is one of ours.
+
+    Args:
+        model: not wrapped yet.
+        mode: as torch.compile has it.
+    """
+    forward: Callable[..., Any] = model.forward
+
+    def begin(*arguments: Any, **keywords: Any) -> Any:
+        return forward(*arguments, **keywords)
+
+    model.forward = torch.compile(begin, mode=None if mode == "default" else mode)
+
+
+def _spare(method: object) -> None:
+    while (inner := getattr(method, "__wrapped__", None)) is not None:
+        code = getattr(method, "__code__", None)
+        if code is not None and code.co_filename == torch._compile.__file__ and not hasattr(inner, _VARIANT):
+            assert callable(method)
+            setattr(inner, _VARIANT, _until_compiling(inner, method))
+        method = inner
+
+
+def _spare_step(kind: type[torch.optim.Optimizer]) -> None:
+    step: Any = vars(kind).get("step")
+    code = getattr(step, "__code__", None)
+    if code is None or (code.co_filename, code.co_name) != (_OPTIMIZERS, "_use_grad"):
+        return
+
+    @functools.wraps(step)
+    def call(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if _COMPILER in sys.modules:
+            return step(optimizer, *args, **kwargs)
+        with torch.set_grad_enabled(optimizer.defaults["differentiable"]):
+            return step.__wrapped__(optimizer, *args, **kwargs)
+
+    setattr(kind, "step", call)  # noqa: B010 - mypy would have its overloads repeated
+
+
+def _until_compiling(function: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _COMPILER not in sys.modules:
+            return function(*args, **kwargs)
+        if getattr(function, _VARIANT, None) is call:
+            delattr(function, _VARIANT)
+        return wrapper(*args, **kwargs)
+
+    return call
+
+
+def _usual_mode() -> str:
+    return "ddp_optimizer"
+
+
+class _StandIn:
+    """A module of which some names are known; for others it is imported."""
+
+    def __init__(self, name: str, **known: object) -> None:
+        self._name = name
+        vars(self).update(known)
+
+    def __getattr__(self, name: str) -> object:
+        vars(torch).pop("_dynamo", None)
+        return getattr(importlib.import_module(self._name), name)

@@ -1,0 +1,120 @@
+"""The model as this rank trains it: synchronised batch norm, DDP, and buckets that are the same in every attempt."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from hpctrain.config.parallel import Parallel
+from hpctrain.distributed.compiler import compiler_spared
+from hpctrain.distributed.world import World
+from hpctrain.errors import ConfigError
+
+DATA_PARALLEL_IS_SLOW = (
+    "nn.DataParallel over %d GPUs: in each step it copies the model to all of them, and one Python process drives them "
+    "by threads that wait for one another; parallel=ddp keeps a replica per process and overlaps what it sends"
+)
+
+log = logging.getLogger("hpctrain.train")
+
+
+def synchronise_batchnorm(model: nn.Module) -> nn.Module:
+    """Replace every batch norm by one over all ranks' samples.
+
+    Raises:
+        ConfigError: the model has no batch norm of torch's to replace.
+    """
+    if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        raise ConfigError(
+            "trainer.sync_batchnorm", True, f"{type(model).__name__} has no batch norm of torch.nn", "set it to false"
+        )
+    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return converted
+
+
+def replicate(model: nn.Module, world: World, parallel: Parallel) -> nn.Module:
+    """Wrap the model in DDP, or leave it as it is in a world of one; collective.
+
+    Rank zero's weights and buffers are sent to all. A model on several devices of this rank is one replica.
+    """
+    if parallel.kind == "data_parallel":
+        if world.is_rank_zero:
+            log.warning(DATA_PARALLEL_IS_SLOW, len(world.devices))
+        return DataParallel(model, device_ids=list(world.devices))
+    if world.size == 1:
+        return model
+    options: dict[str, Any] = {
+        "find_unused_parameters": parallel.find_unused_parameters,
+        "bucket_cap_mb": parallel.bucket_cap_mb,
+        "static_graph": parallel.static_graph,
+        "gradient_as_bucket_view": parallel.gradient_as_bucket_view,
+    }
+    if len(world.gpus) == 1:
+        options["device_ids"] = [world.device]
+    with compiler_spared():
+        replica = DistributedDataParallel(model, **options)
+        if parallel.gradient_compression != "none":
+            _compress(replica, parallel.gradient_compression)
+    return replica
+
+
+def broadcast_weights(module: nn.Module, world: World) -> None:
+    """Give every rank rank zero's parameters and buffers, as DDP does for the model that it wraps; collective."""
+    if world.size > 1:
+        with torch.no_grad():
+            for tensor in (*module.parameters(), *module.buffers()):
+                dist.broadcast(tensor, src=0)
+
+
+def _compress(replica: DistributedDataParallel, gradient_format: str) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+    replica.register_comm_hook(None, hooks[gradient_format])
+
+
+def settle_buckets(model: nn.Module, world: World, backward: Callable[[], None]) -> None:
+    """Have DDP reach its final bucket layout before the first step; collective.
+
+    DDP reduces its first backward with one layout and rebuilds it for all others. From three ranks on the order of
+    summation is then another, and a resumed run, whose first step is a later one, would differ in the last bits. A
+    throwaway backward at the start of every attempt puts that behind; buffers, gradients and the random state are
+    restored. In a world of one or two a model needs none, unless its graph is promised to be static.
+
+    Args:
+        model: from `replicate`.
+        world: the ranks.
+        backward: one forward and backward of this rank, with gradient sync.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return
+    # with a static graph the first backward takes its measure, and must send gradients: an accumulated one doesn't
+    if not model.static_graph and (world.size <= 2 or model.find_unused_parameters):
+        return
+    buffers = [buffer.detach().clone() for buffer in model.buffers()]
+    random_state = random.getstate()
+    with torch.random.fork_rng(list(world.gpus)):
+        backward()
+    random.setstate(random_state)
+    with torch.no_grad():
+        for buffer, saved in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(saved)
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def inner(model: nn.Module) -> nn.Module:
+    """The model inside DDP's and torch.compile's wrappers, whose names checkpoints use."""
+    while True:
+        wrapped = isinstance(model, DistributedDataParallel | DataParallel)
+        inside = model.module if wrapped else getattr(model, "_orig_mod", None)
+        if not isinstance(inside, nn.Module):
+            return model
+        model = inside

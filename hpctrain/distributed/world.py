@@ -1,0 +1,203 @@
+"""The ranks of one attempt, as one of them sees the others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from hpctrain.cluster.environment import ClusterEnvironment, Source
+
+_ALLOCATED = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """The process group and this rank's device; in a world of one there is no group, and every call is free.
+
+    Attributes:
+        rank: in the world.
+        size: number of ranks.
+        local_rank: on the node.
+        device: where this rank computes; the first of `devices`.
+        devices: all of them: more than one where a task spreads its model, or with nn.DataParallel.
+        cores: CPU cores that are this rank's share.
+        store: what the ranks met at; None in a world of one.
+        control: a gloo group on the CPU for words between ranks that must not stall a GPU; None in a world of one.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+    devices: tuple[torch.device, ...] = ()
+    cores: int = 1
+    store: Store | None = None
+    control: dist.ProcessGroup | None = None
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            object.__setattr__(self, "devices", (self.device,))
+
+    @property
+    def gpus(self) -> tuple[torch.device, ...]:
+        """The devices, where they are GPUs."""
+        return self.devices if self.device.type == "cuda" else ()
+
+    @property
+    def is_rank_zero(self) -> bool:
+        """Whether this rank writes for all."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait for all ranks; collective."""
+        if self.control is not None:
+            dist.barrier(group=self.control)
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """Every rank's value at rank zero, in rank order, None elsewhere; collective, for small objects."""
+        if self.control is None:
+            return [value]
+        values: list[Any] | None = [None] * self.size if self.is_rank_zero else None
+        dist.gather_object(value, values, dst=0, group=self.control)
+        return values
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank zero's value on every rank; collective, for small objects."""
+        if self.control is None:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.control)
+        return box[0]
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Add up a tensor over all ranks in place, on the device's own group; collective."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def close(self) -> None:
+        """Leave the group after every rank is done; collective."""
+        if self.size > 1:
+            self.barrier()
+            dist.destroy_process_group()
+
+    def abort(self) -> None:
+        """Leave the group without the others, after a failure; never waits for them."""
+        if self.size > 1 and dist.is_initialized():
+            dist.distributed_c10d._abort_process_group()
+
+
+def choose_devices(
+    environment: ClusterEnvironment, gpus_per_process: int | None, *, use_gpu: bool
+) -> tuple[torch.device, ...]:
+    """This rank's devices: its share of the visible GPUs, or the CPU as often as it would have GPUs.
+
+    A scheduler shows a process all GPUs of the node, or its own alone, as index 0; so the index counts among what is
+    visible.
+
+    Args:
+        environment: this rank's place.
+        gpus_per_process: how many; None: every visible one.
+        use_gpu: whether those that torch finds are to be used.
+    """
+    # counted first: the driver is asked without being started, and where torch is built without CUDA nothing is
+    visible = torch.cuda.device_count() if use_gpu else 0
+    if not visible or not torch.cuda.is_available():
+        return (torch.device("cpu"),) * (gpus_per_process or 1)
+    share = gpus_per_process or visible
+    first = environment.local_rank * share
+    return tuple(torch.device("cuda", (first + number) % visible) for number in range(share))
+
+
+def join(
+    environment: ClusterEnvironment,
+    store: Store | None,
+    *,
+    backend: str,
+    device: torch.device,
+    devices: tuple[torch.device, ...] = (),
+    cores: int = 1,
+    timeout_s: float,
+) -> World:
+    """Make the process groups; collective.
+
+    Args:
+        environment: this rank's place.
+        store: from `meet`; None in a world of one.
+        backend: `nccl`, `gloo` or `auto`.
+        device: this rank's.
+        devices: all of this rank's, where there are several; the first is ``device``.
+        cores: of this rank (`cpu_cores`).
+        timeout_s: bound in seconds on each collective.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    world = World(
+        rank=environment.rank,
+        size=environment.world_size,
+        local_rank=environment.local_rank,
+        device=device,
+        devices=devices,
+        cores=cores,
+    )
+    if store is None:
+        return world
+    if backend == "auto":
+        backend = "nccl" if device.type == "cuda" else "gloo"
+    timeout = timedelta(seconds=timeout_s)
+    dist.init_process_group(
+        backend,
+        store=PrefixStore("world", store),
+        rank=environment.rank,
+        world_size=environment.world_size,
+        timeout=timeout,
+        device_id=bound_device(backend, device, devices),
+    )
+    control = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
+    return replace(world, store=store, control=control)
+
+
+def bound_device(backend: str, device: torch.device, devices: tuple[torch.device, ...] = ()) -> torch.device | None:
+    """The device that NCCL binds to at once, which finds a broken one at the start; None for gloo.
+
+    A group that is bound refuses tensors on any other device, so with several it binds to each when it is first used:
+    DDP sends a module that is spread over them from where its parts are.
+    """
+    return device if backend == "nccl" and len(devices) <= 1 else None
+
+
+def cpu_threads(
+    environment: ClusterEnvironment, cpus_per_process: int | None, variables: Mapping[str, str]
+) -> int | None:
+    """Threads for one rank's operations; None leaves torch's own choice.
+
+    The user's OMP_NUM_THREADS stands; then its cores (`cpu_cores`), unless it has all of this machine's. More threads
+    than cores cost far more than they gain: they spin.
+    """
+    if "OMP_NUM_THREADS" in variables:
+        return None
+    allocated = environment.source is Source.SLURM and bool({*variables} & set(_ALLOCATED))
+    if cpus_per_process is None and not allocated and environment.local_world_size == 1:
+        return None
+    return cpu_cores(environment, cpus_per_process, variables)
+
+
+def cpu_cores(environment: ClusterEnvironment, cpus_per_process: int | None, variables: Mapping[str, str]) -> int:
+    """Cores of one rank: what is configured, else its share of what the scheduler allocated or of the machine's."""
+    if cpus_per_process is not None:
+        return cpus_per_process
+    if environment.source is Source.SLURM:
+        per_task, on_node = (variables.get(name) for name in _ALLOCATED)
+        if per_task is not None:
+            return int(per_task)
+        if on_node is not None:
+            return max(1, int(on_node) // environment.local_world_size)
+    return max(1, len(os.sched_getaffinity(0)) // environment.local_world_size)

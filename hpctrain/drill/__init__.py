@@ -1,0 +1,1 @@
+"""A short training, run straight and run interrupted, and the proof that both end alike."""

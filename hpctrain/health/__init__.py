@@ -1,0 +1,1 @@
+"""Checks during training: the watchdog."""

@@ -1,0 +1,117 @@
+"""Progress for the person who watches."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+logger = logging.getLogger(__name__)
+
+_CLEAR_LINE = "\r\x1b[K"
+_REDRAW_S = 0.05
+_LINE_S = 1.0
+_OWN_PLACE = ("train/epoch", "train/lr")
+"""Shown elsewhere on the line, or not at all."""
+_OF_THE_MACHINE = ("throughput/", "memory/")
+"""Not shown, but for the speed."""
+
+
+class ConsoleSink:
+    """One line that is updated in place on a terminal; elsewhere plain lines, at most one a second.
+
+    Lines with an evaluation are always there, and stay.
+
+    ``step 120/460  epoch 2  train/loss 0.123  5210 samples/s  eta 0:12``
+
+    A stream that is gone (a closed pipe, a full disk) ends the display, not the training.
+
+    Args:
+        stream: where to write; a terminal is recognised.
+        total_steps: where the run ends; None where it isn't known.
+        step: steps completed before this attempt.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, stream: TextIO, total_steps: int | None, step: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = stream
+        self._terminal = stream.isatty()
+        self._total_steps = total_steps
+        self._start_step, self._start_time = step, clock()
+        self._clock = clock
+        self._drawn_at = float("-inf")
+        self._line_open = False
+        self._gone = False
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Show a step."""
+        now = self._clock()
+        evaluated = any(name.startswith("eval/") for name in values)
+        keep = evaluated or not self._terminal
+        pause_s = _REDRAW_S if self._terminal else _LINE_S
+        if not evaluated and now - self._drawn_at < pause_s and step != self._total_steps:
+            return
+        self._drawn_at = now
+        line = "  ".join([*self._parts(step, values), *([] if evaluated else self._eta(step, now))])
+        if not self._terminal:
+            self._put(line + "\n")
+        elif keep:
+            self._put(f"{_CLEAR_LINE}{line}\n")
+            self._line_open = False
+        else:
+            self._put(_CLEAR_LINE + line[: self._columns() - 1])
+            self._line_open = True
+
+    def flush(self) -> None:
+        """Nothing waits: every line is written at once."""
+
+    def close(self) -> None:
+        """Leave the last progress line standing."""
+        if self._line_open:
+            self._put("\n")
+            self._line_open = False
+
+    def _parts(self, step: int, values: Mapping[str, float]) -> list[str]:
+        parts = [f"step {step}" if self._total_steps is None else f"step {step}/{self._total_steps}"]
+        if "train/epoch" in values:
+            parts.append(f"epoch {int(values['train/epoch'])}")
+        shown = {name for name in values if name not in _OWN_PLACE and not name.startswith(_OF_THE_MACHINE)}
+        parts += [f"{name} {value:.4g}" for name, value in values.items() if name in shown]
+        if (speed := values.get("throughput/samples_per_s")) is not None:
+            parts.append(f"{speed:.0f} samples/s" if speed >= 10 else f"{speed:.2g} samples/s")
+        return parts
+
+    def _eta(self, step: int, now: float) -> list[str]:
+        done, seconds = step - self._start_step, now - self._start_time
+        if self._total_steps is None or done <= 0 or step >= self._total_steps:
+            return []
+        return [f"eta {duration((self._total_steps - step) * seconds / done)}"]
+
+    def _columns(self) -> int:
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or 80
+        except OSError:
+            return 80
+
+    def _put(self, text: str) -> None:
+        if self._gone:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError as error:
+            self._gone = True
+            logger.warning("progress can't be shown any longer (%s); the training goes on", error.strerror)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as ``0:12``, ``1:02:03`` or ``3d 04:05``."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    if hours >= 24:
+        return f"{hours // 24}d {hours % 24:02d}:{minute:02d}"
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

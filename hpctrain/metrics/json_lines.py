@@ -1,0 +1,108 @@
+"""Metrics as JSON lines: one record per logged step, complete or absent."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpctrain.files import write_atomic
+from hpctrain.metrics.patient_file import PatientFile
+
+WRITE_EVERY_S = 0.1
+
+
+class JsonLinesSink:
+    """Appends ``{"step": 20, "time": 1763.2, "train/loss": 0.5}`` to a file; time is in epoch seconds.
+
+    JSON knows no NaN and no infinity: such a value is null, and the record's ``nonfinite`` spells it, as in
+    ``{"step": 20, "time": 1763.2, "train/loss": null, "nonfinite": {"train/loss": "nan"}}``.
+
+    Where records come faster than ten a second, several go into one write, with the first record a tenth of a second
+    later or the next `flush`: a write costs as much as a step of a small model, on a shared file system more.
+
+    A file that can't be written for a while doesn't stop the training (see `PatientFile`).
+
+    Args:
+        path: the file; made where it isn't there.
+        resume_step: what later steps left here is dropped, and so is a last line that a crash tore; None drops all. The
+            file is replaced, never cut: an attempt that was superseded writes on into the old one, which is gone.
+        clock: epoch seconds.
+        evaluation_due: that step will be evaluated, perhaps again: what is here of it is dropped as well.
+
+    Raises:
+        OSError: the file can't be made or replaced.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        resume_step: int | None,
+        clock: Callable[[], float] = time.time,
+        *,
+        evaluation_due: bool = False,
+    ) -> None:
+        self._clock = clock
+        write_atomic(path, _kept(path, resume_step, evaluation_due))
+        self._file = PatientFile(path)
+        self._waiting: list[tuple[int, float, Mapping[str, float]]] = []
+        self._written_at = float("-inf")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Append one record."""
+        now = self._clock()
+        self._waiting.append((step, now, dict(values)))
+        # a clock that was set back keeps none, and after an evaluation it may be long until the next record
+        if not 0 <= now - self._written_at < WRITE_EVERY_S or _is_evaluation(values):
+            self._write()
+
+    def flush(self) -> None:
+        """Make the records durable, as far as the file system lets us."""
+        self._write()
+        self._file.sync()
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        self._write()
+        self._file.close()
+
+    def _write(self) -> None:
+        self._written_at = self._clock()
+        if self._waiting:
+            self._file.append(b"".join(_line(*one) for one in self._waiting))
+            self._waiting.clear()
+
+
+def _line(step: int, logged_at: float, values: Mapping[str, float]) -> bytes:
+    record: dict[str, object] = {"step": step, "time": round(logged_at, 3), **values}
+    nonfinite = {name: str(float(value)) for name, value in values.items() if not math.isfinite(value)}
+    if nonfinite:
+        record |= dict.fromkeys(nonfinite)
+        record["nonfinite"] = nonfinite
+    return json.dumps(record, allow_nan=False).encode() + b"\n"
+
+
+def _kept(path: Path, resume_step: int | None, evaluation_due: bool) -> bytes:
+    """The whole lines of ``path`` up to the step that an attempt resumes from."""
+    if resume_step is None or not path.exists():
+        return b""
+    lines = path.read_bytes().splitlines(keepends=True)
+    kept = [(line, record) for line in lines if (record := _record(line)) and record["step"] <= resume_step]
+    again = [evaluation_due and record["step"] == resume_step and _is_evaluation(record) for _, record in kept]
+    return b"".join(line for (line, _), drop in zip(kept, again, strict=True) if not drop)
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """The record in a line; None for what is torn or no record of a step."""
+    try:
+        record = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+
+
+def _is_evaluation(names: Iterable[str]) -> bool:
+    return any(name.startswith("eval/") for name in names)

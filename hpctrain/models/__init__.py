@@ -1,0 +1,1 @@
+"""Small models for the tasks that hpctrain ships."""

@@ -1,0 +1,118 @@
+"""A small GPT."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  # its usual name
+
+from hpctrain.errors import ConfigError, TaskError
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer: pre-norm, learned positions, output weights tied to the embedding.
+
+    Architecture and initialisation are those of GPT-2 (Radford et al. 2019): normal weights of deviation 0.02, divided
+    by sqrt(2 * num_layers) where a layer adds to the residual stream.
+
+    Args:
+        vocab_size: number of tokens; 256 for bytes.
+        context_length: most tokens that one forward can see.
+        num_layers: transformer blocks.
+        num_heads: attention heads; must divide the width.
+        width: of the residual stream.
+        dropout: probability, on embeddings, attention and residual branches.
+
+    Raises:
+        ConfigError: the heads don't divide the width.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int = 256,
+        context_length: int = 128,
+        num_layers: int = 4,
+        num_heads: int = 4,
+        width: int = 128,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if width % num_heads:
+            raise ConfigError(
+                "model.num_heads", num_heads, f"it doesn't divide model.width={width}", "choose a divisor of the width"
+            )
+        self.context_length = context_length
+        self.tokens = nn.Embedding(vocab_size, width)
+        self.places = nn.Embedding(context_length, width)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(_Block(width, num_heads, dropout) for _ in range(num_layers))
+        self.norm = nn.LayerNorm(width)
+        self._initialise(0.02, 0.02 / math.sqrt(2 * num_layers))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [n, length, vocab_size] of the next token at every place of int64 tokens [n, length].
+
+        Raises:
+            TaskError: more tokens than the context length.
+        """
+        length = tokens.shape[1]
+        if length > self.context_length:
+            raise TaskError(
+                f"the model was given {length} tokens, but model.context_length={self.context_length}: "
+                f"set model.context_length={length} or more"
+            )
+        stream = self.dropout(self.tokens(tokens) + self.places.weight[:length])
+        for block in self.blocks:
+            stream = block(stream)
+        return F.linear(self.norm(stream), self.tokens.weight)
+
+    def _initialise(self, deviation: float, residual_deviation: float) -> None:
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif parameter.dim() == 2:
+                residual = name.endswith("out.weight")
+                nn.init.normal_(parameter, std=residual_deviation if residual else deviation)
+
+
+class _Attention(nn.Module):
+    def __init__(self, width: int, num_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.num_heads, self.dropout = num_heads, dropout
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        batch, length, width = stream.shape
+        heads = self.qkv(stream).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        query, key, value = heads.unbind(0)
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return out
+
+
+class _FeedForward(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.into = nn.Linear(width, 4 * width)
+        self.out = nn.Linear(4 * width, width)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        out: Tensor = self.out(F.gelu(self.into(stream), approximate="tanh"))
+        return out
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, num_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.attention_norm, self.attention = nn.LayerNorm(width), _Attention(width, num_heads, dropout)
+        self.feed_forward_norm, self.feed_forward = nn.LayerNorm(width), _FeedForward(width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        stream = stream + self.dropout(self.attention(self.attention_norm(stream)))
+        out: Tensor = stream + self.dropout(self.feed_forward(self.feed_forward_norm(stream)))
+        return out

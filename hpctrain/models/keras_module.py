@@ -1,0 +1,142 @@
+"""A Keras 3 model as a module of torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hpctrain.errors import ConfigError, TaskError
+
+BACKEND = "KERAS_BACKEND"
+
+
+def import_keras() -> Any:
+    """Keras on the torch backend; takes about a second, so it is imported where it is used.
+
+    Raises:
+        ConfigError: it isn't installed, or has another backend already.
+    """
+    if "keras" in sys.modules:
+        found = sys.modules["keras"].backend.backend()
+    else:
+        # without it Keras takes what the user's keras.json says, and TensorFlow where there is none
+        found = os.environ.setdefault(BACKEND, "torch")
+    if found != "torch":
+        raise ConfigError(BACKEND, found, "makes no modules of torch", f"set {BACKEND}=torch")
+    try:
+        import keras
+    except ModuleNotFoundError as error:
+        if error.name != "keras":
+            raise
+        remedy = 'pip install "hpctrain[keras]"'
+        raise ConfigError("task", "keras", "needs Keras, which isn't installed", remedy) from error
+    return keras
+
+
+class KerasModule(nn.Module):
+    """A built Keras model, trained as any other module is.
+
+    Keras keeps the statistics of batch norm, and the states of its seeds, as parameters that need no gradient: DDP
+    would neither average nor send them, and each rank would evaluate with its own. Here they are buffers, which share
+    their memory with Keras's variables: DDP sends rank zero's to all before a forward, evaluation begins with rank
+    zero's, and checkpoints have them. Frozen weights are buffers as well. The optimizer sees trainable variables alone.
+
+    Dropout and batch norm behave by this module's mode: Keras is called with `training`, since `train()` and `eval()`
+    tell it nothing. The model's own losses (regularisers, `add_loss`) come back beside its output.
+
+    Names are Keras's paths (``conv2d/kernel``), with layers numbered by their order in the model: Keras numbers them
+    by how many the process has made.
+
+    Args:
+        build: makes the model; called on the CPU, and the model has to be built, its variables made, when it returns.
+
+    Raises:
+        ConfigError: Keras isn't there (see `import_keras`).
+        TaskError: the model isn't built, or two of its variables have one name.
+    """
+
+    def __init__(self, build: Callable[[], Any]) -> None:
+        super().__init__()
+        with import_keras().device("cpu"):
+            model = build()
+        if not getattr(model, "built", False):
+            raise TaskError(
+                f"the Keras model {model.name} has no variables yet: give it an Input, or call it once on an example"
+            )
+        # in a tuple: as a submodule it would add all variables once more, as parameters
+        self._model = (model,)
+        variables = [*model.trainable_variables, *model.non_trainable_variables]
+        names = stable_names(variable.path for variable in variables)
+        for number, (name, variable) in enumerate(zip(names, variables, strict=True)):
+            if number < len(model.trainable_variables):
+                self.register_parameter(name, variable.value)
+            else:
+                self.register_buffer(name, variable.value.detach())
+        self._sharing = {
+            name: (variable, variable.value.dtype) for name, variable in zip(names, variables, strict=True)
+        }
+
+    def forward(self, *inputs: Any) -> tuple[Any, Tensor]:
+        """The model's output, and the sum of its own losses, a scalar.
+
+        Raises:
+            TaskError: this is a replica of nn.DataParallel's, which shares the original's variables.
+        """
+        (model,) = self._model
+        parameter = next(self.parameters(), None)
+        if parameter is None:
+            raise TaskError("nn.DataParallel can't split a Keras model among GPUs: use parallel=ddp")
+        device = parameter.device
+        with import_keras().device(str(device)):  # Keras moves what it is given to its own choice of device otherwise
+            output = model(*inputs, training=self.training)
+            return output, sum(model.losses, start=torch.zeros((), device=device))
+
+    def __deepcopy__(self, memo: object) -> KerasModule:
+        # Keras copies by way of its file format: the copy's variables would be others than its parameters
+        raise TaskError("a Keras model can't be copied with what it has learned: use precision=fp32 or bf16")
+
+    def _apply(self, function: Callable[[Tensor], Tensor], recurse: bool = True) -> KerasModule:
+        super()._apply(function, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        for name, tensor in [*self.named_parameters(), *self.named_buffers()]:
+            variable, dtype = self._sharing[name]
+            if tensor.dtype != dtype:
+                raise TaskError(
+                    f"the Keras variable {name} became {tensor.dtype}, but Keras goes on computing in {dtype}: "
+                    "use precision=fp32 or bf16, or a dtype policy of Keras's own"
+                )
+            # a module moved to a device has other buffers afterwards
+            variable.value.data = tensor.data
+        return self
+
+
+def stable_names(paths: Iterable[str]) -> list[str]:
+    """Names of variables by Keras's paths, the same for a model however many the process made before it.
+
+    Raises:
+        TaskError: a path comes twice.
+    """
+    renamed: dict[str, str] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    names = []
+    for path in paths:
+        place, parts = "", []
+        for part in path.replace(".", "_").split("/"):
+            base = re.sub(r"_\d+$", "", part)
+            before, place = place, f"{place}/{part}"
+            if place not in renamed:
+                number = counts[before, base]
+                counts[before, base] += 1
+                renamed[place] = f"{base}_{number}" if number else base
+            parts.append(renamed[place])
+        names.append("/".join(parts))
+    (name, count), *_ = Counter(names).most_common(1) or [("", 1)]
+    if count > 1:
+        raise TaskError(f"{count} variables of the Keras model are called {name}: give its layers names of their own")
+    return names

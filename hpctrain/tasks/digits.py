@@ -1,0 +1,119 @@
+"""Handwritten digits."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  # its usual name
+from torch.utils.data import Dataset
+
+from hpctrain.data.order import ShuffledOrder
+from hpctrain.data.tensors import TensorBatches
+from hpctrain.errors import ConfigError, TaskError
+from hpctrain.models.convnet import ConvNet
+from hpctrain.tasks.task import Sums, Task
+
+_MEAN, _DEVIATION = 4.884, 6.017  # of all pixels, which go from 0 to 16
+
+
+class Digits(Task):
+    """Recognise the 1,797 real handwritten digits, 8 x 8 pixels, that come with scikit-learn.
+
+    A sample is an image, float32 [1, 8, 8], and its label, int64. The split is the same for every seed.
+
+    Args:
+        held_out: share of the digits that is kept for evaluation.
+        augment: shift training images at random, by at most one pixel in each direction.
+
+    Raises:
+        ConfigError: no digit would be left for training, or for evaluation.
+    """
+
+    metric = "accuracy"
+    metric_mode = "max"
+
+    def __init__(self, held_out: float = 0.2, augment: bool = False) -> None:
+        if not 0 < held_out < 1:
+            raise ConfigError("task.held_out", held_out, "it is a share of the samples", "set it between 0 and 1")
+        self.held_out, self.augment = held_out, augment
+
+    def build_model(self) -> nn.Module:
+        """See `Task`."""
+        return ConvNet()
+
+    def train_dataset(self) -> Dataset[Any]:
+        """See `Task`.
+
+        Raises:
+            TaskError: scikit-learn isn't installed.
+        """
+        return _Shifted(*self._split[0]) if self.augment else TensorBatches(*self._split[0])
+
+    def eval_dataset(self) -> Dataset[Any]:
+        """See `Task`."""
+        return TensorBatches(*self._split[1])
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Cross-entropy."""
+        images, labels = batch
+        return F.cross_entropy(model(images), labels)
+
+    def evaluate(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Sums:
+        """Cross-entropy and accuracy."""
+        images, labels = batch
+        logits = model(images)
+        return {
+            "loss": (F.cross_entropy(logits, labels, reduction="sum"), len(labels)),
+            "accuracy": ((logits.argmax(1) == labels).sum(), len(labels)),
+        }
+
+    @cached_property
+    def _split(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        table = read_digits()
+        shuffled = torch.from_numpy(table[ShuffledOrder(len(table), seed=0)(0, np.arange(len(table)))])
+        images = ((shuffled[:, :64] - _MEAN) / _DEVIATION).reshape(-1, 1, 8, 8)
+        labels = shuffled[:, 64].long()
+        kept = min(max(1, round(len(table) * (1 - self.held_out))), len(table) - 1)
+        return (images[:kept], labels[:kept]), (images[kept:], labels[kept:])
+
+
+class _Shifted(TensorBatches):
+    draws_per_sample = True
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        image, label = super().__getitem__(index)
+        down, right = torch.randint(0, 3, (2,)).tolist()
+        padded = F.pad(image, (1, 1, 1, 1), value=-_MEAN / _DEVIATION)
+        return padded[:, down : down + 8, right : right + 8], label
+
+
+def read_digits(package: str = "sklearn") -> npt.NDArray[np.float32]:
+    """The table of digits that scikit-learn carries: 64 pixels and a label per row, float32 [1797, 65].
+
+    The data file is read without importing scikit-learn, which takes about as long as importing PyTorch; only where it
+    isn't in its usual place does scikit-learn itself read it.
+
+    Args:
+        package: the name under which scikit-learn is installed.
+
+    Raises:
+        TaskError: it isn't installed.
+    """
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise TaskError('the digits task needs scikit-learn, which isn\'t installed: pip install "hpctrain[examples]"')
+    path = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    if path.is_file():
+        with gzip.open(path, "rt") as lines:
+            return np.loadtxt(lines, delimiter=",", dtype=np.float32)
+    pixels, labels = import_module(f"{package}.datasets").load_digits(return_X_y=True)
+    return np.column_stack([pixels, labels]).astype(np.float32)

@@ -1,0 +1,104 @@
+"""Bytes of English text."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  # its usual name
+from torch.utils.data import Dataset
+
+from hpctrain.errors import ConfigError
+from hpctrain.models.gpt import GPT
+from hpctrain.tasks.task import Sums, Task
+
+
+class Text(Task):
+    """Predict the next byte of the language reference that every Python carries (`pydoc_data.topics`, about 0.5 MB).
+
+    A sample is a window of the text: context_length bytes, and as targets the same shifted by one, both int64. Windows
+    follow each other without overlap; the text's end is held out. The text is that of the Python that runs: other minor
+    versions differ.
+
+    Args:
+        context_length: bytes per sample.
+        held_out: share of the text that is kept for evaluation.
+
+    Raises:
+        ConfigError: no window is left for training, or for evaluation.
+    """
+
+    def __init__(self, context_length: int = 128, held_out: float = 0.1) -> None:
+        if not 0 < held_out < 1:
+            raise ConfigError("task.held_out", held_out, "it is a share of the text", "set it between 0 and 1")
+        self.context_length, self.held_out = context_length, held_out
+
+    def build_model(self) -> nn.Module:
+        """See `Task`."""
+        return GPT(context_length=self.context_length)
+
+    def train_dataset(self) -> Dataset[Any]:
+        """See `Task`."""
+        return self._windows(0, self._kept)
+
+    def eval_dataset(self) -> Dataset[Any]:
+        """See `Task`."""
+        return self._windows(self._kept, len(self._text))
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Cross-entropy per byte, in nats."""
+        given, targets = batch
+        return F.cross_entropy(model(given).flatten(0, 1), targets.flatten())
+
+    def evaluate(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Sums:
+        """Cross-entropy per byte, in nats and in bits."""
+        loss, count = super().evaluate(model, batch)["loss"]
+        return {"loss": (loss, count), "bits_per_byte": (loss / math.log(2), count)}
+
+    @cached_property
+    def _text(self) -> Tensor:
+        topics: dict[str, str] = import_module("pydoc_data.topics").topics
+        text = "\n\n".join(topics[name].strip() for name in sorted(topics))
+        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+    @property
+    def _kept(self) -> int:
+        return round(len(self._text) * (1 - self.held_out))
+
+    def _windows(self, begin: int, end: int) -> Windows:
+        if end - begin <= self.context_length:
+            raise ConfigError(
+                "task.context_length",
+                self.context_length,
+                f"no window of that length fits into {end - begin} bytes (task.held_out={self.held_out})",
+                "set a shorter one",
+            )
+        return Windows(self._text[begin:end], self.context_length)
+
+
+class Windows(Dataset[Any]):
+    """Consecutive windows of a token sequence, each with the same window one token later as its targets.
+
+    Args:
+        tokens: of shape [length], any integer type; not copied.
+        context_length: tokens per window.
+    """
+
+    def __init__(self, tokens: Tensor, context_length: int) -> None:
+        self._rows = tokens.unfold(0, context_length + 1, context_length)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        row = self._rows[index].long()
+        return row[:-1], row[1:]
+
+    def get_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """See `BatchDataset`: two int64 tensors [n, context_length]."""
+        rows = torch.index_select(self._rows, 0, indices).long()
+        return rows[:, :-1], rows[:, 1:]

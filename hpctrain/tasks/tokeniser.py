@@ -1,0 +1,114 @@
+"""From text to tokens."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hpctrain.errors import ConfigError
+
+
+class Tokeniser(Protocol):
+    """Turns text into numbers.
+
+    Attributes:
+        vocab_size: every token is below it.
+        end_of_text: the token after each document.
+    """
+
+    vocab_size: int
+    end_of_text: int
+
+    def __call__(self, text: str) -> npt.NDArray[Any]:
+        """The tokens of a text, of shape [length]; any integer type."""
+        ...
+
+
+class ByteTokeniser:
+    """The bytes of UTF-8; needs nothing. A document ends with a zero, which text doesn't hold."""
+
+    vocab_size, end_of_text = 256, 0
+
+    def __call__(self, text: str) -> npt.NDArray[Any]:
+        """See `Tokeniser`."""
+        return np.frombuffer(text.encode(errors="replace"), np.uint8)
+
+
+class Tiktoken:
+    """An encoding of tiktoken, such as gpt2; tiktoken may have to download its table once.
+
+    Raises:
+        ConfigError: tiktoken isn't installed, or has no such encoding.
+    """
+
+    def __init__(self, name: str) -> None:
+        tiktoken = _package("tiktoken", 'pip install "hpctrain[tokens]"')
+        try:
+            self._encoding = tiktoken.get_encoding(name)
+        except (ValueError, OSError) as error:
+            first = str(error).partition("\n")[0]
+            remedy = "see tiktoken.list_encoding_names(), and TIKTOKEN_CACHE_DIR where there is no network"
+            raise ConfigError("--tokenizer", f"tiktoken:{name}", f"can't be had ({first})", remedy) from error
+        self.vocab_size, self.end_of_text = int(self._encoding.n_vocab), int(self._encoding.eot_token)
+
+    def __call__(self, text: str) -> npt.NDArray[Any]:
+        """See `Tokeniser`."""
+        return np.array(self._encoding.encode_ordinary(text), np.uint32)
+
+
+class TokenizersFile:
+    """A ``tokenizer.json`` of Hugging Face's tokenizers.
+
+    Args:
+        path: of the file.
+        end_of_text: the name of its token that ends a document.
+
+    Raises:
+        ConfigError: tokenizers isn't installed, the file can't be read, or has no such token.
+    """
+
+    def __init__(self, path: str, end_of_text: str) -> None:
+        tokenizers = _package("tokenizers", "pip install tokenizers")
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(path)
+        except Exception as error:  # the library raises no narrower one
+            problem = f"can't be read ({error})"
+            raise ConfigError("--tokenizer", f"tokenizers:{path}", problem, "name a tokenizer.json") from error
+        found = self._tokenizer.token_to_id(end_of_text)
+        if found is None:
+            remedy = "name the token that ends a document"
+            raise ConfigError("--end-of-text", end_of_text, f"is no token of {path}", remedy)
+        # ids may have gaps
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        self.end_of_text = int(found)
+
+    def __call__(self, text: str) -> npt.NDArray[Any]:
+        """See `Tokeniser`."""
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.uint32)
+
+
+def tokeniser(name: str, end_of_text: str = "<|endoftext|>") -> Tokeniser:
+    """The tokeniser of a name: `bytes`, `tiktoken:ENCODING` or `tokenizers:PATH`.
+
+    Raises:
+        ConfigError: there is none of that name, or it can't be had.
+    """
+    kind, _, rest = name.partition(":")
+    if name == "bytes":
+        return ByteTokeniser()
+    if kind == "tiktoken" and rest:
+        return Tiktoken(rest)
+    if kind == "tokenizers" and rest:
+        return TokenizersFile(str(Path(rest)), end_of_text)
+    raise ConfigError("--tokenizer", name, "is not known", "write bytes, tiktoken:ENCODING or tokenizers:PATH")
+
+
+def _package(name: str, remedy: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError("--tokenizer", name, "isn't installed", remedy) from error

@@ -1,0 +1,1 @@
+"""The rank's entry, the trainer, the loop and one step."""

@@ -1,0 +1,110 @@
+"""A few steps with one micro-batch size: `python -m hpctrain.train.batch_trial CONFIG SIZE`, one line of JSON.
+
+A process of its own for each size: whatever memory it took is free again when it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpctrain.checkpoint.memory import available_memory_bytes
+from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.config.cross import refuse_without_gpu
+from hpctrain.config.root import Config
+from hpctrain.config.stored import load
+from hpctrain.distributed.compiler import spare_compiler
+from hpctrain.distributed.determinism import set_determinism
+from hpctrain.distributed.world import World, choose_devices, cpu_threads
+from hpctrain.errors import HpctrainError
+from hpctrain.metrics.memory import Memory
+from hpctrain.train.parts import Parts
+
+STEPS = 3
+"""The first allocates the optimizer's state, the second has everything; the third is timed."""
+OUT_OF_MEMORY = ("can't allocate memory", "cannot allocate memory", "out of memory", "std::bad_alloc")
+
+
+def main(arguments: list[str]) -> int:
+    """Try one size, and print what it took."""
+    path, size = arguments
+    config = load(Path(path))
+    os.environ.update(config.cluster.env)
+    spare_compiler()
+    with contextlib.redirect_stdout(sys.stderr):
+        # the task may print
+        try:
+            found = _trial(config, int(size))
+        except HpctrainError as error:
+            found = {"error": str(error), "exit_code": int(error.exit_code)}
+    print(json.dumps(found), flush=True)  # noqa: T201 - to the command that started this process
+    return 0
+
+
+def _trial(config: Config, size: int) -> dict[str, Any]:
+    environment = ClusterEnvironment.from_environment({})
+    threads = cpu_threads(environment, config.cluster.cpus_per_process, os.environ)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    set_determinism(config.trainer.deterministic)
+    cluster = config.cluster
+    each = None if config.parallel.kind == "data_parallel" else cluster.gpus_per_process
+    devices = choose_devices(environment, each, use_gpu=cluster.gpus_per_node != 0)
+    if devices[0].type == "cpu":
+        refuse_without_gpu(config, "run fit-batch where the GPUs are")
+    world = World(rank=0, size=1, local_rank=0, device=devices[0], devices=devices)
+    found: dict[str, Any] = {"device": str(devices[0]), "limit_bytes": _limit_bytes(world), "fits": False}
+    try:
+        found |= _steps(config, world, size)
+    except (RuntimeError, MemoryError) as error:
+        if not isinstance(error, MemoryError) and not any(word in str(error).lower() for word in OUT_OF_MEMORY):
+            raise
+        found["message"] = str(error).strip().splitlines()[0] if str(error) else "out of memory"
+    else:
+        found["fits"] = True
+    found["peak_bytes"] = _peak_bytes(world)
+    return found
+
+
+def _steps(config: Config, world: World, size: int) -> dict[str, Any]:
+    config = replace(config, trainer=replace(config.trainer, max_steps=STEPS, max_epochs=None))
+    # two micro-batches: the gradients of the first are there while the second is in its forward pass
+    config.trainer.micro_batch_size, config.trainer.global_batch_size = size, 2 * size
+    parts = Parts(config, world, None)
+    samples = parts.plan.num_samples
+    begin = time.perf_counter()
+    with closing(iter(parts.loader(0))) as loader:
+        micro_batches: Iterator[Any] = loader
+        for step in range(STEPS):
+            begin = time.perf_counter()
+            parts.step(step, micro_batches)
+        parts.meter.means()
+    return {"num_samples": samples, "samples_per_s": 2 * size / (time.perf_counter() - begin)}
+
+
+def _limit_bytes(world: World) -> int | None:
+    """What this process may come to take in all, with what it has already."""
+    if world.gpus:
+        return min(torch.cuda.mem_get_info(device)[0] for device in world.gpus)
+    available = available_memory_bytes()
+    return None if available is None else available + _peak_bytes(world)
+
+
+def _peak_bytes(world: World) -> int:
+    if world.gpus:
+        return max(torch.cuda.max_memory_reserved(device) for device in world.gpus)
+    return Memory(world.device).peak()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,60 @@
+"""Whom an error blames: what is trained, the machine, or another rank."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hpctrain.errors import CheckpointError, RendezvousError
+from hpctrain.run.ledger import Reason
+
+TIMED_OUT = re.compile(
+    r"Timed out waiting \d+ ?ms|timed out after|wait timeout after|caused pair closure|monitoredBarrier"
+    r"|collective operation timeout|before timing out",
+    re.IGNORECASE,
+)
+"""What torch's backends (gloo, the store, NCCL's watchdog) say when another rank didn't come in time."""
+PEER_LOST = re.compile(
+    r"Connection (closed|reset|refused) by|Connection reset|Broken pipe|NCCL|ProcessGroup|gloo"
+    r"|recvValue failed|sendBytes failed|DistNetworkError|DistStoreError|Socket closed",
+    re.IGNORECASE,
+)
+"""What they say when another rank is gone."""
+MACHINE = re.compile(
+    r"DataLoader worker \(pid.*(is killed by signal|exited unexpectedly)"
+    r"|CUDA error: .*(uncorrectable|ECC|NVLink|hardware stack|fallen off the bus)"
+)
+"""What torch says of loading processes that the system killed, for their memory say, and of a broken GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """The end that follows from an error.
+
+    Attributes:
+        reason: of the rank's end.
+        peer: the cause is to be sought in another rank.
+    """
+
+    reason: Reason
+    peer: bool = False
+
+
+def blame(error: BaseException, world_size: int) -> Blame:
+    """Whom an error of one rank blames.
+
+    Only torch is believed, and what it raises are RuntimeErrors: a download of the task's own may time out as well.
+    """
+    if isinstance(error, RendezvousError):
+        # nothing of the task's has run yet: a node, a network, ports that others took
+        return Blame(Reason.INFRASTRUCTURE, peer=error.waited)
+    text = f"{type(error).__name__}: {error}"
+    if not isinstance(error, RuntimeError):
+        return Blame(Reason.FAILED, peer=isinstance(error, CheckpointError) and error.elsewhere)
+    if MACHINE.search(text):
+        return Blame(Reason.INFRASTRUCTURE)
+    if world_size > 1 and TIMED_OUT.search(text):
+        return Blame(Reason.HANG, peer=True)
+    if world_size > 1 and PEER_LOST.search(text):
+        return Blame(Reason.INFRASTRUCTURE, peer=True)
+    return Blame(Reason.FAILED)

@@ -1,0 +1,136 @@
+"""Evaluation over all ranks: every held-out sample exactly once, sums and counts reduced once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, closing, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import Dataset
+
+from hpctrain.checkpoint.rng import restore_rng, rng_state
+from hpctrain.config.data import Data
+from hpctrain.data.eval_loader import EvalLoader
+from hpctrain.data.share import chosen_workers
+from hpctrain.distributed.agreement import Agreement
+from hpctrain.distributed.replica import inner
+from hpctrain.distributed.world import World
+from hpctrain.metrics.meter import Meter
+from hpctrain.tasks.task import Task
+from hpctrain.train.ema import Ema
+from hpctrain.train.precision import autocast
+from hpctrain.train.stop import StopFlag
+
+
+class Evaluation:
+    """Evaluates the model that is in training.
+
+    Args:
+        task: gives sums and counts per batch.
+        dataset: the held-out samples.
+        model: from `replicate`; the module inside is evaluated, so that ranks may have different numbers of batches.
+        world: the ranks.
+        precision: `fp32`, `bf16` or `fp16`.
+        data: how samples are loaded.
+        micro_batch_size: samples per forward.
+        ema: averaged weights to evaluate; None for the live ones.
+
+    Attributes:
+        turns_done: batches over all evaluations so far; it tells that an evaluation gets on.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        dataset: Dataset[object],
+        model: nn.Module,
+        world: World,
+        *,
+        precision: str,
+        data: Data,
+        micro_batch_size: int,
+        ema: Ema | None = None,
+    ) -> None:
+        self._task, self._model, self._world = task, inner(model), world
+        self._autocast = autocast(precision, world.device)
+        self._weights: Callable[[], AbstractContextManager[None]] = nullcontext if ema is None else ema.in_place
+        self.turns_done = 0
+        largest_slice = -(-len(dataset) // world.size)  # type: ignore[arg-type]  # the loader refuses what has no length
+        self._turns = -(-largest_slice // micro_batch_size)
+        on_gpu = world.device.type == "cuda"
+        chosen = chosen_workers(dataset, world.cores, on_gpu=on_gpu)
+        self._loader = EvalLoader(
+            dataset,
+            micro_batch_size,
+            rank=world.rank,
+            world_size=world.size,
+            num_workers=data.num_workers if data.num_workers is not None else chosen,
+            pin_memory=data.pin_memory and on_gpu,
+            collate_fn=task.collate_fn,
+        )
+
+    def __call__(self, stop: StopFlag) -> dict[str, float] | int:
+        """Evaluate, unless a rank is asked to stop meanwhile; collective.
+
+        Args:
+            stop: this rank's wish to stop, which the ranks agree upon about once a second.
+
+        Returns:
+            Means over all held-out samples by name, `eval/loss` and so on; or the number of the signal for which the
+            evaluation was given up. The random state is then as it was before.
+        """
+        self._sync_buffers()
+        before = rng_state(self._world.gpus or None)
+        meter = Meter(self._world.device, self._world.sum_ if self._world.size > 1 else None)
+        was_training = self._model.training
+        self._model.eval()
+        try:
+            with self._weights(), torch.inference_mode(), self._autocast:
+                stopped = self._evaluate(meter, stop)
+        finally:
+            self._model.train(was_training)
+        if stopped:
+            restore_rng(before, self._world.gpus or None)
+            return stopped
+        meter.expect(self._names_everywhere(meter))
+        means = meter.means()
+        derived = self._task.derive({name.removeprefix("eval/"): value for name, value in means.items()})
+        return means | {f"eval/{name}": value for name, value in derived.items()}
+
+    def _evaluate(self, meter: Meter, stop: StopFlag) -> int:
+        agreement = Agreement(self._world)
+        with closing(self._batches()) as batches:
+            # a rank with fewer batches than others takes part in the agreement all the same
+            for turn in range(self._turns):
+                batch = next(batches, None)
+                if batch is not None:
+                    self._add(meter, batch)
+                self.turns_done += 1
+                decision = agreement.decide(turn, stop=stop.number, save=False)
+                if decision.stop:
+                    return decision.stop
+        return 0
+
+    def _batches(self) -> Generator[Any, None, None]:
+        yield from self._loader
+
+    def _add(self, meter: Meter, batch: Any) -> None:
+        device = self._world.device
+        moved = batch if device.type == "cpu" else self._task.to_device(batch, device)
+        for name, (total, count) in self._task.evaluate(self._model, moved).items():
+            meter.add_sum(f"eval/{name}", torch.as_tensor(total), count)
+
+    def _names_everywhere(self, meter: Meter) -> list[str]:
+        # a rank may have no sample, and then has no name either; rank zero too
+        gathered = self._world.gather(meter.names)
+        union = None if gathered is None else sorted({str(name) for names in gathered for name in tuple(names)})
+        return list(self._world.broadcast(union))
+
+    def _sync_buffers(self) -> None:
+        # each rank's batch norm saw its own samples since DDP last sent rank zero's buffers
+        if self._world.size > 1:
+            for buffer in self._model.buffers():
+                dist.broadcast(buffer, src=0)

@@ -1,0 +1,167 @@
+"""What one rank trains with, built from the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+
+from torch import nn
+from torch.utils.data import IterableDataset
+
+from hpctrain.config.root import Config
+from hpctrain.data.loader import MicroBatch, TrainLoader
+from hpctrain.data.order import Order, SequentialOrder, ShuffledOrder
+from hpctrain.data.plan import BatchPlan
+from hpctrain.data.prefetch import prefetched
+from hpctrain.data.share import chosen_workers
+from hpctrain.data.stream import stream_length
+from hpctrain.distributed.seed import seed_everything
+from hpctrain.distributed.world import World
+from hpctrain.errors import TaskError
+from hpctrain.metrics.meter import Meter
+from hpctrain.tasks.task import Task
+from hpctrain.train.build import build_optimizer, build_task
+from hpctrain.train.clipping import Clipping
+from hpctrain.train.ema import Ema
+from hpctrain.train.evaluation import Evaluation
+from hpctrain.train.network import build_network
+from hpctrain.train.precision import gradient_scaler
+from hpctrain.train.schedule import learning_rate_factor
+from hpctrain.train.step import TrainStep
+
+
+class Parts:
+    """Task, data, model, optimizer and the step over them; building is collective.
+
+    Args:
+        config: of the run.
+        world: the ranks.
+        begin_with: puts given weights into a new run's model, on rank zero; None for a run that goes on.
+
+    Attributes:
+        task: what is trained.
+        plan: the batch arithmetic.
+        model: a replica, which forward passes go through.
+        module: whose weights are trained and saved; inside of `model`, but for fp16_master.
+        master: between the two, where they aren't the same.
+        optimizer: over the model's parameters.
+        scaler: for fp16, else None.
+        ema: the moving average of the weights, or None.
+        meter: collects the training loss.
+        step: one step.
+        num_workers: loading processes per rank.
+    """
+
+    def __init__(self, config: Config, world: World, begin_with: Callable[[nn.Module], object] | None) -> None:
+        self.config, self.world = config, world
+        seed_everything(config.seed)
+        self.task = self._prepared_task()
+        self.train_data = self.task.train_dataset()
+        self.plan = self._batch_plan()
+        network = build_network(config, self.task, world, begin_with)
+        self.model, self.module, self.master = network.model, network.module, network.master
+        self.optimizer = build_optimizer(config.optimizer, self.module, config.trainer.global_batch_size)
+        self.scaler = gradient_scaler(config.precision, world.device)
+        decay, publish = config.trainer.ema_decay, None if self.master is None else self.master.publish
+        self.ema = None if decay is None else Ema(self.module, decay, publish)
+        self.meter = Meter(world.device, world.sum_ if world.size > 1 else None, names=("train/loss",))
+        self.step = self._step()
+        workers, on_gpu = config.data.num_workers, world.device.type == "cuda"
+        self.num_workers = chosen_workers(self.train_data, world.cores, on_gpu=on_gpu) if workers is None else workers
+
+    @property
+    def total_steps(self) -> int:
+        """Where the run ends: max_steps or max_epochs, whichever comes first."""
+        trainer, epoch = self.config.trainer, self.plan.steps_per_epoch
+        bounds = [trainer.max_steps, None if trainer.max_epochs is None else trainer.max_epochs * epoch]
+        return min(bound for bound in bounds if bound is not None)
+
+    def loader(self, start_step: int) -> TrainLoader:
+        """This rank's training batches from a step on."""
+        data = self.config.data
+        return TrainLoader(
+            self.train_data,
+            self._order(),
+            self.plan,
+            rank=self.world.rank,
+            seed=self.config.seed,
+            num_workers=self.num_workers,
+            start_step=start_step,
+            pin_memory=data.pin_memory and self.world.device.type == "cuda",
+            collate_fn=self.task.collate_fn,
+            prefetch_factor=data.prefetch_factor,
+        )
+
+    def on_their_way(self, micro_batches: Generator[MicroBatch, None, None]) -> Generator[MicroBatch, None, None]:
+        """The same micro-batches, copied to a GPU beside what it does."""
+        device = self.world.device
+        return prefetched(micro_batches, lambda batch: self.task.to_device(batch, device), device)
+
+    def evaluation(self) -> Evaluation | None:
+        """The evaluation; None where the task holds no samples out."""
+        dataset = self.task.eval_dataset()
+        if dataset is None:
+            return None
+        return Evaluation(
+            self.task,
+            dataset,
+            self.model,
+            self.world,
+            precision=self.config.precision.kind,
+            data=self.config.data,
+            micro_batch_size=self.plan.micro_batch_size,
+            ema=self.ema if self.config.trainer.eval_ema else None,
+        )
+
+    def _prepared_task(self) -> Task:
+        task = build_task(self.config.task)
+        if self.world.local_rank == 0:
+            task.prepare()
+        self.world.barrier()
+        return task
+
+    def _batch_plan(self) -> BatchPlan:
+        trainer = self.config.trainer
+        return BatchPlan(
+            num_samples=self._num_samples(),
+            global_batch_size=trainer.global_batch_size,
+            micro_batch_size=trainer.micro_batch_size or trainer.global_batch_size // self.world.size,
+            world_size=self.world.size,
+            drop_last=self.config.data.drop_last,
+        )
+
+    def _num_samples(self) -> int:
+        data, trainer = self.train_data, self.config.trainer
+        if isinstance(data, IterableDataset):
+            length = stream_length(data)
+            if length is None and trainer.max_steps is not None:
+                return trainer.max_steps * trainer.global_batch_size
+        else:
+            length = len(data) if hasattr(data, "__len__") else None
+        if length is None:
+            kind = type(data).__name__
+            raise TaskError(f"{kind} has no length: give it __len__, or, if it is iterable, set trainer.max_steps")
+        return length
+
+    def _order(self) -> Order:
+        samples, seed = self.plan.num_samples, self.config.seed
+        if isinstance(self.train_data, IterableDataset):
+            return SequentialOrder(samples)
+        chosen = self.task.order(samples, seed)
+        if chosen is not None:
+            return chosen
+        return ShuffledOrder(samples, seed) if self.config.data.shuffle else SequentialOrder(samples)
+
+    def _step(self) -> TrainStep:
+        return TrainStep(
+            task=self.task,
+            model=self.model,
+            optimizer=self.optimizer,
+            scaler=self.scaler,
+            precision=self.config.precision.kind,
+            device=self.world.device,
+            clipping=Clipping.of(self.config.trainer, self.optimizer),
+            learning_rate=learning_rate_factor(self.config.schedule, self.total_steps, self.plan.steps_per_epoch),
+            meter=self.meter,
+            ema=self.ema,
+            master=self.master,
+        )

@@ -1,0 +1,87 @@
+"""Activation checkpointing: modules that forget what is inside of them, and compute it again in the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from hpctrain.errors import ConfigError
+
+KEY = "trainer.activation_checkpointing"
+SHOWN = 8
+
+
+def recompute_activations(model: nn.Module, patterns: Sequence[str], *, compiled: bool = False) -> list[str]:
+    """Wrap the forward of every module whose name matches; names of weights stay as they are.
+
+    Dropout draws the same numbers again, and batch norms count a batch once: the weights are bit for bit those without
+    it, where the operations themselves are deterministic.
+
+    Args:
+        model: outside of DDP and not compiled yet.
+        patterns: names such as ``blocks.*``; * and ? stand for parts of one name between dots. A module inside of one
+            that matches is left alone.
+
+        compiled: the model will be.
+
+    Returns:
+        The names that matched, in the model's order.
+
+    Raises:
+        ConfigError: a pattern matches no module, or one that is never called, such as a list; or a batch norm that is
+            to be compiled, which the compiler would count twice.
+    """
+    names = [name for name, _ in model.named_modules() if name]
+    for pattern in patterns:
+        if not any(_matches(name, pattern) for name in names):
+            some = ", ".join([*names[:SHOWN], *(["..."] if len(names) > SHOWN else [])])
+            raise ConfigError(KEY, pattern, "matches no module", f"the model has {some}")
+    found: list[str] = []
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer in found)
+        if name and not inside and any(_matches(name, pattern) for pattern in patterns):
+            _wrap(name, module, compiled=compiled)
+            found.append(name)
+    return found
+
+
+def _matches(name: str, pattern: str) -> bool:
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+
+
+def _wrap(name: str, module: nn.Module, *, compiled: bool) -> None:
+    if isinstance(module, nn.ModuleList | nn.ModuleDict):
+        raise ConfigError(KEY, name, "has no forward: it only holds others", f"write {name}.*")
+    forward: Callable[..., Any] = module.forward
+    norms = [one for one in module.modules() if isinstance(one, nn.modules.batchnorm._NormBase)]
+    if norms and compiled:
+        problem = "holds a batch norm, which torch.compile can't compute again without counting it twice"
+        raise ConfigError(KEY, name, problem, "leave it out, or set trainer.compile=false")
+    options: dict[str, Any] = {"context_fn": lambda: (nullcontext(), _uncounted(norms))} if norms else {}
+
+    def recomputed(*arguments: Any, **keywords: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*arguments, **keywords)
+        return checkpoint(forward, *arguments, use_reentrant=False, **options, **keywords)
+
+    module.forward = recomputed
+
+
+@contextmanager
+def _uncounted(norms: Sequence[nn.modules.batchnorm._NormBase]) -> Iterator[None]:
+    """Within, norms compute as ever, but their running statistics stay as they are."""
+    kept = [(norm, norm.momentum, norm._buffers["num_batches_tracked"]) for norm in norms]
+    for norm in norms:
+        norm.momentum, norm._buffers["num_batches_tracked"] = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, momentum, count in kept:
+            norm.momentum, norm._buffers["num_batches_tracked"] = momentum, count
