@@ -1,0 +1,114 @@
+"""How much slower the steps are while a checkpoint is written beside them.
+
+    python tests/benchmarks/checkpoint_beside.py [--millions 100] [--rounds 3] [--folder DIR]
+
+Each line: time per step while the write lasts, its ratio to steps with nothing beside them, and how long the write
+took. The raw write tells what the disk itself takes: the same bytes past the page cache, by a thread as patient as
+hpctrain's. Needs about 60 bytes of memory and 13 of disk per parameter.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch.distributed.checkpoint as dcp
+from state import State, options, ratio
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from hpctrain.checkpoint.saver import WRITER_NICENESS, CheckpointSaver
+
+ALONE_S = 1.5
+"""Seconds of steps with nothing beside them."""
+
+
+class Beside:
+    """Writers; each is begun, and says until when it is at work."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.saver = CheckpointSaver(
+            state.writer, background=True, verify_after=False, on_failure=lambda _: False, free_bytes=lambda: None
+        )
+        self.stager = DefaultStager(
+            StagingOptions(False, False, False, False)
+        )  # no pinned or shared memory: it keeps its buffers
+
+    def nothing(self) -> Callable[[], bool]:
+        end = time.perf_counter() + ALONE_S
+        return lambda: time.perf_counter() < end
+
+    def raw(self) -> Callable[[], bool]:
+        def write() -> None:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITER_NICENESS)
+            block = mmap.mmap(-1, 4 << 20)
+            descriptor = os.open(self.state.raw, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT)
+            for _ in range(self.state.bytes // len(block)):
+                os.write(descriptor, block)
+            os.fsync(descriptor)
+            os.close(descriptor)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        return thread.is_alive
+
+    def ours(self) -> Callable[[], bool]:
+        self.saver.save(self.state, wait=False, retain=False)
+        return lambda: self.saver.busy
+
+    def async_save(self) -> Callable[[], bool]:
+        tree = {"model": self.state.model.state_dict(), "optimizer": self.state.optimizer.state_dict()}
+        folder = self.state.raw.with_name("dcp")
+        future = dcp.async_save(tree, checkpoint_id=folder, async_stager=self.stager, no_dist=True)
+        return lambda: not future.done()
+
+    def clear(self) -> None:
+        self.saver.finish()
+        self.state.raw.unlink(missing_ok=True)
+        for folder in (self.state.checkpoint, self.state.raw.with_name("dcp")):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> None:
+    chosen = options(__doc__, rounds=3)
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
+        state = State(chosen.millions, Path(folder))
+        beside = Beside(state)
+        cases = {
+            "nothing": beside.nothing,
+            "raw write and fsync": beside.raw,
+            "hpctrain": beside.ours,
+            "torch.distributed.checkpoint.async_save": beside.async_save,
+        }
+        per_step: dict[str, list[float]] = {name: [] for name in cases}
+        lasted: dict[str, list[float]] = {name: [] for name in cases}
+        for number in range(chosen.rounds + 1):
+            for name, begin in cases.items():
+                goes_on, steps = begin(), 0
+                start = time.perf_counter()
+                while goes_on() or not steps:
+                    state.step()
+                    steps += 1
+                seconds = time.perf_counter() - start
+                beside.clear()
+                if number:  # the first round warms up
+                    per_step[name].append(seconds / steps)
+                    lasted[name].append(seconds)
+        print(f"steps beside a write of {state.bytes / 1e9:.2f} GB")
+        for name, times in per_step.items():
+            slower = ratio(times, per_step["nothing"])
+            took = statistics.median(lasted[name])
+            print(f"  {name:42s}{statistics.median(times):.3f} s per step  x {slower:.3f}  for {took:.2f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""What the benchmarks of checkpoints save and load: a model with AdamW; and how they measure."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hpctrain.checkpoint.retention import Retention
+from hpctrain.checkpoint.rng import rng_state
+from hpctrain.checkpoint.state import Head, Snapshot, capture, held_bytes
+from hpctrain.checkpoint.writer import CheckpointWriter
+from hpctrain.run.directory import RunDirectory
+
+WIDTH = 1024
+Case = tuple[str, Callable[[], object]]
+
+
+class State:
+    """A model of linear layers and its AdamW, as they are after a step; a `Source` of `CheckpointSaver`.
+
+    Args:
+        millions: of parameters.
+        folder: for a run directory, on the file system to measure.
+    """
+
+    def __init__(self, millions: int, folder: Path) -> None:
+        layers = max(1, round(millions * 1e6 / WIDTH**2))
+        self.model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.step(batch=1)
+        self.directory = RunDirectory.at(folder / "run")
+        self.directory.create(0o750)
+        self.writer = CheckpointWriter(self.directory, lambda: None, Retention())
+        self.raw = folder / "raw"
+
+    @property
+    def live(self) -> list[Tensor]:
+        """All tensors that are saved."""
+        return list(tensors([self.model.state_dict(), self.optimizer.state_dict()]))
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.live)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.directory.checkpoint(1)
+
+    def step(self, batch: int = 8) -> None:
+        self.model(torch.ones(batch, WIDTH)).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=False)
+
+    def optimizer_step(self) -> None:
+        """By whatever optimizer there is now."""
+        self.optimizer.step()
+
+    def held_bytes(self) -> int:
+        return held_bytes(self.model, self.optimizer, {})
+
+    def capture(self, into: Snapshot | None, *, copied: bool = True) -> Snapshot:
+        head = Head(step=1, samples_seen=1, world_size=1, config_digest="c")
+        return capture(self.model, self.optimizer, head=head, rng=[rng_state()], into=into, copied=copied)
+
+    def write_raw(self, pieces: Iterable[Tensor]) -> None:
+        """Write and fsync, through the page cache."""
+        descriptor = os.open(self.raw, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for tensor in pieces:
+            data = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+            while len(data):
+                data = data[os.write(descriptor, data) :]
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def tensors(tree: object) -> Iterable[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    for item in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else ():
+        yield from tensors(item)
+
+
+def options(description: str | None, rounds: int) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--millions", type=int, default=100, help="parameters")
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--folder", type=Path, default=None, help="on the file system to measure")
+    found = parser.parse_args()
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {found.millions}M parameters", flush=True)
+    return found
+
+
+def measure(
+    rounds: int,
+    before: Callable[[], object],
+    cases: list[Case],
+    after: Callable[[], object] | None = None,
+    settle: Callable[[], object] = lambda: None,
+) -> None:
+    """Print each case's time, and its ratio to the first one's.
+
+    Cases take turns, each round beginning with another one, so that none has the quiet machine for itself.
+
+    Args:
+        rounds: after one to warm up.
+        before: before each case, not timed.
+        cases: name and work.
+        after: timed too, and told apart.
+        settle: after each case, not timed.
+    """
+    times: dict[str, list[float]] = {name: [] for name, _ in cases}
+    later: dict[str, list[float]] = {name: [] for name, _ in cases}
+    for number in range(rounds + 1):
+        for name, case in cases[number % len(cases) :] + cases[: number % len(cases)]:
+            before()
+            start = time.perf_counter()
+            case()
+            middle = time.perf_counter()
+            if after is not None:
+                after()
+            end = time.perf_counter()
+            settle()
+            if number:
+                times[name].append(middle - start)
+                later[name].append(end - start)
+    yardstick = cases[0][0]
+    for name, _ in cases:
+        line = f"  {name:46s}{told(times[name])}  x {ratio(times[name], times[yardstick]):.2f}"
+        if after is not None:
+            line += f"  to the end of the next step {told(later[name])}  x {ratio(later[name], later[yardstick]):.2f}"
+        print(line, flush=True)
+
+
+def told(times: list[float]) -> str:
+    return f"{statistics.median(times):7.3f} s [{min(times):.3f}..{max(times):.3f}]"
+
+
+def ratio(times: list[float], yardstick: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(times, yardstick, strict=True))

@@ -1,0 +1,52 @@
+"""What every test begins with, and which ones are left out unless they are asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# a loaded machine takes its time for a single example: that is no finding
+settings.register_profile("hpctrain", deadline=None)
+settings.register_profile("gate", deadline=None, derandomize=True)
+settings.load_profile("hpctrain")
+sys.path.insert(0, str(Path(__file__).parent / "slurm" / "programs"))
+
+# A shell starts what goes into the background deaf to Ctrl-C, and so would be the commands that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Keras imports it. Its handler closes the stream that it found as sys.stderr once Hydra sets up logging, unless that is
+# the process's own: pytest's capture would be gone.
+with contextlib.redirect_stderr(sys.__stderr__):
+    importlib.import_module("absl.logging")
+
+
+@pytest.fixture(autouse=True)
+def untouched_logging():
+    """A test that looks at the log begins without what a rank (its handlers), or Hydra's `--cfg`, left in this process.
+
+    Hydra sets up a logging of its own before it shows anything, and disables every logger that was there.
+    """
+    logging.root.setLevel(logging.WARNING)
+    for name in [name for name in logging.root.manager.loggerDict if name.split(".")[0] == "hpctrain"]:
+        logging.getLogger(name).disabled = False
+    logger = logging.getLogger("hpctrain")
+    logger.handlers.clear()
+    logger.propagate = True
+    logger.setLevel(logging.NOTSET)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what is marked `soak`, unless the expression of -m speaks of it."""
+    if "soak" in config.getoption("markexpr"):
+        return
+    for item in items:
+        if item.get_closest_marker("soak"):
+            item.add_marker(pytest.mark.skip("pytest -m soak runs it"))

@@ -1,0 +1,169 @@
+"""Every mistake is one line that names the key, exit code 2, and nothing is written."""
+
+import subprocess
+import sys
+
+import pytest
+
+from hpctrain.cli import main
+
+MISTAKES = {
+    "unknown key": (["trainer.max_step=3"], "trainer.max_step=3", "did you mean trainer.max_steps"),
+    "unknown top-level key": (["foo=bar"], "foo=bar", "--help"),
+    "unknown added key": (["+foo=3"], "foo=3", "under task"),
+    "unknown group option": (["cluster=foo"], "cluster=foo", "choose one of local, slurm"),
+    "unknown schedule": (["schedule=foo"], "schedule=foo", "cosine"),
+    "not a number": (["trainer.max_steps=abc"], "trainer.max_steps=abc", "whole number"),
+    "not a boolean": (["data.shuffle=maybe"], "data.shuffle=maybe", "true or false"),
+    "null where none may be": (["seed=null"], "seed=null", "can't be null"),
+    "zero steps": (["trainer.max_steps=0"], "trainer.max_steps=0", "1 or more"),
+    "negative learning rate": (["optimizer.lr=-1"], "optimizer.lr=-1", "above 0"),
+    "learning rate is no number": (["optimizer.lr=nan"], "optimizer.lr=nan", "above 0"),
+    "dropout above one": (["model.dropout=1.5"], "model.dropout=1.5", "[0, 1]"),
+    "a trace of one step": (["trainer.profile=[10]"], "trainer.profile=[10]", "write trainer.profile=[10,15]"),
+    "a trace that ends early": (["trainer.profile=[15,10]"], "trainer.profile=[15, 10]", "first and the last step"),
+    "negative workers": (["data.num_workers=-1"], "data.num_workers=-1", "0 or more"),
+    "one checkpoint": (["checkpoint.keep=1"], "checkpoint.keep=1", "2 or more"),
+    "an unknown direction": (["checkpoint.metric_mode=up"], "checkpoint.metric_mode=up", "min"),
+    "fewer than none": (["checkpoint.keep_best=-1"], "checkpoint.keep_best=-1", "0 or more"),
+    "no end": (["trainer.max_epochs=null"], "trainer.max_steps=null", "never ends"),
+    "nodes without a cluster": (["nodes=4"], "nodes=4", "add cluster=slurm"),
+    "no nodes": (["cluster=slurm", "nodes=0"], "nodes=0", "1 or more"),
+    "slurm's key on this machine": (["cluster.partition=gpu"], "cluster.partition=gpu", "add cluster=slurm"),
+    "batch that can't be divided": (["cluster=slurm", "nodes=3"], "trainer.global_batch_size=64", "63 or 66"),
+    "micro-batch that can't divide": (
+        ["trainer.global_batch_size=10", "trainer.micro_batch_size=4"],
+        "trainer.global_batch_size=10",
+        "8 or 12",
+    ),
+    "sync batch norm on a CPU": (["cluster=slurm", "trainer.sync_batchnorm=true"], "trainer.sync_batchnorm", "CPU"),
+    "tf32 on a CPU": (["cluster=slurm", "precision=tf32"], "precision.kind=tf32", "precision=fp32"),
+    "an unknown precision": (["precision.kind=fp8"], "precision.kind=fp8", "bf16_pure"),
+    "a loss scale of nothing": (["precision.initial_loss_scale=0"], "precision.initial_loss_scale=0", "above 0"),
+    "data parallel on a CPU": (["parallel=data_parallel"], "parallel.kind=data_parallel", "parallel=ddp"),
+    "data parallel in several processes": (
+        ["cluster=slurm", "nodes=2", "cluster.gpus_per_node=4", "parallel=data_parallel"],
+        "parallel.kind=data_parallel",
+        "2 processes are asked for",
+    ),
+    "data parallel, compiled": (
+        ["cluster=slurm", "cluster.gpus_per_node=4", "parallel=data_parallel", "trainer.compile=true"],
+        "trainer.compile=True",
+        "parallel=ddp",
+    ),
+    "an unknown compression": (["parallel.gradient_compression=fp8"], "parallel.gradient_compression=fp8", "bf16"),
+    "bf16 gradients on a CPU": (
+        ["cluster=slurm", "parallel.gradient_compression=bf16"],
+        "parallel.gradient_compression=bf16",
+        "fp16",
+    ),
+    "a mode without compiling": (
+        ["trainer.compile_mode=max-autotune"],
+        "trainer.compile_mode=max-autotune",
+        "trainer.compile=true",
+    ),
+    "clipping to nothing": (["trainer.clip_grad_value=0"], "trainer.clip_grad_value=0", "above 0"),
+    "an optimizer with a closure": (
+        ["optimizer=custom", "optimizer._target_=torch.optim.LBFGS"],
+        "optimizer._target_=torch.optim.LBFGS",
+        "choose another class",
+    ),
+    "an optimizer without a class": (["optimizer=custom"], "optimizer._target_", "must be given"),
+    "an unknown scaling": (["optimizer.lr_scaling=cubic"], "optimizer.lr_scaling=cubic", "sqrt"),
+    "fused and foreach": (["optimizer.fused=true", "optimizer.foreach=true"], "optimizer.fused=True", "one of them"),
+    "a warm-up in steps and epochs": (
+        ["schedule.warmup_steps=5", "schedule.warmup_epochs=1"],
+        "schedule.warmup_epochs=1.0",
+        "one of them",
+    ),
+    "steps without a place": (["schedule=step"], "schedule.drop_at_epochs", "[30,60,80]"),
+    "nccl on a CPU": (["cluster=slurm", "parallel.backend=nccl"], "parallel.backend=nccl", "gloo"),
+    "more GPUs than are here": (["cluster.gpus_per_node=64"], "cluster.gpus_per_node=64", "visible here"),
+    "GPUs that can't be shared": (
+        ["cluster=slurm", "cluster.gpus_per_node=3", "cluster.gpus_per_process=2"],
+        "cluster.gpus_per_process=2",
+        "divisor",
+    ),
+    "a task without a class": (["task=custom"], "task._target_", "must be given"),
+    "a class that is no path": (["task=custom", "task._target_=Mine"], "task._target_=Mine", "module.Class"),
+    "a module that isn't there": (
+        ["task=custom", "task._target_=nowhere.Mine"],
+        "task._target_=nowhere.Mine",
+        "install",
+    ),
+    "fewer than no spare nodes": (["cluster=slurm", "cluster.spare_nodes=-1"], "cluster.spare_nodes=-1", "0"),
+    "sbatch key with its own key": (["cluster=slurm", "cluster.sbatch.nodes=3"], "cluster.sbatch.nodes=3", "set nodes"),
+    "sbatch key that is none": (["cluster=slurm", "cluster.sbatch={a b: 1}"], "cluster.sbatch.a b=1", "long name"),
+    "a new line in a value": (["cluster=slurm", "cluster.account='a\nb'"], "cluster.account", "one line"),
+    "signal after the end": (["cluster=slurm", "cluster.time_limit_min=1"], "cluster.signal_delay_s=90", "shorten"),
+    "unknown signal": (["cluster=slurm", "cluster.signal=KILL"], "cluster.signal=KILL", "USR2"),
+    "bad variable name": (["cluster.env={A-B: x}"], "cluster.env.A-B", "letters"),
+    "a name with a space": (["name='a b'"], "name='a b'", "letters"),
+    "permissions that lock out": (["run_mode=0077"], "run_mode=0077", "0750"),
+    "heads that don't divide": (["task=text", "model.width=65"], "model.width=65", "num_heads"),
+    "context longer than the model's": (["task=text", "task.context_length=999"], "task.context_length=999", "raise"),
+    "weights that are not there": (["init_from=nowhere"], "init_from=nowhere", "name a run"),
+    "a moving average above one": (["trainer.ema_decay=1.5"], "trainer.ema_decay=1.5", "set trainer.ema_decay"),
+    "data that must be given": (["task=image_folder"], "task.data=???", "add task.data=VALUE"),
+    "data that are not there": (["task=tokens", "task.data=nowhere"], "task.data=nowhere", "name the one"),
+    "a depth that is none": (["task=image_folder", "task.data=.", "model.depth=42"], "model.depth=42", "18, 34, 50"),
+    "two numbers for three channels": (
+        ["task=image_folder", "task.data=.", "task.mean=[1,2]"],
+        "task.mean=[1.0, 2.0]",
+        "give it three",
+    ),
+    "half a place to meet": (["parallel.init_method=tcp://n1"], "parallel.init_method=tcp://n1", "tcp://HOST:PORT"),
+    "a port that is none": (["parallel.init_method=tcp://n1:x"], "parallel.init_method=tcp://n1:x", "tcp://HOST:PORT"),
+    "no place to meet": (["parallel.init_method=http://x"], "parallel.init_method=http://x", "tcp://"),
+    "not KEY=VALUE": (["trainer.max_steps=3", "a b"], "a b", "KEY=VALUE"),
+    "several values without -m": (["nodes=1,2"], "nodes=1,2", "add -m"),
+    "an interpolation to nowhere": (["name=${nobody}"], "nobody", "not there"),
+    "no such folder": (["--config-dir", "nowhere"], "--config-dir=nowhere", "folder"),
+    "an unknown command": (["fly"], "fly", "known are"),
+    "sweeping the cluster": (["-m", "cluster=local,slurm"], "cluster=local,slurm", "can't be swept"),
+    "sweeping run_dir": (["-m", "run_dir=a,b"], "run_dir=a,b", "RUN_DIR/0"),
+    "one bad run of a sweep": (["-m", "cluster=slurm", "optimizer.lr=1e-3,0"], "optimizer.lr=0", "above 0"),
+    "an unknown key in a sweep": (["-m", "trainer.max_step=1,2"], "trainer.max_step=1", "did you mean"),
+    "an indivisible run of a sweep": (["-m", "cluster=slurm", "nodes=2,3"], "trainer.global_batch_size=64", "63 or 66"),
+}
+
+
+@pytest.fixture
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("words", "named", "remedy"), MISTAKES.values(), ids=MISTAKES)
+def test_one_line_and_exit_code_2(words, named, remedy, empty_folder, capfd):
+    assert main(words) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1, err
+    assert err.startswith("hpctrain: error: ")
+    assert named in err
+    assert remedy in err
+    assert list(empty_folder.iterdir()) == []
+
+
+def test_weights_whose_package_is_missing(empty_folder, monkeypatch, capfd):
+    weights = empty_folder / "w.safetensors"
+    weights.touch()
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if "site-packages" not in place])
+    assert main([f"init_from={weights}", "task=text"]) == 2
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1
+    assert f"init_from={weights}: needs the package safetensors" in error
+    assert 'pip install "hpctrain[safetensors]"' in error
+    assert list(empty_folder.iterdir()) == [weights]
+
+
+@pytest.mark.parametrize("words", [["trainer.max_step=3"], ["-m", "cluster=slurm", "optimizer.lr=1e-3,0"]])
+def test_the_process_says_the_same(words, empty_folder):
+    done = subprocess.run([sys.executable, "-m", "hpctrain", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+    assert list(empty_folder.iterdir()) == []

@@ -1,0 +1,101 @@
+"""Every file of conf/ composes, mirrors the schema, and has an owner."""
+
+import ast
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import hpctrain.config
+from hpctrain.config import schema
+from hpctrain.config.compose import Composer, conf_dir
+from hpctrain.config.reference import reference
+from hpctrain.config.root import Config
+from hpctrain.config.stored import load, to_yaml
+
+OPTIONS = sorted(
+    (path.parent.name, path.stem) for path in conf_dir().glob("*/*.yaml") if path.parent.parent == conf_dir()
+)
+TOP_LEVEL = {"nodes", "seed", "name", "run_dir", "run_mode", "init_from", "init_match", "init_strict"}
+
+
+@pytest.fixture(scope="module")
+def composer():
+    return Composer()
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda value: value)
+def test_every_option_composes(group, option, composer, needed, tmp_path):
+    config = composer.compose([f"{group}={option}", *needed.get(f"{group}={option}", [])])
+    stored = tmp_path / "config.yaml"
+    stored.write_text(to_yaml(config))
+    assert load(stored) == config
+
+
+def test_every_group_is_a_module_and_a_folder():
+    modules = {path.stem for path in Path(hpctrain.config.__file__).parent.glob("*.py")}
+    folders = {path.name for path in conf_dir().iterdir() if path.is_dir()} - {"hydra", "experiment"}
+    assert folders == set(schema.GROUPS)
+    assert folders <= modules
+
+
+def test_the_groups_are_the_fields():
+    fields = {field.name for field in dataclasses.fields(Config)}
+    assert set(schema.GROUPS) | TOP_LEVEL == fields
+
+
+def schemas():
+    yield Config
+    for group in schema.GROUPS.values():
+        yield from group.values()
+
+
+@pytest.mark.parametrize("schema_class", list(schemas()), ids=lambda found: found.__name__)
+def test_every_key_has_a_type_a_default_and_a_docstring(schema_class):
+    tree = ast.parse(inspect.getsource(schema_class)).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign):
+            assert node.value is not None, ast.unparse(node)
+            documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            assert documented, f"{schema_class.__name__}.{ast.unparse(node.target)} has no docstring"
+
+
+@pytest.mark.parametrize("group", sorted(schema.GROUPS))
+def test_every_group_names_its_owner(group):
+    module = inspect.getmodule(next(iter(schema.GROUPS[group].values())))
+    assert re.search(r"Owner: hpctrain\.\w+", module.__doc__ or ""), module
+
+
+def test_a_users_own_cluster_builds_on_slurm(tmp_path):
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "mysite.yaml").write_text(
+        "defaults:\n  - slurm\n  - _self_\n\npartition: gpu\nsetup:\n  - module load cuda\nenv:\n  A: b\n"
+        "sbatch:\n  licenses: matlab\n"
+    )
+    config = Composer(str(tmp_path)).compose(["cluster=mysite", "nodes=2", "cluster.env.C=d"])
+    assert config.cluster.kind == "slurm"
+    assert config.cluster.partition == "gpu"
+    assert config.cluster.env == {"A": "b", "C": "d"}
+    assert config.cluster.sbatch == {"licenses": "matlab"}
+
+
+def test_the_name_is_the_tasks(composer):
+    assert composer.compose([]).name == "digits"
+    assert composer.compose(["task=text"]).name == "text"
+    assert composer.compose(["task=text", "name=mine"]).name == "mine"
+    assert composer.compose(["task=custom", "task._target_=hpctrain.tasks.text.Text", "model=gpt"]).name == "text"
+
+
+def test_a_sweep_over_values_is_what_single_compositions_are(composer):
+    fresh = Composer()
+    for overrides in (["optimizer.lr=0.1"], ["optimizer.lr=0.2", "nodes=1"], ["optimizer=sgd"], ["optimizer.lr=0.1"]):
+        assert composer.compose(overrides) == Composer().compose(overrides)
+    assert fresh.compose([]) == composer.compose([])
+
+
+def test_the_reference_page_is_up_to_date():
+    page = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
+    assert page.read_text() == reference(), "run: python -m hpctrain.config.reference > docs/reference/configuration.md"

@@ -1,0 +1,296 @@
+"""The documentation holds: links lead somewhere, commands run as written, keys and flags exist."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import logging
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpctrain.cli import COMMANDS, main
+from hpctrain.config import schema
+from hpctrain.config.compose import Composer
+from hpctrain.config.requeue import Requeue
+from hpctrain.errors import ExitCode
+from hpctrain.run.exit_record import ExitRecord
+from hpctrain.run.ledger import Reason
+from hpctrain.run.manifest import manifest
+from hpctrain.run.state import RunState
+from hpctrain.tasks.make_tokens import main as make_tokens
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "slurm").rglob("*.md"))]
+EXAMPLE = "runs/digits/2026-01-31_12-00-00"
+"""A run that is there on every page, also as RUN."""
+SHORT = ["trainer.max_steps=2", "logger.tensorboard=false", "cluster.cpus_per_process=1"]
+SHOWS = {"--help", "-h", "--cfg", "--version"}
+MAKE_TOKENS = "hpctrain.tasks.make_tokens"
+FILES = {"pt", "safetensors", "py", "md", "yaml", "jsonl"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: what stands behind the fence, and between the fences."""
+
+    info: str
+    text: str
+
+    @property
+    def language(self) -> str:
+        return self.info.partition(" ")[0]
+
+    @property
+    def more(self) -> str:
+        return self.info.partition(" ")[2].strip()
+
+
+def blocks(page: Path) -> list[Block]:
+    found = re.findall(r"^```(.*?)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [Block(info.strip(), text) for info, text in found]
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def shell_commands(page: Path) -> list[list[str]]:
+    """Every command of the page's bash blocks that runs, as words."""
+    found = []
+    for block in blocks(page):
+        if block.language == "bash" and not block.more.startswith("norun"):
+            for line in block.text.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                while "&&" in words:
+                    found.append(words[: words.index("&&")])
+                    words = words[words.index("&&") + 1 :]
+                found.append(words)
+    return [words for words in found if words]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
+
+
+def slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@each_page
+def test_every_link_leads_somewhere(page):
+    for target in re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", prose(page)):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", prose(linked), re.MULTILINE)
+            assert anchor in map(slug, headings), target
+
+
+def test_every_page_is_in_the_index():
+    index = ROOT / "docs" / "README.md"
+    linked = {
+        (index.parent / target.partition("#")[0]).resolve() for target in re.findall(r"\]\(([^)]+)\)", prose(index))
+    }
+    assert {page for page in PAGES if page.is_relative_to(index.parent)} - linked == {index}
+
+
+@each_page
+def test_what_does_not_run_says_why(page):
+    for block in blocks(page):
+        assert not block.more.startswith("norun") or re.match(r"norun: \w", block.more), block.info
+
+
+@each_page
+def test_python_blocks_are_python(page):
+    for block in blocks(page):
+        if block.language == "python":
+            ast.parse(textwrap.dedent(block.text))
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory):
+    """A short run that reached its end."""
+    run = tmp_path_factory.mktemp("example") / "run"
+    threads = torch.get_num_threads()
+    assert hpctrain([f"run_dir={run}", *SHORT]) == 0
+    yield run
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def folder(page, finished_run, tmp_path, monkeypatch):
+    """Where a reader of the page types: with the files that it shows, and the run that its commands name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for variable in ("SLURM_JOB_ID", "SLURM_CONF", "RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(variable, raising=False)
+    for block in blocks(page):
+        if block.more and not block.more.startswith("norun"):
+            path = tmp_path / block.more
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+    shutil.copytree(finished_run, tmp_path / EXAMPLE)
+    yield tmp_path
+    for module in [path.stem for path in tmp_path.glob("*.py")]:
+        sys.modules.pop(module, None)
+
+
+def hpctrain(words: list[str]) -> int:
+    """The command in this process, which closes the run's log as the end of a process of its own would."""
+    try:
+        return main(words)
+    finally:
+        logger = logging.getLogger("hpctrain")
+        for handler in list(logger.handlers):
+            logger.removeHandler(handler)
+            if isinstance(handler, logging.StreamHandler) and getattr(handler.stream, "name", "").endswith(".log"):
+                handler.stream.close()
+
+
+def in_a_process(words: list[str]) -> int:
+    """The same in a process of its own: the runs of a sweep each leave a log open until the process ends."""
+    return subprocess.run([sys.executable, "-m", "hpctrain", *words], check=False).returncode
+
+
+class Reader:
+    """Types a page's commands, in order, in a form that is quick."""
+
+    def __init__(self, folder: Path, finished_run: Path) -> None:
+        self.folder, self.finished_run = folder, finished_run
+
+    def type(self, command: list[str]) -> int:
+        words = [re.sub(r"(^|=)RUN$", rf"\1{EXAMPLE}", word) for word in command]
+        if words[:2] == ["python", "slurm/sandbox"]:
+            return int(words[2] not in sandbox_commands())
+        if words[0] == "python" and ((self.folder / words[1]).is_file() or MAKE_TOKENS in words):
+            return self.run(words[1:])
+        if words[0] == "sbatch":
+            script = next(number for number, word in enumerate(words) if word.endswith(".sbatch"))
+            assert (ROOT / words[script]).is_file()
+            return self.compose(words[script + 1 :])
+        if words[-1] == "hpctrain" or "hpctrain" not in words or words[words.index("hpctrain") - 1] != "-m":
+            return self.start([]) if words[-2:] == ["-m", "hpctrain"] else 0
+        before, after = words[: words.index("hpctrain") - 1], words[words.index("hpctrain") + 1 :]
+        if before[0] in ("srun", "torchrun") and after[0] not in COMMANDS:
+            return self.compose(after)
+        return self.start(after)
+
+    def run(self, words: list[str]) -> int:
+        """A script that the page shows, or the program that makes token files."""
+        if words[:2] == ["-m", MAKE_TOKENS]:
+            return make_tokens(words[2:])
+        runpy.run_path(words[0], run_name="__main__")
+        return 0
+
+    def compose(self, overrides: list[str]) -> int:
+        Composer().compose(overrides)
+        return 0
+
+    def start(self, words: list[str]) -> int:
+        elsewhere = any(re.match(r"cluster=(?!local)|cluster\.processes_per_node=", word) for word in words)
+        if words[:1] == ["resume"]:
+            return hpctrain([*words, *(["cluster.dry_run=true"] if elsewhere else [])])
+        if (words and words[0] in COMMANDS) or SHOWS & set(words):
+            return hpctrain(words)
+        if not elsewhere:
+            return (in_a_process if "-m" in words else hpctrain)([*words, *SHORT])
+        self.stand_in(words)
+        return hpctrain([*words, "cluster.dry_run=true"])
+
+    def stand_in(self, words: list[str]) -> None:
+        """Put a run where the command would have made one, for the commands that follow."""
+        for word in words:
+            if word.startswith("run_dir="):
+                run = self.folder / word.partition("=")[2]
+                shutil.copytree(self.finished_run, run / "0" if "-m" in words else run)
+
+
+def sandbox_commands() -> str:
+    program = [sys.executable, str(ROOT / "slurm" / "sandbox"), "--help"]
+    return subprocess.run(program, capture_output=True, text=True, check=True).stdout
+
+
+def typed(page: Path) -> bool:
+    return any("hpctrain" in word or "sandbox" in word for words in shell_commands(page) for word in words)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if typed(page)], ids=name_of)
+def test_commands_run_as_written(page, folder, finished_run, capfd):
+    reader = Reader(folder, finished_run)
+    for command in shell_commands(page):
+        code = reader.type(command)
+        said = capfd.readouterr()
+        assert code == 0, f"{shlex.join(command)}\n{said.out}\n{said.err}"
+
+
+def test_the_tutorials_task_learns(tmp_path, monkeypatch, capfd):
+    page = ROOT / "docs" / "tutorial" / "your_own_task.md"
+    (task,) = [block for block in blocks(page) if block.more == "sine.py"]
+    assert task.text.count("\n") <= 30
+    (tmp_path / "sine.py").write_text(task.text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert hpctrain(["task=custom", "task._target_=sine.Sine", "trainer.max_epochs=2", *SHORT[1:]]) == 0
+    losses = re.findall(r"eval/loss (\S+)", capfd.readouterr().out)
+    sys.modules.pop("sine")
+    assert float(losses[-1]) < 0.05
+
+
+def known_keys() -> set[str]:
+    keys = {f"cluster.requeue.{field.name}" for field in dataclasses.fields(Requeue)}
+    for group, schemas in schema.GROUPS.items():
+        keys |= {f"{group}.{field.name}" for made in schemas.values() for field in dataclasses.fields(made)}
+    return keys
+
+
+@each_page
+def test_every_key_that_is_mentioned_exists(page):
+    groups = "|".join(schema.GROUPS)
+    text = prose(page) + "".join(block.text for block in blocks(page) if block.language == "bash")
+    own = set(re.findall(r"(\w+): \w+ =", "".join(block.text for block in blocks(page) if block.more.endswith(".py"))))
+    known = known_keys() | {f"task.{name}" for name in own}
+    for key in re.findall(rf"(?<![\w./-])((?:{groups})\.[a-z0-9_]+(?:\.[a-z0-9_-]+)*)", text):
+        invented = key.startswith(("cluster.env.", "cluster.sbatch."))
+        assert key in known or invented or key.rpartition(".")[2] in FILES or f"+{key}" in text, key
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_in_the_reference_with_its_flags(command, capsys):
+    sections = re.split(r"^### ", (ROOT / "docs" / "reference" / "command_line.md").read_text(), flags=re.MULTILINE)
+    (section,) = [text.partition("\n## ")[0] for text in sections if text.split(maxsplit=1)[0] == command]
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    options = capsys.readouterr().out.partition("\noptions:")[2].partition("\n\n")[0]
+    flags = set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", options, re.MULTILINE)) - {"--help"}
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `-")]
+    assert set(re.findall(r"--[a-z-]+", " ".join(rows))) == flags | ({"--help"} & set(rows))
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    {
+        "command_line": [*(str(code.value) for code in ExitCode), *RunState],
+        "run_directory": [*Reason, *(field.name for field in dataclasses.fields(ExitRecord)), *manifest([], ROOT)],
+    }.items(),
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_reference_names_them_all(page, words):
+    text = (ROOT / "docs" / "reference" / f"{page}.md").read_text()
+    tables = " ".join(line for line in text.splitlines() if line.startswith("|"))
+    assert [word for word in words if not re.search(rf"(?<![\w/]){re.escape(word)}(?!\w)", tables)] == []

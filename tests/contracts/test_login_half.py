@@ -1,0 +1,49 @@
+"""What runs on a login node starts in a fraction of a second, without torch."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "numpy", "tensorboard", "sklearn")
+
+PROGRAM = """
+import sys
+from hpctrain.cli import main
+code = main({words!r})
+heavy = sorted(name for name in {heavy!r} if name in sys.modules)
+print("HEAVY", heavy, "CODE", int(code))
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["cluster=slurm", "nodes=4", "cluster.dry_run=true"],
+        ["-m", "cluster=slurm", "optimizer.lr=1e-3,3e-4", "cluster.dry_run=true"],
+        ["task=text", "cluster.dry_run=true"],
+        ["--cfg", "job"],
+        ["--help"],
+        ["env"],
+        ["status"],
+    ],
+    ids=" ".join,
+)
+def test_no_torch_in_the_process(words, tmp_path):
+    program = PROGRAM.format(words=words, heavy=HEAVY)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert "HEAVY [] CODE 0" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_importtime_shows_no_torch(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "hpctrain", "cluster=slurm", "cluster.dry_run=true"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=True,
+    )
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "submitit" in imported
+    assert not any(name == heavy or name.startswith(f"{heavy}.") for name in imported for heavy in HEAVY)

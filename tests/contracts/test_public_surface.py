@@ -1,0 +1,146 @@
+"""What users build on, as lists: changing one is a decision, and goes into docs/changelog.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import json
+
+import pytest
+
+from hpctrain import errors
+from hpctrain.cli import COMMANDS, main
+from hpctrain.config.compose import Composer
+from hpctrain.config.identity import flat
+from hpctrain.config.root import Config
+from hpctrain.errors import ExitCode
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.run.state import RunState
+
+COMMAND_WORDS = "cancel drill env fit-batch inspect logs resume stacks status"
+STATES = "queued starting running interrupted completed failed cancelled unknown"
+REASONS = """
+    completed preempted time_limit node_failure infrastructure hang failed out_of_memory cancelled interrupted stalled
+"""
+TOP_LEVEL_KEYS = """
+    nodes seed name run_dir run_mode init_from init_match init_strict
+    cluster task model data optimizer schedule precision parallel trainer checkpoint logger health resume
+"""
+FIXED_KEYS = """
+    trainer.max_steps trainer.max_epochs trainer.global_batch_size trainer.micro_batch_size trainer.sync_batchnorm
+    trainer.deterministic checkpoint.every_steps checkpoint.every_min checkpoint.keep data.num_workers data.drop_last
+    resume.allow_config_change health.hang_timeout_s
+    cluster.wait cluster.dry_run cluster.gpus_per_node cluster.processes_per_node cluster.gpus_per_process
+    cluster.cpus_per_process cluster.memory_gb cluster.time_limit_min cluster.partition cluster.account cluster.qos
+    cluster.constraint cluster.exclude cluster.reservation cluster.signal cluster.signal_delay_s cluster.setup
+    cluster.spare_nodes
+    cluster.env cluster.network_interface cluster.srun_args cluster.sbatch cluster.max_parallel_runs
+    cluster.requeue.max_preemptions cluster.requeue.max_time_limits cluster.requeue.max_failures
+    cluster.requeue.max_stalled_attempts
+"""
+IMPORTS = """
+    hpctrain.tasks.Task hpctrain.tasks.digits.Digits hpctrain.tasks.image_folder.ImageFolder
+    hpctrain.tasks.keras_digits.KerasDigits hpctrain.tasks.text.Text hpctrain.tasks.tokens.Tokens
+    hpctrain.models.convnet.ConvNet hpctrain.models.gpt.GPT hpctrain.models.keras_module.KerasModule
+    hpctrain.models.mlp.MLP hpctrain.models.resnet.ResNet
+    hpctrain.data.dataset.BatchDataset hpctrain.data.tensors.TensorBatches
+"""
+HOOKS = """
+    prepare build_model train_dataset eval_dataset loss evaluate derive num_samples to_device order metric metric_mode
+    collate_fn place
+"""
+ERRORS = """
+    HpctrainError ConfigError ClusterEnvironmentError RunDirectoryError SupersededError SchedulerError
+    SchedulerMissingError RendezvousError CheckpointError CheckpointDamagedError TaskError DivergedError RunFailedError
+    RunCancelledError RunInterruptedError
+"""
+
+
+def test_commands():
+    assert set(COMMANDS) == set(COMMAND_WORDS.split())
+
+
+def test_exit_codes():
+    codes = {code.name: code.value for code in ExitCode}
+    assert codes == {"FINISHED": 0, "FAILED": 1, "BAD_CONFIGURATION": 2, "CANCELLED": 3, "INTERRUPTED": 4}
+
+
+def test_reasons():
+    assert {reason.value for reason in Reason} == set(REASONS.split())
+
+
+def test_states():
+    assert {state.value for state in RunState} == set(STATES.split())
+
+
+def test_top_level_keys():
+    assert {field.name for field in dataclasses.fields(Config)} == set(TOP_LEVEL_KEYS.split())
+
+
+def test_fixed_keys():
+    known = flat(Composer().compose(["cluster=slurm"])).keys()
+    assert [key for key in FIXED_KEYS.split() if key not in known] == []
+
+
+@pytest.mark.parametrize("path", IMPORTS.split())
+def test_names_that_users_import(path):
+    module, _, name = path.rpartition(".")
+    assert inspect.isclass(getattr(importlib.import_module(module), name))
+
+
+def test_what_a_task_may_define():
+    from hpctrain.tasks import Task
+
+    assert {name for name in vars(Task) if not name.startswith("_")} == set(HOOKS.split())
+    assert Task.__abstractmethods__ == {"train_dataset", "loss"}
+
+
+def test_errors_and_their_exit_codes():
+    found = {name: made for name, made in vars(errors).items() if inspect.isclass(made) and issubclass(made, Exception)}
+    assert set(found) == set(ERRORS.split())
+    assert {made.exit_code for made in found.values()} <= set(ExitCode)
+
+
+def test_paths_of_a_run_directory(tmp_path):
+    run = RunDirectory(tmp_path)
+    paths = [run.config, run.manifest, run.attempts, run.metrics, run.jobs, run.tensorboard, run.logs, run.claims]
+    paths += [run.claim(1), run.checkpoint(100), run.rank_log(3)]
+    listed = (
+        "config.yaml manifest.json attempts.jsonl metrics.jsonl jobs.jsonl tensorboard logs attempts attempts/0001 "
+        "checkpoints/step_00000100 logs/rank_3.log"
+    )
+    assert [str(path.relative_to(tmp_path)) for path in paths] == listed.split()
+
+
+def test_records_of_the_ledger(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.create(0o700)
+    ledger = Ledger(run, clock=lambda: 5.0)
+    attempt = ledger.claim()
+    ledger.start(attempt, job_id="12", nodes=["n1"], world_size=4, step=0)
+    ledger.end(attempt, reason=Reason.COMPLETED, step=140)
+    start, end = map(json.loads, run.attempts.read_text().splitlines())
+    assert start == {
+        "event": "start",
+        "attempt": 1,
+        "job_id": "12",
+        "nodes": ["n1"],
+        "world_size": 4,
+        "step": 0,
+        "time": 5.0,
+    }
+    assert end == {"event": "end", "attempt": 1, "reason": "completed", "step": 140, "time": 5.0}
+
+
+def test_what_inspect_prints(tmp_path, capsys):
+    assert main([f"run_dir={tmp_path}/run", "trainer.max_steps=1", "logger.tensorboard=false"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", f"{tmp_path}/run", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {"step", "samples_seen", "world_size", "weights_digest", "checkpoints"} <= set(report)
+    assert (report["step"], report["samples_seen"], report["world_size"]) == (1, 64, 1)
+    (checkpoint,) = report["checkpoints"]
+    assert {"step", "path", "intact", "bytes"} <= set(checkpoint)
+    assert checkpoint["intact"] is True

@@ -1,0 +1,96 @@
+"""The wheel works outside of the checkout: the package, its configuration, its commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import hpctrain
+
+ROOT = Path(__file__).parents[2]
+COMPOSE_ALL = """
+import json
+import sys
+from hpctrain.config import compose
+composer, needed = compose.Composer(), json.loads(sys.argv[1])
+done = []
+for path in sorted(compose.conf_dir().glob("*/*.yaml")):
+    group, option = path.parent.name, path.stem
+    words = [f"{group}={option}", *needed.get(f"{group}={option}", [])]
+    composer.compose(words)
+    done.append(f"{group}/{option}")
+print(json.dumps({"file": compose.__file__, "conf": str(compose.conf_dir()), "done": done}))
+"""
+
+
+def run(command, cwd, **variables):
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SLURM_"))}
+    done = subprocess.run(command, cwd=cwd, env={**environ, **variables}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    options = [
+        "--no-deps",
+        "--no-build-isolation",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--wheel-dir",
+        str(folder),
+    ]
+    run([sys.executable, "-m", "pip", "wheel", *options, str(ROOT)], folder)
+    (built,) = folder.glob("hpctrain-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """A fresh virtual environment with the wheel in it; what hpctrain depends on is this environment's."""
+    folder = tmp_path_factory.mktemp("venv")
+    run([sys.executable, "-m", "venv", "--without-pip", str(folder)], folder)
+    python = folder / "bin" / "python"
+    options = ["--no-deps", "--no-index", "--quiet", "--disable-pip-version-check"]
+    run([sys.executable, "-m", "pip", "--python", str(python), "install", *options, str(wheel)], folder)
+    # a folder that a .pth file adds doesn't have its own .pth files read: the checkout's editable install stays out
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
+    return folder
+
+
+def test_what_is_in_it(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"hpctrain"}
+    assert {"hpctrain/conf/train.yaml", "hpctrain/py.typed", "hpctrain/cli/train.py"} <= names
+    checkout = {f"hpctrain/conf/{path.relative_to(ROOT / 'conf')}" for path in (ROOT / "conf").rglob("*.yaml")}
+    assert checkout == {name for name in names if name.startswith("hpctrain/conf/")}
+
+
+def test_every_configuration_composes_from_another_folder(installed, needed, tmp_path):
+    python = str(installed / "bin" / "python")
+    found = json.loads(run([python, "-c", COMPOSE_ALL, json.dumps(needed)], tmp_path))
+    assert Path(found["file"]).is_relative_to(installed)
+    assert Path(found["conf"]).is_relative_to(installed)
+    options = (ROOT / "conf").glob("*/*.yaml")
+    assert sorted(found["done"]) == sorted(f"{path.parent.name}/{path.stem}" for path in options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_its_commands_work(installed, tmp_path):
+    python = str(installed / "bin" / "python")
+    assert run([python, "-m", "hpctrain", "--version"], tmp_path).strip() == hpctrain.__version__
+    assert "cluster: local, slurm" in run([python, "-m", "hpctrain", "--help"], tmp_path)
+    assert "no runs under" in run([str(installed / "bin" / "hpctrain"), "status"], tmp_path)
+    script = run([python, "-m", "hpctrain", "cluster=slurm", "nodes=2", "cluster.dry_run=true"], tmp_path)
+    assert "#SBATCH --nodes=2" in script
+    assert list(tmp_path.iterdir()) == []

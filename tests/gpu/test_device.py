@@ -1,0 +1,141 @@
+"""A rank's device from the inside: NCCL with one rank, where things lie, and what a step waits for."""
+
+import dataclasses
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.config.parallel import Parallel
+from hpctrain.config.trainer import Trainer
+from hpctrain.data.loader import MicroBatch
+from hpctrain.distributed.replica import replicate
+from hpctrain.distributed.world import choose_devices, join
+from hpctrain.metrics.meter import Meter
+from hpctrain.tasks.task import Task
+from hpctrain.train.clipping import Clipping
+from hpctrain.train.step import TrainStep
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA on this machine: nothing of tests/gpu was run"),
+]
+
+
+class Classify(Task):
+    def train_dataset(self):
+        raise NotImplementedError
+
+    def loss(self, model, batch):
+        features, labels = batch
+        self.devices = {features.device.type, labels.device.type}
+        return cross_entropy(model(features), labels)
+
+
+def step_over(model, device):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    task = Classify()
+    step = TrainStep(
+        task=task,
+        model=model,
+        optimizer=optimizer,
+        scaler=None,
+        precision="bf16",
+        device=device,
+        clipping=Clipping.of(Trainer(clip_grad_norm=1.0, clip_grad_value=1.0), optimizer),
+        learning_rate=lambda _: 1.0,
+        meter=Meter(device, names=("train/loss",)),
+    )
+    return task, step
+
+
+def micro_batch():
+    features, labels = torch.randn(16, 8).pin_memory(), (torch.arange(16) % 3).pin_memory()
+    return MicroBatch((features, labels), 16, 1, True, labels.numpy())
+
+
+def test_a_rank_takes_its_share_of_the_visible_gpus():
+    environment = ClusterEnvironment.from_environment({})
+    visible = torch.cuda.device_count()
+    assert choose_devices(environment, 1, use_gpu=True) == (torch.device("cuda", 0),)
+    assert len(choose_devices(environment, None, use_gpu=True)) == visible
+
+
+def test_the_model_and_the_batch_are_on_the_device_and_a_step_never_waits_for_it():
+    device = torch.device("cuda", 0)
+    model = nn.Linear(8, 3).to(device)
+    task, step = step_over(model, device)
+    step(0, iter([micro_batch()]))
+    batches = [micro_batch() for _ in range(3)]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for number, batch in enumerate(batches, 1):
+            step(number, iter([batch]))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert task.devices == {"cuda"}
+    assert step.figures.keys() == {"train/lr"}
+
+
+class Halves(nn.Module):
+    """On two devices."""
+
+    def __init__(self, devices):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8).to(devices[0]), nn.Linear(8, 3).to(devices[1])
+
+    def forward(self, features):
+        return self.second(self.first(features).to(self.second.weight.device)).to(features.device)
+
+
+@pytest.fixture
+def joined():
+    """Joins a world of one rank with a store, and so with a group."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    store = dist.TCPStore("127.0.0.1", port, 1, is_master=True)
+
+    def join_with(*devices):
+        environment = ClusterEnvironment.from_environment({})
+        return join(environment, store, backend="auto", device=devices[0], devices=devices, timeout_s=60)
+
+    yield join_with
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def learns(model, world, options):
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    # as in a world of several, which alone would have a replica
+    several = dataclasses.replace(world, size=2)
+    replica = replicate(model, several, Parallel(**options))
+    _, step = step_over(replica, world.device)
+    step(0, iter([micro_batch()]))
+    return not any(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_compression": "bf16"}, {"static_graph": True}], ids=str)
+def test_nccl_with_one_rank(joined, options):
+    device = torch.device("cuda", 0)
+    world = joined(device)
+    assert dist.get_backend() == "nccl"
+    assert world.sum_(torch.ones(2, device=device)).tolist() == [1.0, 1.0]
+    world.barrier()
+    assert learns(nn.Linear(8, 3).to(device), world, options)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_nccl_with_a_model_on_two_devices_of_a_rank(joined):
+    devices = torch.device("cuda", 0), torch.device("cuda", 1)
+    world = joined(*devices)
+    assert dist.get_backend() == "nccl"
+    for device in devices:
+        tensor = torch.ones(2, device=device)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [1.0, 1.0]
+    assert learns(Halves(devices), world, {})

@@ -1,0 +1,17 @@
+"""The command line, and what a launcher starts per rank, as functions."""
+
+from pathlib import Path
+
+from hpctrain.cli import main
+from hpctrain.config.stored import load
+from hpctrain.launch.job import run_rank
+from hpctrain.run.directory import RunDirectory
+
+
+def run(*words):
+    return int(main(words))
+
+
+def rank(path):
+    directory = RunDirectory.at(Path(path))
+    return int(run_rank(load(directory.config), directory))

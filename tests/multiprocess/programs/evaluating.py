@@ -1,0 +1,90 @@
+"""Ranks that evaluate."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.config.data import Data
+from hpctrain.config.parallel import Parallel
+from hpctrain.distributed.rendezvous import meet
+from hpctrain.distributed.replica import replicate
+from hpctrain.distributed.world import join
+from hpctrain.tasks.task import Task
+from hpctrain.train.evaluation import Evaluation
+from hpctrain.train.stop import StopFlag
+
+
+class Numbers(Dataset):
+    def __init__(self, num_samples):
+        self.num_samples = num_samples
+
+    def __len__(self):
+        return self.num_samples
+
+    def __getitem__(self, index):
+        return torch.tensor([float(index)])
+
+
+class Count(Task):
+    """Evaluates to numbers that tell which samples were seen, and what the batch norm's buffers were."""
+
+    def __init__(self, signal_at=0):
+        self.seen, self.modes, self.signal_at = [], set(), signal_at
+
+    def train_dataset(self):
+        raise NotImplementedError
+
+    def loss(self, model, batch):
+        raise NotImplementedError
+
+    def evaluate(self, model, batch):
+        self.seen += batch.flatten().tolist()
+        self.modes.add((model.training, torch.is_grad_enabled()))
+        torch.rand(1)
+        if self.signal_at == len(self.seen):
+            os.kill(os.getpid(), signal.SIGUSR2)
+        return {
+            "power": (sum(2.0**number for number in batch.flatten().tolist()), len(batch)),
+            "normed": (model(batch).double().sum(), len(batch)),
+        }
+
+
+def be_rank(num_samples, micro_batch_size, num_workers, signal_at):
+    environment = ClusterEnvironment.from_environment(os.environ)
+    rank, size = environment.rank, environment.world_size
+    store = meet(environment, init_method="env://", token="", timeout_s=30) if size > 1 else None
+    world = join(environment, store, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    model = replicate(nn.BatchNorm1d(1), world, Parallel())
+    norm = getattr(model, "module", model)
+    norm.running_mean.fill_(float(rank))  # as if every rank had trained on samples of its own
+    stop = StopFlag()
+    stop.install()
+    task = Count(signal_at[rank])
+    evaluation = Evaluation(
+        task,
+        Numbers(num_samples),
+        model,
+        world,
+        precision="fp32",
+        data=Data(num_workers=num_workers),
+        micro_batch_size=micro_batch_size,
+    )
+    before = torch.get_rng_state()
+    found = evaluation(stop)
+    told = {
+        "found": found,
+        "seen": task.seen,
+        "modes": sorted(task.modes),
+        "training": model.training,
+        "mean": norm.running_mean.item(),
+        "same_random_state": torch.equal(before, torch.get_rng_state()),
+        "turns_done": evaluation.turns_done,
+    }
+    world.close()
+    return told

@@ -1,0 +1,53 @@
+"""Ranks that meet, and strangers at their ports."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+
+from torch._C._distributed_c10d import TCPStore
+
+from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.distributed.rendezvous import meet
+from hpctrain.errors import RendezvousError
+
+
+def be_rank(rank, size, ports, options):
+    """Meet, then hear from every rank; tells the port, or the error and how long it took."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
+    environment = ClusterEnvironment.from_environment({name: str(value) for name, value in place.items()})
+    environment = dataclasses.replace(environment, port_candidates=tuple(ports))
+    options = {"init_method": "env://", "token": "t", "timeout_s": 30.0, "delay_s": 0.0} | options
+    time.sleep(options.pop("delay_s"))
+    began = time.monotonic()
+    try:
+        store = meet(environment, **options)
+        store.set(f"rank {rank}", f"hello from {rank}")
+        heard = [store.get(f"rank {other}").decode() for other in range(size)]
+        store.add("left", 1)
+        if rank == 0:
+            while store.add("left", 0) < size:  # the store is served here: the others must have their answer
+                time.sleep(0.01)
+        return {"port": getattr(store, "port", None), "heard": heard}
+    except RendezvousError as error:
+        return {"error": str(error), "seconds": time.monotonic() - began}
+
+
+def crash(path, token):
+    """A rank of an earlier attempt that met at a file, and died."""
+    environment = ClusterEnvironment.from_environment({})
+    store = meet(environment, init_method=f"file://{path}", token=token, timeout_s=5.0)
+    store.set("rank 0", "a ghost")
+    store.set("rank 1", "a ghost")
+    os._exit(0)
+
+
+def serve(port, token, until):
+    """Another run's rank zero, until there is a file of that name."""
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    if token is not None:
+        store.set("hpctrain/token", token)
+    while not Path(until).exists():
+        time.sleep(0.02)

@@ -1,0 +1,28 @@
+"""A user's task that takes its time where it may: SLOW_START and SLOW_EVAL are seconds, for all and for each batch.
+
+IMPATIENT are the seconds after which the ranks' collectives give up.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from trial import Trial
+
+
+class Slow(Trial):
+    """The trial, slower."""
+
+    def prepare(self):
+        time.sleep(float(os.environ.get("SLOW_START", "0")))
+        if "IMPATIENT" in os.environ:
+            timeout = timedelta(seconds=float(os.environ["IMPATIENT"]))
+            distributed_c10d._set_pg_timeout(timeout, dist.group.WORLD)
+
+    def evaluate(self, model, batch):
+        time.sleep(float(os.environ.get("SLOW_EVAL", "0")))
+        return super().evaluate(model, batch)

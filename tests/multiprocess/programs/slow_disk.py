@@ -1,0 +1,26 @@
+"""A task on a disk that makes nothing durable beside training until there is a file that DISK_GATE names."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+from trial import Trial
+
+
+class SlowDisk(Trial):
+    """The trial; DISK_WRITES names a file that says that a write has begun."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.gate, self.writes = Path(os.environ["DISK_GATE"]), Path(os.environ["DISK_WRITES"])
+        self.fsync, os.fsync = os.fsync, self.patiently
+
+    def patiently(self, descriptor):
+        if threading.current_thread() is not threading.main_thread():
+            self.writes.touch()
+            while not self.gate.exists():
+                time.sleep(0.01)
+        self.fsync(descriptor)

@@ -1,0 +1,187 @@
+"""What `command` has, in a process that is struck by signals at a point of its code that was named beforehand."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+
+import command
+
+STRUCK = "struck.jsonl"
+PHASES = {
+    "before the handlers": [
+        ("hpctrain.launch.job:run_rank", 1),
+        ("hpctrain.train.rank:main", 1),
+        ("hpctrain.train.stop:StopFlag.install", 1),
+    ],
+    "import": [("hpctrain.run.handover:Handover.read", 1), ("hpctrain.train.hang:watch", 1)],
+    "rendezvous": [
+        ("hpctrain.train.attempt:run_attempt", 1),
+        ("hpctrain.train.attempt:_meet", 1),
+        ("hpctrain.train.attempt:_learn_directory", 1),
+        ("hpctrain.distributed.world:join", 1),
+        ("hpctrain.distributed.world:World.gather", 1),
+    ],
+    "build": [
+        ("hpctrain.train.parts:Parts.__init__", 1),
+        ("hpctrain.train.parts:Parts.loader", 1),
+        ("hpctrain.train.continuity:Continuity.take_up", 1),
+        ("hpctrain.train.trainer:Trainer.run", 1),
+    ],
+    "first step": [
+        ("hpctrain.train.loop:Loop.run", 1),
+        ("hpctrain.distributed.agreement:Agreement.at_once", 1),
+        ("hpctrain.train.step:TrainStep.__call__", 1),
+        ("hpctrain.run.times:Times.begin", 1),
+    ],
+    "training": [
+        ("hpctrain.train.step:TrainStep.__call__", 60),
+        ("hpctrain.train.step:TrainStep._update", 40),
+        ("hpctrain.distributed.agreement:Agreement.decide", 60),
+        ("hpctrain.train.loop:Loop._log_training", 5),
+    ],
+    "evaluation": [
+        ("hpctrain.train.evaluation:Evaluation.__call__", 2),
+        ("hpctrain.train.evaluation:Evaluation._add", 4),
+        ("hpctrain.train.evaluation:Evaluation._names_everywhere", 2),
+    ],
+    "save": [
+        ("hpctrain.train.loop:Loop._save_now", 3),
+        ("hpctrain.train.continuity:Continuity.save", 3),
+        ("hpctrain.checkpoint.saver:CheckpointSaver._write_beside", 3),
+        ("hpctrain.files:fsync_directory", 12),
+        ("hpctrain.checkpoint.writer:CheckpointWriter._publish", 3),
+    ],
+    "last step": [("hpctrain.train.step:TrainStep.__call__", 0), ("hpctrain.train.step:TrainStep._update", 0)],
+    "after it": [
+        ("hpctrain.train.continuity:Continuity.finish", 1),
+        ("hpctrain.distributed.world:World.close", 1),
+        ("hpctrain.train.rank:Rank.leave_record", 1),
+        ("hpctrain.train.rank:close_log_files", 1),
+    ],
+    "the stop": [
+        ("hpctrain.train.departure:Departure.begin", 1),
+        ("hpctrain.train.loop:Loop._leave", 1),
+    ],
+}
+"""By phase the functions, MODULE:NAME, that an attempt may be struck in as it enters them, and how often it enters them
+at most before; 0 stands for as often as there are steps left."""
+
+
+@dataclass(frozen=True)
+class Strike:
+    """A signal to a rank, so many seconds after the one before it, or after the point was reached."""
+
+    rank: int
+    signal: str
+    after_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who strikes whom, and when: a rank, as it enters a function, MODULE:NAME, for the n-th time."""
+
+    folder: str
+    at: str
+    nth: int = 1
+    rank: int = 0
+    strikes: list[Strike] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, text: str) -> Plan:
+        values = json.loads(text)
+        return cls(**{**values, "strikes": [Strike(**strike) for strike in values["strikes"]]})
+
+    def __str__(self) -> str:
+        return json.dumps(asdict(self))
+
+    @property
+    def code(self) -> CodeType:
+        """Of the function; what is renamed is missed at once."""
+        module, _, names = self.at.partition(":")
+        found = importlib.import_module(module)
+        for name in names.split("."):
+            found = getattr(found, name)
+        return found.__code__
+
+
+def run(plan, *words):
+    return prepared(plan, command.run, *words)
+
+
+def rank(plan, path):
+    return prepared(plan, command.rank, path)
+
+
+def prepared(text, function, *arguments):
+    if text:
+        plan, own = Plan.read(text), int(os.environ.get("RANK", "0"))
+        Path(plan.folder, f"pid_{own}").write_text(str(os.getpid()))
+        if own == plan.rank:
+            lie_in_wait(plan)
+    return function(*arguments)
+
+
+def lie_in_wait(plan):
+    """Have the interpreter tell of every call, in this thread and those to come, until it is the one."""
+    code, process, left = plan.code, os.getpid(), plan.nth
+
+    def on_event(frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal left
+        if event != "call" or frame.f_code is not code or os.getpid() != process:
+            return
+        left -= 1
+        if left == 0:
+            sys.setprofile(None)
+            threading.setprofile(None)
+            at_once = len(plan.strikes) if not any(strike.after_s for strike in plan.strikes) else 0
+            strike_all(plan, plan.strikes[:at_once])
+            if not at_once:
+                threading.Thread(target=strike_all, args=(plan, plan.strikes), daemon=True).start()
+
+    threading.setprofile(on_event)
+    sys.setprofile(on_event)
+
+
+def strike_all(plan, strikes):
+    for strike in strikes:
+        time.sleep(strike.after_s)
+        place = Path(plan.folder, f"pid_{strike.rank}")
+        if not place.exists():
+            continue  # this rank isn't there yet
+        pid = int(place.read_text())
+        if not leads_a_session(pid):
+            continue  # it has ended, and the number may be another process's by now
+        told = {"rank": strike.rank, "signal": strike.signal, "handled": handles_signals(pid)}
+        with Path(plan.folder, STRUCK).open("a") as record:
+            record.write(json.dumps(told) + "\n")
+        try:
+            os.kill(pid, getattr(signal, strike.signal))
+        except ProcessLookupError:
+            continue
+
+
+def leads_a_session(pid):
+    """Whether a process is there and may be one of the nursery's."""
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False
+
+
+def handles_signals(pid):
+    """Whether a process has handlers of its own for all that asks it to stop: proc(5), SigCgt."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    return all(caught >> (number - 1) & 1 for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))

@@ -1,0 +1,107 @@
+"""A user's task, in a module of the user's own, that can be told to misbehave at a step by variables of its process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset
+
+from hpctrain.data.tensors import TensorBatches
+from hpctrain.tasks.task import Task
+
+FEATURES, CLASSES = 6, 3
+
+
+def table(num_samples, seed=1):
+    """Features, labels and numbers of the samples."""
+    draws = torch.Generator().manual_seed(seed)
+    features = torch.randn(num_samples, FEATURES, generator=draws)
+    labels = (features[:, :CLASSES].argmax(1) + (features[:, -1] > 1)) % CLASSES
+    return features, labels, torch.arange(num_samples)
+
+
+def network(batchnorm=False, dropout=0.0):
+    norm = [nn.BatchNorm1d(16)] if batchnorm else []
+    return nn.Sequential(nn.Linear(FEATURES, 16), *norm, nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, CLASSES))
+
+
+class Noisy(Dataset):
+    """Augments: every sample draws from the global generator."""
+
+    def __init__(self, *tensors):
+        self.tensors = tensors
+
+    def __len__(self):
+        return len(self.tensors[0])
+
+    def __getitem__(self, index):
+        features, label, number = (tensor[index] for tensor in self.tensors)
+        return features + 0.1 * torch.randn(FEATURES), label, number
+
+
+class Trial(Task):
+    """Tells classes apart.
+
+    TRIAL_ACT=RANK:CALL:ACTION has that rank's n-th loss, counted from 1 in each process, begin with `raise`, `hang`,
+    `bereave`, which kills its loading processes, or a signal to itself, or be `nan` or `inf` from then on, or have
+    gradients that are none (`poison`); several are joined by commas. TRIAL_RECORD names a folder for the numbers of the
+    samples of each loss. TRIAL_SLEEP is how long each loss takes, in seconds.
+    """
+
+    def __init__(self, num_samples=40, eval_samples=7, batchnorm=False, dropout=0.0, noise=False):
+        self.sizes, self.noise = (num_samples, eval_samples), noise
+        self.options = {"batchnorm": batchnorm, "dropout": dropout}
+        self.rank, self.calls = int(os.environ.get("RANK", "0")), 0
+        self.factor, self.poison = 1.0, False
+        self.sleep_s = float(os.environ.get("TRIAL_SLEEP", "0"))
+        acts = [act.split(":") for act in os.environ.get("TRIAL_ACT", "").split(",") if act]
+        self.acts = {int(call): action for rank, call, action in acts if int(rank) == self.rank}
+
+    def build_model(self):
+        return network(**self.options)
+
+    def train_dataset(self):
+        return (Noisy if self.noise else TensorBatches)(*table(self.sizes[0]))
+
+    def eval_dataset(self):
+        return TensorBatches(*table(self.sizes[1], seed=2)) if self.sizes[1] else None
+
+    def loss(self, model, batch):
+        self.calls += 1
+        if self.calls in self.acts:
+            self._act(self.acts[self.calls])
+        time.sleep(self.sleep_s)
+        features, labels, numbers = batch
+        if "TRIAL_RECORD" in os.environ:
+            with Path(os.environ["TRIAL_RECORD"], f"{self.rank}_{os.getpid()}").open("a") as record:
+                print(*numbers.tolist(), file=record)
+        loss = cross_entropy(model(features), labels) * self.factor
+        return loss + (loss * 0).sqrt() if self.poison else loss
+
+    def evaluate(self, model, batch):
+        features, labels, _ = batch
+        return {"loss": (cross_entropy(model(features), labels, reduction="sum"), len(labels))}
+
+    def _act(self, action):
+        if action == "raise":
+            raise ValueError(f"no luck in call {self.calls}")
+        if action == "bereave":
+            for child in multiprocessing.active_children():
+                os.kill(child.pid, signal.SIGKILL)
+                child.join()
+        elif action == "hang":
+            print("hanging", flush=True)
+            time.sleep(1000)
+        elif action in ("nan", "inf"):
+            self.factor = float(action)
+        elif action == "poison":
+            self.poison = True
+        else:
+            os.kill(os.getpid(), getattr(signal, action))

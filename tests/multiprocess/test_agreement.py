@@ -1,0 +1,100 @@
+"""A flag on any rank is acted upon by all after the same step."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def agree(ranks):
+    def run(world_size, *, steps=2000, interval_s=0.05, step_s=0.001, stop_at=None, save_at=None, slow=None):
+        def each(value, default):
+            return [(value or {}).get(rank, default) for rank in range(world_size)]
+
+        step_s = step_s if isinstance(step_s, dict) else dict.fromkeys(range(world_size), step_s)
+        done = ranks(
+            "agreeing:be_rank",
+            steps,
+            interval_s,
+            each(step_s, 0.0),
+            each(stop_at, 0),
+            each(save_at, 0),
+            slow,
+            world_size=world_size,
+        )
+        # the program ends only if every collective that one rank issued was issued by all
+        assert all(process.code == 0 for process in done), "\n".join(process.output for process in done)
+        return [process.result for process in done]
+
+    return run
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("step", [1, 2, 3, 4, 57])
+def test_one_rank_wishes_to_stop_and_all_do_after_the_same_step(agree, world_size, step):
+    results = agree(world_size, stop_at={world_size - 1: step})
+    (stopped,) = {result["step"] for result in results}
+    assert all(result["made"] == [[stopped, 9 + world_size, False]] for result in results)
+    assert step <= stopped < 2000
+    assert results[-1]["waited_s"] < 10
+
+
+def test_ranks_of_different_speed(agree):
+    results = agree(3, step_s={0: 0.0, 1: 0.004, 2: 0.001}, stop_at={0: 40})
+    (stopped,) = {result["step"] for result in results}
+    assert all(result["made"] == [[stopped, 10, False]] for result in results)
+
+
+def test_ranks_that_were_sent_other_signals_agree_on_the_largest(agree):
+    results = agree(3, stop_at={0: 30, 1: 30, 2: 900})
+    assert {tuple(result["made"][0][1:]) for result in results} == {(11, False)}
+
+
+def test_steps_as_long_as_the_interval_are_decided_upon_at_once(agree):
+    results = agree(2, interval_s=0.02, step_s=0.03, steps=30, stop_at={1: 12})
+    assert [result["made"] for result in results] == [[[12, 11, False]]] * 2
+
+
+def test_every_rank_wishes_something_else(agree):
+    results = agree(3, interval_s=0.01, step_s=0.002, stop_at={2: 120}, save_at={0: 30, 1: 60})
+    made = results[0]["made"]
+    assert [decision[1:] for decision in made] == [[0, True], [0, True], [12, False]]
+    assert 30 <= made[0][0] < 60 <= made[1][0] < 120 <= made[2][0]
+    assert all(result["made"] == made for result in results)
+
+
+def test_nobody_wishes_anything(agree):
+    """Whichever step is the last one: also that in which an agreement has only begun."""
+    for steps in (1, 2, 3, 4):
+        assert [result["made"] for result in agree(2, steps=steps)] == [[], []]
+
+
+def test_a_rank_alone_decides_at_once(agree):
+    (result,) = agree(1, stop_at={0: 7}, save_at={0: 3})
+    assert result["made"] == [[3, 0, True], [7, 10, False]]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_steps_that_grow_slow_all_at_once_do_not_delay_a_stop(agree, world_size):
+    """By the count of the fast steps the next agreement would come after minutes."""
+    results = agree(world_size, interval_s=0.5, slow={1500: 0.1}, stop_at={1: 1510}, steps=1600)
+    (stopped,) = {result["step"] for result in results}
+    assert 1510 <= stopped < 1600
+    assert all(result["made"] == [[stopped, 11, False]] for result in results)
+    assert len({result["moved"] for result in results}) == 1
+    assert results[0]["moved"] >= 1
+    assert results[1]["waited_s"] < 20
+
+
+def test_a_loop_that_ends_while_an_agreement_is_late_keeps_nobody_waiting(agree):
+    for steps in (1507, 1508, 1512):
+        results = agree(3, interval_s=0.1, slow={1500: 0.05}, steps=steps, step_s={0: 0.0005, 1: 0.001, 2: 0.0007})
+        assert [result["made"] for result in results] == [[]] * 3
+
+
+def test_steps_that_take_now_long_and_now_short(agree):
+    """Agreements are brought forward and come by themselves, in every order; each rank does the same ones."""
+    slow = {step: (0.06 if step // 100 % 2 else 0.0003) for step in range(100, 1200, 100)}
+    slow |= {step + 8: 0.0003 for step in range(100, 1200, 200)}
+    results = agree(3, interval_s=0.05, slow=slow, steps=1200, stop_at={2: 1108})
+    assert len({tuple(map(tuple, result["made"])) for result in results}) == 1

@@ -1,0 +1,59 @@
+"""A compiled model, on the CPU: it learns the same, under the same names, alone and in DDP."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler"),
+]
+PROGRAMS = Path(__file__).parent / "programs"
+TRAINING = (
+    *("task=custom", "task._target_=trial.Trial", "logger.tensorboard=false"),
+    *("optimizer.lr=0.01", "trainer.global_batch_size=8", "trainer.max_steps=4", "cluster.gpus_per_node=0"),
+)
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """Trains in processes that don't take torch's own deprecations for errors; the weights by name."""
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+    variables |= {"PYTHONPATH": str(PROGRAMS), "OMP_NUM_THREADS": "1"}
+    variables["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / "kernels")
+    variables["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # otherwise processes that import torch for two kernels
+
+    def run(name, *words):
+        command = [sys.executable, "-m", "hpctrain", f"run_dir={tmp_path / name}", *TRAINING, *words]
+        done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return torch.load(tmp_path / name / "checkpoints" / "step_00000004" / "model.pt", weights_only=True)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "tolerance"),
+    [
+        (["cluster.processes_per_node=2", "trainer.activation_checkpointing=['0']", "+task.eval_samples=0"], 1e-4),
+        # compiled a second time, which takes long
+        pytest.param(["precision=fp16_master", "trainer.channels_last=true"], 1e-2, marks=pytest.mark.soak),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_compiled_model_learns_the_same_under_the_same_names(weights, words, tolerance, tmp_path):
+    exact = weights("plain", *words)
+    assert not list(tmp_path.glob("kernels/**/*.so"))
+    found = weights("compiled", *words, "trainer.compile=true")
+    assert found.keys() == exact.keys()
+    assert list(tmp_path.glob("kernels/**/*.so"))
+    for name in exact:
+        assert torch.allclose(found[name].float(), exact[name].float(), atol=tolerance), name

@@ -1,0 +1,101 @@
+"""A run that is killed in the middle of any of its steps, once or three times in a row, ends as the straight run."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from hpctrain.data.plan import BatchPlan
+from hpctrain.run.checkpoints import list_checkpoints
+
+SAMPLES, BATCH, MICRO, STEPS, PER_EPOCH = 40, 16, 2, 7, 3
+WORDS = (
+    "task=custom",
+    "task._target_=trial.Trial",
+    f"+task.num_samples={SAMPLES}",
+    "+task.dropout=0.3",
+    "+task.batchnorm=true",
+    "+task.noise=true",
+    f"trainer.global_batch_size={BATCH}",
+    f"trainer.micro_batch_size={MICRO}",
+    f"trainer.max_steps={STEPS}",
+    "trainer.ema_decay=0.9",
+    "schedule=cosine",
+    "optimizer.lr=0.01",
+    "logger.every_steps=2",
+    "logger.samples=true",
+    "logger.tensorboard=false",
+    "checkpoint.every_steps=1",
+    "checkpoint.asynchronous=false",
+    "checkpoint.keep_best=1",
+)
+"""Three steps an epoch, the last one half full; accumulation of 8, 4 and 2 at world sizes 1, 2 and 4."""
+ONCE = [(cut,) for cut in range(STEPS)]
+"""Steps that are done when it happens: none, amid an epoch, at its end (3, 6) and right after it (4)."""
+THRICE = [(0, (1, 3, 5)), (2, (1, 3, 5)), (2, (2, 4, 6))]
+"""With loading processes too: so many, and the steps."""
+
+
+def killing(world_size, start, cut):
+    """Has every rank die in the step after ``cut``, between two micro-batches where it has several."""
+    plan = BatchPlan(SAMPLES, BATCH, MICRO, world_size, drop_last=False)
+    done = sum(plan.micro_batches(step) for step in range(start, cut))
+    call = done + min(2, plan.micro_batches(cut)) + int(world_size > 2)  # three ranks and more begin with a throwaway
+    return ",".join(f"{rank}:{call}:SIGKILL" for rank in range(world_size))
+
+
+def samples(run, world_size):
+    """What each rank took at each step; where a step was done again, the last time counts."""
+    logs = [run.directory.sample_log(rank).read_text().splitlines() for rank in range(world_size)]
+    return [{entry["step"]: entry["samples"] for entry in map(json.loads, log)} for log in logs]
+
+
+def outcome(run, world_size):
+    scores = {info.step: info.score for info in list_checkpoints(run.directory)}
+    return run.digest, run.metrics, samples(run, world_size), scores
+
+
+@pytest.fixture(scope="module")
+def straight():
+    """What uninterrupted runs end with, by world size: each is made once."""
+    return {}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize(("workers", "cuts"), [*((0, cuts) for cuts in ONCE), *THRICE])
+def test_killed_at_any_step(train, straight, world_size, workers, cuts):
+    if world_size not in straight:
+        code, run, output = train("straight", *WORDS, "data.num_workers=0", world_size=world_size)
+        assert code == 0, output
+        straight[world_size] = outcome(run, world_size)
+        assert len(straight[world_size][1]) == 4 + 3  # windows of the log, evaluations
+    words = [*WORDS, f"data.num_workers={workers}"]
+    for start, cut in zip((0, *cuts), cuts, strict=False):
+        code, _, output = train("run", *words, world_size=world_size, TRIAL_ACT=killing(world_size, start, cut))
+        assert code == -9, output
+    code, run, output = train("run", *words, world_size=world_size)
+    assert code == 0, output
+    assert [start for start, _, _ in run.attempts] == [0, *cuts]
+    assert outcome(run, world_size) == straight[world_size]
+
+
+def test_loading_processes_die_with_their_rank(nursery, tmp_path):
+    """Those that live on keep its sockets open, and the port that the next attempt wants to meet at."""
+    (done,) = nursery.wait(nursery.start("abandon:main", str(tmp_path / "pids")))
+    assert done.code == -9, done.output
+    pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 2
+    deadline = time.monotonic() + 4.5  # PyTorch's own watch looks every 5 s
+    while any(running(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -1,0 +1,349 @@
+"""`cluster=local` as people use it: real processes, real signals, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from hpctrain.run.exit_record import read_exit_records
+from hpctrain.run.owner import Owner
+
+PATIENCE_S = 90.0
+TRIAL = (
+    "task=custom",
+    "task._target_=trial.Trial",
+    "logger.tensorboard=false",
+    "logger.every_steps=1",
+    "trainer.global_batch_size=8",
+    "optimizer.lr=0.01",
+    "schedule=cosine",
+    "trainer.max_epochs=null",
+    "trainer.max_steps=10",
+)
+TWO = "cluster.processes_per_node=2"
+
+
+def processes_of(path):
+    """Processes that name the run directory: pid and state by /proc."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if str(path) in command and state not in "ZX":
+            found[int(entry.name)] = command
+    return found
+
+
+def wait_for(condition, what):
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"in vain: {what}"
+        time.sleep(0.02)
+    return found
+
+
+class Command:
+    """A command in a process group of its own, as a shell would start it."""
+
+    def __init__(self, words, variables, folder, path):
+        self.path = path
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", *words],
+            env=variables,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def wait(self):
+        """Exit code, standard output and standard error; by then the run has no process any more."""
+        out, err = self.process.communicate(timeout=PATIENCE_S)
+        wait_for(lambda: not processes_of(self.path), f"the end of {processes_of(self.path)}")
+        return self.process.returncode, out, err
+
+    def kill(self):
+        """End it and the run's processes, where a test has failed."""
+        if self.process.poll() is None:
+            self.process.kill()
+        with self.process:  # closes its pipes
+            pass
+        for pid in processes_of(self.path):
+            os.kill(pid, signal.SIGKILL)
+
+    def log(self, rank):
+        return (self.path / "logs" / f"rank_{rank}.log").read_text()
+
+    def wait_for_log(self, text, rank=0):
+        def said():
+            try:
+                return text in self.log(rank)
+            except FileNotFoundError:
+                return False
+
+        wait_for(lambda: said() or self.process.poll() is not None, f"{text!r} in the log of rank {rank}")
+        assert said(), self.process.communicate()
+
+
+@pytest.fixture
+def start(variables, tmp_path):
+    """Starts `python -m hpctrain` on the run directory `tmp_path/run`; what is still there at the end is killed."""
+    started = []
+
+    def run(*words, **more):
+        started.append(Command(["hpctrain", *words], variables | more, tmp_path, tmp_path / "run"))
+        return started[-1]
+
+    yield run
+    for command in started:
+        command.kill()
+
+
+@pytest.fixture
+def launch(start, tmp_path):
+    """Starts the training of two ranks."""
+
+    def run(*words, **more):
+        return start(f"run_dir={tmp_path / 'run'}", TWO, *TRIAL, *words, **more)
+
+    return run
+
+
+@pytest.fixture
+def told(tmp_path, run_at):
+    return run_at(tmp_path / "run")
+
+
+TORCHRUN = ("torch.distributed.run", "--nproc-per-node", "2", "-m", "hpctrain")
+UNATTENDED = {
+    "error": (["hpctrain", TWO, "data.num_workers=1"], {"TRIAL_ACT": "1:3:raise"}),
+    "killed": (["hpctrain", TWO], {"TRIAL_ACT": "1:3:SIGKILL"}),
+    "torchrun": ([*TORCHRUN, "name=torch"], {}),
+    "torchrun, bad configuration": ([*TORCHRUN, "trainer.max_stepz=6"], {}),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unattended(variables, tmp_path_factory):
+    """Runs that nobody interferes with: started together, since they wait for each other's ends most of the time."""
+    started = {}
+    for name, (words, more) in UNATTENDED.items():
+        folder = tmp_path_factory.mktemp("unattended")
+        place = [f"run_dir={folder / 'run'}"] if words[0] == "hpctrain" else []
+        started[name] = Command([*words, *TRIAL, *place], variables | more, folder, folder / "run")
+    yield started
+    for command in started.values():
+        command.kill()
+
+
+def test_two_ranks_train_and_ctrl_c_stops_them_and_resume_goes_on(launch, start, told, train, tmp_path):
+    command = launch("trainer.max_steps=60", "data.num_workers=1", TRIAL_SLEEP="0.1")
+    command.wait_for_log("step 1/60")
+    assert len(processes_of(command.path)) > 2  # the ranks, and their loading processes
+    command.signal(signal.SIGINT)
+    code, out, err = command.wait()
+    assert code == 4, err
+    ((_, reason, stopped),) = told.attempts
+    assert reason == "interrupted"
+    assert told.steps == [stopped]
+    assert f"hpctrain: stopped after step {stopped}" in err
+    assert f"to go on: python -m hpctrain resume {command.path}" in err
+    assert "Traceback" not in out + err
+    assert out.startswith(f"run directory {command.path}\n")
+    assert "step 1/60" in out
+    assert "KeyboardInterrupt" not in command.log(0) + command.log(1)
+
+    command = start("resume", str(command.path), "data.num_workers=0")
+    code, out, err = command.wait()
+    assert (code, err) == (0, "")
+    assert told.attempts[1:] == [(stopped, "completed", 60)]
+    assert f"resuming at step {stopped}" in out
+    code, straight, output = train("straight", *TRIAL, "trainer.max_steps=60", world_size=2)
+    assert code == 0, output
+    assert (told.digest, told.metrics) == (straight.digest, straight.metrics)
+
+
+def test_a_second_ctrl_c_ends_at_once(launch, told):
+    command = launch(TRIAL_ACT="0:3:hang,1:3:hang")
+    for rank in range(2):
+        command.wait_for_log("hanging", rank)
+    command.signal(signal.SIGINT)
+    time.sleep(2)  # two that come before the first was heard are one
+    assert command.process.poll() is None
+    began = time.monotonic()
+    command.signal(signal.SIGINT)
+    code, _, err = command.wait()
+    assert time.monotonic() - began < 30, "they would hang for much longer"
+    assert code == 4, err
+    ((_, reason, _),) = told.attempts
+    assert reason == "interrupted"
+    assert "Traceback" not in err
+
+
+def test_a_second_ctrl_c_ends_ranks_that_wait_for_each_other_at_once(launch, told):
+    command = launch(TRIAL_ACT="1:3:SIGSTOP")
+    wait_for(lambda: stopped(command.path), "rank 1 to be stopped")
+    (rank_one,) = stopped(command.path)
+    command.signal(signal.SIGINT)
+    wait_for(lambda: awaits(rank_one, signal.SIGINT), "the first Ctrl-C to be passed on")
+    command.signal(signal.SIGINT)
+    code, _, err = command.wait()
+    assert code == 4, err
+    assert [entry[1] for entry in told.attempts] == ["interrupted"]
+
+
+def test_a_second_ctrl_c_does_not_wait_for_a_checkpoint_that_is_being_written(start, told, tmp_path):
+    """By the process that was started itself: its end would wait for whatever still runs in it."""
+    disk = {"DISK_GATE": str(tmp_path / "never"), "DISK_WRITES": str(tmp_path / "writes")}
+    words = [f"run_dir={tmp_path / 'run'}", *TRIAL, "task._target_=slow_disk.SlowDisk", "checkpoint.every_steps=9"]
+    command = start(*words, "trainer.max_steps=1000000", TRIAL_SLEEP="0.02", **disk)
+    wait_for((tmp_path / "writes").exists, "a checkpoint to be written")
+    command.signal(signal.SIGINT)
+    command.wait_for_log("stopping: unknown")
+    command.signal(signal.SIGINT)
+    code, _, err = command.wait()
+    assert code == 4, err
+    assert [entry[1] for entry in told.attempts] == ["interrupted"]
+    assert told.steps == []
+    assert "Traceback" not in err
+
+
+def stopped(path):
+    found = []
+    for pid in processes_of(path):
+        with suppress(OSError):
+            if " T " in Path(f"/proc/{pid}/stat").read_text():
+                found.append(pid)
+    return found
+
+
+def awaits(pid, number):
+    """Whether the signal was sent to a process that can't take it now."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    pending = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
+    return any(mask >> (number - 1) & 1 for mask in pending)
+
+
+def test_a_signal_before_the_ranks_are_there_is_not_lost(launch, told):
+    command = launch("trainer.max_steps=1000", TRIAL_SLEEP="0.1")
+    wait_for(lambda: any("hpctrain.launch.job" in line for line in processes_of(command.path).values()), "a rank")
+    command.signal(signal.SIGTERM)
+    code, _, err = command.wait()
+    assert code == 4, err
+    assert [entry[1] for entry in told.attempts] == ["interrupted"]
+    assert "Traceback" not in err + command.log(0) + command.log(1)
+
+
+def test_nothing_outlives_a_launcher_that_is_killed(launch, told):
+    """Nor ranks that would notice nothing of it, nor their loading processes."""
+    command = launch("data.num_workers=1", TRIAL_ACT="0:3:hang,1:3:hang")
+    for rank in range(2):
+        command.wait_for_log("hanging", rank)
+    assert len(processes_of(command.path)) >= 5
+    command.signal(signal.SIGKILL)
+    command.wait()
+    assert told.attempts == [(0, "None", None)]
+    code, _, err = launch("data.num_workers=1").wait()
+    assert code == 0, err
+    assert told.attempts == [(0, "infrastructure", 0), (0, "completed", 10)]
+
+
+def test_one_rank_runs_in_the_launching_process(nursery, tmp_path):
+    (tmp_path / "record").mkdir()
+    words = [f"run_dir={tmp_path / 'run'}", *TRIAL, "trainer.max_steps=3"]
+    (done,) = nursery.wait(nursery.start("command:run", *words, TRIAL_RECORD=str(tmp_path / "record")))
+    assert done.code == 0, done.output
+    assert [path.name for path in (tmp_path / "record").iterdir()] == [f"0_{done.pid}"]
+    assert done.output.splitlines()[0] == f"run directory {tmp_path / 'run'}"
+
+
+def test_an_error_in_the_launching_process_is_shown_once(nursery, tmp_path, run_at):
+    words = [f"run_dir={tmp_path / 'run'}", *TRIAL]
+    (done,) = nursery.wait(nursery.start("command:run", *words, TRIAL_ACT="0:2:raise"))
+    assert done.code == 1
+    assert done.output.count("Traceback") == 1
+    assert "in loss\n" in done.output
+    assert run_at(tmp_path / "run").attempts == [(0, "failed", 1)]
+
+
+def test_ranks_by_variables_set_by_hand_train_and_launch_nothing(ranks, tmp_path, run_at):
+    words = [f"run_dir={tmp_path / 'run'}", *TRIAL, "trainer.max_steps=6"]
+    done = ranks("command:run", *words, world_size=2)
+    assert [process.code for process in done] == [0, 0], done[0].output
+    told = run_at(tmp_path / "run")
+    assert told.attempts == [(0, "completed", 6)]
+    assert sorted(read_exit_records(told.directory.claim(1))) == [0, 1]
+    assert "step 6/6" in done[0].output
+    assert "step" not in done[1].output
+    assert "step 6/6" in told.directory.rank_log(0).read_text()
+    assert Owner.read(told.directory.claim(1)).pid == done[0].pid
+
+
+def test_an_error_of_ranks_by_hand_closes_the_attempt(ranks, tmp_path, run_at):
+    done = ranks("command:run", f"run_dir={tmp_path / 'run'}", *TRIAL, world_size=2, TRIAL_ACT="1:3:raise")
+    assert [process.code for process in done] == [1, 1]
+    assert "ValueError: no luck in call 3" in done[1].output
+    assert "Traceback" not in done[0].output
+    ((_, reason, _),) = run_at(tmp_path / "run").attempts
+    assert reason == "failed"
+
+
+def test_an_error_of_rank_one_is_shown_with_its_traceback(unattended, run_at):
+    command = unattended["error"]
+    code, out, err = command.wait()
+    assert code == 1
+    assert run_at(command.path).attempts == [(0, "failed", 2)]
+    assert re.search(
+        r"^hpctrain: rank 1 on \S+ failed after step 2: ValueError: no luck in call 3\nTraceback", err, re.MULTILINE
+    )
+    assert re.search(r'trial\.py", line \d+, in loss\n', err)
+    assert err.count("Traceback") == 1
+    assert "Traceback" not in out
+    assert f"to go on: python -m hpctrain resume {command.path}" in err
+
+
+def test_a_rank_that_is_killed(unattended, run_at):
+    command = unattended["killed"]
+    code, out, err = command.wait()
+    assert code == 1
+    ((_, reason, _),) = run_at(command.path).attempts
+    assert reason == "infrastructure"
+    assert "hpctrain: rank 1 of 2 ended without a word" in err
+    assert "Traceback" not in out + err
+
+
+def test_torchrun_starts_the_ranks_and_they_launch_nothing(unattended, run_at):
+    command = unattended["torchrun"]
+    code, out, err = command.wait()
+    assert code == 0, err
+    (path,) = (command.path.parent / "runs" / "torch").iterdir()
+    told = run_at(path)
+    assert told.attempts == [(0, "completed", 10)]
+    assert sorted(read_exit_records(told.directory.claim(1))) == [0, 1]
+    assert out.count("step 10/10  eval/loss") == 1
+
+
+def test_torchrun_with_a_bad_configuration(unattended):
+    command = unattended["torchrun, bad configuration"]
+    code, out, err = command.wait()
+    assert code != 0
+    assert (out + err).count("hpctrain: error:") == 1
+    assert "hpctrain: error: trainer.max_stepz=6: " in err
+    assert list(command.path.parent.iterdir()) == []

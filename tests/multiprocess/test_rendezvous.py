@@ -1,0 +1,142 @@
+"""The ranks find each other, whoever sits at their ports; or say in time who didn't."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import time
+
+import pytest
+
+
+def free_ports(count):
+    """Ports that nothing uses, and that nobody is given who asks for any."""
+    found = set()
+    while len(found) < count:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            found.add(port)
+    return list(found)
+
+
+@pytest.fixture
+def ports():
+    return free_ports(3)
+
+
+@pytest.fixture
+def meeting(nursery, ports):
+    """Ranks that meet; options are for all, or a list with one for each."""
+
+    def run(size, options=None, ranks=None, candidates=None):
+        each = options if isinstance(options, list) else [options or {}] * size
+        numbers = [
+            nursery.start("meeting:be_rank", rank, size, candidates or ports, each[rank])
+            for rank in (range(size) if ranks is None else ranks)
+        ]
+        done = nursery.wait(*numbers)
+        assert all(process.code == 0 for process in done), "\n".join(process.output for process in done)
+        return [process.result for process in done]
+
+    return run
+
+
+@pytest.fixture
+def stranger(nursery, ports, tmp_path):
+    """Another run's store at the first port."""
+    numbers = []
+
+    def serve(token):
+        numbers.append(nursery.start("meeting:serve", ports[0], token, str(tmp_path / "enough")))
+        give_up = time.monotonic() + 60
+        while time.monotonic() < give_up:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", ports[0])):
+                return
+        pytest.fail("nobody listens there")
+
+    yield serve
+    (tmp_path / "enough").touch()
+    assert [done.code for done in nursery.wait(*numbers)] == [0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def mute_meeting(nursery):
+    """Two ranks at ports of which something listens at the first and never answers; it takes seconds, so it is begun
+    before all other tests."""
+    ports = free_ports(2)
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", ports[0]))
+        mute.listen()
+        yield ports, [nursery.start("meeting:be_rank", rank, 2, ports, {}) for rank in range(2)]
+
+
+def all_heard(size):
+    return [f"hello from {rank}" for rank in range(size)]
+
+
+def test_the_first_port_is_taken_if_it_is_free(meeting, ports):
+    assert meeting(3) == [{"port": ports[0], "heard": all_heard(3)}] * 3
+
+
+def test_a_late_rank_zero_is_waited_for(meeting, ports):
+    assert meeting(2, [{"delay_s": 0.7}, {}]) == [{"port": ports[0], "heard": all_heard(2)}] * 2
+
+
+@pytest.mark.parametrize("token", ["another run's", None])
+def test_a_port_with_the_store_of_another_run(meeting, stranger, ports, token):
+    stranger(token)
+    assert meeting(3) == [{"port": ports[1], "heard": all_heard(3)}] * 3
+
+
+def test_no_port_is_free(meeting, ports):
+    with socket.socket() as first, socket.socket() as second:
+        for port, mute in zip(ports, (first, second), strict=False):
+            mute.bind(("127.0.0.1", port))
+            mute.listen()
+        (told,) = meeting(2, ranks=[0], candidates=ports[:2])
+    assert f"none of its ports free on 127.0.0.1: {ports[0]}, {ports[1]}; set cluster.master_port" in told["error"]
+
+
+def test_a_port_that_a_person_chose_has_others_in_reserve(meeting, stranger, ports):
+    stranger("another run's")
+    first, second = meeting(2, candidates=ports[:1])
+    assert ports[0] < first["port"] < ports[0] + 5
+    assert first == second
+
+
+def test_no_rank_zero(meeting, ports):
+    (told,) = meeting(2, {"timeout_s": 1.0}, ranks=[1])
+    assert f"rank zero did not answer at 127.0.0.1, ports {', '.join(map(str, ports))}, in 1 s" in told["error"]
+    assert "Connection refused" in told["error"]
+    assert 1.0 <= told["seconds"] < 20
+
+
+def test_only_another_run_answers(meeting, stranger, ports):
+    stranger("another run's")
+    (told,) = meeting(2, {"timeout_s": 1.0}, ranks=[1], candidates=ports[:2])
+    assert f"what listens on port {ports[0]} is not this run's rank zero" in told["error"]
+    assert told["seconds"] < 20
+
+
+def test_tcp(meeting, ports):
+    method = {"init_method": f"tcp://127.0.0.1:{ports[2]}"}
+    assert meeting(2, method) == [{"port": ports[2], "heard": all_heard(2)}] * 2
+
+
+def test_file(meeting, tmp_path):
+    method = {"init_method": f"file://{tmp_path}/meeting"}
+    assert meeting(3, method) == [{"port": None, "heard": all_heard(3)}] * 3
+
+
+def test_a_file_that_an_earlier_attempt_left_behind(meeting, nursery, tmp_path):
+    (done,) = nursery.wait(nursery.start("meeting:crash", f"{tmp_path}/meeting", "1"))
+    assert done.code == 0, done.output
+    method = {"init_method": f"file://{tmp_path}/meeting", "token": "2"}
+    assert meeting(2, method) == [{"port": None, "heard": all_heard(2)}] * 2
+
+
+def test_a_port_where_something_listens_and_never_answers(nursery, mute_meeting):
+    ports, numbers = mute_meeting
+    assert [done.result for done in nursery.wait(*numbers)] == [{"port": ports[1], "heard": all_heard(2)}] * 2

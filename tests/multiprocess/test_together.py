@@ -1,0 +1,45 @@
+"""Ranks go on from one checkpoint, which rank zero chose for all of them."""
+
+from __future__ import annotations
+
+import pytest
+
+QUIET = (
+    "task=custom",
+    "task._target_=trial.Trial",
+    "logger.tensorboard=false",
+    "checkpoint.every_steps=4",
+    "checkpoint.keep=9",
+    "trainer.max_steps=12",
+    "trainer.global_batch_size=12",
+    "checkpoint.asynchronous=false",
+)
+
+
+def damage(run, step):
+    file = run.directory.checkpoint(step) / "model.pt"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_the_newest_intact_one_or_one_clear_error_on_every_rank(train, world_size):
+    code, run, output = train("run", *QUIET, world_size=world_size)
+    assert (code, run.steps) == (0, [4, 8, 12]), output
+    digest = run.digest
+    damage(run, 12)
+    code, run, output = train("run", *QUIET, world_size=world_size)
+    assert code == 0, output
+    assert run.attempts[-1] == (8, "completed", 12)
+    assert run.digest == digest
+    assert "what is newer is not intact" in output
+    for step in run.steps:
+        damage(run, step)
+    code, run, output = train("run", *QUIET, world_size=world_size)
+    assert code == 1, output
+    assert "no checkpoint of the run is intact" in output
+    if world_size > 1:
+        # each rank says so itself; none of them waits for a collective that never comes
+        logs = [run.directory.rank_log(rank).read_text() for rank in range(1, world_size)]
+        assert all("lost another rank" not in log for log in logs)

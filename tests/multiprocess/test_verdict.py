@@ -1,0 +1,89 @@
+"""What holds a run back is named: at its end, and by `status`, which needs no torch."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+
+import pytest
+
+from hpctrain.cli.status import main as status
+from hpctrain.run.verdict import PARTS, last_verdict
+
+TASK = ("task=custom", "task._target_=held_back.Held", "trainer.max_epochs=null", "logger.tensorboard=false")
+
+
+@pytest.fixture
+def held(train):
+    """Trains; the verdict, the run and what was printed."""
+
+    def run(name, *words, **options):
+        code, run, output = train(name, *TASK, *words, **options)
+        assert code == 0, output
+        return last_verdict(run.directory), run, output
+
+    return run
+
+
+def test_a_throttled_data_set(held, capsys):
+    words = ("trainer.max_steps=24", "trainer.global_batch_size=16", "logger.every_steps=4", "data.num_workers=0")
+    found, run, output = held("data", *words, "cluster.cpus_per_process=6", HELD_BACK="data")
+    assert re.fullmatch(r"waiting for data \d+% of the time: data\.num_workers 0 -> \d.*", found.text)
+    assert found.shares["data"] > 0.5
+    assert tuple(found.shares) == PARTS
+    assert sum(found.shares.values()) == pytest.approx(1, abs=0.01)
+    assert f"verdict: {found.text}" in output
+    assert status([str(run.directory.path)]) == 0
+    assert f"verdict     {found.text}\n" in capsys.readouterr().out
+
+
+def test_a_slow_rank(held):
+    words = ("trainer.max_steps=20", "trainer.global_batch_size=16", "logger.every_steps=4")
+    found, _, _ = held("rank", *words, world_size=2, HELD_BACK="rank")
+    assert found.text.startswith(f"rank 1 on {socket.gethostname()} takes ")
+    assert (found.slowest_rank, found.slowest_host) == (1, socket.gethostname())
+    assert found.slowest_ratio > 1.5
+    # the mean over the ranks: one waits, the other doesn't
+    assert found.shares["gradient_sync"] > 0.1
+
+
+def test_memory_that_grows_with_each_step(held):
+    words = ("trainer.max_steps=40", "trainer.global_batch_size=16", "logger.every_steps=1")
+    found, _, _ = held("memory", *words, HELD_BACK="memory")
+    assert re.match(r"memory grows by [\d.]+ MB with each step: something keeps each step's graph", found.text)
+
+
+def test_nothing_is_left_but_what_is_there_anyway_without_measuring(held):
+    words = ("trainer.max_steps=6", "trainer.global_batch_size=16", "logger.every_steps=2", "logger.measure=false")
+    found, run, output = held("off", *words)
+    assert found is None
+    assert "verdict" not in output
+    names = {name for record in run.metrics for name in record}
+    assert names == {"step", "train/loss", "train/lr", "train/epoch"}
+
+
+def test_the_log_starts_with_one_table_and_flops_are_counted_once(held, train):
+    words = ("trainer.max_steps=8", "trainer.global_batch_size=16", "trainer.micro_batch_size=4")
+    found, run, output = held("table", *words, world_size=2)
+    rows = dict(line.split(maxsplit=1) for line in output.splitlines()[:9])
+    assert list(rows) == ["run", "task", "model", "where", "batch", "precision", "data", "checkpoints", "flops"]
+    assert rows["run"] == f"{run.directory.path}, attempt 1, steps 0 to 8"
+    assert rows["batch"] == "16 samples per step = 4 per forward x 2 accumulated x 2 ranks"
+    assert rows["model"] == "torch.nn.modules.container.Sequential: 19,210 parameters, 19,210 of them trained"
+    # forward; the gradients of all weights, and of the second layer's inputs
+    flops = 2 * (64 * 256 + 256 * 10) * 2 + 2 * 256 * 10
+    assert found.flops_per_sample == flops
+    code, _, output = train("table", *TASK, *words, "trainer.max_steps=10", world_size=2)
+    assert code == 0
+    assert f"flops       {flops * 16 / 1e6:.3g} MFLOP per step" in output.partition("the first step")[0]
+
+
+def test_a_trace_of_the_steps_that_are_asked_for(held):
+    words = ("trainer.max_steps=6", "trainer.global_batch_size=16", "trainer.profile=[3,4]")
+    found, run, output = held("trace", *words)
+    trace = json.loads(run.directory.trace(0).read_bytes())
+    assert "a trace of steps 3 to 4: " in output
+    updates = [event for event in trace["traceEvents"] if event.get("name", "").startswith("Optimizer.step")]
+    assert len(updates) == 2
+    assert found.steps_timed == 3

@@ -1,0 +1,224 @@
+"""A real SLURM for the tests of this folder: one sandbox for the session, as good as new for every test.
+
+Every test here has the marker `slurm`. Where no sandbox can run they are all skipped with one line; with
+HPCTRAIN_REQUIRE_SLURM=1 in the environment they fail instead.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parents[2] / "slurm" / "sandbox"
+STATES = Path("/run/slurm-sandbox")
+IMPOSSIBLE = "no SLURM on this machine"
+SILENT = re.compile(r"timed out|unable to contact|connect failure|connection refused", re.IGNORECASE)
+"""What SLURM's commands say when a busy machine lets the controller answer late."""
+FIELD = re.compile(r"(\S+?)=(.*?)(?= \S+?=|\s*$)")
+
+
+class SlurmSandbox:
+    """A sandbox that is up, as `python slurm/sandbox` with its name.
+
+    Attributes:
+        name: Its name.
+        environ: For subprocesses: this one's environment without SLURM's variables, and SLURM_CONF.
+        nodes: The nodes' names.
+    """
+
+    def __init__(self, name: str, *options: str) -> None:
+        self.name = name
+        self.command("up", *options, timeout=120)
+        self.environ = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SBATCH_", "SRUN_"))},
+            "SLURM_CONF": str(STATES / name / "slurm.conf"),
+        }
+        listed = self.run(["sinfo", "--noheader", "--Node", "--partition=low", "--format=%n"]).stdout
+        self.nodes = sorted(listed.split())
+
+    def command(self, *argv: str, timeout: float = 90) -> str:
+        """Run a command of the sandbox's program; returns what it printed."""
+        done = subprocess.run(
+            [sys.executable, str(PROGRAM), argv[0], "--name", self.name, *argv[1:]],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        if done.returncode == 2 and argv[0] == "up" and not done.stderr.startswith("usage:"):
+            raise SandboxImpossibleError(done.stderr.strip())
+        assert done.returncode == 0, f"{' '.join(argv)}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def run(
+        self,
+        cmd: Sequence[str],
+        *,
+        timeout: float = 60,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on the host, connected to this SLURM; `env` adds variables. Past the timeout it is killed."""
+        with subprocess.Popen(
+            cmd,
+            cwd=cwd,
+            env={**self.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                out, err = process.communicate(timeout=timeout)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        return subprocess.CompletedProcess(cmd, process.returncode, out, err)
+
+    def on(self, node: str, *argv: str) -> str:
+        """Run a command on a node; returns what it printed."""
+        return self.command("on", node, "--", *argv)
+
+    def kill_node(self, node: str) -> None:
+        """The node dies, without a word to anybody."""
+        self.command("kill-node", node)
+
+    def revive_node(self, node: str) -> None:
+        """The node is back in service."""
+        self.command("revive-node", node)
+
+    def cut(self, node: str) -> None:
+        """The node is off the network; its processes live on."""
+        self.command("cut", node)
+
+    def mend(self, node: str) -> None:
+        """The node is on the network and back in service."""
+        self.command("mend", node)
+
+    def preempt(self, nodes: int | None = None, seconds: int = 5) -> str:
+        """Submit a job that takes whole nodes (default: all) from jobs in the partition `low`; returns its job id."""
+        size = [] if nodes is None else ["--nodes", str(nodes)]
+        return self.command("preempt", *size, "--seconds", str(seconds)).strip()
+
+    def submit(self, *argv: str) -> str:
+        """Run `sbatch --parsable` with these arguments; returns the job id."""
+        done = self.run(["sbatch", "--parsable", *argv])
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def job(self, job_id: str) -> dict[str, str]:
+        """The fields of `scontrol show job`; of the first one for an array."""
+        give_up = time.monotonic() + 30
+        while True:
+            done = self.run(["scontrol", "--oneliner", "show", "job", job_id])
+            if not SILENT.search(done.stderr) or time.monotonic() > give_up:
+                break
+            time.sleep(0.2)
+        assert done.returncode == 0, f"job {job_id}: {done.stderr}"
+        return dict(FIELD.findall(done.stdout.splitlines()[0]))
+
+    def wait_job(self, job_id: str, states: str | Collection[str], timeout: float = 30) -> dict[str, str]:
+        """Wait until the job's JobState is (one of) `states`; returns its fields."""
+        wanted = {states} if isinstance(states, str) else set(states)
+        give_up = time.monotonic() + timeout
+        while (job := self.job(job_id))["JobState"] not in wanted:
+            assert time.monotonic() < give_up, f"after {timeout:g} s job {job_id} is not {'/'.join(wanted)}: {job}"
+            time.sleep(0.2)
+        return job
+
+    def node_state(self, node: str) -> str:
+        """The node's state in sinfo's short form, such as `idle`, `alloc`, `down*`."""
+        command = ["sinfo", "--noheader", "--partition=low", f"--nodes={node}", "--format=%t"]
+        return self.run(command).stdout.strip()
+
+    def wait_node(self, node: str, states: str | Collection[str], timeout: float = 30) -> str:
+        """Wait until the node's state is (one of) `states`; returns it."""
+        wanted = {states} if isinstance(states, str) else set(states)
+        give_up = time.monotonic() + timeout
+        while (state := self.node_state(node)) not in wanted:
+            assert time.monotonic() < give_up, f"after {timeout:g} s {node} is not {'/'.join(wanted)} but {state}"
+            time.sleep(0.2)
+        return state
+
+    def reset(self) -> None:
+        """No jobs, and every node alive, connected and idle."""
+        self.command("reset")
+
+    def down(self) -> None:
+        """Take it down."""
+        self.command("down")
+
+
+class SandboxImpossibleError(Exception):
+    """No sandbox can run on this machine; the message says what is missing."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is in this folder."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker("slurm")
+            # a staged test waits for others', too
+            item.add_marker(pytest.mark.timeout(900))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Give every skip for want of SLURM the same location, so that pytest folds them into one line."""
+    report = yield
+    if report.skipped and isinstance(report.longrepr, tuple) and IMPOSSIBLE in report.longrepr[2]:
+        report.longrepr = (__file__, 1, report.longrepr[2].removeprefix("Skipped: "))
+    return report
+
+
+@pytest.fixture(scope="session")
+def sandbox() -> Iterator[SlurmSandbox]:
+    """Four nodes, for the whole session."""
+    _take_down_what_dead_sessions_left()
+    started = _start("", "--node-timeout", "10")
+    yield started
+    started.down()
+
+
+@pytest.fixture(autouse=True)
+def _as_good_as_new(sandbox: SlurmSandbox) -> Iterator[None]:
+    yield
+    sandbox.reset()
+
+
+@pytest.fixture
+def start_sandbox() -> Iterator[Callable[..., SlurmSandbox]]:
+    """Start another sandbox with options of its own, such as `start_sandbox("--nodes", "2", "--accounting")`."""
+    started: list[SlurmSandbox] = []
+
+    def start(*options: str) -> SlurmSandbox:
+        started.append(_start(f"-{len(started) + 1}", *options))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.down()
+
+
+def _start(suffix: str, *options: str) -> SlurmSandbox:
+    try:
+        return SlurmSandbox(f"pytest-{os.getpid()}{suffix}", *options)
+    except SandboxImpossibleError as error:
+        if os.environ.get("HPCTRAIN_REQUIRE_SLURM"):
+            raise
+        pytest.skip(f"{IMPOSSIBLE}: {error}")
+
+
+def _take_down_what_dead_sessions_left() -> None:
+    for path in STATES.glob("pytest-*"):
+        if os.geteuid() == 0 and not Path("/proc", path.name.split("-")[1]).exists():
+            subprocess.run([sys.executable, str(PROGRAM), "down", "--name", path.name], check=True)

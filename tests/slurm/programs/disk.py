@@ -1,0 +1,70 @@
+"""A file system of a test's own, which can be full or read-only."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from conftest import SlurmSandbox
+
+SIZE_MB = 24
+CHUNK = bytes(1 << 16)
+
+
+class Disk:
+    """A small file system in memory, which this machine and the nodes of the sandboxes that come up later share.
+
+    Args:
+        path: an empty folder; until `remove`, the file system is there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir()
+        mount("-t", "tmpfs", "-o", f"size={SIZE_MB}m", "disk", str(path))
+        # what is mounted in it later, the nodes see as well
+        mount("--make-shared", str(path))
+
+    def fill(self) -> None:
+        """Take all the room that is left."""
+        with (self.path / "filler").open("wb", buffering=0) as filler:
+            try:
+                while filler.write(CHUNK):
+                    pass
+            except OSError:
+                return
+
+    def free(self) -> None:
+        """Give the room back."""
+        (self.path / "filler").unlink()
+
+    @contextmanager
+    def read_only(self, paths: Sequence[Path], sandbox: SlurmSandbox) -> Iterator[None]:
+        """Inside, nothing in these folders or files can be written, on any node; what is open there stands in the way.
+
+        A file system with files that are open for writing can't be made read-only as a whole: so what they hold stays
+        writable, as it would on a file system that an error has made read-only.
+        """
+        for path in paths:
+            mount("--bind", str(path), str(path))
+        self._remount("ro", paths, sandbox)
+        yield
+        self._remount("rw", paths, sandbox)
+
+    def _remount(self, mode: str, paths: Sequence[Path], sandbox: SlurmSandbox) -> None:
+        for path in paths:
+            for node in sandbox.nodes:
+                sandbox.on(node, "mount", "-n", "-o", f"remount,bind,{mode}", str(path))
+
+    def remove(self) -> None:
+        """Take the file system away, with all that is in it."""
+        subprocess.run(["umount", "--recursive", "--lazy", str(self.path)], check=True)
+
+
+def mount(*arguments: str) -> None:
+    """Mount something on this machine."""
+    subprocess.run(["mount", "-n", *arguments], check=True)

@@ -1,0 +1,195 @@
+"""One run on a sandbox, as a test follows and disturbs it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpctrain.files import read_json_lines
+from hpctrain.run.checkpoints import list_checkpoints
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Attempt, Ledger
+
+if TYPE_CHECKING:
+    from conftest import SlurmSandbox
+
+PATIENCE_S = 120.0
+ASK_EVERY_S = 0.5
+"""Between questions to SLURM: each is a process, and several tests wait at the same time."""
+FINISHED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
+
+
+class Trial:
+    """One run on a sandbox.
+
+    Attributes:
+        sandbox: where it runs.
+        directory: of the run.
+        pace: the file that says how long a step takes.
+        job_id: of its first job.
+    """
+
+    def __init__(self, sandbox: SlurmSandbox, path: Path, pace_s: float, pace: Path) -> None:
+        self.sandbox, self.directory, self.pace = sandbox, RunDirectory.at(path), pace
+        self.set_pace(pace_s)
+        self.job_id = ""
+        self._asked_at = float("-inf")
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """What the ledger holds."""
+        return Ledger(self.directory).attempts()
+
+    @property
+    def story(self) -> list[tuple[int | None, str | None, int | None]]:
+        """Of each attempt the step at its start, the reason of its end, and the step there."""
+        return [(one.start_step, one.reason and one.reason.value, one.end_step) for one in self.attempts]
+
+    @property
+    def reasons(self) -> list[str | None]:
+        """Of the attempts' ends."""
+        return [one.reason and one.reason.value for one in self.attempts]
+
+    @property
+    def digest(self) -> str | None:
+        """Of the newest intact checkpoint's weights."""
+        return next((one.weights_digest for one in reversed(list_checkpoints(self.directory)) if one.intact), None)
+
+    @property
+    def step(self) -> int:
+        """The last step that was logged."""
+        return max((int(record["step"]) for record in read_json_lines(self.directory.metrics)), default=0)
+
+    @property
+    def batch_log(self) -> str:
+        """What the batch scripts said."""
+        return "".join(path.read_text() for path in sorted(self.directory.logs.glob("batch_*.log")))
+
+    def set_pace(self, seconds: float) -> None:
+        """From now on a step takes so long."""
+        beside = self.pace.with_name(f"{self.pace.name}.new")
+        beside.write_text(str(seconds))
+        beside.replace(self.pace)
+
+    def until(self, ready: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
+        """Wait for something.
+
+        Raises:
+            AssertionError: it didn't come; the run is told in full.
+        """
+        give_up = time.monotonic() + patience_s
+        while not ready():
+            if time.monotonic() > give_up:
+                raise AssertionError(f"waited {patience_s:g} s for {what}\n{self}")
+            time.sleep(0.05)
+
+    def until_step(self, step: int) -> None:
+        """Wait until a step of the run is logged."""
+        self.until(lambda: self.step >= step or self._ended_early(), f"step {step}")
+        assert self.step >= step, f"no step {step}\n{self}"
+
+    def until_attempt(self, number: int) -> None:
+        """Wait until an attempt has begun to train."""
+        self.until(lambda: self._began(number) or self._ended_early(), f"attempt {number}")
+        assert self._began(number), f"no attempt {number}\n{self}"
+
+    def until_stopped(self, rank: int) -> int:
+        """Wait until a rank has stopped itself (SIGSTOP, see `unlucky`); returns its process."""
+        found: dict[int, int] = {}
+
+        def stopped() -> bool:
+            found.update({number: pid for pid, number in self.ranks().items()})
+            return rank in found and state_of(found[rank]) == "T"
+
+        self.until(lambda: stopped() or self._ended_early(), f"rank {rank} to stop")
+        assert stopped(), f"rank {rank} did not stop\n{self}"
+        return found[rank]
+
+    def until_ended(self) -> str:
+        """Wait until SLURM is done with the newest job and no rank is left; returns SLURM's word for how it ended."""
+        self.until(self._over, "the end")
+        self.until(lambda: not self.processes(), "the last process", 15)
+        return self.record["JobState"]
+
+    @property
+    def record(self) -> dict[str, str]:
+        """What `scontrol` says of the newest job."""
+        return self.sandbox.job(self.newest_job)
+
+    @property
+    def newest_job(self) -> str:
+        """The job that was submitted last."""
+        ids = [str(record["job_id"]) for record in self.directory.job_records() if "job_id" in record]
+        return ids[-1] if ids else self.job_id
+
+    def rank(self, number: int) -> int:
+        """The process of a rank, as this machine numbers it."""
+        found = [pid for pid, rank in self.ranks().items() if rank == number]
+        assert len(found) == 1, f"{len(found)} processes of rank {number}\n{self}"
+        return found[0]
+
+    def ranks(self) -> dict[int, int]:
+        """The ranks that run now, by process."""
+        found = {}
+        for pid, line in self.processes().items():
+            if "hpctrain.launch.job" in line and "srun" not in line:
+                try:
+                    environ = Path(f"/proc/{pid}/environ").read_bytes()
+                except OSError:
+                    continue
+                if match := re.search(rb"SLURM_PROCID=(\d+)", environ):
+                    found[pid] = int(match[1])
+        return found
+
+    def processes(self) -> dict[int, str]:
+        """The command lines in which the run's directory stands, on all nodes, by process."""
+        found, word = {}, f"{self.directory.path}"
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                try:
+                    line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                except OSError:
+                    continue
+                if word in line:
+                    found[int(entry.name)] = line
+        return found
+
+    def preempt(self) -> None:
+        """Another job takes the nodes for a moment."""
+        self.sandbox.preempt(seconds=1)
+
+    def __str__(self) -> str:
+        told = [f"run {self.directory.path}", *(str(one) for one in self.attempts)]
+        for path in sorted(self.directory.logs.glob("*.log")):
+            told += [f"--- {path.name}", *path.read_text(errors="replace").splitlines()[-25:]]
+        jobs = self.sandbox.run(["scontrol", "--oneliner", "show", "job"])
+        return "\n".join([*told, "--- jobs", jobs.stdout or jobs.stderr])
+
+    def _began(self, number: int) -> bool:
+        return len(self.attempts) >= number
+
+    def _over(self) -> bool:
+        attempts = self.attempts
+        if not attempts or attempts[-1].open or "next" in attempts[-1].extra:
+            return self._ended_early()
+        return self._finished()
+
+    def _ended_early(self) -> bool:
+        if time.monotonic() - self._asked_at < ASK_EVERY_S:
+            return False
+        self._asked_at = time.monotonic()
+        return self._finished() and not self.processes() and self._finished()
+
+    def _finished(self) -> bool:
+        return self.record["JobState"] in FINISHED
+
+
+def state_of(pid: int) -> str:
+    """The letter by which proc(5) tells what a process does; empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

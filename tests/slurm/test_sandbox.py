@@ -1,0 +1,304 @@
+"""The sandbox is a real SLURM, in every way that the other tests of this folder build on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import SlurmSandbox
+
+    StartSandbox = Callable[..., SlurmSandbox]
+
+CGROUPS, STATES = Path("/sys/fs/cgroup"), Path("/run/slurm-sandbox")
+PROGRAM = Path(__file__).parents[2] / "slurm" / "sandbox"
+
+
+def program(*argv: str, prefix: tuple[str, ...] = (), env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*prefix, sys.executable, str(PROGRAM), *argv],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    return process.communicate(timeout=60)[0]
+
+
+def host_state(name: str) -> dict[str, set[str]]:
+    """What a sandbox of this name has on this machine, and links of no sandbox; other tests may have sandboxes too."""
+    home = STATES / name
+    mark = re.compile(re.escape(str(home).encode()) + rb"[/\0]")
+    processes: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark.search((process / "environ").read_bytes() + b"\0"):
+                processes.add(process.name)
+    found = {
+        "processes": processes,
+        "links": {link.name for link in Path("/sys/class/net").glob("sandbox[0-9]*")} - links_of_others(name),
+        "mounts": {line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f"{home}/" in line},
+        "groups": {str(path) for top in ("", "*/") for path in CGROUPS.glob(f"{top}slurm-sandbox-{name}/*")},
+        "states": {str(home)} if home.exists() else set(),
+    }
+    return {kind: entries for kind, entries in found.items() if entries}
+
+
+def links_of_others(name: str) -> set[str]:
+    """Network interfaces of the other sandboxes that are up, or on their way."""
+    found = set()
+    for record in STATES.glob("*/record.json"):
+        with suppress(OSError):
+            if record.parent.name != name:
+                found.add(f"sandbox{json.loads(record.read_text())['network']}")
+    return found
+
+
+def left_behind(name: str) -> dict[str, set[str]]:
+    """What `down` has left; a process that was killed may take a moment to be gone."""
+    give_up = time.monotonic() + 10
+    while (found := host_state(name)) and time.monotonic() < give_up:
+        time.sleep(0.1)
+    return found
+
+
+def wait_for_lines(file: Path, count: int, timeout: float = 20) -> list[str]:
+    give_up = time.monotonic() + timeout
+    while not file.exists() or len(file.read_text().splitlines()) < count:
+        assert time.monotonic() < give_up, f"{file} has no {count} lines"
+        time.sleep(0.05)
+    return file.read_text().splitlines()
+
+
+def test_nodes_have_names_and_addresses_of_their_own(sandbox: SlurmSandbox) -> None:
+    done = sandbox.run(["srun", "--nodes=4", "sh", "-c", "echo $(hostname) $(hostname -I)"])
+    rows = sorted(line.split() for line in done.stdout.splitlines())
+    assert [name for name, _ in rows] == sandbox.nodes == ["n1", "n2", "n3", "n4"], done.stderr
+    assert len({address for _, address in rows}) == 4
+
+
+def test_a_node_has_shared_memory_of_its_own(sandbox: SlurmSandbox) -> None:
+    sandbox.on("n1", "touch", "/dev/shm/mine")
+    try:
+        assert sandbox.on("n1", "ls", "/dev/shm") == "mine\n"
+        assert sandbox.on("n2", "ls", "/dev/shm") == ""
+        assert not Path("/dev/shm/mine").exists()
+    finally:
+        sandbox.on("n1", "rm", "/dev/shm/mine")
+
+
+def test_every_node_reaches_every_other_by_name(sandbox: SlurmSandbox) -> None:
+    reach = "for peer in n1 n2 n3 n4; do echo > /dev/tcp/$peer/6818 && echo $(hostname)-$peer; done"
+    done = sandbox.run(["srun", "--nodes=4", "bash", "-c", reach])
+    assert len(set(done.stdout.split())) == 16, done.stderr
+
+
+def test_gpus_are_counted_and_bound(sandbox: SlurmSandbox) -> None:
+    show = ["printenv", "CUDA_VISIBLE_DEVICES"]
+    every = sandbox.run(["srun", "--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", *show]).stdout
+    assert every.split() == ["0,1"] * 4
+    one_each = sandbox.run(["srun", "--ntasks=4", "--ntasks-per-node=2", "--gpus-per-task=1", *show]).stdout
+    assert sorted(one_each.split()) == ["0", "0", "1", "1"]
+    too_many = sandbox.run(["sbatch", "--gpus-per-node=3", "--wrap=true"])
+    assert too_many.returncode != 0
+
+
+def test_a_process_that_hides_from_its_parent_dies_with_its_job(sandbox: SlurmSandbox, tmp_path: Path) -> None:
+    if "proctrack/cgroup" not in Path(sandbox.environ["SLURM_CONF"]).read_text():
+        pytest.skip("without control groups SLURM follows parents and children only")
+    script = tmp_path / "daemon.sh"
+    script.write_text(
+        "#!/bin/sh\nsetsid sh -c '(sleep 4321 >/dev/null 2>&1 &)' &\n"
+        "until pids=$(pgrep -fx 'sleep 4321'); do sleep 0.05; done\necho $pids\n"
+    )
+    script.chmod(0o755)
+    hidden = sandbox.run(["srun", str(script)]).stdout.split()
+    assert len(hidden) == 1
+    give_up = time.monotonic() + 20
+    while "4321" in sandbox.on("n1", "ps", "-e", "-o", "args"):
+        assert time.monotonic() < give_up
+        time.sleep(0.2)
+
+
+def test_preemption_requeues_a_job_of_the_low_partition(start_sandbox: StartSandbox) -> None:
+    small = start_sandbox("--nodes=2", "--grace-time=0")
+    low = small.submit("--nodes=2", "--output=/dev/null", "--wrap=srun sleep 100")
+    assert small.wait_job(low, "RUNNING")["Restarts"] == "0"
+    high = small.preempt(seconds=1)
+    small.wait_job(high, {"RUNNING", "COMPLETING", "COMPLETED"})
+    assert small.wait_job(low, "PENDING")["Restarts"] == "1"
+    small.wait_job(high, "COMPLETED")
+    assert small.wait_job(low, "RUNNING")["Partition"] == "low"
+
+
+def test_a_killed_node_and_a_cut_one_are_given_up_and_come_back(start_sandbox: StartSandbox, tmp_path: Path) -> None:
+    small = start_sandbox("--nodes=3", "--node-timeout=4")
+    dying, cut = tmp_path / "dying", tmp_path / "cut"
+    tick = "srun sh -c 'while sleep 0.1; do hostname >> {}; done'"
+    first = small.submit("--nodelist=n1,n2", "--output=/dev/null", f"--wrap={tick.format(dying)}")
+    second = small.submit("--nodelist=n3", "--output=/dev/null", "--no-requeue", f"--wrap={tick.format(cut)}")
+    wait_for_lines(dying, 8)
+    wait_for_lines(cut, 4)
+    small.cut("n3")
+    small.kill_node("n2")
+    died_at = dying.read_text().count("n2")
+    unreachable = small.on("n3", "bash", "-c", "timeout 1 bash -c 'echo > /dev/tcp/n1/6818' || echo unreachable")
+    assert "unreachable" in unreachable
+
+    small.wait_job(second, "NODE_FAIL")
+    assert small.wait_job(first, "PENDING")["Restarts"] == "1"
+    assert dying.read_text().count("n2") == died_at > 0
+    wait_for_lines(cut, len(cut.read_text().splitlines()) + 5)
+    assert (small.node_state("n2"), small.node_state("n3")) == ("down*", "down*")
+
+    small.revive_node("n2")
+    small.mend("n3")
+    assert small.run(["srun", "--nodes=1", "--nodelist=n2", "hostname"]).stdout == "n2\n"
+    assert small.run(["srun", "--nodes=1", "--nodelist=n3", "hostname"]).stdout == "n3\n"
+    assert str(cut) not in small.on("n3", "ps", "-e", "-o", "args"), "SLURM ends what it gave up"
+
+
+def test_two_sandboxes_side_by_side_and_one_has_accounting(sandbox: SlurmSandbox, start_sandbox: StartSandbox) -> None:
+    other = start_sandbox("--nodes=2", "--accounting", "--reserve-ports")
+    here = sandbox.submit("--nodes=4", "--output=/dev/null", "--wrap=srun sleep 100")
+    ports = other.run(["srun", "--nodes=2", "--resv-ports=3", "printenv", "SLURM_STEP_RESV_PORTS"])
+    first, second = ports.stdout.split()
+    assert first == second
+    assert 12000 <= int(first.partition("-")[0]) < 13000
+    assert other.run(["srun", "--nodes=2", "sh", "-c", "exit 3"]).returncode == 3
+    other.wait_job("2", "FAILED")
+    sandbox.wait_job(here, "RUNNING")
+    give_up = time.monotonic() + 20
+    while not (rows := other.run(["sacct", "-nXP", "--format=JobID,State,ExitCode"]).stdout).count("FAILED"):
+        assert time.monotonic() < give_up, rows
+        time.sleep(0.2)
+    assert rows.split() == ["1|COMPLETED|0:0", "2|FAILED|3:0"]
+    assert sandbox.run(["sacct"]).returncode != 0
+
+
+def test_preemption_sends_the_users_signal_where_asked_for(start_sandbox: StartSandbox, tmp_path: Path) -> None:
+    small = start_sandbox("--nodes=1", "--preempt-send-user-signal", "--grace-time=60")
+    heard = tmp_path / "heard"
+    script = tmp_path / "listen.sh"
+    script.write_text(f"""#!/bin/bash
+        for name in TERM USR2; do trap "echo $name >> {heard}; exit" $name; done
+        echo ready > {heard}
+        while :; do sleep 0.05; done
+    """)
+    script.chmod(0o755)
+    job = small.submit("--signal=USR2@60", "--output=/dev/null", f"--wrap=srun {script}")
+    wait_for_lines(heard, 1)
+    small.preempt(seconds=1)
+    assert small.wait_job(job, "COMPLETED")["PreemptTime"] != "None"
+    assert heard.read_text().split() == ["ready", "USR2"]
+
+
+def test_preemption_cancels_where_asked_for(start_sandbox: StartSandbox) -> None:
+    small = start_sandbox("--nodes=1", "--preempt-mode=CANCEL", "--grace-time=0")
+    job = small.submit("--output=/dev/null", "--wrap=srun sleep 100")
+    small.wait_job(job, "RUNNING")
+    small.preempt(seconds=1)
+    assert small.wait_job(job, "PREEMPTED")["Restarts"] == "0"
+
+
+def test_a_job_that_takes_more_memory_than_it_asked_for_is_killed(start_sandbox: StartSandbox) -> None:
+    limited = start_sandbox("--nodes=1", "--memory-limits")
+    take = ["srun", "--mem=64M", sys.executable, "-c"]
+    assert limited.run([*take, "bytearray(20 << 20)"]).returncode == 0
+    greedy = limited.run([*take, "bytearray(200 << 20)"])
+    assert greedy.returncode != 0
+    assert "Out Of Memory" in greedy.stderr
+
+
+def test_down_leaves_nothing_behind(sandbox: SlurmSandbox, start_sandbox: StartSandbox) -> None:
+    other = start_sandbox("--nodes=2")
+    other.submit("--nodes=2", "--output=/dev/null", "--wrap=srun sleep 100")
+    other.wait_job("1", "RUNNING")
+    other.kill_node("n2")
+    assert {"processes", "links", "states"} <= host_state(other.name).keys()
+    other.down()
+    assert left_behind(other.name) == {}
+    assert "was not up" in other.command("down")
+
+
+@pytest.mark.parametrize("after_s", [0.1, 0.2])
+def test_down_cleans_up_after_an_up_that_was_killed(sandbox: SlurmSandbox, after_s: float) -> None:
+    name = f"{sandbox.name}-half"
+    half = program("up", "--name", name)
+    time.sleep(after_s)
+    half.kill()
+    said(half)
+    said(program("down", "--name", name))
+    assert left_behind(name) == {}
+
+
+def test_an_interrupted_up_cleans_up_itself(sandbox: SlurmSandbox) -> None:
+    name = f"{sandbox.name}-stopped"
+    stopped = program("up", "--name", name, "--accounting")
+    give_up = time.monotonic() + 20
+    while not (STATES / name).exists():  # it heeds signals by then
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+    stopped.terminate()
+    assert "interrupted" in said(stopped)
+    assert stopped.returncode == 130
+    assert left_behind(name) == {}
+
+
+def test_many_at_once_get_one_sandbox_of_a_name(sandbox: SlurmSandbox) -> None:
+    name = f"{sandbox.name}-same"
+    try:
+        told = [said(each) for each in [program("up", "--name", name, "--nodes", "1") for _ in range(3)]]
+        assert sorted("already up" in text for text in told) == [False, True, True], told
+    finally:
+        assert "is down" in said(program("down", "--name", name))
+
+
+def test_missing_packages_are_named_with_the_line_to_type(sandbox: SlurmSandbox, tmp_path: Path) -> None:
+    (tmp_path / "apt-get").symlink_to(shutil.which("true") or "/bin/true")
+    refused = program("up", "--name", f"{sandbox.name}-no", "--accounting", env={"PATH": str(tmp_path)})
+    assert "apt-get install --no-install-recommends" in (text := said(refused))
+    assert "slurm-client" in text
+    assert refused.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "exit_code", "told"),
+    [
+        (["kill-node", "9"], 2, "n1, n2, n3, n4"),
+        (["up", "--name", "No/Name"], 2, "No/Name"),
+        (["up", "--nodes", "0"], 2, "--nodes"),
+        (["status", "--name", "nobody"], 1, "up --name nobody"),
+        (["env", "--name", "nobody"], 1, "up --name nobody"),
+        (["run", "--", "no-such-program"], 127, "no-such-program"),
+        (["mend", "1"], 0, "was not cut off"),
+        (["revive-node", "n1"], 0, "was alive"),
+        (["up", "--node-timeout", "99"], 0, "other options"),
+        (["status"], 0, "SLURM says idle"),
+        (["--help"], 0, "kill-node"),
+    ],
+)
+def test_what_it_says(sandbox: SlurmSandbox, argv: list[str], exit_code: int, told: str) -> None:
+    process = program(*argv, env={**os.environ, "SLURM_SANDBOX_NAME": sandbox.name})
+    assert told in said(process)
+    assert process.returncode == exit_code
+
+
+def test_root_is_asked_for(sandbox: SlurmSandbox) -> None:
+    process = program("up", prefix=("unshare", "--user"))
+    assert "sudo" in said(process)
+    assert process.returncode == 2

@@ -1,0 +1,124 @@
+"""Batch scripts written by hand: the ones that are shipped train, go on after a requeue, and fail loudly."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import SlurmSandbox
+
+    Submit = Callable[..., str]
+
+SCRIPTS = Path(__file__).parents[2] / "slurm"
+HPCTRAIN = [sys.executable, "-m", "hpctrain"]
+WORDS = ["task=custom", "model=convnet", "logger.tensorboard=false", "cluster.cpus_per_process=1"]
+
+TASKS = """
+import os, time
+from pathlib import Path
+
+from hpctrain.tasks.digits import Digits
+
+
+class WaitsAfterThirty(Digits):
+    calls = 0
+
+    def loss(self, model, batch):
+        self.calls += 1
+        while self.calls > 31 and not Path("go").exists():
+            time.sleep(0.1)
+        if self.calls > 31 and "SLURM_JOB_ID" in os.environ:
+            time.sleep(0.1)  # the ranks agree about once a second
+        return super().loss(model, batch)
+
+
+class RaisesOnRankOne(Digits):
+    def __init__(self):
+        if os.environ["SLURM_NODEID"] == "1":
+            raise ValueError("no data on this node")
+        super().__init__()
+"""
+
+
+@pytest.fixture
+def submit(sandbox: SlurmSandbox, tmp_path: Path) -> Submit:
+    """Submit a script of the folder slurm/ on two nodes; returns the job id."""
+    (tmp_path / "own.py").write_text(TASKS)
+
+    def submit_script(name: str, *words: str) -> str:
+        command = ["sbatch", "--parsable", "--nodes=2", str(SCRIPTS / name), *WORDS, *words]
+        done = sandbox.run(command, cwd=tmp_path, env={"HPCTRAIN_PYTHON": sys.executable})
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    return submit_script
+
+
+def ledger(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "attempts.jsonl").read_text().splitlines()]
+
+
+def wait_until(ready: Callable[[], bool], logs: Sequence[Path], timeout: float = 200) -> None:
+    give_up = time.monotonic() + timeout
+    while not ready():
+        assert time.monotonic() < give_up, [log.read_text() for log in logs]
+        time.sleep(0.1)
+
+
+def test_they_train_and_go_on_after_a_requeue_as_one_uninterrupted_run(
+    sandbox: SlurmSandbox, submit: Submit, tmp_path: Path
+) -> None:
+    words = ["task._target_=own.WaitsAfterThirty", "trainer.max_steps=60", "checkpoint.every_steps=10", "name=by_hand"]
+    jobs = [submit("train.sbatch", *words), submit("torchrun.sbatch", *words)]
+    runs = [tmp_path / "runs" / "by_hand" / f"job_{job}" for job in jobs]
+    logs = [tmp_path / f"slurm-{job}.out" for job in jobs]
+    wait_until(lambda: all((run / "checkpoints" / "step_00000030" / "manifest.json").exists() for run in runs), logs)
+    near_the_time_limit = ["scancel", "--signal=USR2", jobs[1]]  # as SLURM sends it: to the steps, not to the script
+    for command in (["scontrol", "requeue", jobs[0]], near_the_time_limit):
+        assert sandbox.run(command).returncode == 0
+    heard = ("DUE TO JOB REQUEUE", "death signal")
+    wait_until(lambda: all(word in log.read_text() for word, log in zip(heard, logs, strict=True)), logs)
+    (tmp_path / "go").touch()
+
+    words[0] = "task._target_=hpctrain.tasks.digits.Digits"
+    local = [*HPCTRAIN, *WORDS, *words, "run_dir=straight", "cluster.processes_per_node=2"]
+    straight = sandbox.run(local, cwd=tmp_path)
+    assert straight.returncode == 0, straight.stderr
+    digests = set()
+    for job, run, log, reason in zip(jobs, runs, logs, ("preempted", "time_limit"), strict=True):
+        sandbox.wait_job(job, "COMPLETED", timeout=200)
+        told = log.read_text()
+        first, stop, second, end = ledger(run)
+        assert [first["job_id"], second["job_id"]] == [job, job]
+        assert (first["world_size"], len(first["nodes"]), second["restart_count"]) == (2, 2, 1)
+        assert stop["reason"] == reason
+        assert second["step"] == stop["step"] >= 31, "what was done when the signal came is saved"
+        assert (end["reason"], end["step"]) == ("completed", 60)
+        assert f"resuming at step {second['step']} from {run}/checkpoints/step_" in told
+        assert told.count("step 60/60  eval/accuracy") == 1, "rank zero speaks for all"
+        assert "\x1b" not in told, "plain lines in a log"
+    for run in (*runs, tmp_path / "straight"):
+        shown = sandbox.run([*HPCTRAIN, "inspect", str(run), "--json"])
+        digests.add(json.loads(shown.stdout)["weights_digest"])
+    assert len(digests) == 1
+
+
+def test_an_error_of_one_rank_fails_the_job(sandbox: SlurmSandbox, submit: Submit, tmp_path: Path) -> None:
+    scripts = ["train.sbatch", "torchrun.sbatch"]
+    jobs = [submit(script, "task._target_=own.RaisesOnRankOne", f"run_dir={script}") for script in scripts]
+    for script, job in zip(scripts, jobs, strict=True):
+        assert sandbox.wait_job(job, {"FAILED", "COMPLETED"}, timeout=200)["JobState"] == "FAILED"
+        told = (tmp_path / f"slurm-{job}.out").read_text()
+        assert re.search(r"rank 1 on n\d failed", told)
+        assert "ValueError: no data on this node" in told
+        status = json.loads(sandbox.run([*HPCTRAIN, "status", script, "--json"], cwd=tmp_path).stdout)
+        assert (status["state"], status["job_ids"]) == ("failed", [job])
+        assert "no data on this node" in status["note"]

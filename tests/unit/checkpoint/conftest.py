@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hpctrain.checkpoint.retention import Retention
+from hpctrain.checkpoint.rng import rng_state
+from hpctrain.checkpoint.state import Head, capture
+from hpctrain.checkpoint.writer import CheckpointWriter
+
+
+@pytest.fixture
+def trained():
+    """Gives a small model and its optimizer after a few steps, by a seed."""
+
+    def build(seed=0, steps=2, kind=torch.optim.AdamW, **options):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+        optimizer = kind(model.parameters(), **options)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.randn(8, 6)).square().mean().backward()
+            optimizer.step()
+        return model, optimizer
+
+    return build
+
+
+@pytest.fixture
+def snapshot(trained):
+    """Gives a snapshot of a step."""
+
+    def take(step, seed=None, **extra):
+        model, optimizer = trained(seed=step if seed is None else seed)
+        return capture(
+            model,
+            optimizer,
+            extra=extra,
+            head=Head(step=step, samples_seen=8 * step, world_size=1, config_digest="c0"),
+            rng=[rng_state()],
+        )
+
+    return take
+
+
+@pytest.fixture
+def writer(directory):
+    """A writer of an attempt that nobody supersedes."""
+    return CheckpointWriter(directory, lambda: None, Retention(keep=10), clock=lambda: 1000.0)

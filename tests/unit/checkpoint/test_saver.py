@@ -1,0 +1,271 @@
+import os
+import threading
+import time
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from hpctrain.checkpoint.retention import Retention
+from hpctrain.checkpoint.saver import WRITER_NICENESS, CheckpointSaver, check
+from hpctrain.checkpoint.state import Head, capture, held_bytes
+from hpctrain.checkpoint.writer import CheckpointWriter
+from hpctrain.errors import CheckpointDamagedError, CheckpointError, SupersededError
+from hpctrain.run.checkpoints import list_checkpoints
+from hpctrain.run.directory import RunDirectory
+
+
+class Moment:
+    """What is saved at a step; the addresses of its weights in each snapshot."""
+
+    addresses: ClassVar = []
+
+    def __init__(self, model, optimizer, step):
+        self.parts = model, optimizer
+        self.head = Head(step=step, samples_seen=step, world_size=1, config_digest="")
+
+    def held_bytes(self):
+        return held_bytes(*self.parts, {})
+
+    def capture(self, into, *, copied):
+        made = capture(*self.parts, head=self.head, into=into, copied=copied)
+        self.addresses.append(made.model["weight"].data_ptr())
+        return made
+
+
+@pytest.fixture
+def run(tmp_path):
+    directory = RunDirectory.at(tmp_path / "R")
+    directory.create(0o750)
+    return directory
+
+
+@pytest.fixture
+def training():
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+
+    return model, lambda step: Moment(model, optimizer, step)
+
+
+@pytest.fixture
+def make(run):
+    failures = []
+
+    def saver(ownership=lambda: None, **options):
+        settings = {"background": True, "verify_after": False, "on_failure": failures.append} | options
+        made = CheckpointSaver(CheckpointWriter(run, ownership, Retention()), **settings)
+        made.failures = failures
+        return made
+
+    return saver
+
+
+def test_training_changes_the_weights_while_they_are_written(run, make, training):
+    model, snapshot = training
+    may_write = threading.Event()
+    saver = make(lambda: None if may_write.wait(10) else pytest.fail("nobody let it write"))
+    before = model.weight.detach().clone()
+    saver.save(snapshot(1), wait=False)
+    assert saver.busy
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    may_write.set()
+    saver.finish()
+    saved = torch.load(run.checkpoint(1) / "model.pt", weights_only=True)
+    assert torch.equal(saved["weight"], before)
+    assert not saver.busy
+
+
+def test_the_buffers_are_kept_from_save_to_save(make, training):
+    model, snapshot = training
+    moments = [snapshot(step) for step in (1, 2, 3)]
+    saver = make()
+    Moment.addresses.clear()
+    for moment in moments:
+        saver.save(moment, wait=True)
+    assert len(set(Moment.addresses)) == 1
+    assert model.weight.data_ptr() not in Moment.addresses
+
+
+def test_a_second_save_waits_for_the_first(run, make, training):
+    _, snapshot = training
+    saver = make(lambda: time.sleep(0.05))
+    saver.save(snapshot(1), wait=False)
+    saver.save(snapshot(2), wait=True)
+    assert [info.step for info in list_checkpoints(run) if info.intact] == [1, 2]
+
+
+@pytest.fixture
+def no_folder(run):
+    """The folder of checkpoints is gone until the fixture's value is called."""
+    run.checkpoints.rmdir()
+    run.checkpoints.write_text("no folder any more")
+
+    def mend():
+        run.checkpoints.unlink()
+        run.checkpoints.mkdir()
+
+    return mend
+
+
+def test_a_failed_write_is_told_at_once_and_raised_at_the_next_call(run, make, training, no_folder):
+    _, snapshot = training
+    saver = make()
+    saver.save(snapshot(1), wait=False)
+    with pytest.raises(CheckpointError, match="step 1"):
+        saver.finish()
+    assert len(saver.failures) == 1
+    no_folder()
+    saver.save(snapshot(2), wait=True)
+    assert run.checkpoint_steps() == [2]
+
+
+def test_a_failure_that_was_settled_hinders_no_later_save(run, make, training, no_folder):
+    _, snapshot = training
+    told = []
+    saver = make(on_failure=lambda error: not told.append(str(error)))
+    saver.save(snapshot(1), wait=False)
+    wait_until(lambda: told)
+    no_folder()
+    saver.save(snapshot(2), wait=False)
+    saver.finish()
+    assert run.checkpoint_steps() == [2]
+    assert len(told) == 1
+
+
+def test_a_failed_write_that_is_waited_for_is_the_callers(make, training, no_folder):
+    _, snapshot = training
+    saver = make(on_failure=lambda error: pytest.fail(f"settled behind the caller's back: {error}"))
+    with pytest.raises(CheckpointError, match="step 1"):
+        saver.save(snapshot(1), wait=True)
+
+
+def test_a_superseded_attempt_publishes_nothing(run, make, training):
+    _, snapshot = training
+
+    def superseded():
+        raise SupersededError("attempt 2 owns the run")
+
+    saver = make(superseded)
+    with pytest.raises(SupersededError):
+        saver.save(snapshot(1), wait=True)
+    assert run.checkpoint_steps() == []
+
+
+def test_without_a_background_it_is_written_when_save_returns(run, make, training):
+    _, snapshot = training
+    saver = make(background=False)
+    saver.save(snapshot(1), wait=False)
+    assert run.checkpoint_steps() == [1]
+    assert saver.stall_s > 0
+
+
+class Disk:
+    """Takes ten seconds for each write, once it may; a clock."""
+
+    def __init__(self):
+        self.now, self.may_write = 0.0, threading.Event()
+
+    def __call__(self):
+        return self.now
+
+    def own(self):
+        """Asked before a write and after it."""
+        assert self.may_write.wait(20)
+        self.now += 5
+
+
+def test_a_save_takes_as_long_as_its_write_and_not_as_its_copy(make, training):
+    _, snapshot = training
+    disk = Disk()
+    saver = make(disk.own, clock=disk)
+    assert saver.takes_s == 0
+    saver.save(snapshot(1), wait=False)
+    disk.now += 2
+    assert saver.takes_s == 2  # none has ended yet: no less than this one so far
+    disk.may_write.set()
+    saver.finish()
+    assert (saver.stall_s, saver.takes_s) == (0, 12)
+    disk.may_write.clear()
+    saver.save(snapshot(2), wait=False)
+    disk.now += 2
+    assert saver.takes_s == 10 + 12  # the rest of the one in flight goes first
+    disk.may_write.set()
+    saver.finish()
+    assert saver.takes_s == 12
+
+
+def test_reading_back_finds_what_the_disk_did(run, make, training):
+    _, snapshot = training
+    make(verify_after=True).save(snapshot(1), wait=True)
+    path = run.checkpoint(1)
+    with (path / "model.pt").open("r+b") as file:
+        file.seek(200)
+        byte = file.read(1)
+        file.seek(200)
+        file.write(bytes([byte[0] ^ 1]))
+    with pytest.raises(CheckpointDamagedError, match="just written and is not intact"):
+        check(path)
+
+
+def test_the_writing_thread_yields_to_training(make, training):
+    _, snapshot = training
+    before, niceness = os.getpriority(os.PRIO_PROCESS, 0), []
+    saver = make(lambda: niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
+    saver.save(snapshot(1), wait=True)
+    assert set(niceness) == {max(before, WRITER_NICENESS)}
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+def test_what_does_not_fit_into_memory_is_said_before_it_is_copied(run, make, training, caplog):
+    model, snapshot = training
+    needed = snapshot(1).held_bytes()
+    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
+    assert 3 * weights <= needed < 3 * weights + 100
+    saver = make(free_bytes=lambda: needed)
+    Moment.addresses.clear()
+    saver.save(snapshot(1), wait=False)
+    assert Moment.addresses == [model.weight.data_ptr()]
+    assert run.checkpoint_steps() == [1]
+    assert "training stands still for each save" in caplog.text
+    make(free_bytes=lambda: 2 * needed).save(snapshot(2), wait=True)
+    assert model.weight.data_ptr() not in Moment.addresses[1:]
+
+
+def test_an_old_one_stays_until_the_new_one_was_read_back(run, make, training):
+    """What the disk makes of the bytes is known only then."""
+    _, snapshot = training
+
+    def spoil():
+        # asked for the second time, all is written and nothing is published
+        for path in run.checkpoints.glob(".tmp-step_00000003-*/model.pt"):
+            path.write_bytes(path.read_bytes()[:-1] + b"!")
+
+    saver = make(spoil, verify_after=True)
+    for step in (1, 2):
+        saver.save(snapshot(step), wait=True)
+    with pytest.raises(CheckpointDamagedError):
+        saver.save(snapshot(3), wait=True)
+    assert [info.step for info in list_checkpoints(run) if info.intact] == [1, 2]
+
+
+def test_a_save_in_haste_leaves_the_old_ones_to_the_next_attempt(run, make, training):
+    _, snapshot = training
+    saver = make()
+    for step in (1, 2, 3):
+        saver.save(snapshot(step), wait=True, retain=False)
+    assert run.checkpoint_steps() == [1, 2, 3]
+    make().tidy(3)
+    wait_until(lambda: run.checkpoint_steps() == [2, 3])
+
+
+def wait_until(condition, patience_s=20.0):
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

@@ -1,0 +1,95 @@
+import pytest
+import torch
+from torch import nn
+
+from hpctrain.checkpoint.state import Head, capture
+from hpctrain.checkpoint.warm_start import warm_start
+from hpctrain.errors import CheckpointError
+
+
+def net(outputs=2):
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, outputs))
+
+
+@pytest.fixture
+def source(tmp_path):
+    torch.manual_seed(1)
+    path = tmp_path / "weights.pt"
+    torch.save(net().state_dict(), path)
+    return path
+
+
+def test_all_weights_and_buffers_are_taken(source):
+    model = net()
+    matched = warm_start(model, source)
+    saved = torch.load(source, weights_only=True)
+    assert set(matched.taken) == set(saved)
+    assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
+
+
+def test_a_pattern_takes_a_part(source):
+    model, before = net(), net().state_dict()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert warm_start(model, source, match="0.*").taken == ("0.bias", "0.weight")
+    assert torch.equal(model.state_dict()["2.weight"], before["2.weight"])
+    assert not torch.equal(model.state_dict()["0.weight"], before["0.weight"])
+
+
+def test_another_head_is_refused_by_name_and_nothing_is_copied(source):
+    model = net(outputs=7)
+    before = model[0].weight.clone()
+    with pytest.raises(CheckpointError, match=r"of another shape: 2\.bias, 2\.weight.*init_strict=false"):
+        warm_start(model, source)
+    assert torch.equal(model[0].weight, before)
+
+
+def test_what_fits_is_taken_where_that_is_enough(source):
+    matched = warm_start(net(outputs=7), source, strict=False)
+    assert "0.weight" in matched.taken
+    assert matched.other_shape == ("2.bias", "2.weight")
+
+
+def test_nothing_that_matches_is_an_error(source):
+    with pytest.raises(CheckpointError, match=r"no weight matches nobody\.\*"):
+        warm_start(net(), source, match="nobody.*", strict=False)
+
+
+class Remembering(nn.Linear):
+    """Keeps more than tensors."""
+
+    def __init__(self):
+        super().__init__(3, 2)
+        self.memory = {"scale": 1.0}
+
+    def get_extra_state(self):
+        return self.memory
+
+    def set_extra_state(self, state):
+        self.memory = state
+
+
+@pytest.mark.parametrize("in_a_file", [True, False], ids=["file", "checkpoint"])
+def test_what_is_no_tensor_stays_as_it_is(tmp_path, writer, in_a_file):
+    other = nn.Sequential(Remembering())
+    other[0].memory = {"scale": 9.0}
+    if in_a_file:
+        source = tmp_path / "weights.pt"
+        torch.save(other.state_dict(), source)
+    else:
+        head = Head(step=1, samples_seen=8, world_size=1, config_digest="c0")
+        source = writer.write(capture(other, torch.optim.SGD(other.parameters()), head=head))
+    model = nn.Sequential(Remembering())
+    assert warm_start(model, source).taken == ("0.bias", "0.weight")
+    assert torch.equal(model[0].weight, other[0].weight)
+    assert model[0].memory == {"scale": 1.0}
+
+
+@pytest.mark.parametrize("content", [b"", b"no weights", [1, 2], {"model": {}, "epoch": 3}])
+def test_a_file_that_holds_something_else(tmp_path, content):
+    path = tmp_path / "w.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    with pytest.raises(CheckpointError, match=r"w\.pt"):
+        warm_start(net(), path)

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from hpctrain.cli.cancel import main
+from hpctrain.cli.status import read_statuses
+from hpctrain.errors import RunDirectoryError
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.run.state import RunState
+
+TRAINING = """
+import json, os, signal, socket, sys, threading
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Ledger, Reason
+
+stop = threading.Event()
+signal.signal(signal.SIGINT, lambda *_: stop.set())
+directory = RunDirectory.at(sys.argv[1])
+ledger = Ledger(directory)
+number = ledger.claim()
+(directory.claim(number) / "owner.json").write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
+ledger.start(number, job_id=None, nodes=["here"], world_size=1, step=0)
+print("running", flush=True)
+stop.wait(60)
+ledger.end(number, reason=Reason.INTERRUPTED, step=12)
+"""
+
+
+@pytest.fixture
+def make_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def make(name):
+        directory = RunDirectory.at(f"runs/{name}")
+        directory.create(0o750)
+        directory.config.touch()
+        return directory
+
+    return make
+
+
+def state(directory):
+    return read_statuses([directory])[0].state
+
+
+def own(directory, host, pid):
+    number = Ledger(directory).claim()
+    (directory.claim(number) / "owner.json").write_text(json.dumps({"host": host, "pid": pid}))
+    Ledger(directory).start(number, job_id=None, nodes=[host], world_size=1, step=0)
+    return number
+
+
+def test_a_run_on_this_machine_stops_as_by_ctrl_c(make_run, capsys):
+    directory = make_run("digits")
+    process = subprocess.Popen(
+        [sys.executable, "-c", TRAINING, str(directory.path), "hpctrain"], stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout.readline() == "running\n"
+        assert state(directory) == RunState.RUNNING
+        assert main(["digits"]) == 0
+        assert process.wait(60) == 0
+    assert capsys.readouterr().out == f"runs/digits: asked process {process.pid} to stop after its step and save\n"
+    assert Ledger(directory).attempts()[0].reason == Reason.INTERRUPTED
+    assert state(directory) == RunState.CANCELLED
+    assert main(["digits"]) == 0
+    assert capsys.readouterr().out == "runs/digits: nothing to cancel, it is cancelled\n"
+
+
+def test_a_process_that_is_not_the_runs_gets_nothing(make_run, capsys):
+    directory = make_run("digits")
+    sleep = shutil.which("sleep")
+    with subprocess.Popen([sleep, "60"]) as process:
+        own(directory, socket.gethostname(), process.pid)
+        assert main(["digits"]) == 1
+        assert process.poll() is None
+        process.kill()
+    error = capsys.readouterr().err
+    assert f"process {process.pid} should be the run's, but is `{sleep} 60`: nothing was sent to it" in error
+
+
+def test_a_run_on_another_machine_is_not_reached(make_run, capsys):
+    own(make_run("digits"), "another-host", 1)
+    assert main(["digits"]) == 1
+    assert (
+        capsys.readouterr().err
+        == "hpctrain: error: runs/digits: it was started on another-host, as process 1: type the command there\n"
+    )
+
+
+def test_what_is_over_is_left_alone(make_run, capsys):
+    directory = make_run("digits")
+    number = own(directory, socket.gethostname(), os.getpid())
+    Ledger(directory).end(number, reason=Reason.COMPLETED, step=460)
+    before = directory.attempts.read_bytes()
+    assert main(["digits"]) == 0
+    assert capsys.readouterr().out == "runs/digits: nothing to cancel, it is completed\n"
+    assert directory.attempts.read_bytes() == before
+    assert not directory.jobs.exists()
+
+
+def test_names_are_looked_up_before_anything_is_cancelled(make_run, slurm):
+    directory = make_run("digits")
+    slurm.queue(j12={"State": "RUNNING"})
+    directory.record_job({"job_id": "12", "time": 1.0})
+    with pytest.raises(RunDirectoryError, match="absent: nothing is there"):
+        main(["digits", "absent"])
+    assert slurm.cancelled() == []
+
+
+def test_a_queued_and_a_running_job_are_cancelled(make_run, slurm, capsys):
+    queued, running = make_run("queued"), make_run("running")
+    for directory, job_id in ((queued, "12"), (running, "13")):
+        directory.record_job({"job_id": job_id, "time": 1.0})
+    slurm.queue(j12={"State": "PENDING", "Reason": "Resources"}, j13={"State": "RUNNING"})
+    assert main(["queued", "running"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "runs/queued: cancelled job 12, which was pending",
+        "runs/running: cancelled job 13, which was running",
+    ]
+    assert slurm.cancelled() == ["12", "13"]
+    assert [state(directory) for directory in (queued, running)] == [RunState.CANCELLED] * 2
+    slurm.queue()
+    assert state(queued) == RunState.CANCELLED  # also when SLURM has forgotten it
+
+
+def test_of_an_array_only_the_runs_own_tasks_are_cancelled(make_run, slurm, capsys):
+    for task in range(3):
+        make_run(f"sweep/{task}").record_job({"job_id": f"20_{task}", "time": 1.0})
+    Ledger(make_run("sweep/1")).start(1, job_id="20", nodes=["n1"], world_size=1, step=0)
+    slurm.queue(**{f"j20_{task}": {"State": "PENDING"} for task in range(3)}, j20={"State": "RUNNING"})
+    assert main(["sweep/1"]) == 0
+    assert slurm.cancelled() == ["20_1"]
+    assert main(["sweep"]) == 0
+    assert sorted(slurm.cancelled()) == ["20_0", "20_1", "20_2"]
+    assert "runs/sweep/1: nothing to cancel, it is cancelled" in capsys.readouterr().out
+
+
+def test_every_job_of_a_run_that_is_still_there_is_cancelled(make_run, slurm):
+    directory = make_run("digits")
+    for job_id in ("12", "15", "16"):
+        directory.record_job({"job_id": job_id, "time": 1.0})
+    slurm.queue(j12={"State": "FAILED"}, j15={"State": "COMPLETING"}, j16={"State": "PENDING"})
+    assert main(["digits"]) == 0
+    assert slurm.cancelled() == ["15", "16"]
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_without_slurm_a_job_cannot_be_cancelled(make_run, capsys):
+    directory = make_run("digits")
+    directory.record_job({"job_id": "12", "time": 1.0})
+    assert main(["digits"]) == 1
+    assert "SLURM can't be asked from here about job 12; type the command on a login node" in capsys.readouterr().err
+    assert len(directory.job_records()) == 1
+
+
+def test_what_cannot_be_cancelled_does_not_keep_the_rest(make_run, slurm, capsys):
+    own(make_run("elsewhere"), "another-host", 1)
+    make_run("queued").record_job({"job_id": "12", "time": 1.0})
+    slurm.queue(j12={"State": "PENDING"})
+    assert main(["elsewhere", "queued"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "runs/queued: cancelled job 12, which was pending\n"
+    assert "another-host" in err

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hpctrain.cli.inspect import main
+from hpctrain.errors import RunDirectoryError
+from hpctrain.run.checkpoints import ALGORITHM, FORMAT_VERSION, MANIFEST, encode_manifest, file_checksum
+from hpctrain.run.directory import RunDirectory
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    directory = RunDirectory.at("runs/digits/now")
+    directory.create(0o750)
+    directory.config.touch()
+    return directory
+
+
+def save(directory, step, accuracy=None):
+    path = directory.checkpoint(step)
+    path.mkdir()
+    (path / "weights.pt").write_bytes(b"w" * 3000)
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "algorithm": ALGORITHM,
+        "step": step,
+        "samples_seen": step * 64,
+        "world_size": 4,
+        "config_digest": "c0ffee",
+        "weights_digest": f"digest of {step}",
+        "score": None if accuracy is None else {"name": "accuracy", "mode": "max", "value": accuracy},
+        "time": 1_769_860_800.0,
+        "files": {"weights.pt": {"bytes": 3000, "checksum": file_checksum(path / "weights.pt")}},
+    }
+    (path / MANIFEST).write_bytes(encode_manifest(manifest))
+    return path
+
+
+def flip_a_bit(path):
+    data = bytearray(path.read_bytes())
+    data[1234] ^= 1
+    path.write_bytes(data)
+
+
+def report(capsys, *arguments):
+    code = main([*arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_the_newest_intact_checkpoint_is_described(directory, capsys):
+    paths = [save(directory, step) for step in (100, 120)]
+    code, found = report(capsys, "digits")
+    size = paths[0].joinpath(MANIFEST).stat().st_size + 3000
+    assert code == 0
+    assert found == {
+        "run_dir": str(directory.path),
+        "step": 120,
+        "samples_seen": 7680,
+        "world_size": 4,
+        "weights_digest": "digest of 120",
+        "config_digest": "c0ffee",
+        "best": None,
+        "checkpoints": [
+            {"step": 100, "path": str(paths[0]), "intact": True, "bytes": size, "problem": "", "score": None},
+            {"step": 120, "path": str(paths[1]), "intact": True, "bytes": size, "problem": "", "score": None},
+        ],
+        "unfinished": [],
+    }
+
+
+def test_one_flipped_bit_is_found_and_the_older_one_counts(directory, capsys):
+    save(directory, 100)
+    flip_a_bit(save(directory, 120) / "weights.pt")
+    code, found = report(capsys, "digits")
+    assert (code, found["step"], found["weights_digest"]) == (0, 100, "digest of 100")
+    assert [entry["intact"] for entry in found["checkpoints"]] == [True, False]
+    assert "weights.pt doesn't match its checksum" in found["checkpoints"][1]["problem"]
+
+
+def test_a_quick_look_compares_sizes_alone(directory, capsys):
+    flip_a_bit(save(directory, 120) / "weights.pt")
+    assert report(capsys, "digits", "--quick")[1]["step"] == 120
+    with (directory.checkpoint(120) / "weights.pt").open("ab") as file:
+        file.write(b"more")
+    assert report(capsys, "digits", "--quick")[1]["step"] is None
+
+
+def test_no_checkpoint_is_no_error_and_none_intact_is_one(directory, capsys):
+    code, found = report(capsys, "digits")
+    assert (code, found["step"], found["checkpoints"]) == (0, None, [])
+    (save(directory, 120) / MANIFEST).unlink()
+    code, found = report(capsys, "digits")
+    assert (code, found["step"], found["samples_seen"]) == (1, None, None)
+
+
+def test_the_table_is_for_people(directory, capsys):
+    save(directory, 100)
+    flip_a_bit(save(directory, 120) / "weights.pt")
+    (directory.checkpoints / ".tmp-step_00000140-0123abcd").mkdir()
+    assert main(["runs/digits/now"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == ["run             runs/digits/now", "step            100", "samples_seen    6400"]
+    assert lines[6] == "checkpoints"
+    assert "step_00000120     3." in lines[7]
+    assert "damaged: weights.pt doesn't match" in lines[7]
+    assert lines[8].endswith("intact")
+    assert lines[9] == "  .tmp-step_00000140-0123abcd  unfinished: being written, or left by a crash"
+
+
+def test_the_best_intact_one_is_marked(directory, capsys):
+    for step, accuracy in ((100, 0.8), (120, 0.9), (140, 0.95), (160, None)):
+        save(directory, step, accuracy)
+    assert report(capsys, "digits")[1]["best"] == 140
+    flip_a_bit(directory.checkpoint(140) / "weights.pt")
+    code, found = report(capsys, "digits")
+    assert (code, found["best"]) == (0, 120)
+    assert found["checkpoints"][1]["score"] == {"name": "accuracy", "mode": "max", "value": 0.9}
+    assert main(["digits"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.endswith("intact  accuracy 0.9, the best")]
+    assert [line for line in lines if line.endswith("intact  accuracy 0.8")]
+
+
+def test_what_is_no_run_is_said_so(directory):
+    with pytest.raises(RunDirectoryError, match="nothing is there"):
+        main(["absent"])
+
+
+def test_torch_is_not_needed(directory):
+    save(directory, 100)
+    program = """
+import sys
+from hpctrain.cli.inspect import main
+code = main(["digits", "--json"])
+assert not {"torch", "numpy", "omegaconf", "hydra"} & set(sys.modules)
+sys.exit(code)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)

@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hpctrain.cli.attempts_text import span
+from hpctrain.cli.status import main
+from hpctrain.errors import RunDirectoryError
+from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.exit_record import ExitRecord
+from hpctrain.run.ledger import Ledger, Reason
+
+NOW = time.time()
+
+
+@pytest.fixture(autouse=True)
+def clock_stands(monkeypatch):
+    """Ages are told to the minute; in a long suite this file is read minutes before it runs."""
+    monkeypatch.setattr(time, "time", lambda: NOW + 0.5)
+
+
+@pytest.fixture
+def make_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    age_s = iter(range(10_000))
+
+    def make(name, *, job_id=None):
+        """Each run is older than the one before."""
+        directory = RunDirectory.at(f"runs/{name}")
+        directory.create(0o750)
+        directory.config.write_text("name: digits\ntrainer: {max_steps: 460}\n")
+        when = NOW - 60 * next(age_s)
+        os.utime(directory.config, (when, when))
+        if job_id is not None:
+            directory.record_job({"job_id": job_id, "time": when, "log": None})
+        return directory
+
+    return make
+
+
+def begin(directory, *, began=NOW - 900, step=0, job_id=None, pid=None, **extra):
+    ledger = Ledger(directory, clock=lambda: began)
+    number = ledger.claim()
+    if pid is not None:
+        owner = json.dumps({"host": socket.gethostname(), "pid": pid})
+        (directory.claim(number) / "owner.json").write_text(owner)
+    ledger.start(number, job_id=job_id, nodes=["n1", "n2"], world_size=4, step=step, **extra)
+
+
+def end(directory, reason, step, *, ended=NOW - 600, detail="", **extra):
+    ledger = Ledger(directory, clock=lambda: ended)
+    ledger.end(ledger.last_claim(), reason=reason, step=step, detail=detail, **extra)
+
+
+def log(directory, step, when=NOW - 300, **values):
+    sink = JsonLinesSink(directory.metrics, 10**9, clock=lambda: when)
+    sink.log(step, {name.replace("_", "/"): value for name, value in values.items()})
+    sink.close()
+
+
+def shown(capsys, *arguments):
+    assert main(list(arguments)) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_no_runs_yet(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert shown(capsys) == ["no runs under runs/; `python -m hpctrain` starts one"]
+    assert shown(capsys, "--json") == ["[]"]
+
+
+def test_the_table_shows_the_newest_first(make_run, capsys):
+    running, failed = make_run("digits/b"), make_run("sweep/0")
+    begin(running, pid=os.getpid())
+    log(running, 120, train_loss=0.12345, eval_accuracy=0.9712)
+    begin(failed)
+    end(failed, Reason.FAILED, 7, detail="rank 3 on n2 failed")
+    lines = [re.split(r"  +", line) for line in shown(capsys)]
+    assert lines == [
+        ["RUN", "STATE", "STEP", "LOSS", "ACCURACY", "ATTEMPTS", "JOB", "LAST"],
+        ["digits/b", "running", "120/460", "0.1235", "0.9712", "1", "-", "5 min ago"],
+        ["sweep/0", "failed", "7/460", "-", "-", "1", "-", "10 min ago", "failed: rank 3 on n2 failed"],
+    ]
+
+
+def test_only_the_newest_are_shown_unless_all_are_asked_for(make_run, capsys):
+    for number in range(25):
+        make_run(f"digits/{number:02d}")
+    lines = shown(capsys)
+    assert len(lines) == 1 + 20 + 1
+    assert lines[1].startswith("digits/00")
+    assert lines[-1] == "5 older runs: --all shows them"
+    assert len(shown(capsys, "--all")) == 1 + 25
+    assert len(shown(capsys, "digits")) == 1 + 25
+
+
+def test_another_folder_of_runs(make_run, capsys, tmp_path, monkeypatch):
+    make_run("digits/a")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    assert shown(capsys, "--runs-dir", "../runs")[1].startswith("digits/a ")
+    assert shown(capsys, "../runs/digits/a")[0] == "run         ../runs/digits/a"
+
+
+def test_one_run_in_detail(make_run, capsys):
+    directory = make_run("digits/a")
+    directory.record_job({"job_id": "12", "time": NOW - 4500, "log": None})
+    begin(directory, began=NOW - 3000, job_id="12", launched=NOW - 3010, import_s=10)
+    spent = {"first_step_s": 1, "train_s": 530, "eval_s": 40, "save_s": 29, "last_step": 150}
+    end(directory, Reason.PREEMPTED, 150, ended=NOW - 2400, detail="by a job of a higher priority", **spent)
+    begin(directory, began=NOW - 900, step=140, pid=os.getpid(), job_id="12", launched=NOW - 930, import_s=25)
+    kept = {"import_s": 25, "first_step_s": 5, "train_s": 280, "last_step": 200, "seen": NOW - 300}
+    (directory.claim(2) / "times.json").write_text(json.dumps(kept))
+    directory.checkpoint(140).mkdir()
+    log(directory, 200, train_loss=0.5, train_lr=0.001)
+    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "DATE TIME", "\n".join(shown(capsys, "digits")))
+    assert text == (
+        "run         runs/digits/a\n"
+        "state       running\n"
+        "step        200 of 460\n"
+        "checkpoint  step 140\n"
+        "metrics     train/loss 0.5  train/lr 0.001  (5 min ago)\n"
+        "jobs        12\n"
+        "attempts\n"
+        "     BEGAN                STEPS              LOST  QUEUED  START  RANKS       JOB  END\n"
+        "  1  DATE TIME  0 -> 150             10  25 min   11 s  4 on n1 n2  12   "
+        "preempted after 10 min: by a job of a higher priority\n"
+        "  2  DATE TIME  140 -> 200 so far     -  24 min   30 s  4 on n1 n2  12   running for 15 min\n"
+        "time        queued 66%  training 31%  starting 1%  lost 1%  evaluating 1%  saving 1%  of 75 min; "
+        "effective training time ratio 0.32\n"
+        "next\n"
+        "  python -m hpctrain logs runs/digits/a --follow\n"
+        "  python -m hpctrain cancel runs/digits/a"
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "commands"),
+    [
+        (Reason.COMPLETED, ["inspect 'runs/it''s'", "logs 'runs/it''s'"]),
+        (Reason.INTERRUPTED, ["logs 'runs/it''s'", "resume 'runs/it''s'"]),
+        (Reason.FAILED, ["logs 'runs/it''s' --rank 3", "resume 'runs/it''s'"]),
+    ],
+)
+def test_what_to_type_next_fits_the_state_and_the_shell(make_run, capsys, reason, commands):
+    directory = make_run("it's")
+    begin(directory)
+    for rank, blames_peer in ((0, True), (3, False)):
+        record = ExitRecord(rank=rank, host="n2", reason=Reason.FAILED, step=7, blames_peer=blames_peer)
+        if reason is Reason.FAILED:
+            record.write(directory.claim(1))
+    end(directory, reason, 7)
+    lines = shown(capsys, "it's")
+    typed = [line.replace("'\"'\"'", "''") for line in lines[lines.index("next") + 1 :]]
+    assert typed == [f"  python -m hpctrain {command}" for command in commands]
+
+
+def test_an_attempt_that_died_without_a_word(make_run, capsys):
+    directory = make_run("digits/a")
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        begin(directory, pid=process.pid)
+    lines = shown(capsys, "digits")
+    assert (
+        lines[1]
+        == f"state       interrupted: process {process.pid} on {socket.gethostname()} is gone and recorded no end"
+    )
+    assert re.fullmatch(r"  1  \S+ \S+  0 -> \?  4 on n1 n2  no end was recorded", lines[6])
+
+
+def test_the_queue_is_asked_once_for_all_runs(make_run, slurm, capsys):
+    for number in range(3):
+        make_run(f"sweep/{number}", job_id=f"12_{number}")
+    slurm.queue(
+        j12_0={"State": "PENDING", "Reason": "Resources"},
+        j12_1={"State": "RUNNING", "Reason": "None"},
+        j12_2={"State": "FAILED"},
+    )
+    lines = shown(capsys)
+    assert [line.split()[1] for line in lines[1:]] == ["queued", "starting", "failed"]
+    assert lines[3].endswith("job 12_2 ended as FAILED, and no attempt began")
+    assert slurm.questions() == ["12_0,12_1,12_2"]
+
+
+def test_a_queued_run_says_why_and_when(make_run, slurm, capsys):
+    make_run("digits/a", job_id="12")
+    slurm.queue(j12={"State": "PENDING", "Reason": "Priority", "StartTime": str(int(NOW) + 3600)})
+    lines = shown(capsys, "digits")
+    assert lines[1].startswith("state       queued: ")
+    assert len(lines[1]) > len("state       queued: ") + 10
+    assert re.fullmatch(r"may start   \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, in (60|59) min, says SLURM", lines[2])
+    assert "jobs        12" in lines
+    assert main(["digits", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["state"], record["job_ids"], record["may_start"]) == ("queued", ["12"], int(NOW) + 3600)
+    assert record["note"]
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_without_slurm_the_run_directory_says_what_it_knows(make_run, capsys):
+    done, begun = make_run("done", job_id="11"), make_run("begun", job_id="12")
+    begin(done, job_id="11")
+    end(done, Reason.COMPLETED, 460)
+    begin(begun, job_id="12")
+    lines = shown(capsys)
+    assert lines[1].split()[:2] == ["done", "completed"]
+    assert lines[2].split()[:2] == ["begun", "unknown"]
+    assert lines[2].endswith("SLURM can't be asked from here")
+
+
+def test_a_controller_that_does_not_answer_is_no_error(make_run, slurm, capsys):
+    make_run("digits/a", job_id="12")
+    slurm.vanish()
+    assert shown(capsys, "digits")[1] == "state       unknown: SLURM can't be asked from here"
+
+
+def test_json_of_one_run_is_an_object(make_run, capsys):
+    directory = make_run("digits/a")
+    begin(directory, began=1000.0, job_id=None, launched=990.0)
+    end(directory, Reason.COMPLETED, 460, ended=2000.0, first_step_s=10.0, train_s=980.0, save_s=20.0)
+    log(directory, 460, when=1990.0, train_loss=math.nan, eval_accuracy=0.75)
+    directory.checkpoint(460).mkdir()
+    spent = dict.fromkeys(["queued_s", "evaluating_s", "lost_s", "stopping_s"], 0.0)
+    spent |= {"starting_s": 10.0, "training_s": 980.0, "saving_s": 20.0}
+    assert main(["digits", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "name": "digits",
+        "path": str(directory.path),
+        "state": "completed",
+        "note": "",
+        "step": 460,
+        "total_steps": 460,
+        "metrics": {"eval/accuracy": 0.75, "train/loss": None},
+        "metrics_time": 1990.0,
+        "checkpoint_step": 460,
+        "attempts": [
+            {
+                "attempt": 1,
+                "job_id": None,
+                "nodes": ["n1", "n2"],
+                "world_size": 4,
+                "start_step": 0,
+                "start_time": 1000.0,
+                "reason": "completed",
+                "end_step": 460,
+                "end_time": 2000.0,
+                "detail": "",
+                "extra": {"launched": 990.0, "first_step_s": 10.0, "train_s": 980.0, "save_s": 20.0},
+            }
+        ],
+        "account": {
+            "attempts": [{"attempt": 1, "spent": spent, "steps": 460, "steps_lost": 0}],
+            "spent": spent,
+            "steps_lost": 0,
+            "wall_s": 1010.0,
+            "ratio": 980 / 1010,
+            "shares": {name.removesuffix("_s"): value / 1010 for name, value in spent.items()},
+        },
+        "verdict": None,
+        "job_ids": [],
+        "may_start": None,
+    }
+
+
+def test_json_of_several_runs_is_a_list(make_run, capsys):
+    for name in ("sweep/0", "sweep/1"):
+        make_run(name)
+    for arguments in (["--json"], ["sweep", "--json"], ["sweep/0", "sweep/1", "--json"]):
+        assert main(arguments) == 0
+        assert [record["path"][-7:] for record in json.loads(capsys.readouterr().out)] == ["sweep/0", "sweep/1"]
+
+
+def test_what_is_no_run_is_said_so(make_run):
+    with pytest.raises(RunDirectoryError, match="absent: nothing is there"):
+        main(["absent"])
+
+
+def test_help_shows_examples_and_states(capsys):
+    with pytest.raises(SystemExit) as raised:
+        main(["--help"])
+    assert raised.value.code == 0
+    text = capsys.readouterr().out
+    assert "python -m hpctrain status runs/" in text
+    assert "interrupted" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-3, "0 s"), (0, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "120 min"), (7200, "2 h"), (200_000, "2 days")],
+)
+def test_spans(seconds, text):
+    assert span(seconds) == text

@@ -1,0 +1,43 @@
+import pytest
+
+from hpctrain.config.identity import decides_the_weights
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "precision.kind",
+        "precision.initial_loss_scale",
+        "precision.loss_scale_growth_steps",
+        "trainer.clip_grad_norm",
+        "trainer.clip_grad_value",
+        "parallel.gradient_compression",
+        "optimizer.lr_scaling",
+        "optimizer.no_decay_norm_bias",
+        "schedule.drop_at_steps",
+        "trainer.sync_batchnorm",
+    ],
+)
+def test_what_makes_another_run(key):
+    assert decides_the_weights(key)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "precision.min_loss_scale",
+        "trainer.compile",
+        "trainer.channels_last",
+        "trainer.activation_checkpointing",
+        "trainer.deterministic",
+        "trainer.log_grad_norm",
+        "trainer.micro_batch_size",
+        "parallel.static_graph",
+        "parallel.bucket_cap_mb",
+        "parallel.kind",
+        "cluster.gpus_per_process",
+        "nodes",
+    ],
+)
+def test_what_may_change_on_the_way(key):
+    assert not decides_the_weights(key)

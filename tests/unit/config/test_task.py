@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from hpctrain.config.compose import Composer
+from hpctrain.config.cross import warnings_of
+from hpctrain.config.task import EXTRAS, refuse_without_extra
+from hpctrain.errors import ConfigError
+
+
+@pytest.mark.parametrize("module", EXTRAS)
+def test_a_task_without_its_package_names_the_extra(module: str) -> None:
+    package, extra = EXTRAS[module]
+    node = {"_target_": f"{module}.Class"}
+    refuse_without_extra(node, find=lambda name: name)
+    with pytest.raises(ConfigError, match=rf'package {package}, .*; pip install "hpctrain\[{extra}\]"'):
+        refuse_without_extra(node, find=lambda name: None if name == package else name)
+
+
+@pytest.mark.parametrize("module", EXTRAS)
+def test_a_module_that_needs_an_extra_is_there(module: str) -> None:
+    assert import_module(module).__name__ == module
+
+
+def test_data_that_this_machine_does_not_have(tmp_path: Path) -> None:
+    words = ["task=tokens", "model=gpt", "task.context_length=8", f"task.data={tmp_path / 'nowhere'}"]
+    with pytest.raises(ConfigError, match=r"task\.data=\S+/nowhere: is no folder"):
+        Composer().compose(words)
+    (warning,) = warnings_of(Composer().compose([*words, "cluster=slurm"]))
+    assert "nowhere is no folder on this machine: the nodes must have it" in warning
+    assert warnings_of(Composer().compose([*words, f"task.data={tmp_path}", "cluster=slurm"])) == []
+
+
+def test_any_other_task_needs_nothing() -> None:
+    refuse_without_extra({"_target_": "mine.Task"}, find=lambda name: None)

@@ -1,0 +1,97 @@
+import logging
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from hpctrain.data.eval_loader import EvalLoader
+from hpctrain.data.loader import TrainLoader
+from hpctrain.data.order import SequentialOrder
+from hpctrain.data.plan import BatchPlan
+from hpctrain.data.stream import StreamReader
+from hpctrain.errors import TaskError
+
+
+class Replayed(IterableDataset):
+    """Numbers that tell epoch and position."""
+
+    def __init__(self, length=20):
+        self.length, self.epoch, self.read = length, 0, 0
+
+    def __len__(self):
+        return self.length
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        for position in range(self.length):
+            self.read += 1
+            yield torch.tensor(1000 * self.epoch + position)
+
+
+class Seeking(Replayed):
+    def read_from(self, epoch, position):
+        for place in range(position, self.length):
+            self.read += 1
+            yield torch.tensor(1000 * epoch + place)
+
+
+def batches(stream, steps, *, rank=0, world_size=1, start_step=0, num_workers=0):
+    plan = BatchPlan(20, 4, 2, world_size, drop_last=False)
+    loader = iter(
+        TrainLoader(
+            stream, SequentialOrder(20), plan, rank=rank, seed=0, start_step=start_step, num_workers=num_workers
+        )
+    )
+    found = [next(loader).batch.tolist() for _ in range(steps * plan.accumulation)]
+    loader.close()
+    return found
+
+
+@pytest.mark.parametrize("kind", [Replayed, Seeking])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_resume_goes_on_where_the_straight_run_was(kind, num_workers):
+    straight = batches(kind(), 12)
+    assert straight[:3] == [[0, 1], [2, 3], [4, 5]]
+    assert straight[10] == [1000, 1001]
+    for start_step in (1, 4, 5, 7):
+        resumed = batches(kind(), 12 - start_step, start_step=start_step, num_workers=num_workers)
+        assert resumed == straight[2 * start_step :]
+
+
+@pytest.mark.parametrize("kind", [Replayed, Seeking])
+def test_the_ranks_share_a_step(kind):
+    zero, one = (batches(kind(), 6, rank=rank, world_size=2) for rank in (0, 1))
+    assert zero[:2] == [[0, 1], [4, 5]]
+    assert one[:2] == [[2, 3], [6, 7]]
+
+
+def test_a_stream_that_can_seek_reads_nothing_twice():
+    stream = Seeking()
+    batches(stream, 1, start_step=4)
+    assert stream.read == 4
+
+
+def test_one_that_cannot_says_what_it_costs(caplog):
+    stream = Replayed(5000)
+    with caplog.at_level(logging.WARNING, "hpctrain.data"):
+        logging.getLogger("hpctrain").propagate = True
+        assert StreamReader(stream).read(0, np.array([3000, 3001]))[0] == 3000
+    assert "3000 samples are read and thrown away" in caplog.text
+    assert "read_from" in caplog.text
+
+
+def test_a_stream_that_is_shorter_than_it_says():
+    class Short(Replayed):
+        def __iter__(self):
+            yield torch.tensor(0)
+
+    with pytest.raises(TaskError, match="ended after 1 samples of epoch 0"):
+        batches(Short(), 1)
+
+
+def test_evaluation_takes_each_sample_once():
+    found = [EvalLoader(Replayed(7), 2, rank=rank, world_size=3) for rank in range(3)]
+    assert sorted(value for loader in found for batch in loader for value in batch.tolist()) == list(range(7))

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+import torch
+import torch.distributed as dist
+from hpctrain.config.parallel import Parallel
+from hpctrain.distributed.compiler import spare_compiler
+from hpctrain.distributed.replica import replicate
+from hpctrain.distributed.world import World
+
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+world = World(rank=0, size=2, local_rank=0, device=torch.device("cpu"), control=dist.group.WORLD)
+
+def train(optimizer_type, model):
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    optimizer = optimizer_type(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.randn(4, 3)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.load_state_dict(optimizer.state_dict())
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+spare_compiler()
+model = replicate(torch.nn.Linear(3, 2), world, Parallel())
+types = [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop]
+spared = [train(kind, model) for kind in types]
+assert "torch._dynamo" not in sys.modules, "an optimizer or DDP imports the compiler"
+assert "_dynamo" not in vars(torch)
+
+import torch._dynamo
+usual = [train(kind, model) for kind in types]
+assert all(torch.equal(one, other) for one, other in zip(spared, usual))
+
+compiled = torch.compile(torch.nn.Linear(3, 2), backend="eager")
+assert torch.equal(train(torch.optim.AdamW, replicate(compiled, world, Parallel())), usual[0])
+"""
+
+
+def test_the_compiler_comes_only_where_something_is_compiled(tmp_path):
+    store = tmp_path / "store"
+    done = subprocess.run([sys.executable, "-c", PROGRAM, store], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,54 @@
+import pytest
+import torch
+from torch import nn
+
+from hpctrain.config.parallel import Parallel
+from hpctrain.distributed.replica import inner, replicate, settle_buckets, synchronise_batchnorm
+from hpctrain.distributed.world import World
+from hpctrain.errors import ConfigError
+
+ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+
+
+def test_alone_a_model_stays_as_it_is():
+    model = nn.Linear(2, 2)
+    assert replicate(model, ALONE, Parallel()) is model
+    assert inner(model) is model
+
+
+def test_alone_nothing_has_to_settle():
+    settle_buckets(nn.Linear(2, 2), ALONE, lambda: pytest.fail("a throwaway backward"))
+
+
+def test_batch_norms_are_replaced_wherever_they_are():
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Sequential(nn.BatchNorm2d(2)), nn.BatchNorm1d(3))
+    converted = synchronise_batchnorm(model)
+    assert [type(module).__name__ for module in converted.modules() if "BatchNorm" in type(module).__name__] == [
+        "SyncBatchNorm",
+        "SyncBatchNorm",
+    ]
+
+
+def test_a_model_without_batch_norm_is_a_configuration_error():
+    with pytest.raises(ConfigError, match=r"trainer\.sync_batchnorm=True: Linear has no batch norm of torch\.nn"):
+        synchronise_batchnorm(nn.Linear(1, 1))
+
+
+def test_the_model_inside_a_compiled_one():
+    model = nn.Linear(2, 2)
+
+    class Compiled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self._orig_mod = model
+
+    assert inner(Compiled()) is model
+
+
+def test_data_parallel_says_why_it_is_slow_and_keeps_the_models_names(caplog):
+    model = nn.Linear(2, 2)
+    with caplog.at_level("WARNING", logger="hpctrain.train"):
+        replica = replicate(model, ALONE, Parallel(kind="data_parallel"))
+    assert isinstance(replica, nn.parallel.DataParallel)
+    assert inner(replica) is model
+    assert "parallel=ddp keeps a replica per process" in caplog.text

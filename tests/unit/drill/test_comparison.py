@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from hpctrain.drill.comparison import compare
+from hpctrain.drill.evidence import Evidence, read_evidence
+from hpctrain.drill.training import last_step
+from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.run.directory import RunDirectory
+
+
+def evidence(**changes):
+    found = {
+        "step": 3,
+        "samples_seen": 24,
+        "weights_digest": "ab" * 32,
+        "metrics": {"train/loss": {1: 0.5, 2: 0.25, 3: 0.125}},
+        "samples": {1: {0: (5, 4), 1: (3,)}, 2: {0: (1,)}},
+    }
+    return Evidence(**{**found, **changes})
+
+
+def differing(one, other):
+    return {row.what: row.difference for row in compare(one, other) if not row.equal}
+
+
+def test_the_same_evidence():
+    rows = compare(evidence(), evidence())
+    assert [row.what for row in rows] == [
+        *("steps", "samples seen", "weights digest", "train/loss", "samples by rank"),
+    ]
+    assert all(row.equal and not row.difference for row in rows)
+    assert rows[3].straight == "0.125, 3 values"
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "difference"),
+    [
+        ({"step": 4}, "steps", ""),
+        ({"weights_digest": "cd" * 32}, "weights digest", ""),
+        (
+            {"metrics": {"train/loss": {1: 0.5, 2: math.nextafter(0.25, 1), 3: 0.125}}},
+            "train/loss",
+            "first after step 2: 0.25 and 0.25000000000000006",
+        ),
+        ({"metrics": {"train/loss": {1: 0.5, 3: 0.125}}}, "train/loss", "first after step 2: 0.25 and nothing"),
+        ({"metrics": {}}, "train/loss", "first after step 1: 0.5 and nothing"),
+        ({"samples": {1: {0: (4, 5), 1: (3,)}, 2: {0: (1,)}}}, "samples by rank", "first in step 1"),
+        ({"samples": {}}, "samples by rank", "first in step 1"),
+    ],
+)
+def test_one_difference(changes, what, difference):
+    assert differing(evidence(), evidence(**changes)) == {what: difference}
+
+
+def test_what_neither_run_left_proves_nothing():
+    empty = evidence(step=None, samples_seen=None, weights_digest=None, metrics={}, samples={})
+    assert list(differing(empty, empty)) == ["steps", "samples seen", "weights digest"]
+
+
+def test_not_a_number_is_the_same_as_itself(tmp_path):
+    directory = RunDirectory.at(tmp_path)
+    directory.create(0o750)
+    sink = JsonLinesSink(directory.metrics, None)
+    sink.log(1, {"train/loss": math.nan, "throughput/samples_per_s": 5.0})
+    sink.log(1, {"eval/loss": math.inf})
+    sink.close()
+    for rank, samples in ((0, [7, 8]), (11, [9])):
+        lines = [{"step": 1, "samples": [0]}, {"step": 1, "samples": samples}]
+        directory.sample_log(rank).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read_evidence(directory)
+    assert found.metrics == {"train/loss": {1: "nan"}, "eval/loss": {1: "inf"}}
+    assert found.samples == {1: {0: (7, 8), 11: (9,)}}
+    assert found.weights_digest is None
+    assert set(differing(found, found)) == {"steps", "samples seen", "weights digest"}
+
+
+def test_the_last_step_in_a_file_that_is_being_written(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    assert last_step(file) == 0
+    file.write_text('{"step": 1, "x": "' + "y" * 9000 + '"}\n{"step": 2}\n{"st')
+    assert last_step(file) == 2
+    file.write_text("torn")
+    assert last_step(file) == 0

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpctrain.drill.plan import Plan, enough_steps
+
+
+@given(
+    interruptions=st.integers(1, 8),
+    seed=st.integers(0, 10),
+    total=st.integers(2, 500),
+    reaction=st.integers(0, 40),
+    late=st.integers(0, 40),
+)
+def test_there_is_a_step_before_every_interruption_and_room_for_the_others(interruptions, seed, total, reaction, late):
+    plan = Plan(interruptions, seed, total, reaction)
+    roomy = total > 2 * interruptions * (reaction + 2)
+    done = 0
+    for number in range(interruptions):
+        target = plan.target(done, number)
+        assert target > done
+        if roomy:
+            assert target + reaction < total
+        done = min(total, target + min(late, reaction))
+        if done == total:
+            assert not roomy
+            return
+
+
+def test_a_seed_gives_the_same_drill_and_another_one_another():
+    def drawn(seed):
+        plan = Plan(3, seed, 1000, 5)
+        return [(plan.target(done, number), plan.signal(number)) for number, done in enumerate((0, 300, 600))]
+
+    assert drawn(1) == drawn(1)
+    assert len({step for seed in range(20) for step, _ in drawn(seed)}) > 40
+    assert {name for seed in range(20) for _, name in drawn(seed)} == {signal.SIGTERM, signal.SIGINT}
+
+
+def test_the_whole_training_is_hit():
+    targets = [Plan(1, seed, 100, 0).target(0, 0) for seed in range(400)]
+    assert (min(targets), max(targets)) == (1, 99)
+
+
+@pytest.mark.parametrize(("reaction_s", "step_s", "steps"), [(1.5, 0.01, 684), (0.15, 0.01, 77), (1.5, 10.0, 10)])
+def test_how_long_a_drill_must_be(reaction_s, step_s, steps):
+    assert enough_steps(3, reaction_s, step_s) == pytest.approx(steps, abs=1)

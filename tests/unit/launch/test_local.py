@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hpctrain.launch import local
+from hpctrain.launch.local import LocalRanks, free_port, rank_variables
+from hpctrain.run.exit_record import ExitRecord
+from hpctrain.run.ledger import Reason
+from hpctrain.train.stop import STOP_SIGNALS
+
+START = """
+import json, os, signal, sys, time
+from pathlib import Path
+folder, rank = Path(sys.argv[1]), os.environ["RANK"]
+heard = []
+def hear(number, frame):
+    heard.append(number)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, hear)
+blocked = sorted(signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals()))
+folder.joinpath("there_" + rank).write_text(json.dumps([os.getpid(), dict(os.environ), blocked]))
+def wait_for_signal():
+    while not heard:
+        time.sleep(0.01)
+    return heard[0]
+"""
+"""What every rank of these tests begins with: no torch, a fraction of its start-up time."""
+
+
+@pytest.fixture
+def ranks(directory):
+    return LocalRanks(directory, attempt=3, world_size=2, port=29123)
+
+
+@pytest.fixture
+def command():
+    """Ranks that do this."""
+    return lambda text: [sys.executable, "-S", "-u", "-c", START + text]
+
+
+@pytest.fixture
+def there(directory):
+    """Process id, environment and blocked signals of each rank, once it is there."""
+
+    def wait(world_size=2):
+        paths = [directory.path / f"there_{rank}" for rank in range(world_size)]
+        deadline = time.monotonic() + 30
+        while not all(path.exists() and path.read_text() for path in paths):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return [json.loads(path.read_text()) for path in paths]
+
+    return wait
+
+
+@pytest.fixture
+def then(there):
+    """Does something to this process when the ranks are there."""
+    threads = []
+
+    def start(*actions):
+        def act():
+            there()
+            for action in actions:
+                time.sleep(0.1)
+                action()
+
+        threads.append(threading.Thread(target=act))
+        threads[-1].start()
+
+    yield start
+    for thread in threads:
+        thread.join()
+
+
+def send(number):
+    return lambda: os.kill(os.getpid(), number)
+
+
+def gone(pids):
+    deadline = time.monotonic() + 20
+    while left := [pid for pid in pids if alive(pid)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_rank_knows_its_place_and_its_launcher(ranks, command, there, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_PROCID", "5")
+    monkeypatch.setenv("MY_OWN", "stays")
+    ranks.run(command(""))
+    environments = [environment for _, environment, _ in there()]
+    for rank, environment in enumerate(environments):
+        assert environment.items() >= rank_variables(rank, 2, 29123).items()
+        assert environment["HPCTRAIN_ATTEMPT"] == "3"
+        assert environment["HPCTRAIN_PARENT"] == str(os.getpid())
+        assert environment["HPCTRAIN_LOGGED"] == "1"
+        assert environment["MY_OWN"] == "stays"
+        assert not [name for name in environment if name.startswith("SLURM")]
+    assert environments[0]["HPCTRAIN_TOKEN"] == environments[1]["HPCTRAIN_TOKEN"] != ""
+
+
+def test_every_attempt_has_a_token_of_its_own(ranks, command, there):
+    tokens = set()
+    for _ in range(2):
+        ranks.run(command(""))
+        tokens.add(there()[0][1]["HPCTRAIN_TOKEN"])
+    assert len(tokens) == 2
+
+
+def test_rank_zero_is_heard_on_the_console_and_each_rank_in_its_log(ranks, command, directory, capfdbinary):
+    directory.rank_log(0).write_text("an earlier attempt\n")
+    ranks.run(command("print('out of', rank); print('err of', rank, file=sys.stderr)"))
+    out, err = capfdbinary.readouterr()
+    assert (out, err) == (b"out of 0\nerr of 0\n", b"")
+    assert directory.rank_log(0).read_text() == "an earlier attempt\nout of 0\nerr of 0\n"
+    assert directory.rank_log(1).read_text() == "out of 1\nerr of 1\n"
+
+
+def test_a_failure_ends_the_others_after_the_grace_time_and_what_they_started(ranks, command, there, monkeypatch):
+    monkeypatch.setattr(local, "GRACE_S", 0.3)
+    began = time.monotonic()
+    ranks.run(
+        command(
+            """
+if rank == "1":
+    while not folder.joinpath("there_2").exists():
+        time.sleep(0.01)
+    sys.exit(7)
+if os.fork() == 0:
+    folder.joinpath("there_2").write_text(json.dumps([os.getpid()]))
+time.sleep(1000)
+"""
+        )
+    )
+    assert 0.3 <= time.monotonic() - began < 100
+    gone([entry[0] for entry in there(3)])
+
+
+def test_rank_zero_may_finish_its_checkpoint_once_it_has_said_its_last_word(ranks, command, directory, monkeypatch):
+    monkeypatch.setattr(local, "GRACE_S", 0.0)
+    claim = directory.claim(3)
+    claim.mkdir(parents=True)
+    ExitRecord(rank=0, host="here", reason=Reason.FAILED, step=5, blames_peer=True).write(claim)
+    ranks.run(
+        command("""
+if rank == "1":
+    sys.exit(1)
+time.sleep(0.5)
+folder.joinpath("written").touch()
+sys.exit(1)
+""")
+    )
+    assert (directory.path / "written").exists()
+
+
+def test_ranks_that_stopped_leave_the_others_the_time_to_stop(ranks, command, directory, monkeypatch):
+    monkeypatch.setattr(local, "GRACE_S", 0.0)
+    ranks.run(command("time.sleep(0.4 * int(rank)); folder.joinpath('done_' + rank).touch(); sys.exit(4)"))
+    assert (directory.path / "done_1").exists()
+
+
+def test_a_rank_that_stopped_does_not_wait_for_ever_for_one_that_is_stuck(ranks, command, there, monkeypatch):
+    monkeypatch.setattr(local, "STOPPING_S", 0.2)
+    ranks.run(command("sys.exit(4) if rank == '1' else time.sleep(1000)"))
+    gone([entry[0] for entry in there()])
+
+
+def test_a_console_whose_reader_goes_costs_neither_the_run_nor_its_log(ranks, command, directory, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as console:
+        monkeypatch.setattr(sys, "stdout", console)
+        ranks.run(command("print('one', flush=True); print('two' * 40_000, flush=True)"))
+        print("afterwards", flush=True)
+        monkeypatch.undo()
+    assert directory.rank_log(0).read_text() == "one\n" + "two" * 40_000 + "\n"
+
+
+def test_a_log_that_can_t_be_written_costs_neither_the_run_nor_the_console(tmp_path, capfdbinary):
+    reader, writer = os.pipe()
+    os.write(writer, b"heard all the same")
+    os.close(writer)
+    with Path("/dev/full").open("wb", buffering=0) as log:
+        local.copy_output(os.fdopen(reader, "rb"), log)
+    assert capfdbinary.readouterr().out == b"heard all the same"
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_is_passed_on_once(ranks, command, then, directory, number):
+    then(send(number))
+    ranks.run(command("wait_for_signal(); time.sleep(0.2); folder.joinpath('heard_' + rank).write_text(str(heard))"))
+    assert [(directory.path / f"heard_{rank}").read_text() for rank in range(2)] == [f"[{int(number)}]"] * 2
+    assert not ranks.cut_short
+
+
+def test_a_second_ctrl_c_ends_at_once(ranks, command, then, there):
+    # two signals that come before the first was heard are one
+    def heard():
+        deadline = time.monotonic() + 20
+        while not ranks._interrupts:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    then(send(signal.SIGINT), heard, send(signal.SIGINT))
+    ranks.run(command("time.sleep(1000)"))
+    assert ranks.cut_short
+    gone([entry[0] for entry in there()])
+
+
+def test_two_different_signals_leave_time_for_the_save(ranks, command, then, directory):
+    then(send(signal.SIGTERM), send(signal.SIGINT))
+    ranks.run(command("wait_for_signal(); time.sleep(0.5); folder.joinpath('saved_' + rank).touch(); sys.exit(4)"))
+    assert not ranks.cut_short
+    assert all((directory.path / f"saved_{rank}").exists() for rank in range(2))
+
+
+def test_signals_wait_until_a_rank_can_handle_them(ranks, command, there):
+    ranks.run(command(""))
+    assert [blocked for _, _, blocked in there()] == [sorted(STOP_SIGNALS)] * 2
+
+
+def test_afterwards_signals_are_as_before(ranks, command):
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    ranks.run(command(""))
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(STOP_SIGNALS)
+
+
+def test_an_error_while_they_start_leaves_nobody_behind(ranks, there, directory):
+    directory.rank_log(1).mkdir()
+    with pytest.raises(IsADirectoryError):
+        ranks.run([sys.executable, "-S", "-u", "-c", START + "time.sleep(1000)"])
+    assert not [path for path in directory.path.glob("there_*") if alive(json.loads(path.read_text())[0])]
+    assert ranks._processes[0].poll() is not None
+
+
+def test_a_free_port_can_be_bound():
+    assert 1024 <= free_port() < 65536

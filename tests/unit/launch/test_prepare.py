@@ -1,0 +1,120 @@
+import json
+
+import pytest
+
+from hpctrain.config.compose import Composer
+from hpctrain.config.stored import load
+from hpctrain.errors import ConfigError, RunDirectoryError
+from hpctrain.launch.prepare import changed_config, claim_default_path, prepare
+
+COMMAND = ["python", "-m", "hpctrain"]
+
+
+@pytest.fixture(scope="module")
+def composer():
+    return Composer()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_new_run_has_its_configuration_and_its_manifest(composer, folder):
+    directory = prepare(composer.compose(["optimizer.lr=0.5", "run_dir=R"]), COMMAND)
+    assert directory.path == folder / "R"
+    assert load(directory.config).optimizer["lr"] == 0.5
+    manifest = json.loads(directory.manifest.read_text())
+    assert manifest["command"] == "python -m hpctrain"
+    assert manifest["versions"]["torch"]
+    assert directory.path.stat().st_mode & 0o777 == 0o750
+
+
+def test_the_environment_is_not_written_down(composer, folder, monkeypatch):
+    monkeypatch.setenv("MY_SECRET_TOKEN", "hunter2-hunter2")
+    directory = prepare(composer.compose(["run_dir=R"]), COMMAND)
+    written = b"".join(path.read_bytes() for path in directory.path.rglob("*") if path.is_file())
+    assert b"hunter2" not in written
+
+
+def test_run_mode_is_the_directorys(composer, folder):
+    directory = prepare(composer.compose(["run_dir=R", "run_mode=0700"]), COMMAND)
+    assert directory.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_two_runs_of_one_second_have_two_directories(folder):
+    paths = {claim_default_path("digits") for _ in range(5)}
+    assert len(paths) == 5
+    assert all(path.is_dir() and path.parent.name == "digits" for path in paths)
+
+
+def test_the_same_configuration_takes_up_the_same_run(composer, folder):
+    first = prepare(composer.compose(["run_dir=R"]), COMMAND)
+    first.metrics.write_text("{}\n")
+    again = prepare(composer.compose(["run_dir=R", "trainer.max_steps=99", "nodes=1"]), ["other"])
+    assert again == first
+    assert first.metrics.exists()
+    assert load(first.config).trainer.max_steps == 99
+    assert json.loads(first.manifest.read_text())["command"] == "python -m hpctrain"
+
+
+def test_what_decides_the_weights_may_not_change(composer, folder):
+    prepare(composer.compose(["run_dir=R"]), COMMAND)
+    with pytest.raises(ConfigError, match=r"optimizer\.lr=0\.5.*weights depend on it.*allow_config_change"):
+        prepare(composer.compose(["run_dir=R", "optimizer.lr=0.5"]), COMMAND)
+
+
+def test_all_that_may_not_change_is_named(composer, folder, capsys):
+    prepare(composer.compose(["run_dir=R"]), COMMAND)
+    with pytest.raises(ConfigError, match=r"optimizer\.lr=0\.5: .*so they do on seed;"):
+        prepare(composer.compose(["run_dir=R", "optimizer.lr=0.5", "seed=3", "trainer.max_epochs=9"]), COMMAND)
+    assert capsys.readouterr().out == ""
+
+
+def test_unless_the_user_says_so_and_what_changed_is_said(composer, folder, capsys):
+    prepare(composer.compose(["run_dir=R"]), COMMAND)
+    words = ["run_dir=R", "seed=3", "checkpoint.keep=5", "resume.allow_config_change=true"]
+    prepare(composer.compose(words), COMMAND)
+    assert capsys.readouterr().out.splitlines() == [
+        "the run goes on with checkpoint.keep=5 instead of 2",
+        "the run goes on with seed=3 instead of 0; the run is no longer exact",
+    ]
+
+
+def test_a_folder_with_other_files_is_left_alone(composer, folder):
+    (folder / "R").mkdir()
+    (folder / "R" / "thesis.tex").write_text("x")
+    with pytest.raises(RunDirectoryError, match="other files"):
+        prepare(composer.compose(["run_dir=R"]), COMMAND)
+    assert [path.name for path in (folder / "R").iterdir()] == ["thesis.tex"]
+
+
+def test_a_place_that_cannot_be_written(composer, folder):
+    (folder / "file").write_text("x")
+    with pytest.raises(RunDirectoryError, match="can't be made"):
+        prepare(composer.compose(["run_dir=file/R"]), COMMAND)
+
+
+def test_a_resume_takes_values_and_groups(composer, folder):
+    directory = prepare(composer.compose(["run_dir=R", "optimizer.lr=0.5", "trainer.max_epochs=7"]), COMMAND)
+    config = changed_config(directory, ["trainer.max_steps=5", "cluster=slurm", "nodes=2", "cluster.partition=p"], None)
+    assert (config.optimizer["lr"], config.trainer.max_steps, config.trainer.max_epochs) == (0.5, 5, 7)
+    assert (config.cluster.kind, config.cluster.partition, config.nodes) == ("slurm", "p", 2)
+
+
+def test_a_resume_takes_the_groups_whose_keys_belong_to_a_class(composer, folder):
+    directory = prepare(composer.compose(["run_dir=R", "optimizer.lr=0.5", "seed=3"]), COMMAND)
+    config = changed_config(directory, ["optimizer=sgd", "optimizer.lr=0.2"], None)
+    assert (config.optimizer["_target_"], config.optimizer["lr"], config.seed) == ("torch.optim.SGD", 0.2, 3)
+    config = changed_config(directory, ["task=text", "model=gpt", "model.num_layers=3"], None)
+    assert (config.task["_target_"], config.model["num_layers"]) == ("hpctrain.tasks.text.Text", 3)
+    assert config.optimizer["lr"] == 0.5
+    with pytest.raises(ConfigError, match="optimizer=sg: is no option"):
+        changed_config(directory, ["optimizer=sg"], None)
+
+
+def test_a_resume_with_an_unknown_key(composer, folder):
+    directory = prepare(composer.compose(["run_dir=R"]), COMMAND)
+    with pytest.raises(ConfigError, match=r"trainer\.max_step=5: is no known key"):
+        changed_config(directory, ["trainer.max_step=5"], None)

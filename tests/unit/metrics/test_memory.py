@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import mmap
+
+import torch
+
+from hpctrain.metrics.memory import Memory
+
+SIZE = 64 * 2**20
+
+
+def test_what_is_taken_is_seen_and_its_peak_stays():
+    memory = Memory(torch.device("cpu"))
+    before = memory.used()
+    taken = torch.ones(SIZE // 4)
+    during = memory.used()
+    peak = memory.peak()
+    del taken
+    assert during - before > 0.9 * SIZE
+    assert peak > 0.98 * during  # the kernel counts in batches
+    assert memory.used() < during - 0.9 * SIZE
+    assert memory.peak() > 0.98 * peak
+    memory.close()
+    assert memory.used() == 0
+
+
+def test_mapped_files_are_nobodys(tmp_path):
+    path = tmp_path / "tokens"
+    path.write_bytes(bytes(SIZE))
+    memory = Memory(torch.device("cpu"))
+    before = memory.used()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert sum(mapped[at] for at in range(0, SIZE, 4096)) == 0
+        assert memory.used() - before < SIZE / 4
+    memory.close()

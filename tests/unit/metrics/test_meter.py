@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import gc
+import math
+import time
+import weakref
+
+import pytest
+import torch
+
+from hpctrain.metrics.meter import Meter
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=[False, True], ids=["sums_on_host", "sums_on_device"])
+def sums_on_device(request):
+    return request.param
+
+
+def test_a_mean_is_weighted_by_samples(sums_on_device):
+    meter = Meter(CPU, sums_on_device=sums_on_device)
+    meter.add_mean("train/loss", torch.tensor(1.0), 30)
+    meter.add_mean("train/loss", torch.tensor(4.0), 10)
+    assert meter.means() == {"train/loss": 1.75}
+
+
+def test_sums_count_what_a_mask_left(sums_on_device):
+    meter = Meter(CPU, sums_on_device=sums_on_device)
+    meter.add_sum("eval/accuracy", torch.tensor(3), 4)
+    meter.add_sum("eval/accuracy", torch.tensor(1), 4)
+    meter.add_sum("eval/loss", torch.tensor(6.0), torch.tensor(3))
+    meter.add_sum("eval/loss", torch.tensor(2.0), torch.tensor(1))
+    assert meter.means() == {"eval/accuracy": 0.5, "eval/loss": 2.0}
+
+
+def test_reset_starts_a_new_window(sums_on_device):
+    meter = Meter(CPU, names=["train/loss"], sums_on_device=sums_on_device)
+    meter.add_mean("train/loss", torch.tensor(9.0), 1)
+    meter.reset()
+    meter.add_mean("train/loss", torch.tensor(2.0), 1)
+    assert meter.means() == {"train/loss": 2.0}
+
+
+def test_a_rank_without_samples_takes_part_in_the_reduction(sums_on_device):
+    names = ["eval/loss", "eval/accuracy"]
+    idle = Meter(CPU, names=names, sums_on_device=sums_on_device)
+    contributed: list[torch.Tensor] = []
+    Meter(CPU, lambda own: contributed.append(own.clone()) or own, names).means()
+    busy = Meter(CPU, lambda own: own + contributed[0], names, sums_on_device=sums_on_device)
+    busy.add_sum("eval/accuracy", torch.tensor(7), 8)
+    busy.add_mean("eval/loss", torch.tensor(0.5), 8)
+    assert busy.means() == {"eval/accuracy": 0.875, "eval/loss": 0.5}
+    assert all(math.isnan(mean) for mean in idle.means().values())
+
+
+def test_a_rank_can_be_told_what_others_measured():
+    totals = torch.zeros(4, dtype=torch.float64)
+    busy, idle = Meter(CPU, totals.add_), Meter(CPU, totals.add_)
+    busy.add_sum("eval/loss", torch.tensor(6.0), 3)
+    busy.add_sum("eval/accuracy", torch.tensor(3), 4)
+    assert (busy.names, idle.names) == (("eval/accuracy", "eval/loss"), ())
+    for meter in (busy, idle):
+        meter.expect(busy.names + idle.names)
+        means = meter.means()
+    assert means == {"eval/accuracy": 0.75, "eval/loss": 2.0}
+    idle.reset()
+    assert idle.names == busy.names
+
+
+def test_ranks_of_unequal_shares_give_the_mean_over_samples():
+    totals = torch.zeros(2, dtype=torch.float64)
+    for losses in ([1.0, 2.0, 3.0], [10.0]):
+        rank = Meter(CPU, totals.add_)
+        for loss in losses:
+            rank.add_mean("train/loss", torch.tensor(loss), 1)
+        means = rank.means()
+    assert means == {"train/loss": 4.0}
+
+
+def test_nan_shows_in_the_mean(sums_on_device):
+    meter = Meter(CPU, sums_on_device=sums_on_device)
+    meter.add_mean("train/loss", torch.tensor(float("nan")), 4)
+    meter.add_mean("train/loss", torch.tensor(1.0), 4)
+    assert math.isnan(meter.means()["train/loss"])
+
+
+def test_an_interrupted_window_ends_as_a_straight_one(sums_on_device):
+    losses = torch.rand(100, generator=torch.Generator().manual_seed(3)) * 7
+    straight, first, second = (Meter(CPU, sums_on_device=sums_on_device) for _ in range(3))
+    for loss in losses:
+        straight.add_mean("train/loss", loss, 24)
+    for loss in losses[:37]:
+        first.add_mean("train/loss", loss, 24)
+    second.load_state(first.state(), rank=0)
+    for loss in losses[37:]:
+        second.add_mean("train/loss", loss, 24)
+    assert second.means() == straight.means()
+
+
+def test_only_rank_zero_takes_the_values_of_a_state():
+    other = Meter(CPU)
+    other.load_state({"train/loss": (8.0, 4.0)}, rank=1)
+    assert other.state() == {"train/loss": (0.0, 0.0)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_sums_of_low_precision_losses_lose_nothing(dtype, sums_on_device):
+    meter = Meter(CPU, sums_on_device=sums_on_device)
+    value = torch.tensor(1.5, dtype=dtype)
+    for _ in range(5000):
+        meter.add_mean("train/loss", value, 1)
+    assert meter.state() == {"train/loss": (7500.0, 5000.0)}
+
+
+def test_no_graph_is_kept(sums_on_device):
+    meter = Meter(CPU, sums_on_device=sums_on_device)
+    activation = torch.ones(3, requires_grad=True) * 2
+    loss = activation.square().mean()
+    gone = weakref.ref(activation)
+    meter.add_mean("train/loss", loss, 3)
+    del activation, loss
+    gc.collect()
+    assert gone() is None
+    assert meter.means() == {"train/loss": 4.0}
+
+
+def test_a_step_costs_next_to_nothing():
+    meter = Meter(CPU)
+    loss = torch.ones(3, requires_grad=True).sum()
+    fastest_s = float("inf")
+    for _ in range(5):
+        begin = time.perf_counter()
+        for _ in range(2000):
+            meter.add_mean("train/loss", loss, 3)
+        fastest_s = min(fastest_s, (time.perf_counter() - begin) / 2000)
+    assert fastest_s < 3e-6

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import contextlib
+import resource
+
+import pytest
+
+from hpctrain.metrics.patient_file import PatientFile
+
+
+@contextlib.contextmanager
+def full_disk(limit_bytes):
+    """Every file of this process ends at ``limit_bytes``: writes beyond fail, those across it are cut short."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_records_wait_for_a_full_disk_and_keep_their_order(tmp_path, caplog):
+    path = tmp_path / "records"
+    path.touch()
+    file = PatientFile(path)
+    file.append(b"first\n")
+    with full_disk(10):
+        file.append(b"second\n")
+        file.append(b"third\n")
+        assert path.read_bytes() == b"first\nseco"
+    assert [record.message for record in caplog.records] == [
+        f"{path} can't be written (File too large): records are kept and tried again"
+    ]
+    file.append(b"fourth\n")
+    file.close()
+    assert path.read_bytes() == b"first\nsecond\nthird\nfourth\n"
+    assert caplog.records[-1].message == f"{path} is written again"
+
+
+def test_closing_tries_once_more(tmp_path):
+    path = tmp_path / "records"
+    path.touch()
+    file = PatientFile(path)
+    with full_disk(3):
+        file.append(b"record\n")
+    file.close()
+    assert path.read_bytes() == b"record\n"
+
+
+def test_memory_stays_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr("hpctrain.metrics.patient_file.MAX_PENDING_BYTES", 12)
+    path = tmp_path / "records"
+    path.touch()
+    file = PatientFile(path)
+    with full_disk(0):
+        for record in (b"first\n", b"second\n", b"third\n"):
+            file.append(record)
+    file.close()
+    assert path.read_bytes() == b"first\nthird\n"
+
+
+def test_there_must_be_a_file(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        PatientFile(tmp_path / "absent")

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+
+import pytest
+
+from hpctrain.metrics.event_file import event_files
+from hpctrain.metrics.tensorboard import TensorBoardSink
+
+
+def read(directory):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(directory))
+    accumulator.Reload()
+    return {
+        tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_reads_what_was_logged(tmp_path):
+    sink = TensorBoardSink(tmp_path, None, clock=lambda: 1763.0)
+    sink.log(10, {"train/loss": 0.5, "train/lr": 0.25})
+    sink.log(20, {"train/loss": math.inf, "eval/accuracy": 0.75})
+    sink.close()
+    assert read(tmp_path) == {
+        "train/loss": [(10, 0.5), (20, math.inf)],
+        "train/lr": [(10, 0.25)],
+        "eval/accuracy": [(20, 0.75)],
+    }
+
+
+def test_no_close_is_needed_to_read_a_killed_run(tmp_path):
+    sink = TensorBoardSink(tmp_path, None)
+    sink.log(10, {"train/loss": 0.5})
+    assert read(tmp_path) == {"train/loss": [(10, 0.5)]}
+    sink.close()
+
+
+def test_a_curve_never_doubles_back(tmp_path):
+    for resume_step, logged in ((None, (10, 20, 30)), (20, (30, 40, 50)), (40, (50,))):
+        sink = TensorBoardSink(tmp_path, resume_step, clock=itertools.count(1763).__next__)
+        for step in logged:
+            sink.log(step, {"train/loss": step + (resume_step or 0) / 1024})
+        sink.close()
+    assert len(event_files(tmp_path)) == 3
+    assert [step for step, _ in read(tmp_path)["train/loss"]] == [10, 20, 30, 40, 50]
+    assert dict(read(tmp_path)["train/loss"])[30] == pytest.approx(30 + 20 / 1024)
+    assert dict(read(tmp_path)["train/loss"])[50] == pytest.approx(50 + 40 / 1024)
+
+
+def test_a_start_from_nothing_forgets_everything(tmp_path):
+    for _ in range(2):
+        sink = TensorBoardSink(tmp_path, None)
+        sink.log(0, {"eval/loss": 2.0})
+        sink.log(10, {"eval/loss": 1.0})
+        sink.close()
+    assert read(tmp_path) == {"eval/loss": [(0, 2.0), (10, 1.0)]}
+
+
+def test_records_that_follow_fast_are_left_out_but_for_evaluations(tmp_path):
+    times = iter([1763.0, 1763.0, 1763.05, 1763.06, 1763.2, 1763.01])
+    sink = TensorBoardSink(tmp_path, None, clock=lambda: next(times))
+    for step, name in ((1, "train/loss"), (2, "train/loss"), (3, "eval/loss"), (4, "train/loss")):
+        sink.log(step, {name: 1.0})
+    sink.log(5, {"train/loss": 1.0})  # the clock was set back
+    sink.close()
+    assert read(tmp_path) == {"train/loss": [(1, 1.0), (4, 1.0), (5, 1.0)], "eval/loss": [(3, 1.0)]}
+
+
+def test_a_folder_that_cannot_be_made_is_one_warning(tmp_path, caplog):
+    taken = tmp_path / "tensorboard"
+    taken.touch()
+    sink = TensorBoardSink(taken, None, clock=itertools.count(1763).__next__)
+    sink.log(1, {"train/loss": 1.0})
+    sink.log(2, {"train/loss": 1.0})
+    assert len(caplog.records) == 1
+    taken.unlink()
+    sink.log(3, {"train/loss": 0.5})
+    sink.close()
+    assert read(taken) == {"train/loss": [(3, 0.5)]}
+
+
+def test_nothing_heavy_is_imported_and_nothing_at_all_before_the_first_record(tmp_path):
+    program = """
+import sys
+from pathlib import Path
+from hpctrain.metrics.tensorboard import TensorBoardSink
+
+sink = TensorBoardSink(Path(sys.argv[1]), None)
+assert not [name for name in sys.modules if name.startswith(("tensorboard", "google", "torch"))]
+sink.log(1, {"train/loss": 1.0})
+sink.close()
+print(sorted({"torch", "tensorboard.compat.tensorflow_stub", "tensorboard.summary"} & set(sys.modules)))
+"""
+    result = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

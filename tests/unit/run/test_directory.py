@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+
+from hpctrain.errors import ExitCode, RunDirectoryError
+from hpctrain.run.directory import RunDirectory
+
+
+@pytest.fixture
+def directory(tmp_path):
+    directory = RunDirectory.at(tmp_path / "runs" / "digits")
+    directory.create(0o750)
+    return directory
+
+
+def test_every_path_is_where_the_reference_says(tmp_path):
+    directory = RunDirectory(tmp_path)
+    paths = {
+        directory.config: "config.yaml",
+        directory.manifest: "manifest.json",
+        directory.attempts: "attempts.jsonl",
+        directory.metrics: "metrics.jsonl",
+        directory.jobs: "jobs.jsonl",
+        directory.checkpoint(100): "checkpoints/step_00000100",
+        directory.tensorboard: "tensorboard",
+        directory.rank_log(3): "logs/rank_3.log",
+        directory.claim(2): "attempts/0002",
+    }
+    assert {str(path.relative_to(tmp_path)): name for path, name in paths.items()} == {
+        name: name for name in paths.values()
+    }
+
+
+def test_a_relative_path_is_taken_from_here_and_a_link_is_kept(tmp_path, monkeypatch):
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "link").symlink_to("scratch")
+    monkeypatch.chdir(tmp_path)
+    assert RunDirectory.at("link/../link/run").path == tmp_path / "link" / "run"
+
+
+def test_the_run_gets_its_mode_whatever_the_umask(tmp_path):
+    before = os.umask(0o077)
+    try:
+        directory = RunDirectory.at(tmp_path / "runs" / "digits")
+        directory.create(0o755)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(directory.path.stat().st_mode) == 0o755
+    assert stat.S_IMODE(directory.path.parent.stat().st_mode) == 0o700
+    assert directory.logs.is_dir()
+
+
+def test_creating_twice_keeps_what_is_there(directory):
+    directory.config.write_text("seed: 0\n")
+    directory.create(0o700)
+    assert directory.config.read_text() == "seed: 0\n"
+    assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
+
+
+def test_a_place_that_cannot_hold_a_run(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RunDirectoryError, match=r"run_dir=.*file/run: can't be made \(Not a directory\)") as raised:
+        RunDirectory.at(tmp_path / "file" / "run").create(0o750)
+    assert raised.value.exit_code == ExitCode.BAD_CONFIGURATION
+
+
+def test_only_a_directory_with_a_config_is_a_run(directory, tmp_path):
+    with pytest.raises(RunDirectoryError, match=r"it has no config\.yaml"):
+        RunDirectory.existing(directory.path)
+    with pytest.raises(RunDirectoryError, match="there is no such directory"):
+        RunDirectory.existing(tmp_path / "absent")
+    directory.config.touch()
+    assert RunDirectory.existing(directory.path) == directory
+
+
+def test_published_checkpoints_are_found_by_step(directory):
+    assert directory.checkpoint_steps() == []
+    for name in ("step_00000100", "step_00000020", "step_123456789", ".tmp-step_00000030-ab12", "step_7", "best"):
+        (directory.checkpoints / name).mkdir()
+    assert directory.checkpoint_steps() == [20, 100, 123456789]
+    assert directory.saved_step == 123456789
+
+
+def test_no_checkpoints_folder_is_no_checkpoint(tmp_path):
+    assert RunDirectory(tmp_path).checkpoint_steps() == []
+    assert RunDirectory(tmp_path).saved_step == 0
+
+
+def test_submissions_are_kept_in_order(directory):
+    assert directory.job_records() == []
+    records = [{"job_id": "12_0", "time": 1.5, "log": "logs/12_0.log"}, {"job_id": "17", "time": 2.5, "log": None}]
+    for record in records:
+        directory.record_job(record)
+    assert directory.job_records() == records

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import json
+import resource
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from hpctrain.errors import RunDirectoryError, SupersededError
+from hpctrain.files import append_json_line
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Attempt, Ledger, Reason
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    directory = RunDirectory.at(tmp_path / "run")
+    directory.create(0o750)
+    return Ledger(directory, clock=lambda: 1000.0)
+
+
+def test_the_records_are_those_of_the_contract(ledger):
+    assert ledger.claim() == 1
+    ledger.start(1, job_id="12", nodes=["n1", "n2"], world_size=4, step=0)
+    ledger.end(1, reason=Reason.PREEMPTED, step=140)
+    lines = [json.loads(line) for line in ledger.directory.attempts.read_text().splitlines()]
+    assert lines == [
+        {
+            "event": "start",
+            "attempt": 1,
+            "job_id": "12",
+            "nodes": ["n1", "n2"],
+            "world_size": 4,
+            "step": 0,
+            "time": 1000.0,
+        },
+        {"event": "end", "attempt": 1, "reason": "preempted", "step": 140, "time": 1000.0},
+    ]
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_an_attempt_goes_there_and_back(ledger, reason):
+    number = ledger.claim()
+    ledger.start(number, job_id="12_3", nodes=["n1"], world_size=2, step=40)
+    assert ledger.attempts()[-1].open
+    assert ledger.end(number, reason=reason, step=90, detail="why", requeued_by="batch script")
+    assert ledger.attempts() == [
+        Attempt(
+            attempt=1,
+            job_id="12_3",
+            nodes=("n1",),
+            world_size=2,
+            start_step=40,
+            start_time=1000.0,
+            reason=reason,
+            end_step=90,
+            end_time=1000.0,
+            detail="why",
+            extra={"requeued_by": "batch script"},
+        )
+    ]
+    assert not ledger.attempts()[-1].open
+
+
+def test_no_ledger_is_no_attempt(tmp_path):
+    ledger = Ledger(RunDirectory(tmp_path))
+    assert ledger.attempts() == []
+    assert ledger.last_claim() == 0
+
+
+def test_whoever_ends_first_is_believed(ledger):
+    number = ledger.claim()
+    assert ledger.end(number, reason=Reason.FAILED, step=7)
+    assert not ledger.end(number, reason=Reason.NODE_FAILURE, step=9)
+    assert [(attempt.reason, attempt.end_step) for attempt in ledger.attempts()] == [(Reason.FAILED, 7)]
+
+
+def test_whoever_comes_second_waits_for_the_first_ones_record(ledger):
+    ledger.claim()
+    ledger.start(1, job_id=None, nodes=[], world_size=1, step=0)
+    (ledger.directory.claim(1) / "ended").touch()
+    record = {"event": "end", "attempt": 1, "reason": "failed", "step": 7, "time": 3.0}
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(ledger.end, 1, reason=Reason.INFRASTRUCTURE, step=5)
+        append_json_line(ledger.directory.attempts, record, durable=True)
+        assert second.result() is False
+    assert [(entry.reason, entry.end_step) for entry in ledger.attempts()] == [(Reason.FAILED, 7)]
+
+
+def test_an_end_that_a_full_disk_refused_can_be_recorded_later(ledger):
+    number = ledger.claim()
+    ledger.start(number, job_id="12", nodes=["n1"], world_size=1, step=0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            ledger.end(number, reason=Reason.TIME_LIMIT, step=80)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert ledger.attempts()[-1].open
+    assert ledger.end(number, reason=Reason.NODE_FAILURE, step=80)
+    assert ledger.attempts()[-1].reason == Reason.NODE_FAILURE
+
+
+def test_an_attempt_that_ended_before_its_ranks_began(ledger):
+    number = ledger.claim()
+    ledger.end(number, reason=Reason.CANCELLED, step=0)
+    (attempt,) = ledger.attempts()
+    assert (attempt.start_time, attempt.reason) == (None, Reason.CANCELLED)
+
+
+def test_claims_count_up_and_the_last_one_owns(ledger):
+    assert [ledger.claim() for _ in range(3)] == [1, 2, 3]
+    assert ledger.last_claim() == 3
+    assert [ledger.owns(attempt) for attempt in (1, 2, 3)] == [False, False, True]
+    ledger.require_ownership(3)
+    with pytest.raises(SupersededError, match=r"attempt 1 of .* was superseded by attempt 3"):
+        ledger.require_ownership(1)
+
+
+def test_a_run_directory_that_is_gone_cannot_be_claimed(tmp_path):
+    with pytest.raises(RunDirectoryError, match="can't be claimed"):
+        Ledger(RunDirectory(tmp_path / "absent")).claim()
+
+
+def test_no_two_claims_are_the_same(ledger):
+    barrier = threading.Barrier(4)
+
+    def claim_many(_):
+        barrier.wait()
+        return [ledger.claim() for _ in range(20)]
+
+    with ThreadPoolExecutor(4) as pool:
+        numbers = [number for claimed in pool.map(claim_many, range(4)) for number in claimed]
+    assert sorted(numbers) == list(range(1, 81))
+
+
+def test_a_torn_start_leaves_the_other_attempts_readable(ledger):
+    ledger.start(1, job_id="12", nodes=["n1"], world_size=1, step=0)
+    with ledger.directory.attempts.open("a") as file:
+        file.write('{"event": "end", "att')
+    ledger.start(2, job_id="12", nodes=["n1"], world_size=1, step=30)
+    assert [(attempt.attempt, attempt.start_step, attempt.open) for attempt in ledger.attempts()] == [
+        (1, 0, True),
+        (2, 30, True),
+    ]
+
+
+def test_a_second_start_of_an_attempt_changes_nothing(ledger):
+    ledger.start(1, job_id="12", nodes=["n1"], world_size=1, step=0)
+    ledger.start(1, job_id="99", nodes=["n9"], world_size=9, step=9)
+    assert [(attempt.job_id, attempt.start_step) for attempt in ledger.attempts()] == [("12", 0)]
+
+
+@pytest.mark.parametrize("said", [{"reason": "meteorite", "detail": "a big one"}, {"detail": "a big one"}, {}])
+def test_a_reason_that_only_a_later_version_knows_is_no_obstacle(ledger, said):
+    ledger.start(1, job_id="12", nodes=["n1"], world_size=1, step=0)
+    append_json_line(ledger.directory.attempts, {"event": "end", "attempt": 1, "step": 7, "time": 1.0, **said})
+    (attempt,) = ledger.attempts()
+    assert (attempt.reason, attempt.end_step) == (Reason.INTERRUPTED, 7)
+    assert repr(said.get("reason")) in attempt.detail
+    assert said.get("detail", "") in attempt.detail
+
+
+def test_what_a_start_says_beyond_the_contract_is_kept(ledger):
+    number = ledger.claim()
+    ledger.start(number, job_id=None, nodes=["n1"], world_size=1, step=0, total_steps=460, restart_count=1)
+    assert ledger.attempts()[0].extra == {"total_steps": 460, "restart_count": 1}
+    ledger.end(number, reason=Reason.PREEMPTED, step=40, requeued_by="SLURM")
+    assert ledger.attempts()[0].extra == {"total_steps": 460, "restart_count": 1, "requeued_by": "SLURM"}

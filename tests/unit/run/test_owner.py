@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hpctrain.run.owner import Owner
+
+
+def write(claim, **record):
+    (claim / "owner.json").write_text(json.dumps(record))
+
+
+@pytest.fixture
+def process():
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "odd) name (S 1"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_process_that_runs_is_alive_and_one_that_ended_is_not(tmp_path, process):
+    write(tmp_path, host=socket.gethostname(), pid=process.pid)
+    owner = Owner.read(tmp_path)
+    assert owner is not None
+    assert owner.alive is True
+    assert owner.command.endswith("odd) name (S 1")
+    process.kill()
+    while owner.alive:  # a zombie until it is waited for
+        time.sleep(0.01)
+    process.wait()
+    assert owner.alive is False
+    assert owner.command == ""
+
+
+def test_a_later_process_of_the_same_number_is_another_one(tmp_path, process):
+    write(tmp_path, host=socket.gethostname(), pid=process.pid)
+    os.utime(tmp_path / "owner.json", (time.time() - 60, time.time() - 60))
+    owner = Owner.read(tmp_path)
+    assert owner is not None
+    assert owner.alive is False
+
+
+def test_what_runs_elsewhere_cannot_be_seen(tmp_path):
+    write(tmp_path, host="another-host", pid=1)
+    owner = Owner.read(tmp_path)
+    assert owner is not None
+    assert not owner.is_here
+    assert owner.alive is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 3}', '{"host": "n", "pid": "x"}'])
+def test_an_unreadable_record_is_no_owner(tmp_path, content):
+    (tmp_path / "owner.json").write_text(content)
+    assert Owner.read(tmp_path) is None
+
+
+def test_no_record_is_no_owner(tmp_path):
+    assert Owner.read(tmp_path / "absent") is None

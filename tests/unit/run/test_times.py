@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import contextlib
+import logging
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.run.times import Times, beginning, process_age_s, read_times
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def after(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def times(clock):
+    return Times(2.0, clock, lambda: clock() + 1e9)
+
+
+def test_every_second_goes_to_one_place(times, clock):
+    clock.after(1.0)
+    times.enter("rendezvous_s")
+    clock.after(0.25)
+    times.enter("first_step_s")
+    clock.after(4.0)
+    with times.during("eval_s"):
+        clock.after(8.0)
+    clock.after(16.0)
+    assert times.spent() == {"import_s": 3.0, "rendezvous_s": 0.25, "first_step_s": 20.0, "eval_s": 8.0}
+    assert times.launched == 1e9 + 98
+    assert sum(times.spent().values()) == clock() - 98
+
+
+def test_an_error_inside_goes_back_to_what_was_before(times, clock):
+    times.enter("train_s")
+    clock.after(3.0)
+    with contextlib.suppress(OSError), times.during("save_s"):
+        clock.after(2.0)
+        raise OSError
+    clock.after(1.0)
+    assert times.spent() == {"import_s": 2.0, "train_s": 4.0, "save_s": 2.0}
+
+
+def test_the_first_step_is_told_and_kept(times, clock, tmp_path, caplog):
+    times.keep_in(tmp_path)
+    times.enter("first_step_s")
+    clock.after(0.5)
+    with caplog.at_level(logging.INFO, "hpctrain.run"):
+        times.begin(141)
+    text = "2.5 s after the start: import 2.0, rendezvous 0.0, build 0.0, load 0.0, first step 0.5"
+    assert caplog.messages == [f"the first step came {text}"]
+    assert read_times(tmp_path) == {"import_s": 2, "first_step_s": 0.5, "last_step": 141, "seen": 1e9 + 100.5}
+    assert times.doing == "train_s"
+    assert beginning(read_times(tmp_path)) == text
+
+
+def test_it_is_written_now_and_then_and_when_due(times, clock, tmp_path):
+    times.keep(1, due=True)
+    assert read_times(tmp_path) == {}
+    times.keep_in(tmp_path)
+    steps = []
+    for step in range(30):
+        times.keep(step, due=step == 17)
+        steps.append(read_times(tmp_path)["last_step"])
+        clock.after(1.0)
+    assert sorted(set(steps)) == [0, 10, 17, 27]
+
+
+def test_a_file_system_that_refuses_is_no_reason_to_stop(times, tmp_path):
+    times.keep_in(tmp_path / "gone")
+    times.keep(1, due=True)
+    assert read_times(tmp_path / "gone") == {}
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"train_s": "x", "seen": null}'])
+def test_what_can_not_be_read_is_nothing(tmp_path, text):
+    (tmp_path / "times.json").write_text(text)
+    assert read_times(tmp_path) == {}
+
+
+def test_the_ledger_takes_them_over_at_the_end(times, tmp_path):
+    directory = RunDirectory.at(tmp_path)
+    directory.create(0o750)
+    ledger = Ledger(directory)
+    claim = directory.claim(ledger.claim())
+    times.keep_in(claim)
+    ledger.start(1, job_id=None, nodes=[], world_size=1, step=0, **times.spent())
+    times.enter("train_s")
+    times.keep(7, due=True)
+    ledger.end(1, reason=Reason.INFRASTRUCTURE, step=0)
+    (attempt,) = ledger.attempts()
+    assert (attempt.extra["import_s"], attempt.extra["last_step"], attempt.end_step) == (2.0, 7, 0)
+
+
+def test_the_age_of_a_process():
+    program = "import time; time.sleep(0.3); from hpctrain.run.times import process_age_s; print(process_age_s())"
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert 0.29 <= float(done.stdout) <= time.monotonic() - began + 0.02
+    assert process_age_s() > float(done.stdout)

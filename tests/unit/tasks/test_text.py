@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hpctrain.data.dataset import BatchDataset
+from hpctrain.errors import ConfigError
+from hpctrain.tasks.text import Text, Windows
+
+
+class Uniform(nn.Module):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return torch.zeros(*tokens.shape, 256)
+
+
+def test_the_text_is_english_and_split_without_overlap() -> None:
+    task = Text(context_length=64)
+    train, held_out = task.train_dataset(), task.eval_dataset()
+    everything = b"".join(bytes(train[index][0].tolist()) for index in range(len(train)))
+    assert everything.count(b" the ") > 2000
+    last_trained = bytes(train[len(train) - 1][1].tolist())
+    first_held_out = bytes(held_out[0][0].tolist())
+    text = bytes(task._text.tolist())
+    assert text.index(last_trained) + 64 <= text.rindex(first_held_out)
+    assert len(held_out) / (len(train) + len(held_out)) == pytest.approx(0.1, abs=0.01)
+
+
+def test_targets_are_the_next_bytes() -> None:
+    windows = Windows(torch.arange(10, dtype=torch.uint8), context_length=3)
+    assert isinstance(windows, BatchDataset)
+    assert len(windows) == 3
+    given, targets = windows.get_batch(torch.tensor([2, 0]))
+    assert given.tolist() == [[6, 7, 8], [0, 1, 2]]
+    assert targets.tolist() == [[7, 8, 9], [1, 2, 3]]
+    assert given.dtype == torch.int64
+    assert [part.tolist() for part in windows[1]] == [[3, 4, 5], [4, 5, 6]]
+
+
+def test_a_uniform_guess_costs_eight_bits_per_byte() -> None:
+    task = Text(context_length=16)
+    batch = task.eval_dataset().get_batch(torch.arange(5))
+    total, count = task.evaluate(Uniform(), batch)["bits_per_byte"]
+    assert count == 5
+    assert float(total) / count == pytest.approx(8)
+    assert task.loss(Uniform(), batch).item() == pytest.approx(math.log(256))
+
+
+def test_its_own_model_takes_its_batches() -> None:
+    task = Text(context_length=16)
+    loss = task.loss(task.build_model(), task.train_dataset().get_batch(torch.arange(2)))
+    assert loss.item() == pytest.approx(math.log(256), abs=0.6)
+
+
+def test_a_window_longer_than_the_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"task\.context_length=10000000"):
+        Text(context_length=10**7).train_dataset()
+    with pytest.raises(ConfigError, match=r"task\.held_out=0"):
+        Text(held_out=0)

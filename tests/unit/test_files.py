@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from hpctrain.errors import RunDirectoryError
+from hpctrain.files import append_json_line, read_json, read_json_lines, temporary_name, write_atomic, write_json
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("content", ["grün\n", b"\x00\xff", ""])
+def test_the_whole_content_is_there_and_nothing_else(tmp_path, content, durable):
+    path = tmp_path / "file"
+    path.write_text("before")
+    write_atomic(path, content, durable=durable)
+    assert path.read_bytes() == (content.encode() if isinstance(content, str) else content)
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("before")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            write_atomic(path, "longer than four bytes")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_text() == "before"
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_whole_file(tmp_path):
+    path = tmp_path / "file"
+    program = """
+import sys
+from pathlib import Path
+from hpctrain.files import write_atomic
+
+number = 0
+while True:
+    number += 1
+    write_atomic(Path(sys.argv[1]), f"{number} " * 20000, durable=False)
+"""
+    write_atomic(path, "0 " * 20000)
+    for _ in range(4):
+        process = subprocess.Popen([sys.executable, "-c", program, str(path)])
+        started = path.stat().st_mtime_ns
+        while path.stat().st_mtime_ns == started:
+            time.sleep(0.001)
+        process.kill()
+        process.wait()
+        words = path.read_text().split()
+        assert len(words) == 20000
+        assert len(set(words)) == 1
+
+
+def test_two_writers_use_two_temporary_names(tmp_path):
+    first, second = temporary_name(tmp_path / "file"), temporary_name(tmp_path / "file")
+    assert first != second
+    assert first.parent == tmp_path
+
+
+def test_json_goes_there_and_back(tmp_path):
+    record = {"name": "digits", "nested": {"values": [1, 2.5, None, "ü"]}}
+    write_json(tmp_path / "file.json", record)
+    assert read_json(tmp_path / "file.json") == record
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '"text"', "null"])
+def test_what_is_no_json_object_is_named(tmp_path, content):
+    path = tmp_path / "file.json"
+    path.write_text(content)
+    with pytest.raises(RunDirectoryError, match=r"file\.json should hold a JSON object"):
+        read_json(path)
+
+
+def test_an_absent_json_file_is_absent(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "file.json")
+    assert list(read_json_lines(tmp_path / "file.jsonl")) == []
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_lines_come_back_in_order(tmp_path, durable):
+    path = tmp_path / "lines.jsonl"
+    records = [{"number": number, "text": "a\nb\u2028"} for number in range(5)]
+    for record in records:
+        append_json_line(path, record, durable=durable)
+    assert list(read_json_lines(path)) == records
+
+
+def test_a_torn_last_line_costs_itself_alone(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    append_json_line(path, {"number": 1})
+    with path.open("ab") as file:
+        file.write(json.dumps({"number": 2}).encode()[:7])
+    assert list(read_json_lines(path)) == [{"number": 1}]
+    append_json_line(path, {"number": 3})
+    append_json_line(path, {"number": 4})
+    assert [record["number"] for record in read_json_lines(path)] == [1, 3, 4]
+
+
+def test_lines_that_are_no_objects_are_passed_over(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'1\n[]\n\n\xff\xfe\n\x00\x00\n{"number": 1}\n')
+    assert list(read_json_lines(path)) == [{"number": 1}]
+
+
+def test_lines_of_several_writers_never_mix(tmp_path):
+    path = tmp_path / "lines.jsonl"
+
+    def append_many(writer):
+        for number in range(200):
+            append_json_line(path, {"writer": writer, "number": number, "padding": "x" * 500})
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(append_many, range(3)))
+    records = list(read_json_lines(path))
+    assert len(records) == 600
+    for writer in range(3):
+        assert [record["number"] for record in records if record["writer"] == writer] == list(range(200))
+    assert names(tmp_path) == ["lines.jsonl"]

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from hpctrain.errors import ConfigError, TaskError
+from hpctrain.tasks.digits import Digits
+from hpctrain.train.build import build_model, build_optimizer, build_task, instantiate, locate
+
+OWN = """
+from torch import nn
+
+class Outer:
+    class Inner(nn.Linear):
+        pass
+
+class Takes:
+    def __init__(self, *arguments, **options):
+        self.arguments, self.options = arguments, options
+
+def fails(**options):
+    raise LookupError("the user's own")
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A user's package `own_code`, with modules that can't be imported in it."""
+    folder = tmp_path / "own_code"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "parts.py").write_text(OWN)
+    (folder / "needs.py").write_text("import own_code.absent")
+    (folder / "lacks.py").write_text("import no_such_module_anywhere")
+    (folder / "breaks.py").write_text("raise ZeroDivisionError('while importing')")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "own_code"]:
+        del sys.modules[name]
+
+
+def test_a_target_is_a_class_in_a_module_or_in_a_class(own):
+    assert locate("model", "torch.nn.Linear") is nn.Linear
+    assert locate("model", "own_code.parts.Outer.Inner").__name__ == "Inner"
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("own_code.parts.Outter", "own_code.parts has no Outter"),
+        ("own_code.part.Outer", "own_code has no part"),
+        ("no_such_module_anywhere.Class", "there is no module no_such_module_anywhere"),
+        ("torch.nn.Linear.Inside", "no Inside"),
+    ],
+)
+def test_a_target_that_is_not_there_names_key_and_value(own, target, problem):
+    with pytest.raises(ConfigError, match=problem) as caught:
+        locate("task", target)
+    assert str(caught.value).startswith(f"task._target_={target}: ")
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("module", "error"),
+    [("needs", ModuleNotFoundError), ("lacks", ModuleNotFoundError), ("breaks", ZeroDivisionError)],
+)
+def test_what_a_users_module_raises_passes_through(own, module, error):
+    with pytest.raises(error) as caught:
+        locate("task", f"own_code.{module}.Class")
+    assert caught.traceback[-1].path.name == f"{module}.py"
+
+
+def test_what_a_users_class_raises_passes_through(own):
+    with pytest.raises(LookupError, match="the user's own"):
+        instantiate("model", {"_target_": "own_code.parts.fails", "a": 1})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'widht'"):
+        instantiate("model", {"_target_": "torch.nn.Linear", "in_features": 1, "out_features": 1, "widht": 1})
+
+
+def test_nodes_inside_are_built_first_and_plain_ones_handed_over(own):
+    node = {
+        "_target_": "own_code.parts.Takes",
+        "inside": {"_target_": "own_code.parts.Takes", "depth": 2},
+        "plain": {"a": [1, 2]},
+        "nothing": None,
+    }
+    made = instantiate("task", node, "first")
+    assert made.arguments == ("first",)
+    assert made.options["inside"].options == {"depth": 2}
+    assert made.options["plain"] == {"a": [1, 2]}
+    assert made.options["nothing"] is None
+
+
+def test_a_mistake_inside_of_a_node_names_its_key(own):
+    with pytest.raises(ConfigError, match=r"^task\.inside\._target_=own_code\.parts\.Absent: "):
+        instantiate("task", {"_target_": "own_code.parts.Takes", "inside": {"_target_": "own_code.parts.Absent"}})
+
+
+def test_a_task_must_be_one():
+    with pytest.raises(TaskError, match=r"task\._target_=torch\.nn\.ReLU made a ReLU: derive it from hpctrain\.tasks"):
+        build_task({"_target_": "torch.nn.ReLU"})
+    assert isinstance(build_task({"_target_": "hpctrain.tasks.digits.Digits", "held_out": 0.5}), Digits)
+
+
+def test_a_configured_model_comes_before_the_tasks_own():
+    configured = build_model({"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 3}, Digits())
+    assert (configured.in_features, configured.out_features) == (2, 3)
+    assert type(build_model({"_target_": None}, Digits())).__name__ == "ConvNet"
+
+
+def test_a_model_must_be_a_module():
+    with pytest.raises(TaskError, match=r"must be a torch\.nn\.Module, but is a dict"):
+        build_model({"_target_": "builtins.dict"}, Digits())
+
+
+def test_the_optimizer_has_what_requires_a_gradient():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    model[0].requires_grad_(False)
+    optimizer = build_optimizer({"_target_": "torch.optim.SGD", "lr": 0.25}, model, 64)
+    (group,) = optimizer.param_groups
+    assert [id(parameter) for parameter in group["params"]] == [id(parameter) for parameter in model[1].parameters()]
+    assert group["lr"] == 0.25
+    model.requires_grad_(False)
+    with pytest.raises(TaskError, match="nothing to train"):
+        build_optimizer({"_target_": "torch.optim.SGD", "lr": 0.25}, model, 64)
+
+
+def test_an_optimizer_must_be_one():
+    with pytest.raises(TaskError, match=r"optimizer\._target_=torch\.nn\.ParameterList made a ParameterList"):
+        build_optimizer({"_target_": "torch.nn.ParameterList"}, nn.Linear(1, 1), 64)
+
+
+@pytest.mark.parametrize(
+    "name", ["RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop", "Adam"]
+)
+def test_any_optimizer_of_torchs(name):
+    model = nn.Linear(2, 3)
+    optimizer = build_optimizer({"_target_": f"torch.optim.{name}", "lr": 0.25}, model, 64)
+    model(torch.ones(1, 2)).sum().backward()
+    before = model.weight.detach().clone()
+    optimizer.step()
+    assert type(optimizer).__name__ == name
+    assert not torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("how", ["foreach", "fused"])
+def test_an_optimizer_over_many_parameters_at_a_time(how):
+    options = {"_target_": "torch.optim.AdamW", "lr": 0.25, "foreach": None, "fused": None}
+    optimizer = build_optimizer({**options, how: True}, nn.Linear(2, 3), 64)
+    assert optimizer.param_groups[0][how] is True
+
+
+def test_an_optimizer_that_needs_a_closure():
+    with pytest.raises(ConfigError, match=r"optimizer\._target_=torch\.optim\.LBFGS: .* closure"):
+        build_optimizer({"_target_": "torch.optim.LBFGS"}, nn.Linear(1, 1), 64)
+
+
+@pytest.mark.parametrize(("scaling", "expected"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
+def test_the_learning_rate_is_that_of_the_global_batch(scaling, expected):
+    node = {"_target_": "torch.optim.SGD", "lr": 0.1, "lr_scaling": scaling, "lr_base_batch_size": 128}
+    (group,) = build_optimizer(node, nn.Linear(1, 1), 512).param_groups
+    assert group["lr"] == group["initial_lr"] == pytest.approx(expected)
+
+
+def test_no_decay_for_norms_and_biases():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(4, 3))
+    node = {"_target_": "torch.optim.AdamW", "lr": 0.1, "weight_decay": 0.5, "no_decay_norm_bias": True}
+    decayed, spared = build_optimizer(node, model, 64).param_groups
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert [names[id(p)] for p in decayed["params"]] == ["0.weight", "2.weight"]
+    assert [names[id(p)] for p in spared["params"]] == ["0.bias", "1.weight", "1.bias", "2.bias"]
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.5, 0.0)
+    assert decayed["initial_lr"] == spared["initial_lr"] == 0.1

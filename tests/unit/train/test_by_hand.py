@@ -1,0 +1,70 @@
+"""Ranks that were started by hand, with a scontrol that does as it is told."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.config.compose import Composer
+from hpctrain.run.exit_record import ExitRecord
+from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.train.by_hand import close_by_hand, close_silent_by_hand
+
+SCONTROL = f"""#!{sys.executable} -SE
+import os, sys
+home = os.path.dirname(sys.argv[0])
+open(home + "/asked", "a").write(" ".join(sys.argv[1:]) + "\\n")
+if len(open(home + "/asked").readlines()) <= 2:
+    sys.exit("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+"""
+
+
+@pytest.fixture(scope="module")
+def config():
+    return Composer().compose(["cluster=slurm"])
+
+
+@pytest.fixture
+def scontrol(tmp_path, monkeypatch):
+    """What scontrol was asked; the first two times nobody answers it."""
+    path = tmp_path / "bin" / "scontrol"
+    path.parent.mkdir()
+    path.write_text(SCONTROL)
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{path.parent}{os.pathsep}{os.environ['PATH']}")
+    return path.with_name("asked")
+
+
+def test_a_controller_that_is_silent_for_a_moment_costs_no_run(directory, config, scontrol):
+    environment = ClusterEnvironment.from_environment({"SLURM_JOB_ID": "7"})
+    ledger = Ledger(directory)
+    told = {"step": 14, "detail": "", "environment": environment, "config": config}
+    close_by_hand(directory, ledger.claim(), reason=Reason.PREEMPTED, **told)
+    assert scontrol.read_text().splitlines() == ["requeue 7"] * 3
+    assert [entry.reason for entry in ledger.attempts()] == [Reason.PREEMPTED]
+
+
+@pytest.mark.parametrize(
+    ("left", "blames_peer", "reason", "step"),
+    [
+        (None, False, Reason.NODE_FAILURE, 0),
+        (Reason.INFRASTRUCTURE, True, Reason.NODE_FAILURE, 9),
+        (Reason.HANG, True, Reason.HANG, 9),
+        (Reason.FAILED, False, Reason.FAILED, 9),
+        (Reason.PREEMPTED, False, Reason.PREEMPTED, 9),
+        (Reason.COMPLETED, False, Reason.NODE_FAILURE, 9),
+    ],
+)
+def test_an_attempt_that_nobody_closed_is_judged_by_what_its_ranks_left(directory, left, blames_peer, reason, step):
+    environment = ClusterEnvironment.from_environment({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"})
+    ledger = Ledger(directory)
+    ledger.start(ledger.claim(), job_id="7", nodes=["n1", "n2"], world_size=2, step=0)
+    if left is not None:
+        record = ExitRecord(rank=1, host="n2", reason=left, step=9, message="what it said", blames_peer=blames_peer)
+        record.write(directory.claim(1))
+    close_silent_by_hand(directory, environment)
+    (closed,) = ledger.attempts()
+    assert (closed.reason, closed.end_step) == (reason, step)

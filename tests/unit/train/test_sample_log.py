@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import json
+from itertools import islice
+
+import pytest
+import torch
+
+from hpctrain.data.loader import TrainLoader
+from hpctrain.data.order import SequentialOrder
+from hpctrain.data.plan import BatchPlan
+from hpctrain.data.tensors import TensorBatches
+from hpctrain.train.sample_log import recorded
+
+PLAN = BatchPlan(num_samples=9, global_batch_size=4, micro_batch_size=1, world_size=2, drop_last=False)
+"""Steps of four, four and one; two micro-batches per rank and full step."""
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_was_handed_out_is_written_down_step_by_step(tmp_path, num_workers):
+    data = TensorBatches(torch.arange(9))
+    expected = {0: [[0, 2], [4, 6], [8], [0, 2]], 1: [[1, 3], [5, 7], [], [1, 3]]}
+    for rank in (0, 1):
+        loader = TrainLoader(data, SequentialOrder(9), PLAN, rank=rank, seed=0, num_workers=num_workers)
+        micro_batches = recorded(iter(loader), tmp_path / str(rank), 0)
+        taken = [micro_batch.batch[0].tolist() for micro_batch in islice(micro_batches, 7)]
+        micro_batches.close()
+        found = lines(tmp_path / str(rank))
+        assert [line["step"] for line in found] == [1, 2, 3, 4]
+        assert [line["samples"] for line in found] == expected[rank]
+        trained = [taken[0] + taken[1], taken[2] + taken[3], taken[4] if rank == 0 else [], taken[5] + taken[6]]
+        assert [line["samples"] for line in found] == trained
+
+
+def test_a_later_attempt_goes_on_where_it_begins(tmp_path):
+    def attempt(start_step, steps):
+        data = TensorBatches(torch.arange(9))
+        loader = TrainLoader(data, SequentialOrder(9), PLAN, rank=0, seed=0, start_step=start_step)
+        micro_batches = recorded(iter(loader), tmp_path / "log", start_step)
+        for micro_batch in micro_batches:
+            steps -= micro_batch.is_last
+            if not steps:
+                break
+        micro_batches.close()
+
+    attempt(0, 3)
+    attempt(1, 1)
+    assert [line["step"] for line in lines(tmp_path / "log")] == [1, 2, 3, 2]
+    assert lines(tmp_path / "log")[-1] == lines(tmp_path / "log")[1]

@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from hpctrain.config.precision import Precision
+from hpctrain.config.trainer import Trainer
+from hpctrain.data.loader import MicroBatch
+from hpctrain.errors import TaskError
+from hpctrain.metrics.meter import Meter
+from hpctrain.tasks.task import Task
+from hpctrain.train.clipping import Clipping
+from hpctrain.train.ema import Ema
+from hpctrain.train.precision import gradient_scaler
+from hpctrain.train.step import TrainStep
+
+CPU = torch.device("cpu")
+
+
+class Classify(Task):
+    """Keeps the dtype of the logits that it saw, and scales its loss."""
+
+    factor = 1.0
+
+    def train_dataset(self):
+        raise NotImplementedError
+
+    def loss(self, model, batch):
+        features, labels = batch
+        logits = model(features)
+        self.dtype = logits.dtype
+        return cross_entropy(logits, labels) * self.factor
+
+
+class Bench:
+    """A step over a model in float64, and what it needs."""
+
+    def __init__(
+        self, *, kind="fp32", lr=1.0, clip=None, value=None, task=None, dtype=torch.float64, ema=None, scaler=None
+    ):
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 3, dtype=dtype)
+        self.task = task or Classify()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr)
+        self.meter = Meter(CPU, names=("train/loss",))
+        self.asked = []
+        self.ema = None if ema is None else Ema(self.model, ema)
+        self.step = TrainStep(
+            task=self.task,
+            model=self.model,
+            optimizer=self.optimizer,
+            scaler=scaler,
+            precision=kind,
+            device=CPU,
+            clipping=Clipping.of(Trainer(clip_grad_norm=clip, clip_grad_value=value), self.optimizer),
+            learning_rate=lambda update: self.asked.append(update) or 1 / (1 + update),
+            meter=self.meter,
+            ema=self.ema,
+        )
+        draws = torch.Generator().manual_seed(1)
+        self.batch = torch.randn(12, 4, generator=draws, dtype=dtype), torch.arange(12) % 3
+
+    def micro_batches(self, *sizes):
+        """The batch in pieces, as the loader gives them; a size of zero is a stand-in."""
+        begin, total = 0, sum(sizes)
+        for number, size in enumerate(sizes):
+            indices = torch.arange(begin, begin + (size or 1)) % total
+            begin += size
+            yield MicroBatch(
+                batch=tuple(tensor[indices] for tensor in self.batch),
+                num_samples=size,
+                divisor=total / size if size else math.inf,
+                is_last=number == len(sizes) - 1,
+                indices=indices.numpy(),
+            )
+
+    def weights(self):
+        return torch.cat([parameter.detach().flatten() for parameter in self.model.parameters()])
+
+    def moved(self, *sizes, step=0):
+        """How far one step moves the weights."""
+        before = self.weights()
+        self.step(step, self.micro_batches(*sizes))
+        return before - self.weights()
+
+
+def gradient(bench):
+    """Of the mean loss over the whole batch."""
+    features, labels = bench.batch
+    gradients = torch.autograd.grad(cross_entropy(bench.model(features), labels), list(bench.model.parameters()))
+    return torch.cat([item.flatten() for item in gradients])
+
+
+@pytest.mark.parametrize("sizes", [(12,), (4, 4, 4), (1,) * 12, (5, 4, 3), (6, 6, 0)])
+def test_accumulated_gradients_are_those_of_the_mean_over_the_step(sizes):
+    bench = Bench()
+    expected = gradient(bench)
+    assert torch.allclose(bench.moved(*sizes), expected, rtol=1e-12, atol=0)
+
+
+def test_a_step_takes_its_own_micro_batches_and_no_more():
+    bench = Bench()
+    supply = iter([*bench.micro_batches(6, 6), *bench.micro_batches(12)])
+    bench.step(0, supply)
+    assert next(supply).num_samples == 12
+
+
+def test_gradients_start_afresh_in_every_step():
+    bench = Bench()
+    bench.moved(12)
+    expected = gradient(bench)
+    assert torch.allclose(bench.moved(12), expected, rtol=1e-12, atol=0)
+
+
+def test_the_loss_is_averaged_over_samples_and_a_stand_in_is_not_counted():
+    bench = Bench()
+    features, labels = bench.batch
+    expected = cross_entropy(bench.model(features), labels).item()
+    bench.moved(7, 5, 0)
+    assert bench.meter.means()["train/loss"] == pytest.approx(expected, rel=1e-12)
+    assert bench.meter.state()["train/loss"][1] == 12
+
+
+def test_the_learning_rate_follows_the_schedule():
+    bench = Bench(lr=0.5)
+    for step in range(3):
+        expected = gradient(bench) * 0.5 / (1 + step)
+        assert torch.allclose(bench.moved(12, step=step), expected, rtol=1e-12, atol=0)
+        assert bench.step.learning_rate == 0.5 / (1 + step)
+    assert bench.asked == [0, 1, 2]
+
+
+def test_clipping_bounds_the_norm_of_all_gradients_together():
+    bench = Bench(clip=1e-3)
+    expected = gradient(bench)
+    moved = bench.moved(4, 4, 4)
+    assert moved.norm().item() == pytest.approx(1e-3, rel=1e-3)
+    assert torch.allclose(moved / moved.norm(), expected / expected.norm())
+    loose = Bench(clip=1e3)
+    assert torch.allclose(loose.moved(12), expected)
+
+
+def test_bf16_is_the_forward_pass_alone():
+    bench, plain = Bench(kind="bf16", dtype=torch.float32), Bench(dtype=torch.float32)
+    features, labels = bench.batch
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = cross_entropy(bench.model(features), labels)
+    expected = torch.cat([item.flatten() for item in torch.autograd.grad(loss, list(bench.model.parameters()))])
+    moved, exact = bench.moved(12), plain.moved(12)
+    assert (bench.task.dtype, plain.task.dtype) == (torch.bfloat16, torch.float32)
+    assert torch.allclose(moved, expected, rtol=1e-5, atol=1e-8)
+    assert not torch.equal(moved, exact)
+    assert bench.model.weight.dtype == torch.float32
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_an_update_that_overflowed_is_skipped_by_the_schedule_and_the_average_too():
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
+    bench = Bench(kind="bf16", dtype=torch.float32, scaler=scaler, ema=0.5)
+    bench.task.factor = math.inf
+    assert torch.equal(bench.moved(6, 6), torch.zeros(15))
+    assert (bench.step.skipped_updates, scaler.get_scale()) == (1, 2.0**9)
+    average = torch.cat([value.flatten() for value in bench.ema.state().values()])
+    assert torch.equal(average, bench.weights())
+    bench.task.factor = 1.0
+    assert bench.moved(6, 6, step=1).norm() > 0
+    assert bench.asked == [0, 0]
+    assert bench.step.skipped_updates == 1
+    average = torch.cat([value.flatten() for value in bench.ema.state().values()])
+    assert not torch.equal(average, bench.weights())
+
+
+def test_clipping_sees_gradients_without_the_scale():
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    bench = Bench(kind="bf16", dtype=torch.float32, scaler=scaler, clip=1e-3)
+    assert bench.moved(12).norm().item() == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_the_gradients_norm_is_logged_as_it_was_before_clipping_and_without_updates_that_were_skipped():
+    bench = Bench(clip=1e-3)
+    expected = gradient(bench).norm().item()
+    bench.moved(4, 4, 4)
+    assert bench.meter.means()["train/grad_norm"] == pytest.approx(expected, rel=1e-6)
+    scaled = Bench(dtype=torch.float32, scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10), clip=1e-3)
+    scaled.task.factor = math.inf
+    scaled.moved(12)
+    assert scaled.meter.names == ("train/loss",)
+
+
+def test_clipping_by_value_bounds_every_element():
+    bench = Bench(value=1e-3)
+    assert bench.moved(12).abs().max().item() == pytest.approx(1e-3, rel=1e-6)
+    assert "train/grad_norm" not in bench.meter.names
+
+
+def test_what_is_logged_beside_the_means():
+    assert Bench().step.figures == {"train/lr": 1.0}
+    scaled = Bench(dtype=torch.float32, scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10))
+    scaled.task.factor = math.inf
+    scaled.moved(12)
+    assert scaled.step.figures == {"train/lr": 1.0, "train/loss_scale": 2.0**9, "train/skipped_updates": 1}
+
+
+@pytest.mark.parametrize("kind", ["fp16", "fp16_master"])
+def test_fp16_has_a_scaler(kind):
+    scaler = gradient_scaler(Precision(kind=kind, initial_loss_scale=8.0, loss_scale_growth_steps=5), CPU)
+    assert (scaler.get_scale(), scaler.get_growth_interval()) == (8.0, 5)
+
+
+@pytest.mark.parametrize("kind", ["fp32", "tf32", "bf16", "bf16_pure"])
+def test_what_has_the_range_of_fp32_has_no_scaler(kind):
+    assert gradient_scaler(Precision(kind=kind), CPU) is None
+
+
+class Odd(Classify):
+    def __init__(self, make):
+        self.make = make
+
+    def loss(self, model, batch):
+        return self.make(model(batch[0]))
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda logits: logits.sum(1), r"its shape is \[12\]: reduce it with \.mean\(\)"),
+        (lambda logits: logits.sum().reshape(1), r"its shape is \[1\]"),
+        (lambda logits: None, "it returned a NoneType"),
+        (lambda logits: logits.sum().item(), "it returned a float"),
+    ],
+)
+def test_a_loss_that_is_no_scalar_tensor(make, found):
+    bench = Bench(task=Odd(make))
+    with pytest.raises(TaskError, match=r"Odd\.loss must return a scalar.*" + found):
+        bench.moved(12)
+
+
+def test_what_the_task_raises_passes_through_as_it_is():
+    def fail(logits):
+        raise LookupError("the user's own")
+
+    bench = Bench(task=Odd(fail))
+    with pytest.raises(LookupError, match="the user's own") as caught:
+        bench.moved(12)
+    assert caught.value.__cause__ is None
+    assert caught.traceback[-1].name == "fail"
+
+
+def test_a_throwaway_backward_leaves_weights_random_state_and_losses_alone():
+    def loss(logits):
+        return (logits * torch.rand_like(logits)).mean()
+
+    bench = Bench(task=Odd(loss))
+    weights, before = bench.weights(), torch.random.get_rng_state()
+    bench.step.throwaway(next(bench.micro_batches(12)))
+    assert torch.equal(bench.weights(), weights)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert bench.meter.state()["train/loss"][1] == 0
+    assert bench.model.weight.grad is not None
