@@ -15,10 +15,14 @@ if TYPE_CHECKING:
 ENV = [sys.executable, "-c", "import sys; from hpctrain.cli.env import main; sys.exit(main(['--json']))"]
 
 
+def printed(output: str) -> list[dict[str, Any]]:
+    """What the tasks printed, among the lines that srun writes of its own (a step that waits for nodes, say)."""
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+
 def reports(output: str) -> list[dict[str, Any]]:
     """What the tasks printed, by rank."""
-    found = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    return sorted(found, key=lambda report: report["environment"]["rank"])
+    return sorted(printed(output), key=lambda report: report["environment"]["rank"])
 
 
 def srun(sandbox: SlurmSandbox, *options: str, env: dict[str, str] | None = None) -> list[dict[str, Any]]:
@@ -79,7 +83,7 @@ def test_steps_of_a_batch_script_that_is_no_rank_itself(sandbox: SlurmSandbox, t
     text = script(tmp_path, command(), f"srun -n2 {command()}", f"srun -n2 --nodelist=$SLURMD_NODENAME -N1 {command()}")
     job = sandbox.submit("-N2", "-n4", f"--output={tmp_path}/out", text)
     sandbox.wait_job(job, "COMPLETED")
-    alone, *ranks = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    alone, *ranks = printed((tmp_path / "out").read_text())
     assert not alone["is_rank"]
     assert places([alone]) == [(0, 0, 0, 1, 1, 1)]
     assert alone["environment"]["source"] == "single"
@@ -110,8 +114,7 @@ def test_a_requeued_job_counts_its_restarts_and_takes_another_port(sandbox: Slur
         assert sandbox.job(job)["JobState"] == "RUNNING"
     assert sandbox.run(["scontrol", "requeue", job]).returncode == 0
     sandbox.wait_job(job, "COMPLETED", timeout=120)
-    lines = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines() if line.startswith("{")]
-    first, second = (line["environment"] for line in lines)
+    first, second = (report["environment"] for report in printed((tmp_path / "out").read_text()))
     assert (first["restart_count"], second["restart_count"]) == (0, 1)
     assert first["job_id"] == second["job_id"] == job
     assert first["master_port"] != second["master_port"]
@@ -132,5 +135,5 @@ def test_ranks_started_from_a_shell_on_a_terminal(sandbox: SlurmSandbox, tmp_pat
 def test_a_contradiction_stops_every_task(sandbox: SlurmSandbox) -> None:
     done = sandbox.run(["srun", "-n2", *ENV], env={"WORLD_SIZE": "8"})
     assert done.returncode == 2
-    errors = [json.loads(line) for line in done.stdout.splitlines()]
+    errors = printed(done.stdout)
     assert [error["variables"] for error in errors] == [{"WORLD_SIZE": "8", "SLURM_STEP_NUM_TASKS": "2"}] * 2
