@@ -22,18 +22,34 @@ def pinned_bytes(count: int) -> int:
     return 1 << (count - 1).bit_length() if count else 0
 
 
-class HostMemory:
-    """Gives memory for tensors that are written at once and kept.
+def huge_pages(count: int) -> memoryview:
+    """Fresh memory of ``count`` bytes, of zeros; it goes back to the kernel with whatever uses it last.
 
     The kernel hands out fresh memory in pages of 4 KiB, each zeroed in a fault of its own, which takes longer than
     copying into it. Huge pages (madvise(2), MADV_HUGEPAGE) take half the time for both together; where there are none,
-    it is ordinary memory. Each tensor has a storage of its own, so that saving one saves nothing else; a chunk goes
-    back to the kernel with the last of its tensors.
+    it is ordinary memory.
+
+    Raises:
+        OSError: there is not so much.
+    """
+    memory = mmap.mmap(-1, count + 2 * _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    first = -torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr() % _HUGE_PAGE_BYTES
+    return memoryview(memory)[first : first + count]
+
+
+class HostMemory:
+    """Gives memory for tensors that are written at once and kept, in huge pages.
+
+    Each tensor has a storage of its own, so that saving one saves nothing else; a chunk goes back to the kernel with
+    the last of its tensors.
     """
 
     def __init__(self) -> None:
-        self._chunk: mmap.mmap | None = None
-        self._next = self._end = 0
+        self._chunk = memoryview(b"")
+        self._next = 0
 
     def empty_like(self, tensor: Tensor) -> Tensor:
         """An uninitialised tensor on the CPU, in the shape, dtype and order of elements of ``tensor``."""
@@ -44,19 +60,9 @@ class HostMemory:
         return flat.as_strided(form.shape, form.stride())
 
     def _take(self, count: int) -> Tensor:
-        if self._chunk is None or self._next + count > self._end:
-            self._open(max(count, _CHUNK_BYTES))
-        assert self._chunk is not None
+        if self._next + count > len(self._chunk):
+            self._chunk, self._next = huge_pages(max(count, _CHUNK_BYTES)), 0
         taken = torch.frombuffer(self._chunk, dtype=torch.uint8, count=count, offset=self._next)
         # on a page of its own: vector instructions and direct I/O like it so
         self._next += -(-count // mmap.PAGESIZE) * mmap.PAGESIZE
         return taken
-
-    def _open(self, count: int) -> None:
-        size = -(-count // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES + _HUGE_PAGE_BYTES
-        self._chunk = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel without them
-                self._chunk.madvise(mmap.MADV_HUGEPAGE)
-        address = torch.frombuffer(self._chunk, dtype=torch.uint8, count=1).data_ptr()
-        self._next, self._end = -address % _HUGE_PAGE_BYTES, size

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Collection, Mapping
+import zipfile
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hpctrain.checkpoint.intake import KEPT, MAPPED_FROM_BYTES, Intake
 from hpctrain.checkpoint.names import parameter_names
 from hpctrain.checkpoint.restore import restore_model, restore_optimizer
 from hpctrain.errors import CheckpointDamagedError, CheckpointError
-from hpctrain.run.checkpoints import newest_intact, verify
+from hpctrain.run.checkpoints import file_checksum, newest_intact, verify
 from hpctrain.run.directory import RunDirectory
 
 log = logging.getLogger("hpctrain.checkpoint")
 
-_MAPPED_FROM_BYTES = 16 << 20
-"""Smaller files are read: their tensors may then outlive the file."""
-
 
 @dataclass(frozen=True, slots=True)
 class LoadedCheckpoint:
-    """A checkpoint whose tensors lie in host memory or are mapped from its files; drop it once restored.
+    """A checkpoint whose tensors lie in host memory or are mapped from its files; restore it once, and drop it.
 
     Attributes:
         path: its directory.
@@ -34,12 +33,14 @@ class LoadedCheckpoint:
         optimizer: state dict.
         state: ``step``, ``samples_seen``, ``world_size``, ``config_digest``, ``scaler``, ``parameters``, ``rng``,
             ``extra``.
+        gives_away: the optimizer's tensors have memory of their own, which one optimizer may keep.
     """
 
     path: Path
     model: Mapping[str, Tensor]
     optimizer: Mapping[str, Any]
     state: Mapping[str, Any]
+    gives_away: bool = False
 
     @property
     def step(self) -> int:
@@ -100,6 +101,7 @@ class LoadedCheckpoint:
                     names=parameter_names(model, optimizer),
                     saved_names=self.state["parameters"],
                     changed=changed,
+                    keep=self.gives_away,
                 )
         except CheckpointError as error:
             raise CheckpointError(f"{self.path}: {error}") from error
@@ -111,7 +113,7 @@ class LoadedCheckpoint:
                 log.warning("%s holds no state of a gradient scaler: the scale starts afresh", self.path)
 
 
-def load(path: Path, *, verified: bool = False) -> LoadedCheckpoint:
+def load(path: Path, *, verified: bool = False, intake: Intake | None = None) -> LoadedCheckpoint:
     """The checkpoint in the directory ``path``; not collective.
 
     Checksums are compared first, in one read of the bytes, which leaves them in the page cache for the mapping.
@@ -119,26 +121,45 @@ def load(path: Path, *, verified: bool = False) -> LoadedCheckpoint:
     Args:
         path: its directory.
         verified: somebody did that already, such as another rank.
+        intake: reads the optimizer's state into memory, for an optimizer on the CPU to keep; None leaves it in its
+            file until it is copied.
 
     Raises:
         CheckpointDamagedError: it isn't intact.
         CheckpointError: its files match their checksums, and still can't be read.
     """
-    if not verified and (problem := verify(path)):
+    if not verified and (problem := verify(path, _checksum(intake))):
         raise CheckpointDamagedError(f"{path} is not intact: {problem}; other checkpoints of the run are beside it")
-    parts = {}
-    for name in ("model", "optimizer", "state"):
-        file = path / f"{name}.pt"
+    parts = {name: _load_file(path / f"{name}.pt") for name in ("model", "optimizer", "state")}
+    owned = None
+    if intake is not None and (file := path / KEPT).stat().st_size >= MAPPED_FROM_BYTES:
         try:
-            mapped = file.stat().st_size >= _MAPPED_FROM_BYTES
-            parts[name] = torch.load(file, map_location="cpu", mmap=mapped, weights_only=True)
-        except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+            owned = intake.own(file, parts["optimizer"])
+        except (OSError, zipfile.BadZipFile) as error:
             raise CheckpointError(f"{file} can't be loaded: {error}") from error
-    return LoadedCheckpoint(path=path, **parts)
+    if owned is not None:
+        parts["optimizer"] = owned
+    return LoadedCheckpoint(path=path, **parts, gives_away=owned is not None)
 
 
-def choose_newest(directory: RunDirectory) -> Path | None:
+def _load_file(file: Path) -> Any:
+    try:
+        mapped = file.stat().st_size >= MAPPED_FROM_BYTES
+        return torch.load(file, map_location="cpu", mmap=mapped, weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{file} can't be loaded: {error}") from error
+
+
+def _checksum(intake: Intake | None) -> Callable[[Path], str]:
+    return file_checksum if intake is None else intake.checksum
+
+
+def choose_newest(directory: RunDirectory, intake: Intake | None = None) -> Path | None:
     """Where the newest intact checkpoint is; newer ones that are damaged are named in a warning. Not collective.
+
+    Args:
+        directory: of the run.
+        intake: for `load` to go on with; it keeps what it reads for the comparison.
 
     Returns:
         None where the run has no checkpoint yet.
@@ -146,7 +167,7 @@ def choose_newest(directory: RunDirectory) -> Path | None:
     Raises:
         CheckpointDamagedError: there are some, and none is intact.
     """
-    found, damaged = newest_intact(directory)
+    found, damaged = newest_intact(directory, lambda path: verify(path, _checksum(intake)))
     named = "; ".join(f"{info.path} ({info.problem})" for info in damaged)
     if found is None:
         if not damaged:

@@ -53,6 +53,7 @@ def restore_optimizer(
     names: Sequence[Sequence[str]],
     saved_names: Sequence[Sequence[str]],
     changed: Collection[str] = (),
+    keep: bool = False,
 ) -> None:
     """Give the optimizer its saved state and groups, learning rates included, bit for bit.
 
@@ -68,6 +69,7 @@ def restore_optimizer(
         names: `parameter_names` of this optimizer.
         saved_names: the same when it was saved.
         changed: options that keep the value which they have here; `_target_` among them: it is another class now.
+        keep: what is saved has memory of its own, and belongs to this optimizer from now on.
 
     Raises:
         CheckpointError: parameters or groups differ, or another class doesn't have the options.
@@ -84,7 +86,7 @@ def restore_optimizer(
         )
     # before it is loaded: torch puts a step's count where the group's options want it
     optimizer.load_state_dict({**saved, "param_groups": [_group(old, new, changed) for old, new in groups]})
-    memory = HostMemory()
+    memory = None if keep else HostMemory()
     for old, new in zip(saved["param_groups"], optimizer.param_groups, strict=True):
         for index, parameter in zip(old["params"], new["params"], strict=True):
             loaded = optimizer.state[parameter] if index in saved["state"] else {}
@@ -123,10 +125,10 @@ def _shown(value: object) -> str:
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
-def _owned(loaded: Any, saved: Any, memory: HostMemory) -> Any:
+def _owned(loaded: Any, saved: Any, memory: HostMemory | None) -> Any:
     """What the optimizer took from the file, in memory of its own and in the dtype that was saved."""
     if isinstance(saved, Tensor):
-        if loaded.device.type == "cpu":
+        if memory is not None and loaded.device.type == "cpu":
             return memory.empty_like(saved).copy_(saved)
         return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device, copy=True)
     if isinstance(saved, dict):

@@ -109,8 +109,22 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return dict(record)
 
 
-def verify(path: Path) -> str:
+def file_checksum(path: Path) -> str:
+    """The checksum of a file's bytes, read once in chunks; in hexadecimal."""
+    digest = xxhash.xxh3_128()
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+    return digest.hexdigest()
+
+
+def verify(path: Path, checksum: Callable[[Path], str] = file_checksum) -> str:
     """Read the whole checkpoint at ``path`` and compare it with its manifest.
+
+    Args:
+        path: its directory.
+        checksum: reads a file; called in several threads.
 
     Returns:
         The problem, in words; empty where it is intact.
@@ -122,7 +136,7 @@ def verify(path: Path) -> str:
     if problem := _wrong_sizes(path, files):
         return problem
     with ThreadPoolExecutor(min(_READERS, len(files)) or 1) as readers:
-        found = list(readers.map(lambda name: _wrong_checksum(path / name, files[name]["checksum"]), files))
+        found = list(readers.map(lambda name: _wrong_checksum(path / name, files[name], checksum), files))
     return "; ".join(filter(None, found))
 
 
@@ -173,29 +187,25 @@ def list_checkpoints(directory: RunDirectory, *, verify: bool = True) -> list[Ch
     return [info for info in found if info.intact or _still_there(info)]
 
 
-def newest_intact(directory: RunDirectory) -> tuple[CheckpointInfo | None, list[CheckpointInfo]]:
+def newest_intact(
+    directory: RunDirectory, check: Callable[[Path], str] = verify
+) -> tuple[CheckpointInfo | None, list[CheckpointInfo]]:
     """The newest checkpoint of a run that is intact, and the newer ones that are not, newest first.
 
     Reads no further back than it must. None where no checkpoint is intact.
+
+    Args:
+        directory: of the run.
+        check: gives the problem of a checkpoint's directory or an empty string.
     """
     damaged: list[CheckpointInfo] = []
     for step in reversed(directory.checkpoint_steps()):
-        info = describe(directory.checkpoint(step), step)
+        info = describe(directory.checkpoint(step), step, check=check)
         if info.intact:
             return info, damaged
         if _still_there(info):
             damaged.append(info)
     return None, damaged
-
-
-def file_checksum(path: Path) -> str:
-    """The checksum of a file's bytes, read once in chunks; in hexadecimal."""
-    digest = xxhash.xxh3_128()
-    buffer = memoryview(bytearray(_CHUNK_BYTES))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-    return digest.hexdigest()
 
 
 def _still_there(info: CheckpointInfo) -> bool:
@@ -224,9 +234,10 @@ def _wrong_sizes(path: Path, files: Mapping[str, Any]) -> str:
     return "; ".join(problems)
 
 
-def _wrong_checksum(file: Path, expected: str) -> str:
+def _wrong_checksum(file: Path, entry: Mapping[str, Any], checksum: Callable[[Path], str]) -> str:
+    expected = entry["checksum"]
     try:
-        found = file_checksum(file)
+        found = checksum(file)
     except OSError as error:
         return f"{file.name} can't be read: {error.strerror}"
     return (
