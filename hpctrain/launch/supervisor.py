@@ -97,6 +97,7 @@ class Supervisor:
         self.restarts = int(self.environ.get("SLURM_RESTART_COUNT", "0"))
         self._attempt_number, self._in_allocation, self._began = 0, 0, time.time()
         self._requeue_asked, self._lock = False, threading.Lock()
+        self._claimed, self._claiming = threading.Event(), threading.Lock()
 
     def run(self) -> int:
         """Run attempts until the verdict leads out of this allocation."""
@@ -133,7 +134,9 @@ class Supervisor:
 
     def _attempt(self) -> tuple[int, Outcome]:
         self._began = time.time()  # before the claim: a cancel may follow it at once
-        self._attempt_number = attempt = self.ledger.claim()
+        with self._claiming:
+            self._attempt_number = attempt = self.ledger.claim()
+        self._claimed.set()
         self._in_allocation += 1
         nodes, keeps_spares = self.allocation.step_nodes, self.allocation.keeps_spares
         log.info("attempt %d on %s", attempt, " ".join(nodes))
@@ -186,7 +189,8 @@ class Supervisor:
 
         def ask() -> TakenAway | None:
             # a batch host that is cut off may outlive its job, and would ask in vain for as long as it is allowed to
-            self.ledger.require_ownership(self._attempt_number)
+            with self._claiming:
+                self.ledger.require_ownership(self._attempt_number)
             return TakenAway.ask(self.slurm, job_id, self.nodes, restarts=self.restarts, since=self._began)
 
         try:
@@ -204,6 +208,7 @@ class Supervisor:
         is over all the same, and starts the job anew when all of its processes are gone (seen on 22.05).
         """
         while os.read(bell, 1):
+            self._claimed.wait()  # there may be no attempt yet, whose end could be told
             try:
                 self._see_whether_it_ends()
             except (HpctrainError, OSError) as error:
@@ -211,7 +216,7 @@ class Supervisor:
 
     def _see_whether_it_ends(self) -> None:
         found = self._taken_away()
-        if found is None or not found.killing or not self._attempt_number:
+        if found is None or not found.killing:
             return
         log.info("SLURM ends the job: %s (%s)", found.reason.value, found.evidence)
         with contextlib.suppress(OSError):  # the requeue matters more

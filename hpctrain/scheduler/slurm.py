@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from hpctrain.errors import SchedulerError, SchedulerMissingError
@@ -100,20 +101,21 @@ class Slurm:
         """Each job, from whichever of squeue, scontrol and sacct knows it; None for one that none of them knows.
 
         Raises:
-            SchedulerMissingError: none of them answers.
+            SchedulerMissingError: the controller doesn't answer, and the accounting doesn't know all of them: it may
+                not have heard yet of those that are missing.
         """
         wanted = list(dict.fromkeys(job_ids))
         found: dict[str, JobRecord] = {}
-        silent: list[SchedulerMissingError] = []
-        ways: tuple[Callable[[list[str]], dict[str, JobRecord]], ...] = (self._remembered, self.accounting)
-        for ask in ways:
-            missing = [job_id for job_id in wanted if job_id not in found]
-            try:
-                found |= ask(missing)
-            except SchedulerMissingError as error:
-                silent.append(error)
-        if len(silent) == len(ways):
-            raise silent[0]
+        silent: SchedulerMissingError | None = None
+        try:
+            found |= self._remembered(wanted)
+        except SchedulerMissingError as error:
+            silent = error
+        if missing := [job_id for job_id in wanted if job_id not in found]:
+            with suppress(SchedulerMissingError):  # many clusters have none
+                found |= self.accounting(missing)
+        if silent is not None and not found.keys() >= set(wanted):
+            raise silent
         return {job_id: found.get(job_id) for job_id in wanted}
 
     def failed_nodes(self, names: Collection[str], since: float) -> tuple[str, ...]:

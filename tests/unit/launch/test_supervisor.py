@@ -374,6 +374,19 @@ def test_a_job_that_is_being_killed_is_requeued_before_its_ranks_are_gone(slurm,
     assert story(one) == [(0, "preempted", 14, "requeue")]
 
 
+def test_a_job_that_is_killed_before_its_first_attempt_is_requeued_too(slurm, supervisor):
+    slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("preempted", 0), "code": 4})
+    slurm.job(STOPS["preempted_cancel_without_grace"])
+    one = supervisor()
+    ring(one)
+    time.sleep(0.2)
+    assert not slurm.told("requeued")
+    code = in_a_thread(one.run)
+    until(lambda: slurm.told("requeued"))
+    (slurm.home / "go").touch()
+    assert code() == ExitCode.INTERRUPTED
+
+
 @pytest.mark.parametrize("stop", ["cancelled", "preempted_without_grace", "preempted"])
 def test_a_sigterm_that_needs_no_requeue_now(slurm, supervisor, stop):
     slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("completed", 80), "saves": [80]})

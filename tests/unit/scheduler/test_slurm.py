@@ -116,6 +116,13 @@ def test_when_nothing_answers_it_is_an_error_not_an_absent_job(fake: FakeSlurm, 
         Slurm(fake.environ, timeout_s=0.5).find(["2"])
 
 
+def test_a_job_is_not_gone_because_the_accounting_has_not_heard_of_it_yet(fake: FakeSlurm) -> None:
+    fake.answer("squeue", SILENT)
+    fake.answer_file("sacct", "sacct.txt")
+    with pytest.raises(SchedulerMissingError, match="Unable to contact slurm controller"):
+        fake.slurm.find(["2", "77"])
+
+
 def test_a_pending_task_that_was_cancelled_with_its_array(fake: FakeSlurm) -> None:
     row = (CAPTURED / "squeue.txt").read_text().split("\x1e\n")[1]
     array = row.replace("23\x1f23", "9\x1f9", 1).replace("FAILED\x1fNonZeroExitCode", "CANCELLED\x1fNone") + "\x1e\n"
