@@ -121,6 +121,10 @@ class CheckpointDamagedError(CheckpointError):
     """A checkpoint that is incomplete or whose checksums don't match."""
 
 
+class CheckpointUnlikeError(CheckpointError):
+    """One node reads other bytes of a checkpoint than rank zero, which found it intact."""
+
+
 class TaskError(HpctrainError):
     """What is trained broke the contract between a task and the loop."""
 

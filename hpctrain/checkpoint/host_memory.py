@@ -25,6 +25,9 @@ def pinned_bytes(count: int) -> int:
 def huge_pages(count: int) -> memoryview:
     """Fresh memory of ``count`` bytes, of zeros; it goes back to the kernel with whatever uses it last.
 
+    A forked process, such as one that loads data, doesn't have it (MADV_DONTFORK): otherwise the first step after the
+    fork would copy each page, and the child keep the old ones for as long as it lives.
+
     The kernel hands out fresh memory in pages of 4 KiB, each zeroed in a fault of its own, which takes longer than
     copying into it. Huge pages (madvise(2), MADV_HUGEPAGE) take half the time for both together; where there are none,
     it is ordinary memory.
@@ -33,9 +36,10 @@ def huge_pages(count: int) -> memoryview:
         OSError: there is not so much.
     """
     memory = mmap.mmap(-1, count + 2 * _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
+    for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+        if hasattr(mmap, advice):
+            with suppress(OSError):  # a kernel without it
+                memory.madvise(getattr(mmap, advice))
     first = -torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr() % _HUGE_PAGE_BYTES
     return memoryview(memory)[first : first + count]
 

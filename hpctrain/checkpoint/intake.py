@@ -21,6 +21,7 @@ MAPPED_FROM_BYTES = 16 << 20
 """Smaller files are read by torch.load: their tensors have memory of their own anyway."""
 
 _BLOCK_BYTES = 1 << 20
+_SMALL_BYTES = 64 << 10
 _LOCAL_HEADER_BYTES = 30
 
 
@@ -62,12 +63,14 @@ class Intake:
             tree: of dicts, lists and tuples.
 
         Returns:
-            The tree, its tensors sharing storages as they did; None where the file is laid out as no version of torch
-            that we know does it.
+            The tree, its tensors sharing storages as they did; None where the file is small, or laid out as no version
+            of torch that we know does it.
 
         Raises:
             OSError: the file can't be read, or memory doesn't suffice.
         """
+        if file.stat().st_size < MAPPED_FROM_BYTES:
+            return None
         if self._file != file:
             for _ in self._read(file, huge_pages(file.stat().st_size)):
                 pass
@@ -75,11 +78,7 @@ class Intake:
         kept, self._file, self._bytes = self._bytes, None, memoryview(b"")
         if places is None:
             return None
-        storages = {
-            pointer: torch.frombuffer(kept, dtype=torch.uint8, count=count, offset=offset)
-            for pointer, (offset, count) in places.items()
-        }
-        return _moved(tree, storages)
+        return _moved(tree, {pointer: _storage(kept, *place) for pointer, place in places.items()})
 
     def _read(self, file: Path, memory: memoryview) -> Iterator[memoryview]:
         """Each block as soon as it is in memory, while the processor's caches have it."""
@@ -89,6 +88,12 @@ class Intake:
                 yield memory[filled : filled + count]
                 filled += count
         self._file, self._bytes = file, memory[:filled]
+
+
+def _storage(kept: memoryview, offset: int, count: int) -> Tensor:
+    """Bytes of the file. Few are copied: a step's count alone shouldn't keep all the others in memory."""
+    found = torch.frombuffer(kept, dtype=torch.uint8, count=count, offset=offset)
+    return found.clone() if count < _SMALL_BYTES else found
 
 
 def _places(file: Path, data: memoryview, tree: Any) -> dict[int, tuple[int, int]] | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-import pickle
-import zipfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
+from zipfile import BadZipFile
 
 import torch
 from torch import Tensor, nn
@@ -132,21 +133,25 @@ def load(path: Path, *, verified: bool = False, intake: Intake | None = None) ->
         raise CheckpointDamagedError(f"{path} is not intact: {problem}; other checkpoints of the run are beside it")
     parts = {name: _load_file(path / f"{name}.pt") for name in ("model", "optimizer", "state")}
     owned = None
-    if intake is not None and (file := path / KEPT).stat().st_size >= MAPPED_FROM_BYTES:
-        try:
+    if intake is not None:
+        with _readable(path / KEPT) as file:
             owned = intake.own(file, parts["optimizer"])
-        except (OSError, zipfile.BadZipFile) as error:
-            raise CheckpointError(f"{file} can't be loaded: {error}") from error
     if owned is not None:
         parts["optimizer"] = owned
     return LoadedCheckpoint(path=path, **parts, gives_away=owned is not None)
 
 
-def _load_file(file: Path) -> Any:
-    try:
+def _load_file(path: Path) -> Any:
+    with _readable(path) as file:
         mapped = file.stat().st_size >= MAPPED_FROM_BYTES
         return torch.load(file, map_location="cpu", mmap=mapped, weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[Path]:
+    try:
+        yield file
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError, BadZipFile, UnpicklingError) as error:
         raise CheckpointError(f"{file} can't be loaded: {error}") from error
 
 

@@ -92,6 +92,9 @@ def restore_optimizer(
             loaded = optimizer.state[parameter] if index in saved["state"] else {}
             for key, value in saved["state"].get(index, {}).items():
                 loaded[key] = _owned(loaded[key], value, memory)
+    of_parameters = {index for group in saved["param_groups"] for index in group["params"]}
+    for key in saved["state"].keys() - of_parameters:  # torch passes on what an optimizer keeps for all of them
+        optimizer.state[key] = _owned(optimizer.state[key], saved["state"][key], memory)
 
 
 def _group(saved: Mapping[str, Any], here: Mapping[str, Any], changed: Collection[str]) -> dict[str, Any]:
@@ -128,8 +131,8 @@ def _shown(value: object) -> str:
 def _owned(loaded: Any, saved: Any, memory: HostMemory | None) -> Any:
     """What the optimizer took from the file, in memory of its own and in the dtype that was saved."""
     if isinstance(saved, Tensor):
-        if memory is not None and loaded.device.type == "cpu":
-            return memory.empty_like(saved).copy_(saved)
+        if loaded.device.type == "cpu":
+            return saved if memory is None else memory.empty_like(saved).copy_(saved)
         return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device, copy=True)
     if isinstance(saved, dict):
         return {key: _owned(loaded[key], value, memory) for key, value in saved.items()}

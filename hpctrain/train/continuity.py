@@ -224,11 +224,14 @@ class Continuity:
         if not self._saver.stall_s:
             return FIRST_AUTO_SAVE_S
         mtbf_s = mean_time_between_failures_s(Ledger(self._directory).attempts(), time.time())
-        interval_s = best_interval_s(self._saver.stall_s, mtbf_s)
+        stall_s, takes_s = self._saver.stall_s, self._saver.takes_s
+        # one save at a time: the next may not be due before this one is written
+        interval_s = max(best_interval_s(stall_s, mtbf_s), takes_s)
         log.info(
-            "a save every %.0f s: it costs %.2f s, and one failure in %.1f h is expected",
+            "a save every %.0f s: it costs %.2f s, is written within %.1f s, and one failure in %.1f h is expected",
             interval_s,
-            self._saver.stall_s,
+            stall_s,
+            takes_s,
             mtbf_s / 3600,
         )
         return interval_s

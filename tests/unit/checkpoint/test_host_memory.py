@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gc
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,27 @@ def test_a_chunk_goes_back_with_its_last_tensor():
     del memory, tensors
     gc.collect()
     assert resident_kib() - before < 40 * 1024
+
+
+FORKS = """
+import os
+from pathlib import Path
+import torch
+from hpctrain.checkpoint.host_memory import HostMemory
+
+tensor = HostMemory().empty_like(torch.empty(8 << 20)).fill_(1)
+start = f"{tensor.data_ptr():x}-"
+child = os.fork()
+if not child:
+    os._exit(start in Path("/proc/self/maps").read_text())
+assert start in Path("/proc/self/maps").read_text()
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_forked_process_does_not_have_it():
+    """Else each page would be copied at the first write after the fork, and the old ones stay."""
+    subprocess.run([sys.executable, "-c", FORKS], check=True)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,12 @@ def train(model, optimizer, steps=2):
 
 
 @pytest.fixture
+def resident_kib():
+    """Gives the memory of this process."""
+    return lambda: int(Path("/proc/self/statm").read_text().split()[1]) * 4
+
+
+@pytest.fixture
 def save(writer):
     """Write a checkpoint whose optimizer's file is large enough to be kept; gives model, optimizer and path."""
 
@@ -111,6 +117,67 @@ def test_the_checksum_is_the_files(tmp_path, size):
     assert Intake().checksum(tmp_path / KEPT) == file_checksum(tmp_path / KEPT)
 
 
+def test_state_in_a_wider_dtype_than_its_parameter_is_kept_once(writer):
+    torch.manual_seed(0)
+    model = nn.Linear(1200, 2048, bias=False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 1200)).sum().backward()
+    optimizer.step()
+    model.bfloat16()
+    path = writer.write(capture(model, optimizer, head=Head(step=1, samples_seen=1, world_size=1, config_digest="c0")))
+    fresh = torch.optim.AdamW(model.parameters())
+    found = load(path, intake=Intake())
+    found.restore(model, fresh)
+    (saved,), (kept,), (before,) = found.optimizer["state"].values(), fresh.state.values(), optimizer.state.values()
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert kept[name].dtype == torch.float32
+        assert kept[name].data_ptr() == saved[name].data_ptr()
+        assert torch.equal(kept[name], before[name])
+
+
+def test_a_count_that_is_kept_does_not_keep_what_was_replaced(save, resident_kib):
+    *_, path = save(1)
+    before = resident_kib()
+    state = load(path, intake=Intake()).optimizer["state"]
+    assert resident_kib() - before > 12 * 1024
+    counts = [entry["step"] for entry in state.values()]
+    del state
+    assert resident_kib() - before < 6 * 1024
+    assert counts == [2.0] * 4
+
+
+def test_what_an_optimizer_keeps_for_all_its_parameters_is_its_own_too(writer):
+    def build(seed):
+        torch.manual_seed(seed)
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters())
+        optimizer.state["all"] = {"mean": torch.randn(5 << 20)}
+        return model, optimizer
+
+    model, optimizer = build(0)
+    path = writer.write(capture(model, optimizer, head=Head(step=1, samples_seen=1, world_size=1, config_digest="c0")))
+    for intake in (Intake(), None):
+        other, fresh = build(1)
+        load(path, intake=intake).restore(other, fresh)
+        assert torch.equal(fresh.state["all"]["mean"], optimizer.state["all"]["mean"])
+        assert str(path) not in maps()
+
+
+def test_a_file_that_is_gone_or_cut_off_meanwhile_is_an_error_of_ours(save):
+    *_, path = save(1)
+    intake = Intake()
+    tree = torch.load(path / KEPT, mmap=True, weights_only=True)
+    with (path / KEPT).open("r+b") as file:
+        file.truncate(MAPPED_FROM_BYTES)
+    with pytest.raises((OSError, ValueError, zipfile.BadZipFile)):
+        intake.own(path / KEPT, tree)
+    with pytest.raises(CheckpointError, match=rf"{KEPT} can't be loaded"):
+        load(path, verified=True, intake=intake)
+    (path / KEPT).unlink()
+    with pytest.raises(CheckpointError, match=rf"{KEPT} can't be loaded"):
+        load(path, verified=True, intake=intake)
+
+
 def test_every_kind_of_tensor_comes_back_and_shares_what_it_shared(tmp_path):
     base = torch.arange(24, dtype=torch.float64)
     tree = {
@@ -119,8 +186,9 @@ def test_every_kind_of_tensor_comes_back_and_shares_what_it_shared(tmp_path):
         "empty": torch.empty(0, 7),
         5: {"not a tensor": 0.1, "channels_last": torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)},
     }
-    torch.save(tree, tmp_path / KEPT)
-    found = Intake().own(tmp_path / KEPT, mapped(tmp_path / KEPT))
+    torch.save([tree, torch.zeros(MAPPED_FROM_BYTES // 4)], tmp_path / KEPT)
+    found, large = Intake().own(tmp_path / KEPT, mapped(tmp_path / KEPT))
+    assert not large.any()
     assert str(tmp_path / KEPT) not in maps()
 
     def told(value):
@@ -134,7 +202,7 @@ def test_every_kind_of_tensor_comes_back_and_shares_what_it_shared(tmp_path):
     found["same"][0][4] = -1.0
     assert found["same"][1][1] == found["same"][2][4, 0] == -1.0
     assert found["same"][0].untyped_storage().nbytes() == base.nbytes, "a storage of its own"
-    assert mapped(tmp_path / KEPT)["same"][0][4] == 4.0, "the file isn't written to"
+    assert mapped(tmp_path / KEPT)[0]["same"][0][4] == 4.0, "the file isn't written to"
 
 
 def test_a_layout_that_it_does_not_know_stays_mapped_and_is_copied(save, monkeypatch):
