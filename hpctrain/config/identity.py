@@ -21,16 +21,23 @@ DECIDES_THE_WEIGHTS = (
     "precision.initial_loss_scale",
     "precision.loss_scale_growth_steps",
     "trainer.global_batch_size",
+    "trainer.micro_batch_size",
+    "trainer.compile",
+    "trainer.compile_mode",
+    "trainer.channels_last",
     "trainer.clip_grad_norm",
     "trainer.clip_grad_value",
+    "parallel.kind",
     "parallel.gradient_compression",
+    "parallel.bucket_cap_mb",
+    "parallel.find_unused_parameters",
     "trainer.ema_decay",
     "init_from",
     "init_match",
     "init_strict",
     "trainer.sync_batchnorm",
 )
-"""Keys, and groups of keys, whose change makes another run of it."""
+"""Keys, and groups of keys, whose change makes another run of it, be it by the rounding of sums alone."""
 
 
 def decides_the_weights(key: str) -> bool:

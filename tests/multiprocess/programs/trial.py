@@ -27,9 +27,9 @@ def table(num_samples, seed=1):
     return features, labels, torch.arange(num_samples)
 
 
-def network(batchnorm=False, dropout=0.0):
-    norm = [nn.BatchNorm1d(16)] if batchnorm else []
-    return nn.Sequential(nn.Linear(FEATURES, 16), *norm, nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, CLASSES))
+def network(batchnorm=False, dropout=0.0, width=16):
+    norm = [nn.BatchNorm1d(width)] if batchnorm else []
+    return nn.Sequential(nn.Linear(FEATURES, width), *norm, nn.ReLU(), nn.Dropout(dropout), nn.Linear(width, CLASSES))
 
 
 class Noisy(Dataset):
@@ -55,9 +55,9 @@ class Trial(Task):
     samples of each loss. TRIAL_SLEEP is how long each loss takes, in seconds.
     """
 
-    def __init__(self, num_samples=40, eval_samples=7, batchnorm=False, dropout=0.0, noise=False):
+    def __init__(self, num_samples=40, eval_samples=7, batchnorm=False, dropout=0.0, noise=False, width=16):
         self.sizes, self.noise = (num_samples, eval_samples), noise
-        self.options = {"batchnorm": batchnorm, "dropout": dropout}
+        self.options = {"batchnorm": batchnorm, "dropout": dropout, "width": width}
         self.rank, self.calls = int(os.environ.get("RANK", "0")), 0
         self.factor, self.poison = 1.0, False
         self.sleep_s = float(os.environ.get("TRIAL_SLEEP", "0"))
