@@ -25,11 +25,12 @@ from hpctrain.launch.conclude import Outcome, close_patiently, completed_by, ent
 from hpctrain.launch.silent import close_silent
 from hpctrain.launch.step import run_step, srun_command
 from hpctrain.launch.taken_away import TakenAway, cancelled_by_user
+from hpctrain.launch.way_on import WayOn
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.handover import Handover
 from hpctrain.run.ledger import Ledger, Reason
 from hpctrain.run.requeue import MACHINE_FAILURES, Action, Verdict, decide
-from hpctrain.scheduler.patience import PATIENCE_S, patiently, requeue
+from hpctrain.scheduler.patience import PATIENCE_S, patiently
 from hpctrain.scheduler.slurm import Slurm
 
 TAKEN_AWAY = (Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.NODE_FAILURE, Reason.CANCELLED)
@@ -96,7 +97,7 @@ class Supervisor:
         self.ledger = Ledger(self.directory)
         self.restarts = int(self.environ.get("SLURM_RESTART_COUNT", "0"))
         self._attempt_number, self._in_allocation, self._began = 0, 0, time.time()
-        self._requeue_asked, self._lock = False, threading.Lock()
+        self.way_on = WayOn(self.directory, self.config, self.slurm, self.job_id, self.restarts)
         self._claimed, self._claiming = threading.Event(), threading.Lock()
 
     def run(self) -> int:
@@ -150,7 +151,7 @@ class Supervisor:
     def _unwritable(self, error: RunDirectoryError) -> int:
         """No attempt can begin here: the queue may give the file system time, or other nodes that can write to it."""
         say(f"hpctrain: {error}; to go on: {resume_command(self.directory)}")
-        if self._in_allocation and self.job_id is not None and self._requeued():
+        if self._in_allocation and self.job_id is not None and self.way_on.requeue(self.silence_s):
             return ExitCode.INTERRUPTED
         return ExitCode.FAILED
 
@@ -225,7 +226,7 @@ class Supervisor:
             return
         outcome = Outcome(found.reason, self.directory.saved_step, "")
         if self._verdict(self._attempt_number, outcome).action is Action.REQUEUE:
-            self._requeued()
+            self.way_on.requeue(self.silence_s)
 
     def _verdict(self, attempt: int, outcome: Outcome) -> Verdict:
         earlier = [entry for entry in self.ledger.attempts() if entry.attempt < attempt]
@@ -267,38 +268,15 @@ class Supervisor:
         return outcome.suspects or self.allocation.of_ranks(outcome.silent_ranks, per_node)
 
     def _leave(self, verdict: Verdict, outcome: Outcome) -> int:
-        if verdict.action is Action.END and (outcome.reason is Reason.COMPLETED or not self._requeue_asked):
+        if verdict.action is Action.END and (outcome.reason is Reason.COMPLETED or not self.way_on.requeued):
             return outcome.exit_code
         try:
             if verdict.action is Action.END:
                 assert self.job_id is not None
                 self.slurm.cancel(self.job_id)
                 return outcome.exit_code
-            if verdict.action is not Action.REQUEUE or not self._requeued():
-                log.info("the run goes on in job %s", self._resubmit(verdict.exclude))
+            if verdict.action is not Action.REQUEUE or not self.way_on.requeue(self.silence_s):
+                log.info("the run goes on in job %s", self.way_on.resubmit(verdict.exclude))
         except HpctrainError as error:
             log.warning("the run could not go on by itself (%s); to go on: %s", error, resume_command(self.directory))
         return ExitCode.INTERRUPTED
-
-    def _requeued(self) -> bool:
-        assert self.job_id is not None
-        with self._lock:
-            if self._requeue_asked:
-                return True
-            try:
-                requeue(self.slurm, self.job_id, restarts=self.restarts, patience_s=self.silence_s)
-            except SchedulerError as error:
-                log.info("job %s can't be requeued: %s", self.job_id, error)
-                return False
-            self._requeue_asked = True
-            log.info("job %s is requeued", self.job_id)
-            return True
-
-    def _resubmit(self, exclude: tuple[str, ...]) -> str:
-        from hpctrain.launch.slurm import submit
-
-        earlier = [node for attempt in self.ledger.attempts() for node in attempt.extra.get("exclude", ())]
-        nodes = ",".join(filter(None, dict.fromkeys((self.cluster.exclude, *earlier, *exclude))))
-        config = replace(self.config, cluster=replace(self.cluster, exclude=nodes or None))
-        (job_id,) = submit([config], [self.directory], self.directory)
-        return job_id

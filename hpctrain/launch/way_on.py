@@ -1,0 +1,80 @@
+"""The ways out of an allocation on which a run goes on: the same job, back in the queue, or a new job."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field, replace
+
+from hpctrain.config.cluster import Slurm as SlurmCluster
+from hpctrain.config.root import Config
+from hpctrain.errors import SchedulerError
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Ledger
+from hpctrain.scheduler.patience import requeue
+from hpctrain.scheduler.slurm import Slurm
+
+log = logging.getLogger("hpctrain.launch")
+
+
+@dataclass
+class WayOn:
+    """What is asked of SLURM for the run, once this allocation is given up.
+
+    Attributes:
+        directory: the run.
+        config: its configuration.
+        slurm: who is asked.
+        job_id: of this allocation; None outside of one.
+        restarts: how often the job had been requeued when this allocation began.
+        requeued: SLURM has agreed to put the job back into the queue.
+    """
+
+    directory: RunDirectory
+    config: Config
+    slurm: Slurm
+    job_id: str | None
+    restarts: int
+    requeued: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def requeue(self, silence_s: float) -> bool:
+        """Put the job back into the queue, once, whichever thread asks first.
+
+        Args:
+            silence_s: how long SLURM may leave that without an answer.
+
+        Returns:
+            Whether it is there.
+        """
+        assert self.job_id is not None
+        with self._lock:
+            if self.requeued:
+                return True
+            try:
+                requeue(self.slurm, self.job_id, restarts=self.restarts, patience_s=silence_s)
+            except SchedulerError as error:
+                log.info("job %s can't be requeued: %s", self.job_id, error)
+                return False
+            self.requeued = True
+            log.info("job %s is requeued", self.job_id)
+            return True
+
+    def resubmit(self, exclude: tuple[str, ...]) -> str:
+        """Submit a new job that keeps away from these nodes, and from those that earlier attempts excluded.
+
+        Returns:
+            Its id.
+
+        Raises:
+            HpctrainError: SLURM doesn't take it.
+        """
+        from hpctrain.launch.slurm import submit
+
+        cluster = self.config.cluster
+        assert isinstance(cluster, SlurmCluster)
+        earlier = [node for attempt in Ledger(self.directory).attempts() for node in attempt.extra.get("exclude", ())]
+        nodes = ",".join(filter(None, dict.fromkeys((cluster.exclude, *earlier, *exclude))))
+        config = replace(self.config, cluster=replace(cluster, exclude=nodes or None))
+        (job_id,) = submit([config], [self.directory], self.directory)
+        return job_id
