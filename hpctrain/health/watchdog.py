@@ -1,4 +1,4 @@
-"""The watchdog: a thread in each rank that ends it, with its stacks, when nothing moves any more."""
+"""The watchdog of each rank: ends it, with its stacks, when nothing moves any more, and shows them to who asks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class Watchdog:
     """Watches the thread that starts it. A context manager; never a collective.
 
     The watched thread pays nothing: once a second the watchdog reads what the loop notes anyway, and all that is given
-    here is called in the watchdog's own thread. It leaves signals alone, and isn't there in a forked child. A thread
+    here is called in threads of the watchdog's own: one that ends the rank, and one that looks for requests, since the
+    file system that it looks at may be what hangs. It leaves signals alone, and isn't there in a forked child. A thread
     that keeps Python's lock for ever can't be ended by another one, but a timer that needs no lock writes its stacks to
     standard error.
 
@@ -88,6 +89,8 @@ class Watchdog:
         self._watched = threading.get_ident()
         self._thread = threading.Thread(target=self._watch, name="hpctrain-watchdog", daemon=True)
         self._thread.start()
+        self._listener = threading.Thread(target=self._listen, name="hpctrain-stacks", daemon=True)
+        self._listener.start()
         return self
 
     def __exit__(
@@ -97,21 +100,22 @@ class Watchdog:
         self._stopped.set()
         # a watchdog that speaks its last words is left to end the process
         self._thread.join(2 * LAST_WORDS_S)
+        self._listener.join(LOOK_S)
         faulthandler.cancel_dump_traceback_later()
 
     def _watch(self) -> None:
-        # another thread's mask may leave this one as the only thread that a signal can go to
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - set(ERRORS))
+        _leave_signals_to_others()
         silence = Silence(self._clock(), 2 * self._tick_s)
-        looked_at = float("-inf")
         while not self._stopped.wait(self._tick_s):
             now, phase = self._clock(), self._phase()
             if silence.look((phase, self._progress()), now) >= phase.bound_s(self._health):
                 self._end(phase.complaint(self._health))
             faulthandler.dump_traceback_later(phase.bound_s(self._health), file=STDERR)
-            if now - looked_at >= LOOK_S:
-                looked_at = now
-                self._answer()
+
+    def _listen(self) -> None:
+        _leave_signals_to_others()
+        while not self._stopped.wait(LOOK_S):
+            self._answer()
 
     def _answer(self) -> None:
         files = self._files()
@@ -145,6 +149,11 @@ class Watchdog:
             os.write(STDERR, traceback.format_exc().encode())
         finally:
             os._exit(ExitCode.FAILED)
+
+
+def _leave_signals_to_others() -> None:
+    """Another thread's mask may leave this one as the only thread that a signal can go to."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - set(ERRORS))
 
 
 _forks_are_spared = False

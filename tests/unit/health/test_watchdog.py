@@ -16,6 +16,7 @@ PROGRAM = Path(__file__).parent / "programs" / "watched.py"
 HANGING = {
     "hangs_after_a_step": "no step for 1 s (health.hang_timeout_s)",
     "hangs_before_the_first_step": "start-up and no first step for 1 s (health.start_timeout_s)",
+    "hangs_where_the_file_system_does": "no step for 1 s (health.hang_timeout_s)",
     "hangs_in_the_second_part_of_the_start": "start-up and no first step for 1 s (health.start_timeout_s)",
     "hangs_in_a_save": "a save that didn't end for 1 s (health.save_timeout_s)",
     "hangs_after_an_evaluation": "no step for 1 s (health.hang_timeout_s)",

@@ -14,7 +14,7 @@ from hpctrain.config.health import Health
 from hpctrain.health import watchdog
 from hpctrain.health.phase import Phase
 from hpctrain.health.watchdog import Watchdog
-from hpctrain.run.stacks import ask
+from hpctrain.run.stacks import answer, ask
 from hpctrain.run.times import STARTING, Times
 
 watchdog.LOOK_S = 0.2
@@ -41,6 +41,12 @@ def hangs_after_a_step():
 
 
 def hangs_before_the_first_step():
+    stand()
+
+
+def hangs_where_the_file_system_does():
+    os.mkfifo(folder / "request")  # nobody writes to it: to open it takes for ever
+    move(1)
     stand()
 
 
@@ -125,7 +131,8 @@ def is_suspended():
 def is_asked():
     for _ in range(2):
         token = ask(folder / "request")
-        move(0.5)
+        while answer(folder / "stacks", token) is None:
+            move(0.1)
         print(token)
 
 
