@@ -8,9 +8,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import FrameType
+from typing import TypeVar
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.cluster.nodelist import expand
@@ -29,12 +30,14 @@ from hpctrain.launch.way_on import WayOn
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.handover import Handover
 from hpctrain.run.ledger import Ledger, Reason
-from hpctrain.run.requeue import MACHINE_FAILURES, Action, Verdict, decide
+from hpctrain.run.requeue import MACHINE_FAILURES, Action, Verdict, decide, unless_cancelled
 from hpctrain.scheduler.patience import PATIENCE_S, patiently
 from hpctrain.scheduler.slurm import Slurm
 
 TAKEN_AWAY = (Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.NODE_FAILURE, Reason.CANCELLED)
 """Ends after which SLURM kills this process before long."""
+
+T = TypeVar("T")
 
 log = logging.getLogger("hpctrain.launch")
 
@@ -120,7 +123,7 @@ class Supervisor:
                 log.warning("attempt %d was superseded: this job ends here", attempt)
                 return ExitCode.INTERRUPTED
             final, suspects = replace(outcome, reason=verdict.reason), self._suspects(outcome)
-            if verdict.reason is Reason.STALLED:
+            if verdict.reason is not outcome.reason:
                 final = replace(final, report=f"{verdict.why}: {outcome.report}")
             place = {"job_id": self.job_id, "nodes": self.allocation.step_nodes}
             patience_s = 0.0 if final.reason in TAKEN_AWAY else self.patience_s
@@ -187,19 +190,23 @@ class Supervisor:
         if self.job_id is None:
             return None
         job_id = self.job_id
+        return self._answer(
+            lambda: TakenAway.ask(self.slurm, job_id, self.nodes, restarts=self.restarts, since=self._began)
+        )
 
-        def ask() -> TakenAway | None:
+    def _answer(self, question: Callable[[], T | None]) -> T | None:
+        def ask() -> T | None:
             # a batch host that is cut off may outlive its job, and would ask in vain for as long as it is allowed to
             with self._claiming:
                 self.ledger.require_ownership(self._attempt_number)
-            return TakenAway.ask(self.slurm, job_id, self.nodes, restarts=self.restarts, since=self._began)
+            return question()
 
         try:
             return patiently(ask, self.silence_s)
         except SupersededError:
             return None
         except SchedulerError as error:
-            log.info("SLURM could not be asked whether it takes the job away: %s", error)
+            log.info("SLURM could not be asked about the job: %s", error)
             return None
 
     def heed(self, bell: int) -> None:
@@ -249,13 +256,12 @@ class Supervisor:
 
     def _as_possible(self, verdict: Verdict) -> Verdict:
         """A requeue must come after all is written down: what follows has to be known before."""
-        if verdict.action is not Action.REQUEUE or self.job_id is None:
+        if verdict.action not in (Action.REQUEUE, Action.RESUBMIT) or self.job_id is None:
             return verdict
-        try:
-            record = self.slurm.show(self.job_id)
-        except SchedulerError:
-            return verdict
-        if record is None or record.requeue is not False:
+        job_id = self.job_id
+        record = self._answer(lambda: self.slurm.show(job_id))
+        verdict = unless_cancelled(verdict, record, restarts=self.restarts)
+        if verdict.action is not Action.REQUEUE or record is None or record.requeue is not False:
             return verdict
         why = f"{verdict.why}, by way of a new job, since SLURM may not requeue this one"
         return replace(verdict, action=Action.RESUBMIT, why=why)

@@ -8,6 +8,8 @@ from enum import StrEnum
 
 from hpctrain.config.requeue import Requeue
 from hpctrain.run.ledger import Attempt, Reason
+from hpctrain.scheduler.cause import Cause, diagnose
+from hpctrain.scheduler.job import JobRecord
 
 MACHINE_FAILURES = (Reason.HANG, Reason.INFRASTRUCTURE, Reason.OUT_OF_MEMORY)
 """Ends for which the machine is to blame, as far as can be told."""
@@ -95,6 +97,20 @@ def decide(
     if reason is Reason.NODE_FAILURE and suspects and len(suspects) <= spares:
         return _replaced(reason, tuple(suspects))
     return Verdict(Action.REQUEUE, reason, f"{reason.value}: back to the queue")
+
+
+def unless_cancelled(verdict: Verdict, record: JobRecord | None, *, restarts: int) -> Verdict:
+    """The verdict; or the end, where the user cancelled the job while its ranks were stopping for another reason.
+
+    Args:
+        verdict: on the attempt.
+        record: the job, asked for after the ranks were gone; None where SLURM can't be asked.
+        restarts: how often the job had been requeued when this allocation began.
+    """
+    found = diagnose(None, record, restarts=restarts, now=0.0)  # that the job's time is over is no matter here
+    if verdict.action is Action.END or found.cause is not Cause.CANCELLED:
+        return verdict
+    return Verdict(Action.END, Reason.CANCELLED, _ENDS[Reason.CANCELLED])
 
 
 def _replaced(reason: Reason, nodes: tuple[str, ...]) -> Verdict:

@@ -336,6 +336,35 @@ def test_a_cancelled_run_is_never_requeued_though_it_was_preempted_as_well(slurm
     assert not slurm.told("requeued")
 
 
+@pytest.mark.parametrize("silent", [0, 2])
+def test_a_job_that_its_user_cancels_while_the_ranks_save_is_not_revived(slurm, supervisor, silent):
+    slurm.plan({"start": 0, "ranks": all_ranks("time_limit", 14), "saves": [14], "job": STOPS["cancelled"], "code": 4})
+    slurm.fall_silent(silent)
+    one = supervisor()
+    assert one.run() == ExitCode.CANCELLED
+    assert story(one) == [(0, "cancelled", 14, None)]
+    assert "time_limit" in one.ledger.attempts()[0].detail
+    assert not slurm.told("requeued")
+
+
+def test_a_job_that_its_user_cancels_is_not_followed_by_a_new_one(slurm, supervisor):
+    may_not = STOPS["cancelled"].replace("Requeue=1", "Requeue=0")
+    slurm.plan({"start": 0, "ranks": all_ranks("time_limit", 14), "saves": [14], "job": may_not, "code": 4})
+    assert supervisor().run() == ExitCode.CANCELLED
+    assert not slurm.told("submitted")
+
+
+@pytest.mark.parametrize(
+    "stop", ["time_limit_near", "time_limit_over", "preempted", "preempted_cancel", "preempted_cancel_without_grace"]
+)
+def test_a_job_that_slurm_itself_ends_is_requeued_all_the_same(slurm, supervisor, stop):
+    slurm.plan({"start": 0, "ranks": all_ranks("time_limit", 14), "saves": [14], "job": STOPS[stop], "code": 4})
+    one = supervisor()
+    assert one.run() == ExitCode.INTERRUPTED
+    assert story(one) == [(0, "time_limit", 14, "requeue")]
+    assert slurm.told("requeued") == "7\n"
+
+
 def test_an_error_of_the_tasks_own_ends_the_run(slurm, supervisor, capfd):
     error = {"message": "ValueError: no", "traceback": "Traceback: here"}
     slurm.plan({"start": 0, "ranks": all_ranks("failed", 6, **error), "code": 1})
