@@ -10,6 +10,7 @@ from hpctrain.config import require
 from hpctrain.config.requeue import Requeue
 from hpctrain.errors import ConfigError
 
+GPUS = "set cluster.gpus_per_node=N, and cluster.constraint for a type of GPU"
 OWNED_SBATCH_KEYS = {
     "array": "a sweep sets it: -m with comma-separated values",
     "job-name": "set name",
@@ -21,7 +22,10 @@ OWNED_SBATCH_KEYS = {
     "error": "logs go into the run directory",
     "open-mode": "logs are appended to, so that a requeue loses nothing",
     "cpus-per-task": "set cluster.cpus_per_process",
-    "gpus-per-node": "set cluster.gpus_per_node",
+    "gpus": GPUS,
+    "gpus-per-node": GPUS,
+    "gpus-per-socket": GPUS,
+    "gpus-per-task": GPUS,
     "mem": "set cluster.memory_gb",
     "time": "set cluster.time_limit_min",
     "partition": "set cluster.partition",
@@ -35,6 +39,8 @@ OWNED_SBATCH_KEYS = {
     "parsable": "the answer of sbatch is hpctrain's to read",
 }
 """sbatch keys that have a key of their own, and where."""
+ASKS_FOR_GPUS = re.compile(r"(^|,)\s*(gres[/:])?gpu\s*([:=(,]|$)")
+"""A value of sbatch's gres or tres-per-task with GPUs in it, alone or among others."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -153,6 +159,9 @@ class Slurm(Cluster):
         key, spelled = f"cluster.sbatch.{name}", name.replace("_", "-")
         if spelled in OWNED_SBATCH_KEYS:
             raise ConfigError(key, value, "has a place of its own", OWNED_SBATCH_KEYS[spelled])
+        if spelled in ("gres", "tres-per-task") and ASKS_FOR_GPUS.search(str(value)):
+            # the ranks would be counted without them, and train on the CPU; SLURM takes no type beside gpus_per_node
+            raise ConfigError(key, value, "asks for GPUs, which have a place of their own", GPUS)
         if not re.fullmatch(r"[a-z][a-z0-9-]*", spelled):
             raise ConfigError(key, value, "is no name of an sbatch key", "write the long name without its dashes")
         if not isinstance(value, bool | int | float | str):

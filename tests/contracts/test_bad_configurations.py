@@ -93,6 +93,17 @@ MISTAKES = {
     ),
     "fewer than no spare nodes": (["cluster=slurm", "cluster.spare_nodes=-1"], "cluster.spare_nodes=-1", "0"),
     "sbatch key with its own key": (["cluster=slurm", "cluster.sbatch.nodes=3"], "cluster.sbatch.nodes=3", "set nodes"),
+    "GPUs that nothing counts": (
+        ["cluster=slurm", "+cluster.sbatch.gres=gpu:a100:4"],
+        "cluster.sbatch.gres=gpu:a100:4",
+        "set cluster.gpus_per_node=N",
+    ),
+    "GPUs of the job": (["cluster=slurm", "cluster.sbatch.gpus=4"], "cluster.sbatch.gpus=4", "cluster.gpus_per_node=N"),
+    "GPUs of a task": (
+        ["cluster=slurm", "cluster.gpus_per_node=4", "cluster.sbatch.gpus-per-task=1"],
+        "cluster.sbatch.gpus-per-task=1",
+        "set cluster.gpus_per_node=N",
+    ),
     "sbatch key that is none": (["cluster=slurm", "cluster.sbatch={a b: 1}"], "cluster.sbatch.a b=1", "long name"),
     "a new line in a value": (["cluster=slurm", "cluster.account='a\nb'"], "cluster.account", "one line"),
     "signal after the end": (["cluster=slurm", "cluster.time_limit_min=1"], "cluster.signal_delay_s=90", "shorten"),
