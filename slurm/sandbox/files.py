@@ -115,7 +115,7 @@ def _timers(record: Record) -> list[str]:
     answer_s = max(2, record.options.node_timeout_s * 3 // 10)
     return [
         "SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2",
-        "KillWait=10",
+        "KillWait=20",
         f"SlurmdTimeout={record.options.node_timeout_s}",
         f"MessageTimeout={answer_s}",  # with the default of 10 s it takes 27 s to see any node's death
         f"TCPTimeout={answer_s // 2}",

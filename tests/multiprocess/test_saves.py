@@ -65,14 +65,14 @@ def test_a_failed_write_ends_all_ranks(refusing, tmp_path, asynchronous):
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_where_the_policy_allows_training_goes_on(train, refusing, asynchronous):
-    words = ["trainer.max_steps=12", "checkpoint.on_error=warn", f"checkpoint.asynchronous={asynchronous}"]
-    code, straight, _ = train("straight", *WORDS, "trainer.max_steps=12", world_size=2)
+    words = ["trainer.max_steps=24", "checkpoint.on_error=warn", f"checkpoint.asynchronous={asynchronous}"]
+    code, straight, _ = train("straight", *WORDS, "trainer.max_steps=24", world_size=2)
     assert code == 0
-    code, run, output = refusing(*words, world_size=2, begin=4, end=8, TRIAL_SLEEP="0.02")
+    code, run, output = refusing(*words, world_size=2, begin=4, end=18, TRIAL_SLEEP="0.02")
     assert code == 0, output
     assert "can't be written to" in output
     assert (run.digest, run.metrics) == (straight.digest, straight.metrics)
-    assert run.steps[-1] == 12
+    assert run.steps[-1] == 24
 
 
 def test_the_end_of_a_run_needs_its_checkpoint(refusing):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 OF_THE_NODE = {"sleep", "slurmd", "slurmstepd"}
 """The first process of a node, SLURM's daemon, and what of it reports a step's end: for minutes, to a job script that
 was cut off. The step's processes are its children, with names of their own."""
-PATIENCE_S = 30.0
+PATIENCE_S = 45.0
 """SLURM ends what is left of a job within KillWait, and a job that preempted another one is over soon."""
 
 MOST_CUT_OFF = 2

@@ -177,7 +177,8 @@ def test_ranks_that_stopped_leave_the_others_the_time_to_stop(ranks, command, di
 
 def test_a_rank_that_stopped_does_not_wait_for_ever_for_one_that_is_stuck(ranks, command, there, monkeypatch):
     monkeypatch.setattr(local, "STOPPING_S", 0.2)
-    ranks.run(command("sys.exit(4) if rank == '1' else time.sleep(1000)"))
+    both = "while not folder.joinpath('there_0').exists(): time.sleep(0.01)\n"
+    ranks.run(command(f"{both}sys.exit(4) if rank == '1' else time.sleep(1000)"))
     gone([entry[0] for entry in there()])
 
 
