@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
-from hpctrain.errors import CheckpointError, RendezvousError
+from hpctrain.errors import CheckpointError, CheckpointUnlikeError, RendezvousError
 from hpctrain.run.ledger import Reason
 from hpctrain.train.blame import Blame, blame
 
@@ -13,6 +13,7 @@ WATCHDOG = (
     "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1, "
     "Timeout(ms)=600000) ran for 600029 milliseconds before timing out."
 )
+NCCL_SAYS = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3356, {}, NCCL version 2.21.5\n"
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,37 @@ WATCHDOG = (
         ),
         (DistNetworkError("Failed to recv, got 0 bytes. Connection was likely closed."), "infrastructure"),
         (RuntimeError("NCCL Error 2: unhandled system error"), "infrastructure"),
+        (RuntimeError(GLOO.format("pair.cc:315") + "writev [10.0.0.2]:80: No route to host"), "infrastructure"),
+        (RuntimeError("Gloo connectFullMesh failed with " + GLOO.format("pair.cc:144") + "no error"), "infrastructure"),
+        (DistBackendError(NCCL_SAYS.format("remote process exited or there was a network error")), "infrastructure"),
+        (DistBackendError(NCCL_SAYS.format("unhandled system error (run with NCCL_DEBUG=INFO)")), "infrastructure"),
+        (DistBackendError(NCCL_SAYS.format("internal error - please report") + "Invalid argument"), "infrastructure"),
+        (RuntimeError("NCCL error: remote process exited or there was a network error"), "infrastructure"),
+        (DistBackendError("NCCL communicator was aborted on rank 1."), "infrastructure"),
+        (
+            RuntimeError("[Rank 1] Some NCCL operations have failed or timed out. Due to the asynchronous nature"),
+            "infrastructure",
+        ),
+        (
+            DistBackendError(
+                "[1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by "
+                "key '0', but store->get('0') got error: Socket Timeout"
+            ),
+            "infrastructure",
+        ),
+        (DistBackendError(NCCL_SAYS.format("invalid usage (run with NCCL_DEBUG=WARN for details)")), "failed"),
+        (DistBackendError("NCCL Error 4: invalid argument (run with NCCL_DEBUG=WARN for details)"), "failed"),
+        (RuntimeError("ProcessGroupGloo::allreduce: unsupported device type"), "failed"),
+        (RuntimeError("Tensors must be CUDA and dense for ProcessGroupNCCL"), "failed"),
+        (RuntimeError("No backend type associated with device type cpu; available: cuda:nccl, meta:gloo"), "failed"),
+        (RuntimeError("my NCCL plug-in table has no row 7"), "failed"),
+        (
+            RuntimeError(
+                "[enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:456] op.preamble.length <= "
+                "op.nbytes. 1000000 vs 1000. Is there a distributed collective mismatch in your code?"
+            ),
+            "failed",
+        ),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x6 and 5x3)"), "failed"),
         (TimeoutError("the download timed out after 30 s"), "failed"),
         (ConnectionResetError(104, "Connection reset by peer"), "failed"),
@@ -49,6 +81,10 @@ def test_ranks_that_did_not_meet_are_no_fault_of_the_task(waited):
 def test_what_befell_another_ranks_checkpoint_is_that_ranks_to_tell():
     assert blame(CheckpointError("rank zero could not write it", elsewhere=True), 2) == Blame(Reason.FAILED, peer=True)
     assert blame(CheckpointError("the disk is full"), 2) == Blame(Reason.FAILED)
+
+
+def test_other_bytes_on_one_node_are_the_nodes_fault():
+    assert blame(CheckpointUnlikeError("model.pt doesn't match its checksum"), 2) == Blame(Reason.INFRASTRUCTURE)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
