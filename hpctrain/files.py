@@ -84,18 +84,38 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def append_json_line(path: Path, record: Mapping[str, Any], *, durable: bool = False) -> None:
-    """Append one record in a single write; a torn last line of an earlier crash is closed first."""
+    """Append one record in a single write; a torn last line of an earlier crash is closed first.
+
+    Raises:
+        OSError: what the file system said; no part of a record is left for which there was no room.
+    """
     data = (json.dumps(record) + "\n").encode()
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             data = b"\n" + data
-        os.write(descriptor, data)
+        _write_all(descriptor, data)
         if durable:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """Write all or nothing: where a disk is nearly full, the kernel writes a part, and refuses the next one only."""
+    written = os.write(descriptor, data)
+    if written == len(data):
+        return
+    before = os.lseek(descriptor, 0, os.SEEK_CUR) - written  # where it was appended, whoever else appends
+    try:
+        while written < len(data):
+            written += os.write(descriptor, data[written:])
+    except OSError:
+        with contextlib.suppress(OSError):  # what went wrong first is what the caller has to know
+            if os.fstat(descriptor).st_size == before + written:
+                os.ftruncate(descriptor, before)
+        raise
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -110,6 +111,45 @@ def test_a_torn_last_line_costs_itself_alone(tmp_path):
     append_json_line(path, {"number": 3})
     append_json_line(path, {"number": 4})
     assert [record["number"] for record in read_json_lines(path)] == [1, 3, 4]
+
+
+NEARLY_FULL = """
+import json, resource, signal, sys
+from pathlib import Path
+from hpctrain.files import append_json_line
+
+path, room = Path(sys.argv[1]), int(sys.argv[2])
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+before = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, before[1]))
+try:
+    append_json_line(path, {"number": 2, "text": "x" * 100})
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+@pytest.mark.parametrize("torn", ["", '{"number":'])
+def test_a_line_for_which_the_disk_has_room_in_part_is_refused_and_leaves_nothing(tmp_path, torn):
+    path = tmp_path / "lines.jsonl"
+    append_json_line(path, {"number": 1})
+    with path.open("a") as file:
+        file.write(torn)
+    before = path.read_bytes()
+    told = subprocess.run(
+        [sys.executable, "-c", NEARLY_FULL, str(path), "40"], check=True, stdout=subprocess.PIPE, text=True
+    )
+    assert "too large" in told.stdout
+    assert path.read_bytes() == before
+
+
+def test_a_line_that_the_kernel_takes_in_parts_is_whole(tmp_path, monkeypatch):
+    path = tmp_path / "lines.jsonl"
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:7]))
+    append_json_line(path, {"number": 1, "text": "x" * 100})
+    append_json_line(path, {"number": 2})
+    assert [record["number"] for record in read_json_lines(path)] == [1, 2]
 
 
 def test_lines_that_are_no_objects_are_passed_over(tmp_path):
