@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.cluster import Slurm as SlurmCluster
@@ -14,7 +15,7 @@ from hpctrain.errors import SchedulerError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
 from hpctrain.run.ledger import Attempt, Ledger, Reason
-from hpctrain.run.requeue import Action, decide
+from hpctrain.run.requeue import Action, Verdict, decide
 from hpctrain.run.times import read_times
 from hpctrain.scheduler.patience import requeue
 from hpctrain.scheduler.slurm import Slurm
@@ -40,20 +41,32 @@ def close_by_hand(
     ledger = Ledger(directory)
     saved = directory.saved_step
     _start_if_it_never_began(ledger, attempt, environment, saved)
-    ledger.end(attempt, reason=reason, step=step, detail=detail, saved_step=saved)
-    if environment.job_id is None or reason not in (Reason.PREEMPTED, Reason.TIME_LIMIT):
+    verdict = Verdict(Action.END, reason, detail)
+    if environment.job_id is not None and reason in (Reason.PREEMPTED, Reason.TIME_LIMIT):
+        verdict = _verdict(ledger, Attempt(attempt=attempt, reason=reason, end_step=step), config)
+        log.info("%s", verdict.why)
+    if verdict.reason is not reason:
+        detail = verdict.why
+    told = ledger.end(attempt, reason=verdict.reason, step=step, detail=detail, saved_step=saved, **verdict.told())
+    if not told or verdict.action is not Action.REQUEUE:
         return
-    policy = config.cluster.requeue if isinstance(config.cluster, SlurmCluster) else Requeue()
-    verdict = decide(ledger.attempts(), policy, in_allocation=1)
-    log.info("%s", verdict.why)
-    if verdict.action is not Action.REQUEUE:
-        return
+    assert environment.job_id is not None
     try:
         requeue(Slurm(os.environ), environment.job_id, restarts=environment.restart_count)
     except SchedulerError as error:
         log.warning(
             "the job could not be requeued: %s; to go on: sbatch the same script with run_dir=%s", error, directory.path
         )
+
+
+def _verdict(ledger: Ledger, ended: Attempt, config: Config) -> Verdict:
+    """What follows from an end that isn't recorded yet: the record is to tell it."""
+    policy = config.cluster.requeue if isinstance(config.cluster, SlurmCluster) else Requeue()
+    saved = ledger.directory.saved_step
+    known = {entry.attempt: entry for entry in ledger.attempts()}
+    start = known[ended.attempt].start_step if ended.attempt in known else None
+    known[ended.attempt] = replace(ended, start_step=saved if start is None else start, extra={"saved_step": saved})
+    return decide([known[number] for number in sorted(known) if number <= ended.attempt], policy, in_allocation=1)
 
 
 def close_silent_by_hand(directory: RunDirectory, environment: ClusterEnvironment) -> None:

@@ -47,6 +47,43 @@ def test_a_controller_that_is_silent_for_a_moment_costs_no_run(directory, config
     assert [entry.reason for entry in ledger.attempts()] == [Reason.PREEMPTED]
 
 
+def close(directory, config, reason, **told):
+    """Close a new attempt of job 7 by hand, and tell what the ledger holds of it."""
+    environment = ClusterEnvironment.from_environment({"SLURM_JOB_ID": "7"})
+    ledger = Ledger(directory)
+    told = {"step": 14, "detail": "said", "environment": environment, "config": config} | told
+    close_by_hand(directory, ledger.claim(), reason=reason, **told)
+    return ledger.attempts()[-1]
+
+
+def test_the_ledger_tells_who_requeues(directory, config, scontrol):
+    end = close(directory, config, Reason.PREEMPTED)
+    assert (end.extra["next"], end.extra["requeued_by"], end.detail) == ("requeue", "hpctrain", "said")
+    failed = close(directory, config, Reason.FAILED)
+    assert (failed.reason, failed.detail, failed.extra.get("next")) == (Reason.FAILED, "said", None)
+
+
+def test_the_ledger_tells_of_a_run_that_is_given_up(directory, config, scontrol):
+    first = close(directory, config, Reason.TIME_LIMIT)
+    asked = scontrol.read_text()
+    second = close(directory, config, Reason.TIME_LIMIT)
+    assert (first.reason, first.extra["next"]) == (Reason.TIME_LIMIT, "requeue")
+    assert (second.reason, second.extra.get("next")) == (Reason.STALLED, None)
+    assert "2 attempts in a row gained no step" in second.detail
+    assert scontrol.read_text() == asked
+
+
+def test_an_end_that_another_rank_recorded_first_is_the_one_that_counts(directory, config, scontrol):
+    ledger = Ledger(directory)
+    ledger.start(ledger.claim(), job_id="7", nodes=["n1"], world_size=2, step=0)
+    ledger.end(1, reason=Reason.FAILED, step=9)
+    environment = ClusterEnvironment.from_environment({"SLURM_JOB_ID": "7"})
+    told = {"step": 14, "detail": "", "environment": environment, "config": config}
+    close_by_hand(directory, 1, reason=Reason.PREEMPTED, **told)
+    assert [entry.reason for entry in ledger.attempts()] == [Reason.FAILED]
+    assert "requeue 7" not in (scontrol.read_text() if scontrol.exists() else "")
+
+
 @pytest.mark.parametrize(
     ("left", "blames_peer", "reason", "step"),
     [
