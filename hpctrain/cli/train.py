@@ -13,8 +13,6 @@ import time
 from collections.abc import Sequence
 
 from hydra._internal.utils import get_args_parser
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.compose import PRIMARY, Composer, open_overrides
@@ -68,7 +66,7 @@ def _only_shows(options: argparse.Namespace) -> bool:
 
 def _show(composer: Composer, options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     hydra, overrides = composer.hydra, open_overrides(options.overrides)
-    try:
+    with composer.explaining(options.overrides):
         if options.help:
             _help(composer, options, parser)
         elif options.hydra_help:
@@ -87,8 +85,6 @@ def _show(composer: Composer, options: argparse.Namespace, parser: argparse.Argu
             hydra.show_info(options.info, config_name=PRIMARY, overrides=overrides)
         else:
             hydra.shell_completion(config_name=PRIMARY, overrides=overrides)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise composer.explain(error, options.overrides) from error
     return ExitCode.FINISHED
 
 

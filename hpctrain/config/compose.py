@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import hydra.version
+import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
@@ -18,14 +20,12 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import setup_globals
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config import schema
 from hpctrain.config.cross import check
-from hpctrain.config.explain import Explainer
+from hpctrain.config.explain import MISTAKES, Explainer, unreadable
 from hpctrain.config.root import Config
 from hpctrain.config.stored import to_config
 from hpctrain.errors import ConfigError
@@ -56,11 +56,11 @@ class Composer:
         hydra.version.setbase("1.3")
         schema.register()
         search_path = create_config_search_path(str(conf_dir()))
-        if config_dir is not None:
-            folder = Path(config_dir).absolute()
-            if not folder.is_dir():
+        self.folder = None if config_dir is None else Path(config_dir).absolute()
+        if self.folder is not None:
+            if not self.folder.is_dir():
                 raise ConfigError("--config-dir", config_dir, "is no folder", "name the folder that holds your groups")
-            search_path.prepend(provider="command-line", path=f"file://{folder}", anchor="main")
+            search_path.prepend(provider="command-line", path=f"file://{self.folder}", anchor="main")
         GlobalHydra.instance().clear()
         self.hydra = Hydra.create_main_hydra2("hpctrain", search_path)
         self._composed: dict[tuple[str, ...], DictConfig] = {}
@@ -81,9 +81,23 @@ class Composer:
         return [name for name in self.loader.get_group_options(group) if not name.startswith("base_")]
 
     def explain(self, error: Exception, overrides: Sequence[str]) -> ConfigError:
-        """The ConfigError for what Hydra or OmegaConf raised."""
+        """The ConfigError for one of `MISTAKES`."""
+        if isinstance(error, yaml.YAMLError | UnicodeDecodeError):
+            return unreadable(error, self.folder)
         text = "\n".join(filter(None, (str(error), str(error.__cause__ or ""))))
         return Explainer(text, overrides, lambda: self.keys, self.options).explain()
+
+    @contextlib.contextmanager
+    def explaining(self, overrides: Sequence[str]) -> Iterator[None]:
+        """Turn `MISTAKES` into ConfigErrors.
+
+        Args:
+            overrides: as typed on the command line.
+        """
+        try:
+            yield
+        except MISTAKES as error:
+            raise self.explain(error, overrides) from error
 
     def compose(self, overrides: Sequence[str], *, world_size: int | None = None) -> Config:
         """The checked configuration for these overrides.
@@ -95,10 +109,8 @@ class Composer:
         Raises:
             ConfigError: an override that can't be applied, a value, or a combination of values, that can't work.
         """
-        try:
+        with self.explaining(overrides):
             config = to_config(self._raw(overrides))
-        except (HydraException, OmegaConfBaseException) as error:
-            raise self.explain(error, overrides) from error
         check(config, world_size=world_size)
         return config
 
@@ -110,11 +122,29 @@ class Composer:
         """
         parser, parsed = OverridesParser.create(config_loader=self.loader), []
         for override in open_overrides(overrides):
-            try:
+            with self.explaining([override.removeprefix("++")]):
                 parsed += parser.parse_overrides([override])
-            except HydraException as error:
-                raise self.explain(error, [override.removeprefix("++")]) from error
         return parsed
+
+    def hydras(self, overrides: Sequence[str], mode: RunMode) -> DictConfig:
+        """What Hydra composes, its own keys included; nothing is checked.
+
+        Args:
+            overrides: in Hydra's grammar.
+            mode: MULTIRUN where they may hold several values.
+
+        Raises:
+            ConfigError: a file that isn't made of keys; `MISTAKES` otherwise.
+        """
+        try:
+            return self.hydra.compose_config(
+                PRIMARY, list(overrides), mode, with_log_configuration=False, from_shell=mode == RunMode.MULTIRUN
+            )
+        except MISTAKES:
+            raise
+        except (OSError, ValueError) as error:
+            # Hydra's for a file that holds a bare number, or a defaults list that is none
+            raise ConfigError("configuration", " ".join(overrides), str(error), "mend the file") from error
 
     def _raw(self, overrides: Sequence[str]) -> DictConfig:
         choices: list[Override] = []
@@ -143,9 +173,7 @@ class Composer:
     def _chosen(self, choices: tuple[str, ...]) -> DictConfig:
         # a sweep over values composes once: Hydra takes a tenth of a second for it
         if choices not in self._composed:
-            self._composed[choices] = self.hydra.compose_config(
-                PRIMARY, list(choices), RunMode.RUN, with_log_configuration=False, from_shell=False
-            )
+            self._composed[choices] = self.hydras(choices, RunMode.RUN)
         return self._composed[choices]
 
 

@@ -6,10 +6,17 @@ import difflib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config.cluster import Slurm
 from hpctrain.errors import ConfigError
 
+MISTAKES = (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError)
+"""What composing raises for mistakes of the command line, and of the files that it names."""
 HELP = "`python -m hpctrain --help` lists groups and keys"
 PLAIN_TYPES = {"bool": "true or false", "Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
 WRONG_TYPE = re.compile(
@@ -141,3 +148,48 @@ class Explainer:
             last = key.rsplit(".", 1)[-1]
             near = [name for name in known if name.rsplit(".", 1)[-1] == last][:1]
         return f"did you mean {near[0]}?" if near else f"{HELP}; a new key of your own needs a plus: +{key}=VALUE"
+
+
+def unreadable(error: yaml.YAMLError | UnicodeDecodeError, folder: Path | None) -> ConfigError:
+    """What is wrong with a file that is no YAML, in one line: which file, which line of it.
+
+    Args:
+        error: what reading it raised.
+        folder: of the user's configuration, where it is looked for if the error doesn't name it.
+    """
+    if isinstance(error, UnicodeDecodeError):
+        path, line = _holder_of(error, folder)
+        return _in_file(path, line, folder, "is no UTF-8", "save the file as UTF-8")
+    if isinstance(error, yaml.reader.ReaderError):
+        path = Path(error.name)
+        line = path.read_text(encoding="utf-8").count("\n", 0, error.position) + 1 if path.is_file() else None
+        return _in_file(path, line, folder, str(error).splitlines()[0], "mend the file")
+    mark, begun = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
+    if mark is None:
+        return ConfigError("configuration", "...", f"can't be read: {error}", "mend the file")
+    problem = f"can't be read as YAML: {getattr(error, 'problem', None) or 'it is malformed'}"
+    if begun is not None and begun.line != mark.line:
+        problem += f", for what begins in line {begun.line + 1}"
+    return _in_file(Path(mark.name), mark.line + 1, folder, problem, "mend the file")
+
+
+def _holder_of(error: UnicodeDecodeError, folder: Path | None) -> tuple[Path | None, int | None]:
+    for path in sorted(folder.rglob("*.yaml")) if folder is not None else ():
+        held = path.read_bytes() if path.is_file() else b""
+        begin = held.find(error.object)
+        if begin >= 0:
+            return path, held.count(b"\n", 0, begin + error.start) + 1
+    return None, None
+
+
+def _in_file(path: Path | None, line: int | None, folder: Path | None, problem: str, remedy: str) -> ConfigError:
+    """Told as GROUP=OPTION where the file is one."""
+    if path is None:
+        return ConfigError("configuration", "...", f"a file of it {problem}", remedy)
+    where = path if line is None else f"{path}, line {line},"
+    root = None if folder is None else folder.resolve()
+    if root is not None and path.resolve().is_relative_to(root):
+        inside = path.resolve().relative_to(root)
+        if len(inside.parts) > 1:
+            return ConfigError(inside.parent.as_posix(), inside.stem, f"{where} {problem}", remedy)
+    return ConfigError("configuration", path.stem, f"{where} {problem}", remedy)

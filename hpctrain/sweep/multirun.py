@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config.compose import PRIMARY, Composer, open_overrides
 from hpctrain.config.root import Config
@@ -40,20 +38,14 @@ def multirun(
         ConfigError: a run that can't work; nothing is launched or written then.
     """
     _refuse_swept(composer, overrides)
-    try:
-        node = composer.hydra.compose_config(
-            PRIMARY, open_overrides(overrides), RunMode.MULTIRUN, with_log_configuration=False, from_shell=True
-        )
-    except (HydraException, OmegaConfBaseException) as error:
-        raise composer.explain(error, overrides) from error
+    with composer.explaining(overrides):
+        node = composer.hydras(open_overrides(overrides), RunMode.MULTIRUN)
     sweeper = node.hydra.sweeper
     if sweeper.get("_target_") != BASIC:
         return _by_sweeper(composer, list(overrides), command, refuse)
     params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
-    try:
+    with composer.explaining(overrides):
         (jobs,) = BasicSweeper.split_arguments(composer.parse([*params, *overrides]), None)
-    except HydraException as error:
-        raise composer.explain(error, overrides) from error
     configs = [composer.compose(own(job)) for job in jobs]
     refuse_mixed(configs)
     codes = Sweep(_home(configs[0]), command, refuse).launch(configs)
@@ -87,14 +79,13 @@ def _by_sweeper(
     ArrayLauncher.composer, ArrayLauncher.sweep = composer, Sweep(home, command, refuse)
     where = [f"hydra.sweep.dir='{home.path}'", "hydra.mode=MULTIRUN"]
     try:
-        composer.hydra.multirun(
-            config_name=PRIMARY,
-            task_function=lambda _: None,
-            overrides=[*open_overrides(overrides), *where],
-            with_log_configuration=False,
-        )
-    except (HydraException, OmegaConfBaseException) as error:
-        raise composer.explain(error, overrides) from error
+        with composer.explaining(overrides):
+            composer.hydra.multirun(
+                config_name=PRIMARY,
+                task_function=lambda _: None,
+                overrides=[*open_overrides(overrides), *where],
+                with_log_configuration=False,
+            )
     except RunFailedError as error:
         raise RunFailedError(f"the sweep ended: {error}") from error
     return ExitCode.FINISHED

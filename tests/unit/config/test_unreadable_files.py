@@ -1,0 +1,48 @@
+"""A file of the user's that can't be read is one line with its name and the line in it, and exit code 2."""
+
+import pytest
+
+from hpctrain.cli import main
+
+FILES = {
+    "a bracket": (b"defaults:\n  - slurm\npartition: [gpu\n", "line 4, can't be read as YAML", "begins in line 3"),
+    "a colon": (b"partition: a: b\n", "line 1, can't be read as YAML", "mapping values"),
+    "a key twice": (b"defaults:\n  - slurm\nqos: a\nqos: b\n", "line 4, can't be read as YAML", "duplicate key qos"),
+    "Latin-1": (b"defaults:\n  - slurm\n\naccount: caf\xe9\n", "line 4, is no UTF-8", "save the file as UTF-8"),
+    "a control character": (b'defaults:\n  - slurm\naccount: "\x01"\n', "line 3, unacceptable character", "#x0001"),
+}
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "conf" / "cluster" / "site.yaml"
+    path.parent.mkdir(parents=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["-m", "seed=1,2"], ["--cfg", "job"], ["--help"]], ids=["run", "sweep", "cfg", "help"]
+)
+@pytest.mark.parametrize(("held", "where", "what"), FILES.values(), ids=FILES)
+def test_it_is_told_in_one_line(held, where, what, words, site, capfd):
+    site.write_bytes(held)
+    assert main(["--config-dir", "conf", *words, "cluster=site", "cluster.dry_run=true"]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1, err
+    assert err.startswith(f"hpctrain: error: cluster=site: {site}, {where}")
+    assert what in err
+
+
+@pytest.mark.parametrize(
+    ("held", "what"), [("3\n", "loaded object type: int"), ("defaults: slurm\n", "defaults must be a list")]
+)
+@pytest.mark.parametrize("words", [[], ["-m", "seed=1,2"]], ids=["run", "sweep"])
+def test_yaml_that_is_no_configuration(held, what, words, site, capfd):
+    site.write_text(held)
+    assert main(["--config-dir", "conf", *words, "cluster=site"]) == 2
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1, err
+    assert "cluster=site" in err
+    assert what in err
