@@ -15,9 +15,10 @@ from hpctrain.errors import SchedulerError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
 from hpctrain.run.ledger import Attempt, Ledger, Reason
-from hpctrain.run.requeue import Action, Verdict, decide
+from hpctrain.run.requeue import Action, Verdict, decide, unless_cancelled
 from hpctrain.run.times import read_times
-from hpctrain.scheduler.patience import requeue
+from hpctrain.scheduler.job import JobRecord
+from hpctrain.scheduler.patience import patiently, requeue
 from hpctrain.scheduler.slurm import Slurm
 
 log = logging.getLogger("hpctrain.train")
@@ -44,6 +45,8 @@ def close_by_hand(
     verdict = Verdict(Action.END, reason, detail)
     if environment.job_id is not None and reason in (Reason.PREEMPTED, Reason.TIME_LIMIT):
         verdict = _verdict(ledger, Attempt(attempt=attempt, reason=reason, end_step=step), config)
+        if verdict.action is Action.REQUEUE:
+            verdict = unless_cancelled(verdict, _shown(environment.job_id), restarts=environment.restart_count)
         log.info("%s", verdict.why)
     if verdict.reason is not reason:
         detail = verdict.why
@@ -57,6 +60,16 @@ def close_by_hand(
         log.warning(
             "the job could not be requeued: %s; to go on: sbatch the same script with run_dir=%s", error, directory.path
         )
+
+
+def _shown(job_id: str) -> JobRecord | None:
+    """The job, asked for as patiently as its requeue is: a controller is slow while it ends many jobs."""
+    slurm = Slurm(os.environ)
+    try:
+        return patiently(lambda: slurm.show(job_id))
+    except SchedulerError as error:
+        log.info("SLURM could not be asked about the job: %s", error)
+        return None
 
 
 def _verdict(ledger: Ledger, ended: Attempt, config: Config) -> Verdict:

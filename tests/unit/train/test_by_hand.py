@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +19,13 @@ SCONTROL = f"""#!{sys.executable} -SE
 import os, sys
 home = os.path.dirname(sys.argv[0])
 open(home + "/asked", "a").write(" ".join(sys.argv[1:]) + "\\n")
-if len(open(home + "/asked").readlines()) <= 2:
+if len(open(home + "/asked").readlines()) <= int(open(home + "/silent").read()):
     sys.exit("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+if "show" in sys.argv:
+    print(open(home + "/job").read())
 """
+CAPTURED = (Path(__file__).parents[1] / "scheduler" / "captured" / "stops.txt").read_text()
+STOPS = dict(re.findall(r"=== (\w+) [^\n]*\n(.*?)(?=\n=== |\Z)", CAPTURED, re.DOTALL))
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +35,13 @@ def config():
 
 @pytest.fixture
 def scontrol(tmp_path, monkeypatch):
-    """What scontrol was asked; the first two times nobody answers it."""
+    """What scontrol was asked; as often as `silent` says, nobody answers it at first."""
     path = tmp_path / "bin" / "scontrol"
     path.parent.mkdir()
     path.write_text(SCONTROL)
     path.chmod(0o755)
+    path.with_name("silent").write_text("0")
+    path.with_name("job").write_text(STOPS["preempted"])
     monkeypatch.setenv("PATH", f"{path.parent}{os.pathsep}{os.environ['PATH']}")
     return path.with_name("asked")
 
@@ -42,8 +50,9 @@ def test_a_controller_that_is_silent_for_a_moment_costs_no_run(directory, config
     environment = ClusterEnvironment.from_environment({"SLURM_JOB_ID": "7"})
     ledger = Ledger(directory)
     told = {"step": 14, "detail": "", "environment": environment, "config": config}
+    scontrol.with_name("silent").write_text("2")
     close_by_hand(directory, ledger.claim(), reason=Reason.PREEMPTED, **told)
-    assert scontrol.read_text().splitlines() == ["requeue 7"] * 3
+    assert scontrol.read_text().splitlines() == ["show job 7"] * 3 + ["requeue 7"]
     assert [entry.reason for entry in ledger.attempts()] == [Reason.PREEMPTED]
 
 
@@ -65,12 +74,29 @@ def test_the_ledger_tells_who_requeues(directory, config, scontrol):
 
 def test_the_ledger_tells_of_a_run_that_is_given_up(directory, config, scontrol):
     first = close(directory, config, Reason.TIME_LIMIT)
-    asked = scontrol.read_text()
     second = close(directory, config, Reason.TIME_LIMIT)
     assert (first.reason, first.extra["next"]) == (Reason.TIME_LIMIT, "requeue")
     assert (second.reason, second.extra.get("next")) == (Reason.STALLED, None)
     assert "2 attempts in a row gained no step" in second.detail
-    assert scontrol.read_text() == asked
+    assert scontrol.read_text().count("requeue 7") == 1
+
+
+@pytest.mark.parametrize(
+    ("stop", "reason", "requeued"),
+    [
+        ("cancelled", Reason.CANCELLED, 0),
+        ("time_limit_near", Reason.TIME_LIMIT, 1),
+        ("time_limit_over", Reason.TIME_LIMIT, 1),
+        ("preempted_cancel_without_grace", Reason.TIME_LIMIT, 1),
+    ],
+)
+def test_a_job_that_its_user_cancels_while_the_ranks_save_is_not_revived(
+    directory, config, scontrol, stop, reason, requeued
+):
+    scontrol.with_name("job").write_text(STOPS[stop])
+    end = close(directory, config, Reason.TIME_LIMIT)
+    assert (end.reason, "next" in end.extra) == (reason, bool(requeued))
+    assert scontrol.read_text().count("requeue 7") == requeued
 
 
 def test_an_end_that_another_rank_recorded_first_is_the_one_that_counts(directory, config, scontrol):
