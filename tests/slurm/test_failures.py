@@ -42,11 +42,19 @@ def let_it_end(trial: Trial, attempt: int) -> str:
     return trial.until_ended()
 
 
+def until_saved(trial: Trial) -> None:
+    """Train past step 13, until what it saved after ten steps is there."""
+    trial.until_step(13)
+    trial.until(trial.directory.checkpoint_steps, "a checkpoint")
+
+
 def assert_survived(stage: Stage, trial: Trial, *reasons: str, processes: int = 2, words: tuple[str, ...] = ()) -> None:
     """One attempt for each reason, then the end that a straight run has, by way of a single job."""
     assert trial.reasons == [*reasons, "completed"], trial
     for before, after in zip(trial.attempts, trial.attempts[1:], strict=False):
         assert after.start_step == before.extra["saved_step"], trial
+    if "node_failure" in reasons:
+        assert trial.attempts[0].extra["saved_step"] > 0, trial
     assert trial.story[-1][2] == STEPS
     assert trial.digest == stage.straight(*words, processes=processes)
     logged = [record["step"] for record in read_json_lines(trial.directory.metrics)]
@@ -60,7 +68,7 @@ def unfinished(trial: Trial) -> list[Path]:
 @staged("--nodes=3", QUICKLY_DOWN)
 def test_the_batch_host_dies_in_the_middle_of_training(stage: Stage) -> None:
     trial = stage.train(OFTEN, WORKERS)
-    trial.until_step(13)
+    until_saved(trial)
     stage.sandbox.kill_node("n1")
     assert let_it_end(trial, 2) == "COMPLETED"
     assert_survived(stage, trial, "node_failure")
@@ -92,7 +100,7 @@ def test_a_node_dies_in_the_middle_of_a_save(stage: Stage) -> None:
 @staged("--nodes=3", QUICKLY_DOWN)
 def test_a_spare_node_takes_the_place_of_one_that_died(stage: Stage) -> None:
     trial = stage.train(OFTEN, "cluster.spare_nodes=1", "cluster.memory_gb=4")
-    trial.until_step(13)
+    until_saved(trial)
     stage.sandbox.kill_node("n2")
     assert let_it_end(trial, 2) == "COMPLETED"
     assert_survived(stage, trial, "node_failure")
@@ -107,7 +115,7 @@ def test_a_spare_node_takes_the_place_of_one_that_died(stage: Stage) -> None:
 def test_a_node_is_cut_off(stage: Stage) -> None:
     """The rank on it lives on, and waits for the others."""
     trial = stage.train(OFTEN, *IMPATIENT)
-    trial.until_step(13)
+    until_saved(trial)
     lost = trial.rank(1)
     stage.sandbox.cut("n2")
     trial.until_attempt(2)
@@ -122,7 +130,7 @@ def test_a_node_is_cut_off(stage: Stage) -> None:
 def test_the_batch_host_is_cut_off(stage: Stage) -> None:
     """The old attempt needs nobody on another node, so it trains on, beside the new one."""
     trial = stage.train(OFTEN, nodes=1)
-    trial.until_step(13)
+    until_saved(trial)
     old = set(trial.processes())
     stage.sandbox.cut("n1")
     trial.set_pace(3)

@@ -22,6 +22,13 @@ def performances(
     yield from perform(request, sandbox, tmp_path_factory.mktemp("preemption"))
 
 
+def assert_nothing_was_lost(trial: Trial) -> None:
+    """Each attempt began where the one before had stopped."""
+    begun = [one.start_step for one in trial.attempts]
+    assert begun == [0, *(one.end_step for one in trial.attempts[:-1])], trial
+    assert all(begun[1:]), trial
+
+
 def preempt_twice(stage: Stage, trial: Trial) -> None:
     trial.until_step(3)
     trial.preempt()
@@ -85,6 +92,7 @@ def test_four_ranks(stage: Stage) -> None:
     trial.set_pace(0)
     assert trial.until_ended() == "COMPLETED"
     assert trial.reasons == ["preempted", "completed"]
+    assert_nothing_was_lost(trial)
     assert trial.digest == stage.straight(processes=4)
 
 
@@ -95,6 +103,7 @@ def test_four_nodes_of_two_ranks_preempted_twice(stage: Stage) -> None:
     preempt_twice(stage, trial)
     assert trial.until_ended() == "COMPLETED"
     assert trial.reasons == ["preempted", "preempted", "completed"]
+    assert_nothing_was_lost(trial)
     assert trial.digest == stage.straight(processes=8)
 
 
@@ -126,6 +135,7 @@ def test_only_the_preempted_task_of_an_array_runs_again(stage: Stage) -> None:
     slow.set_pace(0)
     assert slow.until_ended() == "COMPLETED"
     assert slow.reasons == ["preempted", "completed"]
+    assert_nothing_was_lost(slow)
     assert {one.job_id for one in slow.attempts} == {slow.job_id}
     assert slow.digest == stage.straight(processes=1)
     assert quick.story == [(0, "completed", STEPS)]
@@ -142,6 +152,7 @@ def test_where_the_job_can_t_be_requeued_a_new_one_goes_on(stage: Stage) -> None
         assert exit_code() == 0
     first, second = trial.attempts
     assert trial.reasons == ["preempted", "completed"]
+    assert_nothing_was_lost(trial)
     assert (first.job_id, second.job_id) == (trial.job_id, trial.newest_job)
     assert trial.job_id != trial.newest_job
     assert first.extra["next"] == "resubmit"
