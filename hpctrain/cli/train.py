@@ -19,6 +19,15 @@ from hpctrain.config.compose import PRIMARY, Composer, open_overrides
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError
 from hpctrain.run.directory import RunDirectory
 
+EXPERIMENT = (
+    "write what it changes into CONFIG_DIR/experiment/NAME.yaml, and add --config-dir CONFIG_DIR experiment=NAME"
+)
+REFUSED = {
+    "config_name": ("another main configuration isn't taken", EXPERIMENT),
+    "config_path": ("another folder in place of hpctrain's isn't taken", EXPERIMENT),
+    "experimental_rerun": ("a pickle of Hydra's isn't taken", "python -m hpctrain resume RUN goes on with a run"),
+}
+"""Flags that Hydra's parser knows, and whose value nothing here would read: what is wrong, what to do instead."""
 SPEAKING_S = 5.0
 """Seconds that the other ranks give rank zero to say what is wrong with the configuration."""
 
@@ -29,9 +38,11 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         An `ExitCode`.
     """
-    parser = get_args_parser()
-    parser.prog = "python -m hpctrain"
+    parser = _parser()
     options = parser.parse_args(list(arguments))
+    for flag, (problem, remedy) in REFUSED.items():
+        if (given := getattr(options, flag)) is not None:
+            raise ConfigError(f"--{flag.replace('_', '-')}", given, problem, remedy)
     composer = Composer(options.config_dir)
     if _only_shows(options):
         return _show(composer, options, parser)
@@ -48,6 +59,15 @@ def main(arguments: Sequence[str]) -> int:
     if directory is not None and directory.config.is_file():
         _refuse_running(directory)
     return launch(config, _command(arguments))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = get_args_parser()
+    parser.prog = "python -m hpctrain"
+    for action in parser._actions:
+        if action.dest in REFUSED:
+            action.help = argparse.SUPPRESS
+    return parser
 
 
 def _refuse_running(directory: RunDirectory) -> None:
@@ -70,6 +90,8 @@ def _show(composer: Composer, options: argparse.Namespace, parser: argparse.Argu
         if options.help:
             _help(composer, options, parser)
         elif options.hydra_help:
+            # Hydra lists the flags without asking whether their help is suppressed
+            parser._actions = [action for action in parser._actions if action.dest not in REFUSED]
             hydra.hydra_help(config_name=PRIMARY, args_parser=parser, args=options)
         elif options.cfg:
             if options.cfg == "job":
