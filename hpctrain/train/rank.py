@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
-from hpctrain.errors import ExitCode, HpctrainError, SupersededError
+from hpctrain.errors import ExitCode, HpctrainError, RendezvousError, SupersededError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
 from hpctrain.run.handover import Handover
@@ -162,8 +162,8 @@ def _run(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -> int:
         rank.leave_world()
         return ExitCode.INTERRUPTED
     except HpctrainError as error:
-        if rank.directory is None and rank.environment.rank:
-            return error.exit_code  # rank zero says it for all
+        if rank.directory is None and rank.environment.rank and not isinstance(error, RendezvousError):
+            return error.exit_code  # rank zero says it for all, where there is one
         return _failed(rank, error)
     except KeyboardInterrupt as error:
         rank.leave_record(Reason.INTERRUPTED, error)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.launch.local import free_port, rank_variables
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.owner import Owner
 
@@ -294,6 +295,14 @@ def test_ranks_by_variables_set_by_hand_train_and_launch_nothing(ranks, tmp_path
     assert "step" not in done[1].output
     assert "step 6/6" in told.directory.rank_log(0).read_text()
     assert Owner.read(told.directory.claim(1)).pid == done[0].pid
+
+
+def test_a_rank_by_hand_that_finds_no_rank_zero_says_where_it_looked(nursery, tmp_path):
+    words = [f"run_dir={tmp_path / 'run'}", *TRIAL, "health.start_timeout_s=4"]
+    port = free_port()
+    (done,) = nursery.wait(nursery.start("command:run", *words, folder=tmp_path, **rank_variables(1, 2, port)))
+    assert done.code == 1
+    assert f"rank zero did not answer at 127.0.0.1, ports {port}" in done.output
 
 
 def test_an_error_of_ranks_by_hand_closes_the_attempt(ranks, tmp_path, run_at):
