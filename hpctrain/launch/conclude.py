@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.errors import ExitCode
+from hpctrain.launch.file_patience import until_it_can
 from hpctrain.launch.hang_report import hang_report
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
 from hpctrain.run.ledger import Attempt, Ledger, Reason, exit_code
 from hpctrain.run.requeue import MACHINE_FAILURES
 
-RETRY_S = 1.0
 STOPPED = (Reason.INTERRUPTED, Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.CANCELLED)
 OUT_OF_MEMORY = re.compile(r"out of memory|oom.kill", re.IGNORECASE)
 """What srun and slurmstepd say of a rank that the kernel killed for its memory."""
-
-log = logging.getLogger("hpctrain.launch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +133,9 @@ def close(
 
 def close_patiently(patience_s: float, directory: RunDirectory, attempt: int, *told: Any, **extra: Any) -> None:
     """`close`; a file system that refuses gets so many seconds, and then the next attempt closes this one."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            return close(directory, attempt, *told, **extra)
-        except OSError as error:
-            log.warning("the end of attempt %d can't be recorded: %s", attempt, error)
-        if time.monotonic() >= deadline:
-            return None
-        time.sleep(min(RETRY_S, patience_s))
+    complaint = f"the end of attempt {attempt} can't be recorded"
+    with contextlib.suppress(OSError):
+        until_it_can(lambda: close(directory, attempt, *told, **extra), patience_s, complaint)
 
 
 def entry_of(ledger: Ledger, attempt: int) -> Attempt:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 from hpctrain.errors import SchedulerError
 from hpctrain.launch.conclude import Outcome, close, judge_attempt
+from hpctrain.launch.file_patience import until_it_can
 from hpctrain.launch.taken_away import TakenAway
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
@@ -52,6 +55,12 @@ def close_silent(directory: RunDirectory, slurm: Slurm, job_id: str | None, worl
             outcome = _explained(directory, entry, outcome, slurm, job_id)
         log.info("attempt %d is closed: %s at step %d (%s)", number, outcome.reason.value, outcome.step, outcome.report)
         close(directory, number, ranks, outcome, closed_late=True, **by)
+
+
+def close_silent_patiently(patience_s: float, directory: RunDirectory, *asked: Any) -> None:
+    """`close_silent`; a file system that refuses gets so many seconds, and then they are left to a later attempt."""
+    with contextlib.suppress(OSError):
+        until_it_can(lambda: close_silent(directory, *asked), patience_s, "an earlier attempt can't be closed")
 
 
 def _explained(directory: RunDirectory, entry: Attempt, outcome: Outcome, slurm: Slurm, job_id: str | None) -> Outcome:

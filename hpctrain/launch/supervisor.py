@@ -23,7 +23,8 @@ from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryError, Schedule
 from hpctrain.launch.allocation import Allocation
 from hpctrain.launch.batch_log import log_to_stdout, say
 from hpctrain.launch.conclude import Outcome, close_patiently, completed_by, entry_of, judge_attempt, resume_command
-from hpctrain.launch.silent import close_silent
+from hpctrain.launch.file_patience import until_it_can
+from hpctrain.launch.silent import close_silent_patiently
 from hpctrain.launch.step import run_step, srun_command
 from hpctrain.launch.taken_away import TakenAway, cancelled_by_user
 from hpctrain.launch.way_on import WayOn
@@ -106,13 +107,14 @@ class Supervisor:
     def run(self) -> int:
         """Run attempts until the verdict leads out of this allocation."""
         world_size = self.resources.world_size
+        patience_s = self.patience_s if self.restarts else 0.0
         try:
-            close_silent(self.directory, self.slurm, self.job_id, world_size)
+            close_silent_patiently(patience_s, self.directory, self.slurm, self.job_id, world_size)
+            if completed_by(self.ledger, self.job_id):
+                log.info("the run in %s is completed: nothing to do", self.directory.path)
+                return ExitCode.FINISHED
         except OSError as error:
-            log.warning("an earlier attempt can't be closed: %s", error)
-        if completed_by(self.ledger, self.job_id):
-            log.info("the run in %s is completed: nothing to do", self.directory.path)
-            return ExitCode.FINISHED
+            log.warning("whether the run is completed can't be told: %s", error)
         while True:
             try:
                 attempt, outcome = self._attempt()
@@ -136,11 +138,17 @@ class Supervisor:
                 return self._leave(verdict, final)
             self.allocation.lose(verdict.exclude)
 
-    def _attempt(self) -> tuple[int, Outcome]:
+    def _claim(self) -> int:
         self._began = time.time()  # before the claim: a cancel may follow it at once
         with self._claiming:
-            self._attempt_number = attempt = self.ledger.claim()
+            self._attempt_number = self.ledger.claim()
         self._claimed.set()
+        return self._attempt_number
+
+    def _attempt(self) -> tuple[int, Outcome]:
+        # where the run has been before, its directory was good
+        patience_s = self.patience_s if self._in_allocation or self.restarts else 0.0
+        attempt = until_it_can(self._claim, patience_s, "the run can't be claimed yet")
         self._in_allocation += 1
         nodes, keeps_spares = self.allocation.step_nodes, self.allocation.keeps_spares
         log.info("attempt %d on %s", attempt, " ".join(nodes))
@@ -154,8 +162,10 @@ class Supervisor:
     def _unwritable(self, error: RunDirectoryError) -> int:
         """No attempt can begin here: the queue may give the file system time, or other nodes that can write to it."""
         say(f"hpctrain: {error}; to go on: {resume_command(self.directory)}")
-        if self._in_allocation and self.job_id is not None and self.way_on.requeue(self.silence_s):
-            return ExitCode.INTERRUPTED
+        if self._in_allocation or self.restarts:
+            budget = self.cluster.requeue.max_failures
+            if self.way_on.requeue_for_its_files(budget, self.silence_s):
+                return ExitCode.INTERRUPTED
         return ExitCode.FAILED
 
     def _second_opinion(self, outcome: Outcome) -> Outcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from dataclasses import dataclass, field, replace
 
 from hpctrain.config.cluster import Slurm as SlurmCluster
@@ -11,7 +12,8 @@ from hpctrain.config.root import Config
 from hpctrain.errors import SchedulerError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
-from hpctrain.scheduler.patience import requeue
+from hpctrain.scheduler.cause import Cause, diagnose
+from hpctrain.scheduler.patience import patiently, requeue
 from hpctrain.scheduler.slurm import Slurm
 
 log = logging.getLogger("hpctrain.launch")
@@ -59,6 +61,41 @@ class WayOn:
             self.requeued = True
             log.info("job %s is requeued", self.job_id)
             return True
+
+    def requeue_for_its_files(self, budget: int, silence_s: float) -> bool:
+        """Put a job whose run directory can't be written back into the queue: it may find it mended, or other nodes.
+
+        No ledger can count such requeues, so SLURM's own count bounds them; and nobody has asked yet whether the user
+        cancelled the job meanwhile.
+
+        Args:
+            budget: requeues that nothing in the ledger accounts for, after which it is given up.
+            silence_s: how long SLURM may leave a question without an answer.
+
+        Returns:
+            Whether it is there.
+        """
+        if self.job_id is None or self._fruitless_requeues() >= budget or self._cancelled(silence_s):
+            return False
+        return self.requeue(silence_s)
+
+    def _fruitless_requeues(self) -> int:
+        try:
+            attempts = Ledger(self.directory).attempts()
+        except OSError:
+            return self.restarts
+        told = [one.extra for one in attempts if one.job_id in (None, self.job_id) and "requeued_by" in one.extra]
+        return self.restarts - len([extra for extra in told if extra.get("next") != "restart"])
+
+    def _cancelled(self, silence_s: float) -> bool:
+        assert self.job_id is not None
+        job_id = self.job_id
+        try:
+            record = patiently(lambda: self.slurm.show(job_id), silence_s)
+        except SchedulerError as error:
+            log.info("SLURM could not be asked about job %s: %s", job_id, error)
+            return False
+        return diagnose(None, record, restarts=self.restarts, now=time.time()).cause is Cause.CANCELLED
 
     def resubmit(self, exclude: tuple[str, ...]) -> str:
         """Submit a new job that keeps away from these nodes, and from those that earlier attempts excluded.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -130,20 +131,32 @@ class Ledger:
         Raises:
             RunDirectoryError: the run directory is gone or can't be written.
         """
+        try:
+            number = self._make_claim()
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{self.directory.path}: a new attempt can't be claimed ({error.strerror}); "
+                "see that the run directory is there and can be written"
+            ) from error
+        keep_room(self.directory.claim(number))
+        return number
+
+    def _make_claim(self) -> int:
         number = self.last_claim()
         while True:
             number += 1
+            claim = self.directory.claim(number)
             try:
-                self.directory.claim(number).mkdir()
+                claim.mkdir()
             except FileExistsError:
                 continue
-            except OSError as error:
-                raise RunDirectoryError(
-                    f"{self.directory.path}: a new attempt can't be claimed ({error.strerror}); "
-                    "see that the run directory is there and can be written"
-                ) from error
-            fsync_directory(self.directory.claims)
-            keep_room(self.directory.claim(number))
+            try:
+                fsync_directory(self.directory.claims)
+            except OSError:
+                # it would count as an attempt that died without a word
+                with contextlib.suppress(OSError):
+                    claim.rmdir()
+                raise
             return number
 
     def owns(self, attempt: int) -> bool:

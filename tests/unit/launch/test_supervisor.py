@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -561,6 +562,62 @@ def test_where_no_first_attempt_can_begin_the_run_has_failed(slurm, supervisor, 
     shutil.rmtree(one.directory.claims)
     assert one.run() == ExitCode.FAILED
     assert "can't be claimed" in capfd.readouterr().err
+    assert not slurm.told("requeued")
+
+
+@pytest.fixture
+def unwritable(monkeypatch):
+    """Makes that so many claims fail, or all of them."""
+
+    def make(times=None):
+        real, left = Path.mkdir, [times]
+
+        def mkdir(path, *more, **options):
+            if path.parent.name == "attempts" and left[0] != 0:
+                left[0] = left[0] and left[0] - 1
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+            return real(path, *more, **options)
+
+        monkeypatch.setattr(Path, "mkdir", mkdir)
+
+    return make
+
+
+def test_a_requeued_job_gives_its_run_directory_time(slurm, supervisor, unwritable):
+    slurm.plan(COMPLETES)
+    one = supervisor(SLURM_RESTART_COUNT="1")
+    unwritable(times=2)
+    assert one.run() == ExitCode.FINISHED
+    assert story(one) == [(0, "completed", 80, None)]
+
+
+def test_a_requeued_job_whose_run_directory_stays_read_only_goes_back_to_the_queue(slurm, supervisor, unwritable):
+    one = supervisor(SLURM_RESTART_COUNT="1")
+    one.patience_s = 0
+    unwritable()
+    assert one.run() == ExitCode.INTERRUPTED
+    assert slurm.told("requeued") == "7\n"
+
+
+@pytest.mark.parametrize(("restarts", "told", "goes_on"), [("3", 0, False), ("2", 0, True), ("5", 3, True)])
+def test_a_run_directory_that_is_never_mended_ends_the_run(slurm, supervisor, unwritable, restarts, told, goes_on):
+    one = supervisor(SLURM_RESTART_COUNT=restarts)
+    one.patience_s = 0
+    for _ in range(told):
+        attempt = one.ledger.claim()
+        one.ledger.start(attempt, job_id="7", nodes=["n1", "n2"], world_size=2, step=0)
+        one.ledger.end(attempt, reason=Reason.PREEMPTED, step=5, next="requeue", requeued_by="hpctrain")
+    unwritable()
+    assert one.run() == (ExitCode.INTERRUPTED if goes_on else ExitCode.FAILED)
+    assert bool(slurm.told("requeued")) == goes_on
+
+
+def test_a_cancelled_job_is_not_requeued_for_its_run_directory(slurm, supervisor, unwritable):
+    one = supervisor(SLURM_RESTART_COUNT="1")
+    one.patience_s = 0
+    slurm.job(STOPS["cancelled"].replace("Restarts=0", "Restarts=1"))
+    unwritable()
+    assert one.run() == ExitCode.FAILED
     assert not slurm.told("requeued")
 
 

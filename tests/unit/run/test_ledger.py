@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -122,6 +125,18 @@ def test_claims_count_up_and_the_last_one_owns(ledger):
 def test_a_run_directory_that_is_gone_cannot_be_claimed(tmp_path):
     with pytest.raises(RunDirectoryError, match="can't be claimed"):
         Ledger(RunDirectory(tmp_path / "absent")).claim()
+
+
+@pytest.mark.parametrize(("module", "call"), [(Path, "iterdir"), (os, "fsync")])
+def test_a_claim_that_the_file_system_refuses_leaves_nothing(ledger, monkeypatch, module, call):
+    def stale(*_):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, call, stale)
+        with pytest.raises(RunDirectoryError, match=r"can't be claimed \(Stale"):
+            ledger.claim()
+    assert ledger.claim() == 1
 
 
 def test_no_two_claims_are_the_same(ledger):
