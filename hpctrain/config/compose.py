@@ -6,7 +6,6 @@ import contextlib
 import copy
 import re
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +70,6 @@ class Composer:
         """Hydra's loader, for overrides that are yet to be parsed."""
         return self.hydra.config_loader
 
-    @cached_property
-    def keys(self) -> list[str]:
-        """Every key of the default configuration, for suggestions."""
-        return sorted(_keys(self._raw([])))
-
     def options(self, group: str) -> list[str]:
         """The options of one group."""
         return [name for name in self.loader.get_group_options(group) if not name.startswith("base_")]
@@ -85,7 +79,7 @@ class Composer:
         if isinstance(error, yaml.YAMLError | UnicodeDecodeError):
             return unreadable(error, self.folder)
         text = "\n".join(filter(None, (str(error), str(error.__cause__ or ""))))
-        return Explainer(text, overrides, lambda: self.keys, self.options).explain()
+        return Explainer(text, overrides, lambda: self._known(overrides, text), self.options).explain()
 
     @contextlib.contextmanager
     def explaining(self, overrides: Sequence[str]) -> Iterator[None]:
@@ -146,6 +140,15 @@ class Composer:
             # Hydra's for a file that holds a bare number, or a defaults list that is none
             raise ConfigError("configuration", " ".join(overrides), str(error), "mend the file") from error
 
+    def _known(self, overrides: Sequence[str], text: str) -> list[str]:
+        """Every key of what is chosen, for suggestions; of the defaults where that is what can't be composed."""
+        found = _schema_keys(text)
+        for words in (overrides, []):
+            with contextlib.suppress(ConfigError, *MISTAKES):
+                choices = [override for override in self.parse(words) if self._is_choice(override)]
+                return sorted(found.union(_keys(self._raw([str(choice.input_line) for choice in choices]))))
+        return sorted(found)
+
     def _raw(self, overrides: Sequence[str]) -> DictConfig:
         choices: list[Override] = []
         values: list[Override] = []
@@ -186,6 +189,17 @@ def _name_of(option: str, node: DictConfig) -> str:
     """What a run is called: its task's option, or the class where the option is anybody's."""
     target = OmegaConf.select(node, "task._target_") if option == "custom" else None
     return str(target).rpartition(".")[2].lower() if target else option
+
+
+def _schema_keys(text: str) -> set[str]:
+    """Keys of the dataclasses that a message can be about, by the full key and the type that it names."""
+    group, kind = (re.search(pattern, text) for pattern in (r"full_key: (\w+)\.", r"object_type=(\w+)"))
+    if group is None or kind is None:
+        return set()
+    schemas = list(schema.GROUPS.get(group[1], {}).values())
+    # a key of SLURM's is worth suggesting for any cluster: what is wrong then is told next
+    meant = schemas if group[1] == "cluster" else [one for one in schemas if one.__name__ == kind[1]]
+    return {key for one in meant for key in _keys(OmegaConf.structured(one), group[1])}
 
 
 def _keys(node: Any, prefix: str = "") -> list[str]:

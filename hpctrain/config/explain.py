@@ -21,7 +21,7 @@ HELP = "`python -m hpctrain --help` lists groups and keys"
 PLAIN_TYPES = {"bool": "true or false", "Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
 WRONG_TYPE = re.compile(
     r"could not be converted|cannot be assigned None|not Optional|not optional|not a valid|incompatible with"
-    r"|Incompatible value|not a subclass|Cannot assign|Invalid type|Cannot merge|is not supported|unexpectedly"
+    r"|Incompatible value|Invalid value assigned|not a subclass|Cannot assign|Invalid type|Cannot merge|is not supported|unexpectedly"
 )
 SYNTAX = re.compile(r"no viable alternative|mismatched input|extraneous input|LexerNoViableAlt|token recognition")
 
@@ -68,8 +68,21 @@ class Explainer:
 
     @property
     def _full_key(self) -> str:
-        match = re.search(r"full_key: (\S+)", self.text)
+        match = re.search(r"full_key: (.+)", self.text)
         return match[1] if match else "configuration"
+
+    @property
+    def _file(self) -> tuple[str, str] | None:
+        """Group and option of the file in which the mistake is; None where it is on the command line."""
+        match = re.match(r"In '([^']+)/([^/']+)': ", self.text)
+        return (match[1], match[2]) if match else None
+
+    def _about(self, key: str, problem: str, remedy: str) -> ConfigError:
+        """With the value where it is known: Hydra doesn't say what a file holds."""
+        if self._file is not None:
+            return ConfigError(*self._file, f"holds {key}, which {problem}", remedy)
+        value = self._value(key)
+        return ConfigError(key, "..." if value is None else value, problem, remedy)
 
     def _missing_choice(self) -> ConfigError | None:
         match = re.search(r"Could not (?:find|load) '([^']+)'", self.text)
@@ -85,13 +98,13 @@ class Explainer:
         match = re.search(r"Could not override '([\w/@.-]+)'\.\s*No match in the defaults list", self.text)
         if match is None:
             return None
-        return ConfigError(match[1], self._value(match[1]), "is no known group or key", self._suggest(match[1]))
+        return self._about(match[1], "is no known group or key", self._suggest(match[1]))
 
     def _unknown_key(self) -> ConfigError | None:
         match = (
             re.search(r"Could not override '([^']+)'", self.text)
             or re.search(r"Could not delete from config\. '([^']+)'", self.text)
-            or re.search(r"Key '[^']+' (?:is )?not in [\s\S]*?full_key: (\S+)", self.text)
+            or re.search(r"Key '[^']+' (?:is )?not in [\s\S]*?full_key: (.+)", self.text)
             or re.search(r"Key '([^']+)' (?:is )?not in", self.text)
         )
         if match is None:
@@ -99,8 +112,9 @@ class Explainer:
         key = match[1]
         group, _, name = key.partition(".")
         if group == "cluster" and name in Slurm.__dataclass_fields__:
-            return ConfigError(key, self._value(key), "is a key of cluster=slurm only", "add cluster=slurm")
-        return ConfigError(key, self._value(key), "is no known key", self._suggest(key))
+            remedy = "begin the file with `defaults: [slurm, _self_]`" if self._file else "add cluster=slurm"
+            return self._about(key, "is a key of cluster=slurm only", remedy)
+        return self._about(key, "is no known key", self._suggest(key))
 
     def _missing_value(self) -> ConfigError | None:
         if "Missing mandatory value" not in self.text:
@@ -112,6 +126,8 @@ class Explainer:
         if not WRONG_TYPE.search(self.text):
             return None
         key = self._full_key
+        if self._file is not None and key in ("configuration", self._file[0]):
+            return ConfigError(*self._file, "the file holds no keys", "write KEY: VALUE in each of its lines")
         given = self._value(key)
         if given and "," in given and not given.startswith(("[", "{", "'", '"')):
             return ConfigError(key, given, "is several values", "add -m to sweep over them")
@@ -120,9 +136,12 @@ class Explainer:
             problem = f"should be {PLAIN_TYPES.get(expected[1], expected[1])}"
         elif re.search("assigned None|not optional|not Optional|'None'", self.text):
             problem = "can't be null"
+        elif "is not a ListConfig" in self.text:
+            example = "" if given is None or self._file else f": {key}=[{given}]"
+            return self._about(key, "should be a list", f"write it in brackets{example}")
         else:
             problem = "has the wrong type"
-        return ConfigError(key, given, problem, f"give it what docs/reference/configuration.md lists for {key}")
+        return self._about(key, problem, f"give it what docs/reference/configuration.md lists for {key}")
 
     def _syntax(self) -> ConfigError | None:
         match = re.search(r"Error parsing override '([^']*)'", self.text)
