@@ -53,6 +53,9 @@ def check(config: Config, environ: Mapping[str, str] = os.environ, *, world_size
 
 
 def _check_weights(path: str) -> None:
+    if not path:
+        # Path("") is the folder where the command is typed, which is there
+        raise ConfigError("init_from", path, "is empty", "name a run, a checkpoint or a file of weights, or null")
     if not Path(path).exists():
         raise ConfigError("init_from", path, "is not there", "name a run, a checkpoint or a file of weights")
     if Path(path).suffix == ".safetensors" and importlib.machinery.PathFinder.find_spec("safetensors") is None:

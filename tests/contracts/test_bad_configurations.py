@@ -114,6 +114,7 @@ MISTAKES = {
     "heads that don't divide": (["task=text", "model.width=65"], "model.width=65", "num_heads"),
     "context longer than the model's": (["task=text", "task.context_length=999"], "task.context_length=999", "raise"),
     "weights that are not there": (["init_from=nowhere"], "init_from=nowhere", "name a run"),
+    "weights without a name": (["init_from="], "init_from=: is empty", "name a run"),
     "a moving average above one": (["trainer.ema_decay=1.5"], "trainer.ema_decay=1.5", "set trainer.ema_decay"),
     "data that must be given": (["task=image_folder"], "task.data=???", "add task.data=VALUE"),
     "data that are not there": (["task=tokens", "task.data=nowhere"], "task.data=nowhere", "name the one"),
