@@ -21,7 +21,8 @@ HELP = "`python -m hpctrain --help` lists groups and keys"
 PLAIN_TYPES = {"bool": "true or false", "Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
 WRONG_TYPE = re.compile(
     r"could not be converted|cannot be assigned None|not Optional|not optional|not a valid|incompatible with"
-    r"|Incompatible value|Invalid value assigned|not a subclass|Cannot assign|Invalid type|Cannot merge|is not supported|unexpectedly"
+    r"|Incompatible value|not a subclass|Cannot assign|Invalid type|Cannot merge|is not supported|unexpectedly"
+    r"|Invalid value assigned"
 )
 SYNTAX = re.compile(r"no viable alternative|mismatched input|extraneous input|LexerNoViableAlt|token recognition")
 
