@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -21,6 +21,7 @@ from hpctrain.cluster.scrub import scrubbed
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
 from hpctrain.errors import ExitCode
+from hpctrain.files import TEMPORARY_PREFIX
 from hpctrain.launch.conclude import close, judge_attempt, resume_command
 from hpctrain.launch.job import run_rank
 from hpctrain.launch.silent import close_silent
@@ -36,7 +37,7 @@ from hpctrain.train.stop import STOP_SIGNALS
 GRACE_S = 5.0
 """Seconds that the ranks get to end by themselves after one of them failed, and after a second Ctrl-C."""
 WRITING_S = 25.0
-"""Seconds more for rank zero once it has said its last word: it may finish a checkpoint that it was writing."""
+"""Seconds more for rank zero while it writes a checkpoint, or once it has said its last word: it may be writing one."""
 STOPPING_S = 60.0
 """Seconds that the ranks get to end by themselves after one of them stopped: all was saved before it did."""
 POLL_S = 0.05
@@ -169,8 +170,7 @@ class LocalRanks:
                 process.poll() not in (None, ExitCode.FINISHED, ExitCode.INTERRUPTED) for process in self._processes
             ):
                 self._wait(self._processes, GRACE_S)
-                if 0 in read_exit_records(self.directory.claim(self.attempt)):
-                    self._wait(self._processes[:1], WRITING_S)
+                self._wait(self._processes[:1], WRITING_S, self._may_write)
                 break
             if any(process.poll() == ExitCode.INTERRUPTED for process in self._processes):
                 self._wait(self._processes, STOPPING_S)
@@ -194,10 +194,25 @@ class LocalRanks:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def _wait(self, processes: Sequence[subprocess.Popen[bytes]], patience_s: float) -> None:
-        """Return when these have ended, after so many seconds, or at a second Ctrl-C."""
+    def _may_write(self) -> bool:
+        """Whether rank zero has said its last word, or still computes and writes a checkpoint beside."""
+        said = 0 in read_exit_records(self.directory.claim(self.attempt))
+        return said or any(self.directory.checkpoints.glob(f"{TEMPORARY_PREFIX}*"))
+
+    def _wait(
+        self,
+        processes: Sequence[subprocess.Popen[bytes]],
+        patience_s: float,
+        worth_it: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Return when these have ended, after so many seconds, at a second Ctrl-C, or when it isn't worth it."""
         deadline = time.monotonic() + patience_s
-        while time.monotonic() < deadline and not self.cut_short and any(one.poll() is None for one in processes):
+        while (
+            time.monotonic() < deadline
+            and not self.cut_short
+            and any(one.poll() is None for one in processes)
+            and worth_it()
+        ):
             time.sleep(POLL_S)
 
 

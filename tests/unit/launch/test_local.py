@@ -169,6 +169,22 @@ sys.exit(1)
     assert (directory.path / "written").exists()
 
 
+def test_rank_zero_may_finish_a_checkpoint_while_it_still_computes(ranks, command, directory, monkeypatch):
+    monkeypatch.setattr(local, "GRACE_S", 0.0)
+    monkeypatch.setattr(local, "WRITING_S", 100.0)
+    (directory.checkpoints / ".tmp-step_00000005-0123abcd").mkdir(parents=True)
+    ranks.run(
+        command("""
+if rank == "1":
+    sys.exit(1)
+time.sleep(0.5)
+folder.joinpath("checkpoints", ".tmp-step_00000005-0123abcd").rename(folder / "checkpoints" / "step_00000005")
+time.sleep(1000)
+""")
+    )
+    assert directory.checkpoint(5).exists()
+
+
 def test_ranks_that_stopped_leave_the_others_the_time_to_stop(ranks, command, directory, monkeypatch):
     monkeypatch.setattr(local, "GRACE_S", 0.0)
     ranks.run(command("time.sleep(0.4 * int(rank)); folder.joinpath('done_' + rank).touch(); sys.exit(4)"))
