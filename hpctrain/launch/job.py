@@ -24,7 +24,7 @@ class Job:
 
     def __call__(self) -> None:
         """Run the attempt; ends the batch script with the attempt's exit code."""
-        from hpctrain.launch.supervisor import supervise
+        from hpctrain.launch.batch_script import supervise
 
         code = supervise(RunDirectory.existing(self.run_dir), os.environ)
         if code:

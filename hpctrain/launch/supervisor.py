@@ -1,16 +1,14 @@
-"""What runs in the batch script: srun for the ranks, the judgement of how they ended, and what follows from it."""
+"""The attempts of one allocation: srun for the ranks, the judgement of how they ended, and what follows from it."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import FrameType
 from typing import TypeVar
 
 from hpctrain.cluster.environment import ClusterEnvironment
@@ -18,10 +16,9 @@ from hpctrain.cluster.nodelist import expand
 from hpctrain.config.cluster import Slurm as SlurmCluster
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
-from hpctrain.config.stored import load
 from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryError, SchedulerError, SupersededError
 from hpctrain.launch.allocation import Allocation
-from hpctrain.launch.batch_log import log_to_stdout, say
+from hpctrain.launch.batch_log import say
 from hpctrain.launch.conclude import Outcome, close_patiently, completed_by, entry_of, judge_attempt, resume_command
 from hpctrain.launch.file_patience import until_it_can
 from hpctrain.launch.silent import close_silent_patiently
@@ -40,33 +37,10 @@ TAKEN_AWAY = (Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.NODE_FAILURE, Reason.C
 
 T = TypeVar("T")
 
+CLAIM_S = 3.0
+"""Seconds that a SIGTERM waits for the first attempt: SLURM may have to be asked how earlier ones ended."""
+
 log = logging.getLogger("hpctrain.launch")
-
-
-def supervise(directory: RunDirectory, environ: Mapping[str, str]) -> int:
-    """Run attempts of the run in this allocation, until the run ends or goes on elsewhere.
-
-    Args:
-        directory: the run.
-        environ: the batch script's environment.
-
-    Returns:
-        The exit code for the batch script.
-    """
-    log_to_stdout()
-    bell, rope = os.pipe()
-
-    def stay(number: int, _frame: FrameType | None) -> None:
-        # the ranks get these from SLURM themselves; whoever judges them must outlive them
-        os.write(1, f"batch script: {signal.Signals(number).name} noted\n".encode())
-        if number == signal.SIGTERM:
-            os.write(rope, b"!")
-
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, stay)
-    supervisor = Supervisor(directory, load(directory.config), environ, Slurm(environ))
-    threading.Thread(target=supervisor.heed, args=(bell,), daemon=True).start()
-    return supervisor.run()
 
 
 @dataclass
@@ -208,7 +182,8 @@ class Supervisor:
         def ask() -> T | None:
             # a batch host that is cut off may outlive its job, and would ask in vain for as long as it is allowed to
             with self._claiming:
-                self.ledger.require_ownership(self._attempt_number)
+                if self._claimed.is_set():
+                    self.ledger.require_ownership(self._attempt_number)
             return question()
 
         try:
@@ -226,24 +201,29 @@ class Supervisor:
         is over all the same, and starts the job anew when all of its processes are gone (seen on 22.05).
         """
         while os.read(bell, 1):
-            self._claimed.wait()  # there may be no attempt yet, whose end could be told
+            self._claimed.wait(CLAIM_S)  # an attempt's end can be told; without one, this is the next best
             try:
                 self._see_whether_it_ends()
             except (HpctrainError, OSError) as error:
                 log.warning("SIGTERM could not be seen to: %s", error)
 
     def _see_whether_it_ends(self) -> None:
+        claimed = self._claimed.is_set()
         found = self._taken_away()
         if found is None or not found.killing:
             return
         log.info("SLURM ends the job: %s (%s)", found.reason.value, found.evidence)
+        if not claimed:
+            if found.reason is Reason.PREEMPTED and not found.requeued:
+                self.way_on.requeue_early(self.silence_s)
+            return
         with contextlib.suppress(OSError):  # the requeue matters more
             found.write(self.directory.claim(self._attempt_number))
         if found.requeued or found.reason not in (Reason.PREEMPTED, Reason.TIME_LIMIT):
             return
         outcome = Outcome(found.reason, self.directory.saved_step, "")
         if self._verdict(self._attempt_number, outcome).action is Action.REQUEUE:
-            self.way_on.requeue(self.silence_s)
+            self.way_on.requeue_early(self.silence_s)
 
     def _verdict(self, attempt: int, outcome: Outcome) -> Verdict:
         earlier = [entry for entry in self.ledger.attempts() if entry.attempt < attempt]
@@ -284,7 +264,10 @@ class Supervisor:
         return outcome.suspects or self.allocation.of_ranks(outcome.silent_ranks, per_node)
 
     def _leave(self, verdict: Verdict, outcome: Outcome) -> int:
-        if verdict.action is Action.END and (outcome.reason is Reason.COMPLETED or not self.way_on.requeued):
+        if outcome.reason is Reason.COMPLETED:
+            return outcome.exit_code
+        requeued = self.way_on.decided()
+        if verdict.action is Action.END and not requeued:
             return outcome.exit_code
         try:
             if verdict.action is Action.END:

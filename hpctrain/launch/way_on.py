@@ -38,6 +38,7 @@ class WayOn:
     job_id: str | None
     restarts: int
     requeued: bool = False
+    _decided: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def requeue(self, silence_s: float) -> bool:
@@ -49,10 +50,24 @@ class WayOn:
         Returns:
             Whether it is there.
         """
-        assert self.job_id is not None
         with self._lock:
-            if self.requeued:
-                return True
+            return self._requeue(silence_s)
+
+    def requeue_early(self, silence_s: float) -> None:
+        """The same for a job that is being killed; not once it is decided how the run goes on, or that it doesn't."""
+        with self._lock:
+            if not self._decided:
+                self._requeue(silence_s)
+
+    def decided(self) -> bool:
+        """Note that the run's way on is decided; whether the job was put back into the queue before."""
+        with self._lock:
+            self._decided = True
+            return self.requeued
+
+    def _requeue(self, silence_s: float) -> bool:
+        assert self.job_id is not None
+        if not self.requeued:
             try:
                 requeue(self.slurm, self.job_id, restarts=self.restarts, patience_s=silence_s)
             except SchedulerError as error:
@@ -60,7 +75,7 @@ class WayOn:
                 return False
             self.requeued = True
             log.info("job %s is requeued", self.job_id)
-            return True
+        return True
 
     def requeue_for_its_files(self, budget: int, silence_s: float) -> bool:
         """Put a job whose run directory can't be written back into the queue: it may find it mended, or other nodes.

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -85,6 +87,12 @@ print("Submitted batch job 8")
 SCANCEL = """
 import os, sys
 open(os.path.dirname(sys.argv[0]) + "/cancelled", "a").write(sys.argv[-1] + "\\n")
+"""
+SUPERVISE = """
+import os, sys
+from hpctrain.launch.batch_script import supervise
+from hpctrain.run.directory import RunDirectory
+sys.exit(supervise(RunDirectory.at(sys.argv[1]), os.environ))
 """
 SACCT = "import sys\nsys.exit('Slurm accounting storage is disabled')\n"
 
@@ -404,17 +412,46 @@ def test_a_job_that_is_being_killed_is_requeued_before_its_ranks_are_gone(slurm,
     assert story(one) == [(0, "preempted", 14, "requeue")]
 
 
-def test_a_job_that_is_killed_before_its_first_attempt_is_requeued_too(slurm, supervisor):
+@pytest.mark.parametrize("patience_s", [0.0, 100.0])
+def test_a_job_that_is_killed_before_its_first_attempt_is_requeued_too(slurm, supervisor, monkeypatch, patience_s):
+    """It may not live until the earlier ones are judged."""
+    monkeypatch.setattr("hpctrain.launch.supervisor.CLAIM_S", patience_s)
     slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("preempted", 0), "code": 4})
     slurm.job(STOPS["preempted_cancel_without_grace"])
     one = supervisor()
     ring(one)
-    time.sleep(0.2)
-    assert not slurm.told("requeued")
+    if not patience_s:
+        until(lambda: slurm.told("requeued"))
     code = in_a_thread(one.run)
     until(lambda: slurm.told("requeued"))
     (slurm.home / "go").touch()
     assert code() == ExitCode.INTERRUPTED
+    assert slurm.told("requeued") == "7\n"
+
+
+def test_no_requeue_follows_once_it_is_decided_how_the_run_goes_on(slurm, supervisor):
+    slurm.plan({"start": 0, "ranks": all_ranks("failed", 6), "code": 1})
+    one = supervisor()
+    assert one.run() == ExitCode.FAILED
+    slurm.job(STOPS["preempted_cancel_without_grace"])
+    ring(one).join(60)
+    assert not slurm.told("requeued")
+
+
+def test_a_full_disk_does_not_swallow_a_sigterm(slurm, supervisor):
+    """Whatever refuses the word about it, the bell rings, and the supervisor goes on."""
+    slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.job(STOPS["preempted_cancel_without_grace"])
+    one = supervisor()
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-c", SUPERVISE, one.directory.path]
+        process = subprocess.Popen(command, stdout=full, stderr=subprocess.DEVNULL, env=slurm.environ)
+    until(lambda: one.ledger.last_claim() == 1)
+    process.send_signal(signal.SIGTERM)
+    until(lambda: slurm.told("requeued"))
+    (slurm.home / "go").touch()
+    process.wait(60)
+    assert story(one) == [(0, "preempted", 14, "requeue")]
 
 
 @pytest.mark.parametrize("stop", ["cancelled", "preempted_without_grace", "preempted"])
@@ -624,9 +661,11 @@ def test_a_cancelled_job_is_not_requeued_for_its_run_directory(slurm, supervisor
 def ring(supervisor):
     """What a SIGTERM does."""
     bell, rope = os.pipe()
-    threading.Thread(target=supervisor.heed, args=(bell,), daemon=True).start()
+    thread = threading.Thread(target=supervisor.heed, args=(bell,), daemon=True)
+    thread.start()
     os.write(rope, b"!")
     os.close(rope)
+    return thread
 
 
 def in_a_thread(function):

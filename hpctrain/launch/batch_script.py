@@ -1,0 +1,43 @@
+"""What the batch script runs: a supervisor, and signals that reach it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from types import FrameType
+
+from hpctrain.config.stored import load
+from hpctrain.launch.batch_log import log_to_stdout
+from hpctrain.launch.supervisor import Supervisor
+from hpctrain.run.directory import RunDirectory
+from hpctrain.scheduler.slurm import Slurm
+
+
+def supervise(directory: RunDirectory, environ: Mapping[str, str]) -> int:
+    """Run attempts of the run in this allocation, until the run ends or goes on elsewhere.
+
+    Args:
+        directory: the run.
+        environ: the batch script's environment.
+
+    Returns:
+        The exit code for the batch script.
+    """
+    log_to_stdout()
+    bell, rope = os.pipe()
+
+    def stay(number: int, _frame: FrameType | None) -> None:
+        # the ranks get these from SLURM themselves; whoever judges them must outlive them, with a full disk too
+        if number == signal.SIGTERM:
+            os.write(rope, b"!")
+        with contextlib.suppress(OSError):
+            os.write(1, f"batch script: {signal.Signals(number).name} noted\n".encode())
+
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, stay)
+    supervisor = Supervisor(directory, load(directory.config), environ, Slurm(environ))
+    threading.Thread(target=supervisor.heed, args=(bell,), daemon=True).start()
+    return supervisor.run()
