@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
 from hpctrain.run.ledger import Attempt, Ledger, Reason
 from hpctrain.run.requeue import Action, Verdict, decide, unless_cancelled
 from hpctrain.run.times import read_times
+from hpctrain.scheduler.cause import Cause, diagnose
 from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.patience import patiently, requeue
 from hpctrain.scheduler.slurm import Slurm
@@ -42,6 +44,8 @@ def close_by_hand(
     ledger = Ledger(directory)
     saved = directory.saved_step
     _start_if_it_never_began(ledger, attempt, environment, saved)
+    if reason is Reason.INTERRUPTED and not detail and environment.job_id is not None:
+        reason = _second_opinion(environment.job_id, environment.restart_count)
     verdict = Verdict(Action.END, reason, detail)
     if environment.job_id is not None and reason in (Reason.PREEMPTED, Reason.TIME_LIMIT):
         verdict = _verdict(ledger, Attempt(attempt=attempt, reason=reason, end_step=step), config)
@@ -60,6 +64,12 @@ def close_by_hand(
         log.warning(
             "the job could not be requeued: %s; to go on: sbatch the same script with run_dir=%s", error, directory.path
         )
+
+
+def _second_opinion(job_id: str, restarts: int) -> Reason:
+    """Why the ranks were stopped, if SLURM had no time to say so before they saved."""
+    found = diagnose(None, _shown(job_id), restarts=restarts, now=time.time())
+    return Reason.INTERRUPTED if found.cause is Cause.UNKNOWN else Reason(found.cause.value)
 
 
 def _shown(job_id: str) -> JobRecord | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 import sys
 from pathlib import Path
 
@@ -97,6 +98,29 @@ def test_a_job_that_its_user_cancels_while_the_ranks_save_is_not_revived(
     end = close(directory, config, Reason.TIME_LIMIT)
     assert (end.reason, "next" in end.extra) == (reason, bool(requeued))
     assert scontrol.read_text().count("requeue 7") == requeued
+
+
+@pytest.mark.parametrize(
+    ("stop", "reason"),
+    [
+        ("preempted", Reason.PREEMPTED),
+        ("preempted_cancel_without_grace", Reason.PREEMPTED),
+        ("cancelled", Reason.CANCELLED),
+        ("goes_on", Reason.INTERRUPTED),
+    ],
+)
+def test_a_controller_that_had_no_answer_before_the_save_is_asked_after_it(directory, config, scontrol, stop, reason):
+    goes_on = re.sub(r" EndTime=\d+", f" EndTime={int(time.time()) + 86_400}", STOPS["peer_died"])
+    scontrol.with_name("job").write_text(STOPS.get(stop, goes_on))
+    end = close(directory, config, Reason.INTERRUPTED, detail="")
+    requeued = reason is Reason.PREEMPTED
+    assert (end.reason, end.extra.get("next")) == (reason, "requeue" if requeued else None)
+    assert scontrol.read_text().count("requeue 7") == requeued
+
+
+def test_a_second_ctrl_c_asks_nobody(directory, config, scontrol):
+    assert close(directory, config, Reason.INTERRUPTED, detail="a second Ctrl-C").reason is Reason.INTERRUPTED
+    assert not scontrol.exists()
 
 
 def test_an_end_that_another_rank_recorded_first_is_the_one_that_counts(directory, config, scontrol):
