@@ -9,7 +9,8 @@ HpctrainError
 │   └── SchedulerMissingError   the command isn't on this machine, or no controller answers
 ├── RendezvousError             the ranks did not find each other
 ├── CheckpointError             a checkpoint can't be written or read
-│   └── CheckpointDamagedError  a checkpoint whose bytes are not the ones that were written
+│   ├── CheckpointDamagedError  a checkpoint whose bytes are not the ones that were written
+│   └── CheckpointUnlikeError   one node reads other bytes of it than rank zero
 ├── TaskError                   what is trained broke the contract with the loop
 ├── DivergedError               the loss is no number any more, or the loss scale has collapsed
 ├── RunFailedError              the run ended in failure; carries what the failing rank left

@@ -7,10 +7,11 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hpctrain.config.explain import Explainer
+from hpctrain.config.explain import Explainer, unreadable
 from hpctrain.config.root import Config
 from hpctrain.config.schema import GROUPS
 from hpctrain.errors import ConfigError
@@ -80,7 +81,7 @@ def load(path: Path, overrides: list[str] | None = None) -> Config:
     """The configuration of a run, from its ``config.yaml``, with overrides ``key=value`` on top.
 
     Raises:
-        ConfigError: a key or value that this version doesn't know.
+        ConfigError: a key or value that this version doesn't know, or the file can't be read as YAML.
     """
     try:
         stored = OmegaConf.load(path)
@@ -90,5 +91,7 @@ def load(path: Path, overrides: list[str] | None = None) -> Config:
         merged = OmegaConf.merge(root, stored, OmegaConf.from_dotlist(overrides or []))
         assert isinstance(merged, DictConfig)
         return to_config(merged)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise unreadable(error, path.parent) from error
     except OmegaConfBaseException as error:
         raise Explainer(str(error), overrides or [str(path)]).explain() from error

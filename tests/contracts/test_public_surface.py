@@ -53,8 +53,8 @@ HOOKS = """
 """
 ERRORS = """
     HpctrainError ConfigError ClusterEnvironmentError RunDirectoryError SupersededError SchedulerError
-    SchedulerMissingError RendezvousError CheckpointError CheckpointDamagedError TaskError DivergedError RunFailedError
-    RunCancelledError RunInterruptedError
+    SchedulerMissingError RendezvousError CheckpointError CheckpointDamagedError CheckpointUnlikeError TaskError
+    DivergedError RunFailedError RunCancelledError RunInterruptedError
 """
 
 

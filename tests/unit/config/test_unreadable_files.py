@@ -3,6 +3,8 @@
 import pytest
 
 from hpctrain.cli import main
+from hpctrain.config.stored import load
+from hpctrain.errors import ConfigError
 
 FILES = {
     "a bracket": (b"defaults:\n  - slurm\npartition: [gpu\n", "line 4, can't be read as YAML", "begins in line 3"),
@@ -46,3 +48,15 @@ def test_yaml_that_is_no_configuration(held, what, words, site, capfd):
     assert err.count("\n") == 1, err
     assert "cluster=site" in err
     assert what in err
+
+
+@pytest.mark.parametrize(("held", "where", "what"), FILES.values(), ids=FILES)
+def test_the_configuration_of_a_run_too(held, where, what, tmp_path):
+    (tmp_path / "config.yaml").write_bytes(held)
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path / "config.yaml")
+    text = str(caught.value)
+    assert "\n" not in text
+    assert where in text
+    assert what in text
+    assert str(tmp_path / "config.yaml") in text
