@@ -39,23 +39,31 @@ def preempt_twice(stage: Stage, trial: Trial) -> None:
     trial.set_pace(0)
 
 
-@pytest.mark.parametrize("options", [(), ("--preempt-send-user-signal",), ("--preempt-mode=CANCEL",)], ids=" ".join)
+ALONE = "--nodes=1"
+WITHOUT_GRACE = [(ALONE, "--grace-time=0"), (ALONE, "--grace-time=0", "--preempt-mode=CANCEL")]
+"""What SLURM does is the same for one rank, which starts in half the time of two."""
+
+
+@pytest.mark.parametrize(
+    "options", [("--nodes=2",), (ALONE, "--preempt-send-user-signal"), (ALONE, "--preempt-mode=CANCEL")], ids=" ".join
+)
 @staged()
 def test_preempted_twice(stage: Stage, options: tuple[str, ...]) -> None:
-    trial = stage.train()
+    nodes = 1 if ALONE in options else 2
+    trial = stage.train(nodes=nodes)
     preempt_twice(stage, trial)
     assert trial.until_ended() == "COMPLETED"
     (_, _, first), (_, _, second), _ = trial.story
     assert trial.story == [(0, "preempted", first), (first, "preempted", second), (second, "completed", STEPS)]
     assert {one.job_id for one in trial.attempts} == {trial.job_id}
-    assert trial.digest == stage.straight()
+    assert trial.digest == stage.straight(processes=nodes)
 
 
-@pytest.mark.parametrize("options", [("--grace-time=0",), ("--grace-time=0", "--preempt-mode=CANCEL")], ids=" ".join)
+@pytest.mark.parametrize("options", WITHOUT_GRACE, ids=" ".join)
 @staged()
 def test_preempted_without_grace_time(stage: Stage, options: tuple[str, ...]) -> None:
     """A step that takes longer than SLURM waits: the interval between checkpoints is what can be lost."""
-    trial = stage.train("checkpoint.every_steps=10")
+    trial = stage.train("checkpoint.every_steps=10", nodes=1)
     trial.until_step(13)
     trial.set_pace(60)
     trial.until_step(14)
@@ -65,13 +73,13 @@ def test_preempted_without_grace_time(stage: Stage, options: tuple[str, ...]) ->
     assert trial.until_ended() == "COMPLETED"
     assert [(start, reason) for start, reason, _ in trial.story] == [(0, "preempted"), (10, "completed")]
     assert trial.attempts[0].job_id == trial.attempts[1].job_id
-    assert trial.digest == stage.straight()
+    assert trial.digest == stage.straight(processes=1)
 
 
-@pytest.mark.parametrize("options", [("--grace-time=0",), ("--grace-time=0", "--preempt-mode=CANCEL")], ids=" ".join)
+@pytest.mark.parametrize("options", WITHOUT_GRACE, ids=" ".join)
 @staged()
 def test_without_grace_time_killwait_is_enough_for_a_small_save(stage: Stage, options: tuple[str, ...]) -> None:
-    trial = stage.train()
+    trial = stage.train(nodes=1)
     trial.until_step(3)
     trial.preempt()
     trial.until_attempt(2)
@@ -79,7 +87,7 @@ def test_without_grace_time_killwait_is_enough_for_a_small_save(stage: Stage, op
     assert trial.until_ended() == "COMPLETED"
     (_, _, stopped), _ = trial.story
     assert trial.story == [(0, "preempted", stopped), (stopped, "completed", STEPS)]
-    assert trial.digest == stage.straight()
+    assert trial.digest == stage.straight(processes=1)
 
 
 @staged("--nodes=2")
@@ -107,11 +115,11 @@ def test_four_nodes_of_two_ranks_preempted_twice(stage: Stage) -> None:
     assert trial.digest == stage.straight(processes=8)
 
 
-@staged("--nodes=2")
+@staged(ALONE)
 def test_near_the_time_limit(stage: Stage) -> None:
     """On a busy machine an attempt may hardly have begun when SLURM says that its time is over."""
     words = ("cluster.time_limit_min=1", "cluster.signal_delay_s=30", "cluster.requeue.max_stalled_attempts=9")
-    trial = stage.train(*words, pace_s=1)
+    trial = stage.train(*words, pace_s=1, nodes=1)
     trial.until_attempt(2)
     trial.set_pace(0)
     assert trial.until_ended() == "COMPLETED"
@@ -120,7 +128,7 @@ def test_near_the_time_limit(stage: Stage) -> None:
     assert [one.end_step for one in stopped] == [one.start_step for one in trial.attempts[1:]]
     assert last.end_step == STEPS
     assert {one.job_id for one in trial.attempts} == {trial.job_id}
-    assert trial.digest == stage.straight()
+    assert trial.digest == stage.straight(processes=1)
 
 
 @staged("--nodes=2")
@@ -142,9 +150,9 @@ def test_only_the_preempted_task_of_an_array_runs_again(stage: Stage) -> None:
     assert stage.sandbox.job(quick.job_id)["Restarts"] == "0"
 
 
-@staged("--nodes=2")
+@staged(ALONE)
 def test_where_the_job_can_t_be_requeued_a_new_one_goes_on(stage: Stage) -> None:
-    with stage.waiting("+cluster.sbatch.no-requeue=true") as (trial, exit_code):
+    with stage.waiting("+cluster.sbatch.no-requeue=true", nodes=1) as (trial, exit_code):
         trial.until_step(3)
         trial.preempt()
         trial.until_attempt(2)
@@ -156,7 +164,7 @@ def test_where_the_job_can_t_be_requeued_a_new_one_goes_on(stage: Stage) -> None
     assert (first.job_id, second.job_id) == (trial.job_id, trial.newest_job)
     assert trial.job_id != trial.newest_job
     assert first.extra["next"] == "resubmit"
-    assert trial.digest == stage.straight()
+    assert trial.digest == stage.straight(processes=1)
 
 
 @staged("--nodes=2")
