@@ -28,12 +28,14 @@ class Assignment(NamedTuple):
 def assign(plan: BatchPlan, order: Order, rank: int, start_step: int) -> Iterator[Assignment]:
     """This rank's micro-batches from a step on, across epochs, for ever.
 
-    The order is asked for many steps at once: asking has a fixed cost that a single step would feel.
+    The order is asked for many steps at once, since asking has a fixed cost that a single step would feel; but for few
+    at first, since a run begins, and resumes, with one.
 
     Raises:
         TaskError: the order returned another shape than that of the positions.
     """
-    chunk = max(1, min(_CHUNK_STEPS, _CHUNK_SAMPLES // (plan.accumulation * plan.micro_batch_size)))
+    largest = max(1, min(_CHUNK_STEPS, _CHUNK_SAMPLES // (plan.accumulation * plan.micro_batch_size)))
+    chunk = 1
     while True:
         steps = np.arange(start_step, start_step + chunk)
         starts, counts = plan.pieces(steps, rank)
@@ -50,6 +52,7 @@ def assign(plan: BatchPlan, order: Order, rank: int, start_step: int) -> Iterato
                 request = epoch_numbers[row], indices[row, turn, : count or 1]
                 yield Assignment(request, count, plan.divisor(step, count), turn == last)
         start_step += chunk
+        chunk = min(2 * chunk, largest)
 
 
 def _ordered(order: Order, epochs: IntArray, positions: IntArray) -> IntArray:

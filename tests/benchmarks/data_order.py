@@ -36,11 +36,16 @@ class Sized:
 
 
 def hpctrain_order(num_samples: int, begin: int) -> Callable[[], object]:
-    import numpy as np
-
+    from hpctrain.data.assignment import assign
     from hpctrain.data.order import ShuffledOrder
+    from hpctrain.data.plan import BatchPlan
 
-    return lambda: ShuffledOrder(num_samples, seed=1)(EPOCH, np.arange(begin, begin + BATCH))
+    def indices() -> object:
+        plan = BatchPlan(num_samples, BATCH, BATCH, 1, drop_last=False)
+        first = EPOCH * plan.steps_per_epoch + begin // BATCH
+        return next(assign(plan, ShuffledOrder(num_samples, seed=1), 0, first))
+
+    return indices
 
 
 def distributed_sampler(num_samples: int, begin: int) -> Callable[[], object]:
