@@ -36,8 +36,11 @@ SEED = int(os.environ.get("HPCTRAIN_SOAK_SEED") or secrets.randbelow(10**6))
 STEPS, SAVE_EVERY, EVALUATE_EVERY = 80, 15, 25
 STEP_S = 0.015
 BOUND_S = 100.0
-GRACE_S, STOPPING_S = 4.0, 60.0
-"""What ranks get to end by themselves once one of them ended badly, or stopped, as a launcher gives it to them."""
+GRACE_S, STOPPING_S = 4.0, 30.0
+"""What ranks get to end by themselves once one of them ended badly, or stopped, as a launcher gives it to them.
+
+Less than what a hang takes here: a rank that a second Ctrl-C ended where they meet leaves the others waiting.
+"""
 PER_RUN = 6
 WORLD_SIZES = (1, 2, 3)
 TRAINING = (
