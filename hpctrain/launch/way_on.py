@@ -13,7 +13,7 @@ from hpctrain.errors import SchedulerError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.scheduler.cause import Cause, diagnose
-from hpctrain.scheduler.patience import patiently, requeue
+from hpctrain.scheduler.patience import requeue, show
 from hpctrain.scheduler.slurm import Slurm
 
 log = logging.getLogger("hpctrain.launch")
@@ -104,12 +104,7 @@ class WayOn:
 
     def _cancelled(self, silence_s: float) -> bool:
         assert self.job_id is not None
-        job_id = self.job_id
-        try:
-            record = patiently(lambda: self.slurm.show(job_id), silence_s)
-        except SchedulerError as error:
-            log.info("SLURM could not be asked about job %s: %s", job_id, error)
-            return False
+        record = show(self.slurm, self.job_id, silence_s)
         return diagnose(None, record, restarts=self.restarts, now=time.time()).cause is Cause.CANCELLED
 
     def resubmit(self, exclude: tuple[str, ...]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from hpctrain.errors import SchedulerError, SchedulerMissingError
+from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import Slurm
 
 PATIENCE_S = 300.0
@@ -42,6 +43,21 @@ def patiently(ask: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
             log.warning("SLURM is silent, and is asked again for %.0f s: %s", left_s, error)
         time.sleep(min(pause_s, left_s))
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def show(slurm: Slurm, job_id: str, patience_s: float = PATIENCE_S) -> JobRecord | None:
+    """The job's record, as `Slurm.show`; None also where SLURM stays silent, which is logged.
+
+    Args:
+        slurm: who is asked.
+        job_id: of the job.
+        patience_s: how long in all, in seconds.
+    """
+    try:
+        return patiently(lambda: slurm.show(job_id), patience_s)
+    except SchedulerError as error:
+        log.info("SLURM could not be asked about job %s: %s", job_id, error)
+        return None
 
 
 def requeue(slurm: Slurm, job_id: str, *, restarts: int, patience_s: float = PATIENCE_S) -> None:

@@ -19,8 +19,7 @@ from hpctrain.run.ledger import Attempt, Ledger, Reason
 from hpctrain.run.requeue import Action, Verdict, decide, unless_cancelled
 from hpctrain.run.times import read_times
 from hpctrain.scheduler.cause import Cause, diagnose
-from hpctrain.scheduler.job import JobRecord
-from hpctrain.scheduler.patience import patiently, requeue
+from hpctrain.scheduler.patience import requeue, show
 from hpctrain.scheduler.slurm import Slurm
 
 log = logging.getLogger("hpctrain.train")
@@ -50,7 +49,9 @@ def close_by_hand(
     if environment.job_id is not None and reason in (Reason.PREEMPTED, Reason.TIME_LIMIT):
         verdict = _verdict(ledger, Attempt(attempt=attempt, reason=reason, end_step=step), config)
         if verdict.action is Action.REQUEUE:
-            verdict = unless_cancelled(verdict, _shown(environment.job_id), restarts=environment.restart_count)
+            verdict = unless_cancelled(
+                verdict, show(Slurm(os.environ), environment.job_id), restarts=environment.restart_count
+            )
         log.info("%s", verdict.why)
     if verdict.reason is not reason:
         detail = verdict.why
@@ -68,18 +69,8 @@ def close_by_hand(
 
 def _second_opinion(job_id: str, restarts: int) -> Reason:
     """Why the ranks were stopped, if SLURM had no time to say so before they saved."""
-    found = diagnose(None, _shown(job_id), restarts=restarts, now=time.time())
+    found = diagnose(None, show(Slurm(os.environ), job_id), restarts=restarts, now=time.time())
     return Reason.INTERRUPTED if found.cause is Cause.UNKNOWN else Reason(found.cause.value)
-
-
-def _shown(job_id: str) -> JobRecord | None:
-    """The job, asked for as patiently as its requeue is: a controller is slow while it ends many jobs."""
-    slurm = Slurm(os.environ)
-    try:
-        return patiently(lambda: slurm.show(job_id))
-    except SchedulerError as error:
-        log.info("SLURM could not be asked about the job: %s", error)
-        return None
 
 
 def _verdict(ledger: Ledger, ended: Attempt, config: Config) -> Verdict:

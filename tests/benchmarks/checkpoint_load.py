@@ -1,7 +1,7 @@
 """What it costs to take up a checkpoint, against torch.load, mapped and plain; each time in a process of its own, as a
 resume is, and taking turns.
 
-    python tests/benchmarks/checkpoint_load.py [--millions 100] [--rounds 5] [--folder DIR]
+    python tests/benchmarks/checkpoint_load.py [--millions 100] [--rounds 5] [--folder DIR] [--untouched]
 
 hpctrain compares checksums first, and its optimizer owns its memory afterwards. torch.load(mmap=True) does neither:
 its optimizer is mapped from the file still, and copied page by page in the first step. So each line also tells the
@@ -91,12 +91,13 @@ def touch(count: int) -> None:
     torch.frombuffer(huge_pages(count), dtype=torch.uint8).fill_(1)
 
 
-def be_measured(case: str, before: str, millions: int, folder: Path) -> None:
+def be_measured(case: str, before: str, millions: int, folder: Path, *, untouched: bool) -> None:
     """Tell the seconds until all is restored, and until the next step's end."""
     state = State(millions, folder)
     load_it = Load(state)
     getattr(load_it, before)()
-    touch(int(millions * 1e6) * MEMORY_BYTES)
+    if not untouched:
+        touch(int(millions * 1e6) * MEMORY_BYTES)
     begin = time.perf_counter()
     getattr(load_it, case)()
     restored = time.perf_counter()
@@ -106,10 +107,10 @@ def be_measured(case: str, before: str, millions: int, folder: Path) -> None:
 
 def main() -> None:
     if len(sys.argv) > 1 and sys.argv[1] in CASES:
-        case, before, millions, folder = sys.argv[1:]
-        be_measured(case, before, int(millions), Path(folder))
+        case, before, millions, folder, untouched = sys.argv[1:]
+        be_measured(case, before, int(millions), Path(folder), untouched=untouched == "True")
         return
-    chosen = options(__doc__, rounds=5)
+    chosen = options(__doc__, rounds=5, untouched="leave the memory to the host")
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
         state = State(chosen.millions, Path(folder))
         state.writer.write(state.capture(None), retain=False)
@@ -121,7 +122,8 @@ def main() -> None:
             stepped: dict[str, list[float]] = {name: [] for name in names}
             for turn in range(chosen.rounds):
                 for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                    command = [sys.executable, __file__, name, before, str(chosen.millions), folder]
+                    words = [name, before, str(chosen.millions), folder, str(chosen.untouched)]
+                    command = [sys.executable, __file__, *words]
                     seconds = json.loads(subprocess.check_output(command))
                     restored[name].append(seconds[0])
                     stepped[name].append(seconds[1])

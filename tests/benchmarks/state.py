@@ -87,11 +87,13 @@ def tensors(tree: object) -> Iterable[Tensor]:
         yield from tensors(item)
 
 
-def options(description: str | None, rounds: int) -> argparse.Namespace:
+def options(description: str | None, rounds: int, **flags: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--millions", type=int, default=100, help="parameters")
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--folder", type=Path, default=None, help="on the file system to measure")
+    for name, text in flags.items():
+        parser.add_argument(f"--{name}", action="store_true", help=text)
     found = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {found.millions}M parameters", flush=True)
     return found

@@ -29,6 +29,15 @@ def assert_nothing_was_lost(trial: Trial) -> None:
     assert all(begun[1:]), trial
 
 
+def preempt_once(trial: Trial) -> str:
+    """Returns SLURM's word for the end."""
+    trial.until_step(3)
+    trial.preempt()
+    trial.until_attempt(2)
+    trial.set_pace(0)
+    return trial.until_ended()
+
+
 def preempt_twice(stage: Stage, trial: Trial) -> None:
     trial.until_step(3)
     trial.preempt()
@@ -80,11 +89,7 @@ def test_preempted_without_grace_time(stage: Stage, options: tuple[str, ...]) ->
 @staged()
 def test_without_grace_time_killwait_is_enough_for_a_small_save(stage: Stage, options: tuple[str, ...]) -> None:
     trial = stage.train(nodes=1)
-    trial.until_step(3)
-    trial.preempt()
-    trial.until_attempt(2)
-    trial.set_pace(0)
-    assert trial.until_ended() == "COMPLETED"
+    assert preempt_once(trial) == "COMPLETED"
     (_, _, stopped), _ = trial.story
     assert trial.story == [(0, "preempted", stopped), (stopped, "completed", STEPS)]
     assert trial.digest == stage.straight(processes=1)
@@ -94,11 +99,7 @@ def test_without_grace_time_killwait_is_enough_for_a_small_save(stage: Stage, op
 def test_four_ranks(stage: Stage) -> None:
     """Beyond two ranks DDP's first backward sums in another order than all later ones."""
     trial = stage.train("cluster.processes_per_node=2")
-    trial.until_step(3)
-    trial.preempt()
-    trial.until_attempt(2)
-    trial.set_pace(0)
-    assert trial.until_ended() == "COMPLETED"
+    assert preempt_once(trial) == "COMPLETED"
     assert trial.reasons == ["preempted", "completed"]
     assert_nothing_was_lost(trial)
     assert trial.digest == stage.straight(processes=4)
@@ -137,11 +138,7 @@ def test_only_the_preempted_task_of_an_array_runs_again(stage: Stage) -> None:
     quick, slow = stage.sweep(2)
     quick.set_pace(0)
     quick.until_ended()
-    slow.until_step(3)
-    slow.preempt()
-    slow.until_attempt(2)
-    slow.set_pace(0)
-    assert slow.until_ended() == "COMPLETED"
+    assert preempt_once(slow) == "COMPLETED"
     assert slow.reasons == ["preempted", "completed"]
     assert_nothing_was_lost(slow)
     assert {one.job_id for one in slow.attempts} == {slow.job_id}
@@ -184,11 +181,7 @@ def test_cancelled(stage: Stage) -> None:
 def test_ranks_that_were_started_by_hand(stage: Stage) -> None:
     """slurm/train.sbatch: nobody stands outside of the ranks."""
     trial = stage.by_hand("--nodes=2")
-    trial.until_step(3)
-    trial.preempt()
-    trial.until_attempt(2)
-    trial.set_pace(0)
-    assert trial.until_ended() == "COMPLETED"
+    assert preempt_once(trial) == "COMPLETED"
     (_, _, stopped), _ = trial.story
     assert trial.story == [(0, "preempted", stopped), (stopped, "completed", STEPS)]
     assert {one.job_id for one in trial.attempts} == {trial.job_id}
