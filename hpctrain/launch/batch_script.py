@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
 from collections.abc import Mapping
-from types import FrameType
 
 from hpctrain.config.stored import load
 from hpctrain.launch.batch_log import log_to_stdout
@@ -28,16 +26,12 @@ def supervise(directory: RunDirectory, environ: Mapping[str, str]) -> int:
     """
     log_to_stdout()
     bell, rope = os.pipe()
-
-    def stay(number: int, _frame: FrameType | None) -> None:
-        # the ranks get these from SLURM themselves; whoever judges them must outlive them, with a full disk too
-        if number == signal.SIGTERM:
-            os.write(rope, b"!")
-        with contextlib.suppress(OSError):
-            os.write(1, f"batch script: {signal.Signals(number).name} noted\n".encode())
-
+    os.set_blocking(rope, False)
+    # a handler in Python runs only once the main thread does, and that one may have just begun to wait for srun's words
+    signal.set_wakeup_fd(rope, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, stay)
+        # the ranks get these from SLURM themselves; whoever judges them must outlive them
+        signal.signal(number, lambda *_: None)
     supervisor = Supervisor(directory, load(directory.config), environ, Slurm(environ))
     threading.Thread(target=supervisor.heed, args=(bell,), daemon=True).start()
     return supervisor.run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpctrain.config.cluster import Slurm as SlurmCluster
@@ -17,6 +17,8 @@ from hpctrain.run.directory import RunDirectory
 COMPLAINT = re.compile(r"(?:srun|slurmstepd\S*): (?:error: |fatal: )?(?P<text>.*)")
 NOT_OF_INTEREST = re.compile(r"launch/slurm: |Job step aborted|Force Terminated")
 """What srun says of its own doings once something has happened."""
+ABORTED = re.compile(r"srun: Job step aborted")
+"""Said when the job ends, and when a task has."""
 NODE_FAILED = re.compile(r"srun: error: Node failure on \S")
 KEPT_LINES = 8
 
@@ -64,13 +66,20 @@ class StepEnd:
     said: tuple[str, ...]
 
 
-def run_step(command: Sequence[str], environ: Mapping[str, str], *, ends_with_a_node: bool = False) -> StepEnd:
+def run_step(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    ends_with_a_node: bool = False,
+    aborted: Callable[[], None] = lambda: None,
+) -> StepEnd:
     """Run srun to its end; what it prints goes to this process's output as well.
 
     Args:
         command: the srun line.
         environ: its environment.
         ends_with_a_node: end the step when one of its nodes fails; the other ranks would wait for those on it.
+        aborted: called as soon as srun says that the step is being ended.
     """
     said: list[str] = []
     with subprocess.Popen(
@@ -81,6 +90,8 @@ def run_step(command: Sequence[str], environ: Mapping[str, str], *, ends_with_a_
             say(line.rstrip("\n"))
             if ends_with_a_node and NODE_FAILED.match(line):
                 process.terminate()
+            if ABORTED.match(line):
+                aborted()
             complaint = COMPLAINT.match(line)
             if complaint and not NOT_OF_INTEREST.search(line) and len(said) < KEPT_LINES:
                 said.append(complaint["text"].strip())

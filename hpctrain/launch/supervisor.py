@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -77,6 +78,7 @@ class Supervisor:
         self._attempt_number, self._in_allocation, self._began = 0, 0, time.time()
         self.way_on = WayOn(self.directory, self.config, self.slurm, self.job_id, self.restarts)
         self._claimed, self._claiming = threading.Event(), threading.Lock()
+        self._seen, self._looking = False, threading.Lock()
 
     def run(self) -> int:
         """Run attempts until the verdict leads out of this allocation."""
@@ -128,7 +130,8 @@ class Supervisor:
         log.info("attempt %d on %s", attempt, " ".join(nodes))
         variables = Handover(attempt=attempt, logged=True).variables()
         command = srun_command(self.config, self.directory, nodes if keeps_spares else ())
-        end = run_step(command, {**self.environ, **variables}, ends_with_a_node=keeps_spares)
+        environ = {**self.environ, **variables}
+        end = run_step(command, environ, ends_with_a_node=keeps_spares, aborted=self._look_beside)
         log.info("srun ended with %d", end.code)
         outcome = judge_attempt(self.directory, attempt, self.resources.world_size, "; ".join(end.said))
         return attempt, self._second_opinion(outcome)
@@ -195,35 +198,55 @@ class Supervisor:
             return None
 
     def heed(self, bell: int) -> None:
-        """At each byte from ``bell``, a SIGTERM, see whether the job is being killed, and ask for its requeue at once.
+        """At each SIGTERM among the signals' numbers from ``bell``, look whether the job is being killed.
+
+        Args:
+            bell: gives a byte per signal; its end is the end.
+        """
+        while numbers := os.read(bell, 64):
+            for number in numbers:
+                log.info("%s noted", signal.Signals(number).name)
+            if signal.SIGTERM in numbers:
+                self.look()
+
+    def look(self) -> None:
+        """Look whether the job is being killed, and if so ask for its requeue at once; from any thread.
 
         Neither the ranks nor this process may live until all is saved and judged. SLURM lets them go on until KillWait
         is over all the same, and starts the job anew when all of its processes are gone (seen on 22.05).
         """
-        while os.read(bell, 1):
+        with self._looking:
+            if self._seen:
+                return
             self._claimed.wait(CLAIM_S)  # an attempt's end can be told; without one, this is the next best
             try:
-                self._see_whether_it_ends()
+                self._seen = self._see_whether_it_ends()
             except (HpctrainError, OSError) as error:
-                log.warning("SIGTERM could not be seen to: %s", error)
+                log.warning("whether SLURM ends the job could not be seen to: %s", error)
 
-    def _see_whether_it_ends(self) -> None:
+    def _look_beside(self) -> None:
+        """On srun's word that the step is being ended: it comes with the SIGTERM, and from elsewhere in SLURM."""
+        threading.Thread(target=self.look, daemon=True).start()
+
+    def _see_whether_it_ends(self) -> bool:
+        """Whether it does, and all that follows for this attempt was done."""
         claimed = self._claimed.is_set()
         found = self._taken_away()
         if found is None or not found.killing:
-            return
+            return False
         log.info("SLURM ends the job: %s (%s)", found.reason.value, found.evidence)
         if not claimed:
             if found.reason is Reason.PREEMPTED and not found.requeued:
                 self.way_on.requeue_early(self.silence_s)
-            return
+            return False
         with contextlib.suppress(OSError):  # the requeue matters more
             found.write(self.directory.claim(self._attempt_number))
         if found.requeued or found.reason not in (Reason.PREEMPTED, Reason.TIME_LIMIT):
-            return
+            return True
         outcome = Outcome(found.reason, self.directory.saved_step, "")
         if self._verdict(self._attempt_number, outcome).action is Action.REQUEUE:
             self.way_on.requeue_early(self.silence_s)
+        return True
 
     def _verdict(self, attempt: int, outcome: Outcome) -> Verdict:
         earlier = [entry for entry in self.ledger.attempts() if entry.attempt < attempt]

@@ -77,7 +77,7 @@ def test_preempted_without_grace_time(stage: Stage, options: tuple[str, ...]) ->
     trial.set_pace(60)
     trial.until_step(14)
     trial.preempt()
-    trial.until_attempt(2)
+    trial.until(lambda: not trial.ranks(), "SIGKILL")
     trial.set_pace(0)
     assert trial.until_ended() == "COMPLETED"
     assert [(start, reason) for start, reason, _ in trial.story] == [(0, "preempted"), (10, "completed")]

@@ -26,6 +26,7 @@ from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.ledger import Ledger, Reason
 from hpctrain.scheduler.slurm import Slurm
 
+ABORTED = "srun: Job step aborted: Waiting up to 22 seconds for job step to finish.\n"
 CAPTURED = (Path(__file__).parents[1] / "scheduler" / "captured" / "stops.txt").read_text()
 STOPS = dict(re.findall(r"=== (\w+) [^\n]*\n(.*?)(?=\n=== |\Z)", CAPTURED, re.DOTALL))
 RUNNING = re.sub(r" EndTime=\d+", f" EndTime={int(time.time()) + 86_400}", STOPS["peer_died"])
@@ -38,6 +39,8 @@ attempt = int(os.environ["HPCTRAIN_ATTEMPT"])
 open(home + "/steps", "a").write(" ".join(word for word in sys.argv if "no" in word or "--mem" in word) + "\\n")
 plan = json.load(open(home + "/plan.json"))
 act = plan[min(attempt, len(plan)) - 1]
+sys.stderr.write(act.get("warns", ""))
+sys.stderr.flush()
 if "waits" in act:
     while not os.path.exists(home + "/go"):
         time.sleep(0.01)
@@ -94,6 +97,12 @@ from hpctrain.launch.batch_script import supervise
 from hpctrain.run.directory import RunDirectory
 sys.exit(supervise(RunDirectory.at(sys.argv[1]), os.environ))
 """
+ANOTHERS = """
+import signal, threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+"""
+"""Before SUPERVISE: a SIGTERM finds another thread, and the main one goes on waiting."""
 SACCT = "import sys\nsys.exit('Slurm accounting storage is disabled')\n"
 
 
@@ -429,6 +438,26 @@ def test_a_job_that_is_killed_before_its_first_attempt_is_requeued_too(slurm, su
     assert slurm.told("requeued") == "7\n"
 
 
+def test_a_job_that_srun_sees_end_is_requeued_without_a_sigterm(slurm, supervisor):
+    aborted = {"warns": ABORTED, "waits": True}
+    slurm.plan({**aborted, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.job(STOPS["preempted_cancel_without_grace"])
+    one = supervisor()
+    code = in_a_thread(one.run)
+    until(lambda: slurm.told("requeued"))
+    ring(one).join(60)
+    (slurm.home / "go").touch()
+    assert code() == ExitCode.INTERRUPTED
+    assert slurm.told("requeued") == "7\n"
+    assert story(one) == [(0, "preempted", 14, "requeue")]
+
+
+def test_a_step_that_srun_ends_for_a_rank_requeues_nothing(slurm, supervisor):
+    slurm.plan({"warns": ABORTED, "start": 0, "ranks": all_ranks("failed", 6), "code": 1})
+    assert supervisor().run() == ExitCode.FAILED
+    assert not slurm.told("requeued")
+
+
 def test_no_requeue_follows_once_it_is_decided_how_the_run_goes_on(slurm, supervisor):
     slurm.plan({"start": 0, "ranks": all_ranks("failed", 6), "code": 1})
     one = supervisor()
@@ -438,15 +467,16 @@ def test_no_requeue_follows_once_it_is_decided_how_the_run_goes_on(slurm, superv
     assert not slurm.told("requeued")
 
 
-def test_a_full_disk_does_not_swallow_a_sigterm(slurm, supervisor):
-    """Whatever refuses the word about it, the bell rings, and the supervisor goes on."""
+@pytest.mark.parametrize("program", [SUPERVISE, ANOTHERS + SUPERVISE], ids=["noticed", "while it begins to wait"])
+def test_no_sigterm_is_lost(slurm, supervisor, program):
+    """With a full disk, which refuses the word about it; and as the main thread begins to wait for what srun says."""
     slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
     slurm.job(STOPS["preempted_cancel_without_grace"])
     one = supervisor()
     with Path("/dev/full").open("wb") as full:
-        command = [sys.executable, "-c", SUPERVISE, one.directory.path]
+        command = [sys.executable, "-c", program, one.directory.path]
         process = subprocess.Popen(command, stdout=full, stderr=subprocess.DEVNULL, env=slurm.environ)
-    until(lambda: one.ledger.last_claim() == 1)
+    until(lambda: slurm.told("steps"))
     process.send_signal(signal.SIGTERM)
     until(lambda: slurm.told("requeued"))
     (slurm.home / "go").touch()
@@ -663,7 +693,7 @@ def ring(supervisor):
     bell, rope = os.pipe()
     thread = threading.Thread(target=supervisor.heed, args=(bell,), daemon=True)
     thread.start()
-    os.write(rope, b"!")
+    os.write(rope, bytes([signal.SIGUSR1, signal.SIGTERM]))
     os.close(rope)
     return thread
 
