@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -10,7 +11,7 @@ import time
 from pathlib import Path
 
 from hpctrain.cli.jobs import ask
-from hpctrain.errors import ExitCode, HpctrainError
+from hpctrain.errors import ExitCode, HpctrainError, SchedulerError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
@@ -62,11 +63,15 @@ def _cancel(directory: RunDirectory) -> str:
     Raises:
         HpctrainError: it waits or runs where we can't reach it.
     """
-    done = [*_cancel_jobs(directory), *_stop_process(directory)]
-    if done:
-        directory.record_job({"cancelled": True, "time": time.time()})
+    if done := [*_cancel_jobs(directory), *_stop_process(directory)]:
         return "; ".join(done)
     return f"nothing to cancel, it is {read_status(directory, ask(job_ids(directory))).state}"
+
+
+def _note(directory: RunDirectory, *, cancelled: bool) -> None:
+    """Say so before it happens: SLURM's record of a job that is preempted doesn't tell who ended it."""
+    with contextlib.suppress(OSError):  # a full disk is no reason to let the run go on
+        directory.record_job({"cancelled": cancelled, "time": time.time()})
 
 
 def _cancel_jobs(directory: RunDirectory) -> list[str]:
@@ -76,12 +81,19 @@ def _cancel_jobs(directory: RunDirectory) -> list[str]:
         raise HpctrainError(
             f"SLURM can't be asked from here about job {', '.join(ids)}; type the command on a login node"
         )
-    done = []
+    phases = {job_id: view.phase for job_id, view in jobs.items() if view is not None}
+    done: list[str] = []
     for job_id in ids:
-        view = jobs.get(job_id)
-        if view is not None and view.phase is not JobPhase.ENDED:
+        if phases.get(job_id, JobPhase.ENDED) is JobPhase.ENDED:
+            continue
+        _note(directory, cancelled=True)
+        try:
             Slurm().cancel(job_id)
-            done.append(f"cancelled job {job_id}, which was {view.phase}")
+        except SchedulerError:
+            if not done:
+                _note(directory, cancelled=False)
+            raise
+        done.append(f"cancelled job {job_id}, which was {phases[job_id]}")
     return done
 
 
@@ -98,6 +110,7 @@ def _stop_process(directory: RunDirectory) -> list[str]:
         raise HpctrainError(
             f"process {owner.pid} should be the run's, but is `{owner.command[:80]}`: nothing was sent to it"
         )
+    _note(directory, cancelled=True)
     try:
         os.kill(owner.pid, signal.SIGINT)
     except OSError as error:

@@ -32,6 +32,8 @@ class Outcome:
         suspects: nodes that the failure points at, where SLURM names them.
         suspect_rank: whose node the failure points at.
         silent_ranks: ranks that left no record.
+        stop_signal: number of the signal that had asked the rank that failed to stop; None where none had.
+        error_after_signal: the rank raised an error, but SLURM was taking the job away, which is the likelier cause.
     """
 
     reason: Reason
@@ -40,6 +42,8 @@ class Outcome:
     suspects: tuple[str, ...] = ()
     suspect_rank: int | None = None
     silent_ranks: tuple[int, ...] = ()
+    stop_signal: int | None = None
+    error_after_signal: bool = False
 
     @property
     def exit_code(self) -> ExitCode:
@@ -62,9 +66,8 @@ def judge(records: Mapping[int, ExitRecord], world_size: int, last_step: int, wi
     if cause is not None and cause.reason is Reason.HANG:
         return Outcome(Reason.HANG, step, hang_report(records, silent), silent_ranks=tuple(silent))
     if cause is not None and not (cause.blames_peer and silent):
-        return Outcome(
-            cause.reason, step, describe(cause), suspect_rank=cause.rank if points_at_its_node(cause) else None
-        )
+        suspect = cause.rank if points_at_its_node(cause) else None
+        return Outcome(cause.reason, step, describe(cause), suspect_rank=suspect, stop_signal=cause.stop_signal)
     stopped = [record.reason for record in records.values() if record.reason in STOPPED]
     if stopped:
         # such a record is written behind a barrier that all ranks passed with everything saved

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from hpctrain.train.stop import STOP_SIGNALS
+
+if __name__ == "__main__":
+    # no moment of a start is deaf, nor deadly: they wait until `StopFlag.install`
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 from hpctrain.config.root import Config
 from hpctrain.config.stored import load

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from hpctrain.cluster.environment import ClusterEnvironment
@@ -29,7 +30,7 @@ from hpctrain.launch.way_on import WayOn
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.handover import Handover
 from hpctrain.run.ledger import Ledger, Reason
-from hpctrain.run.requeue import MACHINE_FAILURES, Action, Verdict, decide, unless_cancelled
+from hpctrain.run.requeue import Action, Verdict, decide, unless_cancelled
 from hpctrain.scheduler.patience import PATIENCE_S, patiently
 from hpctrain.scheduler.slurm import Slurm
 
@@ -79,6 +80,7 @@ class Supervisor:
         self.way_on = WayOn(self.directory, self.config, self.slurm, self.job_id, self.restarts)
         self._claimed, self._claiming = threading.Event(), threading.Lock()
         self._seen, self._looking = False, threading.Lock()
+        self._found: TakenAway | None = None
 
     def run(self) -> int:
         """Run attempts until the verdict leads out of this allocation."""
@@ -93,19 +95,21 @@ class Supervisor:
             log.warning("whether the run is completed can't be told: %s", error)
         while True:
             try:
-                attempt, outcome = self._attempt()
-            except RunDirectoryError as error:
+                attempt, said = self._attempt()
+                outcome, verdict, owned = self._judged(attempt, said)
+            except (OSError, RunDirectoryError) as error:
                 return self._unwritable(error)
-            verdict = self._as_possible(self._verdict(attempt, outcome))
-            if not self.ledger.owns(attempt):
+            if not owned:
                 log.warning("attempt %d was superseded: this job ends here", attempt)
                 return ExitCode.INTERRUPTED
             final, suspects = replace(outcome, reason=verdict.reason), self._suspects(outcome)
             if verdict.reason is not outcome.reason:
                 final = replace(final, report=f"{verdict.why}: {outcome.report}")
-            place = {"job_id": self.job_id, "nodes": self.allocation.step_nodes}
+            told = {"job_id": self.job_id, "nodes": self.allocation.step_nodes, **verdict.told(suspects)}
+            if outcome.error_after_signal:
+                told["error_after_signal"] = True
             patience_s = 0.0 if final.reason in TAKEN_AWAY else self.patience_s
-            close_patiently(patience_s, self.directory, attempt, world_size, final, **place, **verdict.told(suspects))
+            close_patiently(patience_s, self.directory, attempt, world_size, final, **told)
             log.info("attempt %d ended: %s at step %d; %s", attempt, final.reason.value, final.step, verdict.why)
             if final.report:
                 hint = f"; to go on: {resume_command(self.directory)}" if verdict.action is Action.END else ""
@@ -121,7 +125,8 @@ class Supervisor:
         self._claimed.set()
         return self._attempt_number
 
-    def _attempt(self) -> tuple[int, Outcome]:
+    def _attempt(self) -> tuple[int, str]:
+        """Its number, and what srun said of its ranks' ends."""
         # where the run has been before, its directory was good
         patience_s = self.patience_s if self._in_allocation or self.restarts else 0.0
         attempt = until_it_can(self._claim, patience_s, "the run can't be claimed yet")
@@ -133,11 +138,20 @@ class Supervisor:
         environ = {**self.environ, **variables}
         end = run_step(command, environ, ends_with_a_node=keeps_spares, aborted=self._look_beside)
         log.info("srun ended with %d", end.code)
-        outcome = judge_attempt(self.directory, attempt, self.resources.world_size, "; ".join(end.said))
-        return attempt, self._second_opinion(outcome)
+        return attempt, "; ".join(end.said)
 
-    def _unwritable(self, error: RunDirectoryError) -> int:
-        """No attempt can begin here: the queue may give the file system time, or other nodes that can write to it."""
+    def _judged(self, attempt: int, said: str) -> tuple[Outcome, Verdict, bool]:
+        """How an attempt ended, what follows, and whether that is still this job's to say."""
+
+        def judged() -> tuple[Outcome, Verdict, bool]:
+            outcome = self._second_opinion(judge_attempt(self.directory, attempt, self.resources.world_size, said))
+            verdict = self._as_possible(self._verdict(attempt, outcome))
+            return outcome, verdict, self.ledger.owns(attempt)
+
+        return until_it_can(judged, self.patience_s, f"how attempt {attempt} ended can't be read yet")
+
+    def _unwritable(self, error: Exception) -> int:
+        """Nothing can be read or written here: the queue may give the file system time, or other nodes."""
         say(f"hpctrain: {error}; to go on: {resume_command(self.directory)}")
         if self._in_allocation or self.restarts:
             budget = self.cluster.requeue.max_failures
@@ -147,17 +161,31 @@ class Supervisor:
 
     def _second_opinion(self, outcome: Outcome) -> Outcome:
         """Ranks that died while SLURM took their job away can't tell, and new ones would not be told again."""
-        if outcome.reason in (Reason.COMPLETED, Reason.FAILED, Reason.CANCELLED):
+        failed = outcome.reason is Reason.FAILED
+        if outcome.reason in (Reason.COMPLETED, Reason.CANCELLED) or (
+            failed and not self._may_follow_a_signal(outcome)
+        ):
             return outcome
         if cancelled_by_user(self.directory, self._began):
             return replace(outcome, reason=Reason.CANCELLED, report="cancelled by its user")
-        if outcome.reason is not Reason.INTERRUPTED and outcome.reason not in MACHINE_FAILURES:
-            return outcome
-        found = self._taken_away()
+        with self._looking:  # once the job is requeued, SLURM's record no longer tells a time limit from a preemption
+            found = self._found
+            if found is None and outcome.reason not in TAKEN_AWAY:
+                found = self._taken_away(outcome.stop_signal)
         if found is None:
-            return self._without_failed_nodes(outcome)
+            return (
+                self._without_failed_nodes(outcome) if outcome.reason not in (*TAKEN_AWAY, Reason.FAILED) else outcome
+            )
         report = f"{found.reason.value}: {found.evidence}"
-        return replace(outcome, reason=found.reason, report=report, suspect_rank=None, silent_ranks=())
+        if failed:
+            report += f"; an error followed, as of a child process that the signal ended: {outcome.report}"
+        outcome = replace(outcome, reason=found.reason, report=report, suspect_rank=None, silent_ranks=())
+        return replace(outcome, error_after_signal=failed)
+
+    def _may_follow_a_signal(self, outcome: Outcome) -> bool:
+        """Whether an error may be that of a child process which SLURM's signal ended; not twice in a row."""
+        before = [one for one in self.ledger.attempts() if one.attempt < self._attempt_number]
+        return outcome.stop_signal is not None and not (before and before[-1].extra.get("error_after_signal"))
 
     def _without_failed_nodes(self, outcome: Outcome) -> Outcome:
         """A job with nodes to spare goes on when one of them fails."""
@@ -173,18 +201,16 @@ class Supervisor:
             return outcome
         return Outcome(Reason.NODE_FAILURE, outcome.step, f"{' '.join(failed)} failed", suspects=failed)
 
-    def _taken_away(self) -> TakenAway | None:
+    def _taken_away(self, received: int | None = None) -> TakenAway | None:
         if self.job_id is None:
             return None
-        job_id = self.job_id
-        return self._answer(
-            lambda: TakenAway.ask(self.slurm, job_id, self.nodes, restarts=self.restarts, since=self._began)
-        )
+        ask = partial(TakenAway.ask, self.slurm, self.job_id, self.nodes, restarts=self.restarts, since=self._began)
+        return self._answer(lambda: ask(received=received))
 
     def _answer(self, question: Callable[[], T | None]) -> T | None:
         def ask() -> T | None:
             # a batch host that is cut off may outlive its job, and would ask in vain for as long as it is allowed to
-            with self._claiming:
+            with self._claiming, contextlib.suppress(OSError):  # not to be told isn't to be overtaken
                 if self._claimed.is_set():
                     self.ledger.require_ownership(self._attempt_number)
             return question()
@@ -234,7 +260,12 @@ class Supervisor:
         found = self._taken_away()
         if found is None or not found.killing:
             return False
+        if cancelled_by_user(self.directory, self._began):
+            found = replace(found, reason=Reason.CANCELLED)
         log.info("SLURM ends the job: %s (%s)", found.reason.value, found.evidence)
+        self._found = found
+        if found.reason is Reason.CANCELLED:
+            self.way_on.cancel()
         if not claimed:
             if found.reason is Reason.PREEMPTED and not found.requeued:
                 self.way_on.requeue_early(self.silence_s)
@@ -244,9 +275,9 @@ class Supervisor:
         if found.requeued or found.reason not in (Reason.PREEMPTED, Reason.TIME_LIMIT):
             return True
         outcome = Outcome(found.reason, self.directory.saved_step, "")
-        if self._verdict(self._attempt_number, outcome).action is Action.REQUEUE:
-            self.way_on.requeue_early(self.silence_s)
-        return True
+        if self._verdict(self._attempt_number, outcome).action is not Action.REQUEUE:
+            return True
+        return self.way_on.requeue_early(self.silence_s)
 
     def _verdict(self, attempt: int, outcome: Outcome) -> Verdict:
         earlier = [entry for entry in self.ledger.attempts() if entry.attempt < attempt]
@@ -290,15 +321,25 @@ class Supervisor:
         if outcome.reason is Reason.COMPLETED:
             return outcome.exit_code
         requeued = self.way_on.decided()
-        if verdict.action is Action.END and not requeued:
+        if verdict.action is Action.END:
+            if requeued:
+                self._take_back()
             return outcome.exit_code
+        if self.way_on.cancelled:
+            log.info("the user has cancelled the job meanwhile: it isn't requeued")
+            return ExitCode.CANCELLED
         try:
-            if verdict.action is Action.END:
-                assert self.job_id is not None
-                self.slurm.cancel(self.job_id)
-                return outcome.exit_code
             if verdict.action is not Action.REQUEUE or not self.way_on.requeue(self.silence_s):
                 log.info("the run goes on in job %s", self.way_on.resubmit(verdict.exclude))
         except HpctrainError as error:
             log.warning("the run could not go on by itself (%s); to go on: %s", error, resume_command(self.directory))
         return ExitCode.INTERRUPTED
+
+    def _take_back(self) -> None:
+        """The job was requeued before its ranks had ended, and they left nothing to go on with."""
+        assert self.job_id is not None
+        job_id = self.job_id
+        try:
+            patiently(lambda: self.slurm.cancel(job_id), self.silence_s)
+        except SchedulerError as error:
+            log.warning("the run is over, and job %s waits in the queue all the same (%s); scancel it", job_id, error)

@@ -34,7 +34,16 @@ class TakenAway:
     requeued: bool = False
 
     @classmethod
-    def ask(cls, slurm: Slurm, job_id: str, nodes: Sequence[str], *, restarts: int, since: float) -> TakenAway | None:
+    def ask(
+        cls,
+        slurm: Slurm,
+        job_id: str,
+        nodes: Sequence[str],
+        *,
+        restarts: int,
+        since: float,
+        received: int | None = None,
+    ) -> TakenAway | None:
         """Ask SLURM; None where it lets the job run.
 
         Args:
@@ -43,6 +52,7 @@ class TakenAway:
             nodes: that it has.
             restarts: how often it had been requeued when this allocation began.
             since: epoch seconds at which the attempt began.
+            received: number of the signal that a rank got, if it is known.
 
         Raises:
             SchedulerError: SLURM doesn't answer.
@@ -50,12 +60,13 @@ class TakenAway:
         record = slurm.show(job_id)
         if record is None:
             return None
-        found = diagnose(None, record, restarts=restarts, now=time.time())
+        found = diagnose(received, record, restarts=restarts, now=time.time())
         if found.cause is Cause.UNKNOWN:
             return None
         reason, evidence = Reason(found.cause.value), found.evidence
         # a dead node's job looks like one that was preempted without grace time
-        failed = slurm.failed_nodes(nodes, since) if found.requeued and record.preempt_time is None else ()
+        in_doubt = found.requeued and record.preempt_time is None
+        failed = slurm.failed_nodes(nodes, since) if in_doubt or reason is Reason.NODE_FAILURE else ()
         if failed:
             reason, evidence = Reason.NODE_FAILURE, f"{' '.join(failed)} failed; {evidence}"
         return cls(reason, evidence, found.ending, found.requeued)

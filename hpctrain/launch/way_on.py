@@ -30,6 +30,7 @@ class WayOn:
         job_id: of this allocation; None outside of one.
         restarts: how often the job had been requeued when this allocation began.
         requeued: SLURM has agreed to put the job back into the queue.
+        cancelled: the user has cancelled it: nothing goes on.
     """
 
     directory: RunDirectory
@@ -38,6 +39,7 @@ class WayOn:
     job_id: str | None
     restarts: int
     requeued: bool = False
+    cancelled: bool = False
     _decided: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -53,11 +55,14 @@ class WayOn:
         with self._lock:
             return self._requeue(silence_s)
 
-    def requeue_early(self, silence_s: float) -> None:
+    def requeue_early(self, silence_s: float) -> bool:
         """The same for a job that is being killed; not once it is decided how the run goes on, or that it doesn't."""
         with self._lock:
-            if not self._decided:
-                self._requeue(silence_s)
+            return self._decided or self._requeue(silence_s)
+
+    def cancel(self) -> None:
+        """Note that the user has cancelled the job: it isn't requeued, and no new one is submitted."""
+        self.cancelled = True
 
     def decided(self) -> bool:
         """Note that the run's way on is decided; whether the job was put back into the queue before."""
@@ -67,6 +72,8 @@ class WayOn:
 
     def _requeue(self, silence_s: float) -> bool:
         assert self.job_id is not None
+        if self.cancelled:
+            return False
         if not self.requeued:
             try:
                 requeue(self.slurm, self.job_id, restarts=self.restarts, patience_s=silence_s)

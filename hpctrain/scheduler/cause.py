@@ -14,8 +14,6 @@ from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.state import JobState
 
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-AT_THE_LIMIT = "TimeLimit"
-"""The reason that SLURM gives for a job whose time is over."""
 
 
 class Cause(StrEnum):
@@ -24,8 +22,13 @@ class Cause(StrEnum):
     PREEMPTED = "preempted"
     TIME_LIMIT = "time_limit"
     CANCELLED = "cancelled"
+    NODE_FAILURE = "node_failure"
     UNKNOWN = "unknown"
     """A signal from elsewhere: a person, or srun after a peer's death. Nothing is requeued for it."""
+
+
+ENDED_FOR = {"TimeLimit": Cause.TIME_LIMIT, "NodeDown": Cause.NODE_FAILURE}
+"""By the reason that SLURM gives for a job that ends without being requeued; any other one is a person's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def diagnose(received: int | None, record: JobRecord | None, *, restarts: int, n
         return Diagnosis(Cause.PREEMPTED, None if ending else record.end_time, evidence, requeued, ending)
     if ending:
         # a preemption without grace time counts the requeue at once, so it is not one
-        cause = Cause.TIME_LIMIT if record.reason == AT_THE_LIMIT else Cause.CANCELLED
+        cause = ENDED_FOR.get(record.reason, Cause.CANCELLED)
         return Diagnosis(cause, None, f"{evidence} Reason={record.reason or None}", ending=True)
     if received in USER_SIGNALS:
         return Diagnosis(Cause.TIME_LIMIT, record.end_time, evidence)

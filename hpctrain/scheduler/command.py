@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +12,8 @@ from hpctrain.errors import SchedulerError, SchedulerMissingError
 _SETTINGS = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_")  # a person's filters and formats would change the answers
 _UNREACHABLE = re.compile(
     r"unable to contact slurm controller|connection refused|timed out|configuration source|configuration file"
-    r"|accounting storage is disabled|problem talking to the database|controller not responding",
+    r"|accounting storage is disabled|problem talking to the database|controller not responding"
+    r"|zero bytes were transmitted|message (send|receive) failure|backup controller in standby",
     re.IGNORECASE,
 )
 _UNKNOWN_JOB = re.compile(r"invalid job id specified|job \S+ not found", re.IGNORECASE)
@@ -30,7 +32,8 @@ def run(arguments: Sequence[str], environ: Mapping[str, str], timeout_s: float) 
         timeout_s: it is killed after so many seconds.
 
     Raises:
-        SchedulerMissingError: the command isn't there, or what it asks doesn't answer.
+        SchedulerMissingError: the command isn't there, or what it asks doesn't answer, or a signal ended it before:
+            SLURM sends those to all of a job's processes.
         UnknownJobError: it doesn't know the job.
         SchedulerError: it refused for another reason.
     """
@@ -57,6 +60,8 @@ def run(arguments: Sequence[str], environ: Mapping[str, str], timeout_s: float) 
         raise SchedulerMissingError(f"{shown}: SLURM did not answer within {timeout_s:g} s; try again later") from error
     if done.returncode == 0:
         return done.stdout
+    if done.returncode < 0:
+        raise SchedulerMissingError(f"{shown}: ended by {signal.Signals(-done.returncode).name}, without an answer")
     said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
     if _UNKNOWN_JOB.search(said):
         raise UnknownJobError(f"{shown}: {said}")

@@ -32,19 +32,27 @@ def close_by_hand(
     reason: Reason,
     step: int,
     detail: str,
+    stop_signal: int | None = None,
     environment: ClusterEnvironment,
     config: Config,
 ) -> None:
     """Record the end and, after a preemption or near the time limit, put the job back into the queue.
 
     A requeue ends this process within the blink of an eye: it comes last. Failures need somebody outside of the dead
-    ranks to judge them: without hpctrain's batch script they are recorded, and not requeued.
+    ranks to judge them: without hpctrain's batch script they are recorded, and not requeued; but an error after a
+    signal may be that of a child process which SLURM's signal reached, too.
     """
     ledger = Ledger(directory)
     saved = directory.saved_step
     _start_if_it_never_began(ledger, attempt, environment, saved)
     if reason is Reason.INTERRUPTED and not detail and environment.job_id is not None:
-        reason = _second_opinion(environment.job_id, environment.restart_count)
+        reason = _second_opinion(environment.job_id, environment.restart_count, Reason.INTERRUPTED)
+    before = [entry for entry in ledger.attempts() if entry.attempt < attempt]
+    twice = bool(before) and bool(before[-1].extra.get("error_after_signal"))
+    failed = reason is Reason.FAILED
+    if failed and stop_signal is not None and not twice and environment.job_id is not None:
+        reason = _second_opinion(environment.job_id, environment.restart_count, Reason.FAILED, stop_signal)
+    late = {"error_after_signal": True} if failed and reason is not Reason.FAILED else {}
     verdict = Verdict(Action.END, reason, detail)
     if environment.job_id is not None and reason in (Reason.PREEMPTED, Reason.TIME_LIMIT):
         verdict = _verdict(ledger, Attempt(attempt=attempt, reason=reason, end_step=step), config)
@@ -55,7 +63,8 @@ def close_by_hand(
         log.info("%s", verdict.why)
     if verdict.reason is not reason:
         detail = verdict.why
-    told = ledger.end(attempt, reason=verdict.reason, step=step, detail=detail, saved_step=saved, **verdict.told())
+    extra = {"saved_step": saved, **late, **verdict.told()}
+    told = ledger.end(attempt, reason=verdict.reason, step=step, detail=detail, **extra)
     if not told or verdict.action is not Action.REQUEUE:
         return
     assert environment.job_id is not None
@@ -67,10 +76,10 @@ def close_by_hand(
         )
 
 
-def _second_opinion(job_id: str, restarts: int) -> Reason:
-    """Why the ranks were stopped, if SLURM had no time to say so before they saved."""
-    found = diagnose(None, show(Slurm(os.environ), job_id), restarts=restarts, now=time.time())
-    return Reason.INTERRUPTED if found.cause is Cause.UNKNOWN else Reason(found.cause.value)
+def _second_opinion(job_id: str, restarts: int, otherwise: Reason, received: int | None = None) -> Reason:
+    """Why the ranks were stopped, if SLURM had no time to say so before they saved, or an error was in between."""
+    found = diagnose(received, show(Slurm(os.environ), job_id), restarts=restarts, now=time.time())
+    return otherwise if found.cause is Cause.UNKNOWN else Reason(found.cause.value)
 
 
 def _verdict(ledger: Ledger, ended: Attempt, config: Config) -> Verdict:

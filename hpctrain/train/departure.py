@@ -46,7 +46,8 @@ class Departure:
     @property
     def reason(self) -> Reason:
         """How the attempt's end is called."""
-        return Reason.INTERRUPTED if self.diagnosis.cause is Cause.UNKNOWN else Reason(self.diagnosis.cause.value)
+        known = self.diagnosis.cause not in (Cause.UNKNOWN, Cause.NODE_FAILURE)  # whoever saved didn't die of it
+        return Reason(self.diagnosis.cause.value) if known else Reason.INTERRUPTED
 
     def begin(self, received: int, save_takes_s: float) -> bool:
         """Find out why, before the save; collective.

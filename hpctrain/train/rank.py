@@ -91,6 +91,7 @@ class Rank:
             message="" if error is None else f"{type(error).__name__}: {error}",
             traceback="" if error is None else "".join(traceback.format_exception(error)),
             blames_peer=blames_peer,
+            stop_signal=self.stop.signal,
             time=time.time(),
         )
         try:
@@ -113,6 +114,7 @@ class Rank:
             reason=reason,
             step=self.step,
             detail=detail,
+            stop_signal=self.stop.signal,
             environment=self.environment,
             config=self.config,
         )

@@ -32,6 +32,10 @@ import json, os, sys
 home = os.path.dirname(sys.argv[0])
 with open(home + "/cancelled", "a") as file:
     print(*sys.argv[1:], file=file)
+if os.path.exists(home + "/told"):
+    print(open(open(home + "/told").read()).read(), file=open(home + "/told", "w"))
+if os.path.exists(home + "/mute"):
+    sys.exit("scancel: error: Unable to contact slurm controller (connect failure)")
 jobs = json.load(open(home + "/jobs.json"))
 jobs[sys.argv[1]]["State"] = "CANCELLED"
 json.dump(jobs, open(home + "/jobs.json", "w"))

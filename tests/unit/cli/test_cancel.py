@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -160,6 +161,39 @@ def test_without_slurm_a_job_cannot_be_cancelled(make_run, capsys):
     assert main(["digits"]) == 1
     assert "SLURM can't be asked from here about job 12; type the command on a login node" in capsys.readouterr().err
     assert len(directory.job_records()) == 1
+
+
+def test_the_run_is_told_before_slurm_is(make_run, slurm):
+    """Its batch script can't tell from SLURM's record who ended a job that is being preempted."""
+    directory = make_run("digits")
+    directory.record_job({"job_id": "12", "time": 1.0})
+    slurm.queue(j12={"State": "RUNNING"})
+    (slurm.home / "told").write_text(str(directory.jobs))
+    assert main(["digits"]) == 0
+    assert '"cancelled": true' in (slurm.home / "told").read_text()
+
+
+def test_a_cancel_that_slurm_did_not_hear_is_taken_back(make_run, slurm, capsys):
+    directory = make_run("digits")
+    directory.record_job({"job_id": "12", "time": 1.0})
+    slurm.queue(j12={"State": "RUNNING"})
+    (slurm.home / "mute").touch()
+    assert main(["digits"]) == 1
+    assert "Unable to contact" in capsys.readouterr().err
+    assert not directory.job_records()[-1]["cancelled"]
+
+
+def test_a_full_disk_keeps_no_job_from_being_cancelled(make_run, slurm, monkeypatch):
+    directory = make_run("digits")
+    directory.record_job({"job_id": "12", "time": 1.0})
+    slurm.queue(j12={"State": "RUNNING"})
+    monkeypatch.setattr(RunDirectory, "record_job", full)
+    assert main(["digits"]) == 0
+    assert slurm.cancelled() == ["12"]
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_what_cannot_be_cancelled_does_not_keep_the_rest(make_run, slurm, capsys):

@@ -18,6 +18,7 @@ import pytest
 
 from hpctrain.config.compose import Composer
 from hpctrain.errors import ExitCode
+from hpctrain.launch.conclude import close_patiently, judge_attempt
 from hpctrain.launch.prepare import prepare
 from hpctrain.launch.silent import close_silent
 from hpctrain.launch.supervisor import Supervisor
@@ -75,6 +76,9 @@ if os.path.exists(home + "/silent"):
         sys.exit("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
 if words[0] == "requeue":
     open(home + "/requeued", "a").write(words[1] + "\\n")
+    if os.path.exists(home + "/ends_the_asker"):
+        os.remove(home + "/ends_the_asker")
+        os.kill(os.getpid(), 15)
     if os.path.exists(home + "/refuses"):
         sys.exit("scontrol: error: Requested operation is presently disabled for job " + words[1])
     sys.exit(0)
@@ -89,6 +93,9 @@ print("Submitted batch job 8")
 """
 SCANCEL = """
 import os, sys
+if os.path.exists(os.path.dirname(sys.argv[0]) + "/silent_once"):
+    os.remove(os.path.dirname(sys.argv[0]) + "/silent_once")
+    sys.exit("scancel: error: Unable to contact slurm controller (connect failure)")
 open(os.path.dirname(sys.argv[0]) + "/cancelled", "a").write(sys.argv[-1] + "\\n")
 """
 SUPERVISE = """
@@ -418,7 +425,8 @@ def test_a_job_that_is_being_killed_is_requeued_before_its_ranks_are_gone(slurm,
     (slurm.home / "go").touch()
     assert code() == ExitCode.INTERRUPTED
     assert slurm.told("requeued") == "7\n"  # not a second time
-    assert story(one) == [(0, "preempted", 14, "requeue")]
+    # what was found before the requeue counts: after it any end looks like a preemption
+    assert story(one) == [(0, noted.reason.value, 14, "requeue")]
 
 
 @pytest.mark.parametrize("patience_s", [0.0, 100.0])
@@ -450,6 +458,131 @@ def test_a_job_that_srun_sees_end_is_requeued_without_a_sigterm(slurm, superviso
     assert code() == ExitCode.INTERRUPTED
     assert slurm.told("requeued") == "7\n"
     assert story(one) == [(0, "preempted", 14, "requeue")]
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_signal_that_ends_the_command_that_asks_is_no_refusal(slurm, supervisor, early):
+    """SLURM signals all processes of the batch step, scontrol among them."""
+    (slurm.home / "ends_the_asker").touch()
+    aborted = {"warns": ABORTED, "waits": True} if early else {}
+    slurm.plan({**aborted, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.job(STOPS["preempted_cancel_without_grace"])
+    one = supervisor()
+    code = in_a_thread(one.run)
+    until(lambda: slurm.told("requeued") == "7\n7\n")
+    (slurm.home / "go").touch()
+    assert code() == ExitCode.INTERRUPTED
+    assert not slurm.told("submitted")
+
+
+def test_an_early_requeue_that_is_refused_is_asked_for_at_the_next_signal_again(slurm, supervisor):
+    slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.job(STOPS["preempted_cancel_without_grace"])
+    slurm.refuse()
+    one = supervisor()
+    code = in_a_thread(one.run)
+    until(lambda: one.ledger.last_claim() == 1)
+    ring(one).join(60)
+    assert slurm.told("requeued") == "7\n"
+    (slurm.home / "refuses").unlink()
+    ring(one).join(60)
+    assert slurm.told("requeued") == "7\n7\n"
+    (slurm.home / "go").touch()
+    assert code() == ExitCode.INTERRUPTED
+    assert slurm.told("requeued") == "7\n7\n"
+
+
+def test_a_preempted_job_that_its_user_cancels_is_not_requeued_early(slurm, supervisor):
+    """SLURM's record is that of a preemption; what was typed tells the difference."""
+    slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.job(STOPS["preempted_cancel_without_grace"])
+    one = supervisor()
+    code = in_a_thread(one.run)
+    until(lambda: one.ledger.last_claim() == 1)
+    one.directory.record_job({"cancelled": True, "time": time.time()})
+    ring(one).join(60)
+    (slurm.home / "go").touch()
+    assert code() == ExitCode.CANCELLED
+    assert not slurm.told("requeued")
+    assert TakenAway.read(one.directory.claim(1)).reason is Reason.CANCELLED
+
+
+@pytest.mark.parametrize("requeue", ["Requeue=1", "Requeue=0"])
+def test_a_job_that_is_cancelled_once_it_is_known_how_it_goes_on_does_not(slurm, supervisor, monkeypatch, requeue):
+    slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.job(RUNNING.replace("Requeue=1", requeue))
+    one = supervisor()
+
+    def cancelled_meanwhile(*told, **more):
+        slurm.job(STOPS["cancelled"])
+        one.look()
+        close_patiently(*told, **more)
+
+    monkeypatch.setattr("hpctrain.launch.supervisor.close_patiently", cancelled_meanwhile)
+    assert one.run() == ExitCode.CANCELLED
+    assert (slurm.told("requeued"), slurm.told("submitted")) == ("", "")
+
+
+SIGNALLED = {"message": "CppCompileError: C++ compile error", "stop_signal": int(signal.SIGTERM)}
+
+
+@pytest.mark.parametrize(
+    ("stop", "number", "reason", "follows"),
+    [
+        ("preempted", signal.SIGTERM, "preempted", "requeue"),
+        ("time_limit_near", signal.SIGUSR2, "time_limit", "requeue"),
+        ("cancelled", signal.SIGTERM, "cancelled", None),
+        ("peer_died", signal.SIGTERM, "failed", None),
+    ],
+)
+def test_an_error_after_a_signal_may_be_that_of_a_child_process(slurm, supervisor, stop, number, reason, follows):
+    error = SIGNALLED | {"stop_signal": int(number)}
+    # the captured job's time is over by now
+    record = re.sub(r" EndTime=\d+", f" EndTime={int(time.time()) + 90}", STOPS[stop])
+    slurm.plan({"start": 0, "ranks": all_ranks("failed", 6, **error), "job": record, "code": 1})
+    one = supervisor()
+    one.run()
+    assert story(one) == [(0, reason, 6, follows)]
+    assert "CppCompileError" in one.ledger.attempts()[0].detail or reason == "cancelled"
+
+
+def test_an_error_that_follows_a_signal_twice_in_a_row_is_the_tasks(slurm, supervisor):
+    slurm.plan({"start": 0, "ranks": all_ranks("failed", 6, **SIGNALLED), "job": STOPS["preempted"], "code": 1})
+    assert supervisor().run() == ExitCode.INTERRUPTED
+    one = supervisor(SLURM_RESTART_COUNT="1")
+    assert one.run() == ExitCode.FAILED
+    assert [reason for _, reason, _, _ in story(one)] == ["preempted", "failed"]
+
+
+@pytest.mark.parametrize(("times", "follows"), [(2, True), (999, False)])
+def test_a_file_system_that_can_t_be_read_for_a_while_keeps_no_attempt_from_its_judgement(
+    slurm, supervisor, monkeypatch, times, follows
+):
+    slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    one = supervisor()
+    one.patience_s = 0.0 if not follows else 60.0
+    left = [times]
+
+    def read(*asked):
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return judge_attempt(*asked)
+
+    monkeypatch.setattr("hpctrain.launch.supervisor.judge_attempt", read)
+    assert one.run() == ExitCode.INTERRUPTED
+    assert slurm.told("requeued") == "7\n"
+    assert story(one) == ([(0, "preempted", 14, "requeue")] if follows else [(0, "None", None, None)])
+
+
+def test_a_node_that_dies_under_a_job_that_may_not_be_requeued_is_no_cancel(slurm, supervisor):
+    slurm.nodes(("n1", "IDLE", 0), ("n2", "DOWN+NOT_RESPONDING", 0))
+    died = STOPS["cancelled"].replace(" Reason=None", " Reason=NodeDown").replace("Requeue=1", "Requeue=0")
+    slurm.plan({"start": 0, "saves": [10], "job": died, "says": "srun: error: Node failure on n2\n", "code": 1})
+    one = supervisor()
+    assert one.run() == ExitCode.INTERRUPTED
+    assert story(one) == [(0, "node_failure", 10, "resubmit")]
+    assert slurm.told("submitted")
 
 
 def test_a_step_that_srun_ends_for_a_rank_requeues_nothing(slurm, supervisor):
@@ -497,7 +630,10 @@ def test_a_sigterm_that_needs_no_requeue_now(slurm, supervisor, stop):
     assert not slurm.told("requeued")
 
 
-def test_a_run_that_failed_after_its_job_was_requeued_does_not_come_back(slurm, supervisor):
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_run_that_failed_after_its_job_was_requeued_does_not_come_back(slurm, supervisor, silent):
+    if silent:
+        (slurm.home / "silent_once").touch()
     slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("failed", 6), "code": 1})
     slurm.job(STOPS["preempted_cancel_without_grace"])
     one = supervisor()

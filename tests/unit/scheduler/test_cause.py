@@ -53,6 +53,12 @@ def test_a_job_that_was_requeued_before_isn_t_taken_for_one_that_is_now():
     assert diagnose(received, replace(record, restarts=3), restarts=2, now=now).cause is Cause.PREEMPTED
 
 
+@pytest.mark.parametrize("state", [JobState.COMPLETING, JobState.NODE_FAIL])
+def test_a_job_that_may_not_be_requeued_and_loses_a_node(state):
+    """Seen on 22.05 with Requeue=0: COMPLETING for KillWait, Reason=NodeDown, Restarts and PreemptTime as before."""
+    assert diagnosed("cancelled", state=state, reason="NodeDown").cause is Cause.NODE_FAILURE
+
+
 @pytest.mark.parametrize("state", [JobState.COMPLETING, JobState.CANCELLED])
 def test_a_cancelled_job_stays_cancelled_in_whatever_state_it_is_seen(state):
     assert diagnosed("cancelled", state=state).cause is Cause.CANCELLED

@@ -123,6 +123,20 @@ def test_a_job_is_not_gone_because_the_accounting_has_not_heard_of_it_yet(fake: 
         fake.slurm.find(["2", "77"])
 
 
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("kill -TERM $$", "ended by SIGTERM, without an answer"),
+        ("echo 'slurm_load_jobs error: Zero Bytes were transmitted or received' >&2; exit 1", "Zero Bytes"),
+        ("echo 'Requeue request failed: Message receive failure' >&2; exit 1", "Message receive failure"),
+    ],
+)
+def test_a_question_without_an_answer_is_no_refusal(fake: FakeSlurm, program: str, said: str) -> None:
+    fake.answer("scontrol", program)
+    with pytest.raises(SchedulerMissingError, match=said):
+        fake.slurm.requeue("7")
+
+
 def test_a_pending_task_that_was_cancelled_with_its_array(fake: FakeSlurm) -> None:
     row = (CAPTURED / "squeue.txt").read_text().split("\x1e\n")[1]
     array = row.replace("23\x1f23", "9\x1f9", 1).replace("FAILED\x1fNonZeroExitCode", "CANCELLED\x1fNone") + "\x1e\n"

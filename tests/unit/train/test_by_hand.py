@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -71,6 +72,26 @@ def test_the_ledger_tells_who_requeues(directory, config, scontrol):
     assert (end.extra["next"], end.extra["requeued_by"], end.detail) == ("requeue", "hpctrain", "said")
     failed = close(directory, config, Reason.FAILED)
     assert (failed.reason, failed.detail, failed.extra.get("next")) == (Reason.FAILED, "said", None)
+
+
+@pytest.mark.parametrize(
+    ("stop", "number", "reasons"),
+    [
+        ("preempted", signal.SIGTERM, [Reason.PREEMPTED, Reason.FAILED]),
+        ("time_limit_near", signal.SIGUSR2, [Reason.TIME_LIMIT, Reason.FAILED]),
+        ("peer_died", signal.SIGTERM, [Reason.FAILED, Reason.FAILED]),
+        ("preempted", None, [Reason.FAILED, Reason.FAILED]),
+    ],
+)
+def test_an_error_after_a_signal_may_be_that_of_a_child_process_once(
+    directory, config, scontrol, stop, number, reasons
+):
+    record = re.sub(r" EndTime=\d+", f" EndTime={int(time.time()) + 90}", STOPS[stop])
+    scontrol.with_name("job").write_text(record)
+    ends = [close(directory, config, Reason.FAILED, stop_signal=number) for _ in range(2)]
+    assert [end.reason for end in ends] == reasons
+    asked = scontrol.read_text() if scontrol.exists() else ""
+    assert asked.count("requeue 7") == len(set(reasons)) - 1
 
 
 def test_the_ledger_tells_of_a_run_that_is_given_up(directory, config, scontrol):
