@@ -33,5 +33,5 @@ def supervise(directory: RunDirectory, environ: Mapping[str, str]) -> int:
         # the ranks get these from SLURM themselves; whoever judges them must outlive them
         signal.signal(number, lambda *_: None)
     supervisor = Supervisor(directory, load(directory.config), environ, Slurm(environ))
-    threading.Thread(target=supervisor.heed, args=(bell,), daemon=True).start()
+    threading.Thread(target=supervisor.lookout.heed, args=(bell,), daemon=True).start()
     return supervisor.run()

@@ -15,6 +15,8 @@ from hpctrain.scheduler.cause import Cause, diagnose
 from hpctrain.scheduler.slurm import Slurm
 
 FILE_NAME = "taken_away.json"
+TAKEN_AWAY = (Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.NODE_FAILURE, Reason.CANCELLED)
+"""Ends that are SLURM's doing: it kills the batch script before long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -343,7 +343,7 @@ def test_ranks_that_could_not_ask_slurm_leave_that_to_the_batch_script(slurm, su
 def test_with_the_cause_unknown_nothing_is_requeued(slurm, supervisor):
     slurm.plan({"start": 0, "ranks": all_ranks("interrupted", 14), "saves": [14], "job": "", "code": 4})
     one = supervisor()
-    one.silence_s = 0
+    one.job.silence_s = 0
     assert one.run() == ExitCode.INTERRUPTED
     assert story(one) == [(0, "interrupted", 14, None)]
     assert not slurm.told("requeued")
@@ -432,7 +432,7 @@ def test_a_job_that_is_being_killed_is_requeued_before_its_ranks_are_gone(slurm,
 @pytest.mark.parametrize("patience_s", [0.0, 100.0])
 def test_a_job_that_is_killed_before_its_first_attempt_is_requeued_too(slurm, supervisor, monkeypatch, patience_s):
     """It may not live until the earlier ones are judged."""
-    monkeypatch.setattr("hpctrain.launch.supervisor.CLAIM_S", patience_s)
+    monkeypatch.setattr("hpctrain.launch.lookout.CLAIM_S", patience_s)
     slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("preempted", 0), "code": 4})
     slurm.job(STOPS["preempted_cancel_without_grace"])
     one = supervisor()
@@ -515,7 +515,7 @@ def test_a_job_that_is_cancelled_once_it_is_known_how_it_goes_on_does_not(slurm,
 
     def cancelled_meanwhile(*told, **more):
         slurm.job(STOPS["cancelled"])
-        one.look()
+        one.lookout.look()
         close_patiently(*told, **more)
 
     monkeypatch.setattr("hpctrain.launch.supervisor.close_patiently", cancelled_meanwhile)
@@ -827,7 +827,7 @@ def test_a_cancelled_job_is_not_requeued_for_its_run_directory(slurm, supervisor
 def ring(supervisor):
     """What a SIGTERM does."""
     bell, rope = os.pipe()
-    thread = threading.Thread(target=supervisor.heed, args=(bell,), daemon=True)
+    thread = threading.Thread(target=supervisor.lookout.heed, args=(bell,), daemon=True)
     thread.start()
     os.write(rope, bytes([signal.SIGUSR1, signal.SIGTERM]))
     os.close(rope)
