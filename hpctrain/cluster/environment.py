@@ -81,11 +81,12 @@ class ClusterEnvironment(Place):
     def token(self) -> str:
         """The same for all ranks, and another one for other jobs, steps and restarts, as far as all nodes know of them.
 
-        torchrun's agents don't agree on the number of a restart: each counts those that it began itself.
+        The preferred port tells runs of one machine apart that no scheduler numbers. torchrun's agents don't agree on
+        the number of a restart: each counts those that it began itself.
         """
         requeues = self.restart_count if self.job_id is not None else 0
         elastic = self.variables.get("TORCHELASTIC_RESTART_COUNT", "0") if self.num_nodes == 1 else "0"
-        return f"{self.job_id}.{self.step_id}.{requeues}.{elastic}"
+        return f"{self.job_id}.{self.step_id}.{requeues}.{elastic}.{self.master_port}"
 
 
 def is_rank(variables: Mapping[str, str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -84,7 +85,7 @@ def _connect(address: str, ports: Sequence[int], token: str, timeout_s: float) -
     while time.monotonic() < deadline:
         for port in ports:
             try:
-                socket.create_connection((address, port), timeout=HANDSHAKE_S).close()
+                probe(address, port)
             except OSError as error:
                 problem = str(error)
                 continue
@@ -100,6 +101,24 @@ def _connect(address: str, ports: Sequence[int], token: str, timeout_s: float) -
         "see its log first; if it waits as well, set cluster.network_interface to a network that joins the nodes",
         waited=True,
     )
+
+
+def probe(address: str, port: int, *, own_port: int | None = None) -> None:
+    """Find out whether something listens there.
+
+    Args:
+        address: a host's.
+        port: there.
+        own_port: to connect from; None: the kernel chooses one.
+
+    Raises:
+        OSError: nothing does, or it can't be reached.
+    """
+    source = None if own_port is None else (address, own_port)
+    with socket.create_connection((address, port), HANDSHAKE_S, source) as connection:
+        # the kernel may choose that very port where nothing listens on it, and both ends are this one (RFC 9293, 3.5)
+        if connection.getsockname() == connection.getpeername():
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
 
 
 def _try_store(address: str, port: int, token: str) -> Store | None:

@@ -147,6 +147,30 @@ def test_jobs_steps_and_requeues_have_tokens_of_their_own() -> None:
     assert len({derive(STEP | change).token for change in more}) == 4
 
 
+@pytest.mark.parametrize("variables", [TORCH, ELASTIC, OPENMPI])
+def test_runs_that_no_scheduler_numbers_are_told_apart_by_their_ports(variables: dict[str, str]) -> None:
+    """Their candidates overlap where the first ones are less than five apart."""
+    one, other = (derive(variables | {"MASTER_PORT": port}) for port in ("29400", "29401"))
+    assert one.token != other.token
+
+
+@pytest.mark.parametrize(
+    ("variables", "another"),
+    [
+        (TORCH, {"RANK": "2", "LOCAL_RANK": "0"}),
+        (ELASTIC, {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}),
+        (OPENMPI | {"PMIX_NAMESPACE": "prterun-7"}, {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}),
+        (SUBMITIT, {"SUBMITIT_LOCAL_GLOBALID": "0", "SUBMITIT_LOCAL_LOCALID": "0"}),
+        (STEP, {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}),
+        (STEP | {"SLURM_STEP_RESV_PORTS": "12000-12003"}, {"SLURM_PROCID": "0", "SLURM_NODEID": "0"}),
+    ],
+)
+def test_all_ranks_of_a_run_have_one_token(variables: dict[str, str], another: dict[str, str]) -> None:
+    one, other = derive(variables), derive(variables | another)
+    assert one.rank != other.rank
+    assert (one.token, one.port_candidates) == (other.token, other.port_candidates)
+
+
 def test_torchrun_under_slurm_knows_the_nodes() -> None:
     job = BATCH | {"SLURM_JOB_NODELIST": "n[1-2]"}
     assert derive(job | ELASTIC).nodes == ("n1", "n2")
