@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -27,7 +28,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 sys.path.append(
     str(PROGRAMS)
 )  # tests share words with the programs that they start; last, since names repeat elsewhere
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 FOREIGN = ("SLURM", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "MASTER_", "TORCHELASTIC", "HPCTRAIN")
 
 
@@ -151,11 +152,26 @@ def nursery(tmp_path_factory, variables):
     nursery.close()
 
 
+@pytest.fixture(scope="session")
+def free_ports():
+    """Gives ports that nothing uses, and that nobody is given who asks for any."""
+
+    def find(count):
+        found = set()
+        while len(found) < count:
+            port = random.SystemRandom().randrange(10_000, 32_000)
+            with contextlib.suppress(OSError), socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+                found.add(port)
+        return list(found)
+
+    return find
+
+
 @pytest.fixture
-def port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def port(free_ports):
+    (port,) = free_ports(1)
+    return port
 
 
 @pytest.fixture

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import socket
 import time
 
 import pytest
 
 
-def free_ports(count):
-    """Ports that nothing uses, and that nobody is given who asks for any."""
-    found = set()
-    while len(found) < count:
-        port = random.SystemRandom().randrange(10_000, 32_000)
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            found.add(port)
-    return list(found)
-
-
 @pytest.fixture
-def ports():
+def ports(free_ports):
     return free_ports(3)
 
 
@@ -62,7 +50,7 @@ def stranger(nursery, ports, tmp_path):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def mute_meeting(nursery):
+def mute_meeting(nursery, free_ports):
     """Two ranks at ports of which something listens at the first and never answers; it takes seconds, so it is begun
     before all other tests."""
     ports = free_ports(2)

@@ -54,6 +54,8 @@ TRAINING = (
 """A deadlock ends as a hang, with the stacks of all ranks, and so fails the test with what explains it."""
 
 ENDING = ("last step", "after it")
+LEAVING = (*ENDING, "the stop")
+"""Phases in which a rank may be about to end, and has given the signals back by the time that it is struck."""
 GENTLE = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT")
 
 
@@ -74,7 +76,7 @@ class Struck:
         interrupts = Counter(one["rank"] for one in self.struck if one["signal"] == "SIGINT")
         killed = any(one["signal"] == "SIGKILL" or not one["handled"] for one in self.struck)
         # at its very end a rank gives the signals back that it handled while this was read
-        too_late = self.phase in ENDING and any(code < 0 or code == 99 for code in self.codes)
+        too_late = self.phase in LEAVING and any(code < 0 or code == 99 for code in self.codes)
         return not killed and not too_late and max(interrupts.values(), default=0) < 2
 
     def __str__(self):
@@ -192,7 +194,7 @@ class Ordeal:
         assert [one.attempt for one in attempts if not one.open] in (numbers, numbers[:-1]), f"{attempts}\n{told}"
         for info in list_checkpoints(self.directory):
             assert info.intact, f"{info}\n{told}"
-        if 99 in told.codes and told.phase not in ENDING:
+        if 99 in told.codes and told.phase not in LEAVING:
             early = {one["rank"] for one in told.struck if one["signal"] == "SIGINT" and not one["handled"]}
             assert {rank for rank, code in enumerate(told.codes) if code == 99} <= early, str(told)
         if not attempts:

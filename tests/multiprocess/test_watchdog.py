@@ -17,7 +17,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.ledger import Ledger, Reason
 
-HANG_TIMEOUT_S = 3
+HANG_TIMEOUT_S = 6
 TWO = "cluster.processes_per_node=2"
 WORDS = (
     "task=custom",
@@ -40,7 +40,7 @@ LAUNCHED = {
 }
 BY_HAND = {
     "ranks by hand": {"TRIAL_ACT": "1:5:hang"},
-    "slow phases": {"SLOW_START": "4.5", "SLOW_EVAL": "4.5", "TRIAL_SLEEP": "0.1"},
+    "slow phases": {"SLOW_START": "9", "SLOW_EVAL": "9", "TRIAL_SLEEP": "0.1"},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -160,13 +161,12 @@ def strike_all(plan, strikes):
         pid = int(place.read_text())
         if not leads_a_session(pid):
             continue  # it has ended, and the number may be another process's by now
-        told = {"rank": strike.rank, "signal": strike.signal, "handled": handles_signals(pid)}
-        with Path(plan.folder, STRUCK).open("a") as record:
-            record.write(json.dumps(told) + "\n")
-        try:
-            os.kill(pid, getattr(signal, strike.signal))
-        except ProcessLookupError:
-            continue
+        number, told = getattr(signal, strike.signal), {"rank": strike.rank, "signal": strike.signal}
+        with Path(plan.folder, STRUCK).open("ab", buffering=0) as record, contextlib.suppress(ProcessLookupError):
+            # nothing between the three that may be done before: it may be about to give the signals back
+            handled = handles_signals(pid)
+            record.write(json.dumps(told | {"handled": handled}).encode() + b"\n")
+            os.kill(pid, number)
 
 
 def leads_a_session(pid):

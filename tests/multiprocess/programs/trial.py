@@ -50,9 +50,9 @@ class Trial(Task):
     """Tells classes apart.
 
     TRIAL_ACT=RANK:CALL:ACTION has that rank's n-th loss, counted from 1 in each process, begin with `raise`, `hang`,
-    `bereave`, which kills its loading processes, or a signal to itself, or be `nan` or `inf` from then on, or have
-    gradients that are none (`poison`); several are joined by commas. TRIAL_RECORD names a folder for the numbers of the
-    samples of each loss. TRIAL_SLEEP is how long each loss takes, in seconds.
+    which tells of the signals that it hears, `bereave`, which kills its loading processes, or a signal to itself, or be
+    `nan` or `inf` from then on, or have gradients that are none (`poison`); several are joined by commas. TRIAL_RECORD
+    names a folder for the numbers of the samples of each loss. TRIAL_SLEEP is how long each loss takes, in seconds.
     """
 
     def __init__(self, num_samples=40, eval_samples=7, batchnorm=False, dropout=0.0, noise=False, width=16):
@@ -97,8 +97,12 @@ class Trial(Task):
                 os.kill(child.pid, signal.SIGKILL)
                 child.join()
         elif action == "hang":
+            reader, writer = os.pipe()
+            os.set_blocking(writer, False)
+            signal.set_wakeup_fd(writer)
             print("hanging", flush=True)
-            time.sleep(1000)
+            while True:
+                print("hears", *os.read(reader, 1), flush=True)
         elif action in ("nan", "inf"):
             self.factor = float(action)
         elif action == "poison":

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -42,6 +45,12 @@ def snapshot(trained):
         )
 
     return take
+
+
+@pytest.fixture
+def own_kib():
+    """Gives the memory that this process has for itself alone: pages of mapped files come and go as they please."""
+    return lambda: int(re.search(r"^RssAnon:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)[1])
 
 
 @pytest.fixture

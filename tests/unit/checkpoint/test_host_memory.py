@@ -4,7 +4,6 @@ import gc
 import io
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -47,17 +46,15 @@ def test_tensors_of_one_chunk_lie_apart_and_are_saved_apart():
     assert file.tell() < tensors[0].nbytes + 4096
 
 
-def test_a_chunk_goes_back_with_its_last_tensor():
-    def resident_kib():
-        return int(Path("/proc/self/statm").read_text().split()[1]) * 4
-
+def test_a_chunk_goes_back_with_its_last_tensor(own_kib):
     memory = HostMemory()
-    before = resident_kib()
+    gc.collect()
+    before = own_kib()
     tensors = [memory.empty_like(torch.empty(8 * MIB)).fill_(1) for _ in range(4)]
-    assert resident_kib() - before > 120 * 1024
+    assert own_kib() - before > 120 * 1024
     del memory, tensors
     gc.collect()
-    assert resident_kib() - before < 40 * 1024
+    assert own_kib() - before < 40 * 1024
 
 
 FORKS = """

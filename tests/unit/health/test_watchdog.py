@@ -14,12 +14,12 @@ from hpctrain.run.stacks import answer
 
 PROGRAM = Path(__file__).parent / "programs" / "watched.py"
 HANGING = {
-    "hangs_after_a_step": "no step for 1 s (health.hang_timeout_s)",
-    "hangs_before_the_first_step": "start-up and no first step for 1 s (health.start_timeout_s)",
-    "hangs_where_the_file_system_does": "no step for 1 s (health.hang_timeout_s)",
-    "hangs_in_the_second_part_of_the_start": "start-up and no first step for 1 s (health.start_timeout_s)",
-    "hangs_in_a_save": "a save that didn't end for 1 s (health.save_timeout_s)",
-    "hangs_after_an_evaluation": "no step for 1 s (health.hang_timeout_s)",
+    "hangs_after_a_step": "no step for 3 s (health.hang_timeout_s)",
+    "hangs_before_the_first_step": "start-up and no first step for 3 s (health.start_timeout_s)",
+    "hangs_where_the_file_system_does": "no step for 3 s (health.hang_timeout_s)",
+    "hangs_in_the_second_part_of_the_start": "start-up and no first step for 3 s (health.start_timeout_s)",
+    "hangs_in_a_save": "a save that didn't end for 3 s (health.save_timeout_s)",
+    "hangs_after_an_evaluation": "no step for 3 s (health.hang_timeout_s)",
 }
 OTHERS = (
     "takes_its_time",
@@ -48,7 +48,7 @@ def ended(tmp_path_factory):
     suspended = begun["is_suspended"][1]
     first = suspended.stdout.readline()
     suspended.send_signal(signal.SIGSTOP)
-    time.sleep(2)
+    time.sleep(6)
     suspended.send_signal(signal.SIGCONT)
     found = {}
     for name, (folder, process) in begun.items():
@@ -99,7 +99,7 @@ def test_the_process_ends_even_if_the_last_words_never_do(ended):
 def test_stacks_are_written_while_a_thread_keeps_pythons_lock(ended):
     left = ended["keeps_the_lock"]
     assert (left.code, left.out) == (0, "the end\n")
-    assert left.err.startswith("Timeout (0:00:01)!\n")
+    assert left.err.startswith("Timeout (0:00:03)!\n")
     assert "in keeps_the_lock\n" in left.err
 
 
@@ -107,7 +107,7 @@ def test_a_forked_child_is_not_watched_and_can_exit(ended):
     left = ended["forks"]
     assert left.code == 1
     assert left.out.splitlines()[0] == "MainThread"
-    assert "no step for 1 s" in left.out
+    assert "no step for 3 s" in left.out
     assert "in forks" in left.stacks
 
 

@@ -17,6 +17,8 @@ from hpctrain.health.watchdog import Watchdog
 from hpctrain.run.stacks import answer, ask
 from hpctrain.run.times import STARTING, Times
 
+HANG_TIMEOUT_S = 3
+"""Longer than a busy machine lets a thread stand still."""
 watchdog.LOOK_S = 0.2
 moves = [0]
 times = Times(0.0)
@@ -46,12 +48,12 @@ def hangs_before_the_first_step():
 
 def hangs_where_the_file_system_does():
     os.mkfifo(folder / "request")  # nobody writes to it: to open it takes for ever
-    move(1)
+    move(3)
     stand()
 
 
 def hangs_in_the_second_part_of_the_start():
-    time.sleep(0.6)
+    time.sleep(1.8)
     times.enter("first_step_s")
     stand()
 
@@ -70,25 +72,25 @@ def hangs_after_an_evaluation():
 
 
 def takes_its_time():
-    time.sleep(1.8)
+    time.sleep(4.5)
     move(0.3)
     with times.during("eval_s"):
-        time.sleep(1.8)
+        time.sleep(4.5)
     move(0.3)
     with times.during("save_s"):
-        time.sleep(1.8)
+        time.sleep(4.5)
     move(0.3)
 
 
 def evaluates_batch_after_batch():
     with times.during("eval_s"):
-        move(2.5)
+        move(7.5)
 
 
 def waits_its_turn():
     for _ in range(3):
         with times.during("save_s"):
-            time.sleep(0.6)
+            time.sleep(1.8)
         move(0.1)
 
 
@@ -98,14 +100,14 @@ def has_nothing_to_say():
 
 
 def talks_for_ever():
-    watchdog.LAST_WORDS_S = 0.5
+    watchdog.LAST_WORDS_S = 5
     move(0.3)
     stand()
 
 
 def keeps_the_lock():
     move(0.3)
-    ctypes.PyDLL(None).sleep(2)
+    ctypes.PyDLL(None).sleep(6)
     move(0.3)
 
 
@@ -114,7 +116,7 @@ def forks():
     child = os.fork()
     if child == 0:
         print(*(thread.name for thread in threading.enumerate()))
-        time.sleep(1.5)
+        time.sleep(4.5)
         sys.exit(7)
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         move(0.1)
@@ -124,7 +126,7 @@ def forks():
 def is_suspended():
     move(0.3)
     print("ready", flush=True)
-    time.sleep(0.6)
+    time.sleep(1.8)
     move(0.3)
 
 
@@ -156,8 +158,8 @@ def on_hang(hang):
 
 
 name, folder = sys.argv[1], Path(sys.argv[2])
-bound_s = {"takes_its_time": 4, "hangs_after_an_evaluation": None}.get(name, 1)
-health = Health(hang_timeout_s=1, start_timeout_s=bound_s, eval_timeout_s=bound_s, save_timeout_s=bound_s)
+bound_s = {"takes_its_time": 12, "hangs_after_an_evaluation": None}.get(name, HANG_TIMEOUT_S)
+health = Health(hang_timeout_s=HANG_TIMEOUT_S, start_timeout_s=bound_s, eval_timeout_s=bound_s, save_timeout_s=bound_s)
 with Watchdog(
     health,
     phase=lambda: Phase.of(times.doing),
