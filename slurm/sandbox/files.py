@@ -50,6 +50,15 @@ def slurm_conf(home: Path, record: Record, groups: Groups) -> str:
     return "\n".join(lines) + "\n"
 
 
+def daemons_conf(home: Path, record: Record, groups: Groups) -> str:
+    """slurm.conf as the machines read it: less patient than commands of the host, or a node's death would show late.
+
+    Those keep SLURM's own bounds, 10 s for an answer and 2 s to connect: a busy machine may answer late.
+    """
+    answer_s = max(2, record.options.node_timeout_s * 3 // 10)  # with 10 s it takes 27 s to see any node's death
+    return slurm_conf(home, record, groups) + f"MessageTimeout={answer_s}\nTCPTimeout={answer_s // 2}\n"
+
+
 def gres_conf(home: Path) -> str:
     """gres.conf: GPUs that are counted and bound as real ones are."""
     return f"Name=gpu File={home}/gpu[0-{GPUS_PER_NODE - 1}]\n"
@@ -112,13 +121,10 @@ def _controller(home: Path, record: Record) -> list[str]:
 
 
 def _timers(record: Record) -> list[str]:
-    answer_s = max(2, record.options.node_timeout_s * 3 // 10)
     return [
         "SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2",
         "KillWait=20",
         f"SlurmdTimeout={record.options.node_timeout_s}",
-        f"MessageTimeout={answer_s}",  # with the default of 10 s it takes 27 s to see any node's death
-        f"TCPTimeout={answer_s // 2}",
         "MinJobAge=300",
     ]
 

@@ -118,6 +118,14 @@ class Home:
             except OSError as error:
                 raise SandboxError(f"{error}: something is still mounted there, or writes to it") from error
 
+    def remove_unclaimed(self) -> None:
+        """Delete the state directory where there is no record in it: whoever made it was interrupted before that."""
+        if not self.path.exists() or self.record() is not None:
+            return
+        with self.locked():
+            if not any(self.path.iterdir()):
+                self.remove()
+
     def remove(self) -> None:
         """Delete the state directory, and the one of all sandboxes with the last of them."""
         self.empty()

@@ -65,7 +65,7 @@ class Machine:
         """Run a command on this machine, with nothing of the caller's environment; its pipe has all that it says."""
         return subprocess.Popen(
             self.command(*argv),
-            env={"PATH": os.environ["PATH"], "SLURM_CONF": f"{self.home}/slurm.conf"},
+            env={"PATH": os.environ["PATH"], "SLURM_CONF": f"{self.home}/daemons.conf"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -43,10 +43,14 @@ class Sandbox:
         """
         requirements.check(options)
         cgroups.detect(options)
-        with self.home.locked():
-            if self.is_up():
-                return False
-            self._start_afresh(options)
+        try:
+            with self.home.locked():
+                if self.is_up():
+                    return False
+                self._start_afresh(options)
+        except BaseException:
+            self.home.remove_unclaimed()
+            raise
         return True
 
     def down(self) -> bool:
@@ -184,6 +188,7 @@ class Sandbox:
         (self.path / "hosts").write_text(files.hosts(record, socket.gethostname()))
         groups = cgroups.detect(record.options)
         (self.path / "slurm.conf").write_text(files.slurm_conf(self.path, record, groups))
+        (self.path / "daemons.conf").write_text(files.daemons_conf(self.path, record, groups))
         (self.path / "gres.conf").write_text(files.gres_conf(self.path))
         (self.path / "cgroup.conf").write_text(files.cgroup_conf(self.path, groups))
         for index in range(GPUS_PER_NODE):

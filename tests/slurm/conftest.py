@@ -41,8 +41,7 @@ class SlurmSandbox:
             **{k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SBATCH_", "SRUN_"))},
             "SLURM_CONF": str(STATES / name / "slurm.conf"),
         }
-        listed = self.run(["sinfo", "--noheader", "--Node", "--partition=low", "--format=%n"]).stdout
-        self.nodes = sorted(listed.split())
+        self.nodes = sorted(self.ask("sinfo", "--noheader", "--Node", "--partition=low", "--format=%n").split())
 
     def command(self, *argv: str, timeout: float = 90) -> str:
         """Run a command of the sandbox's program; returns what it printed."""
@@ -84,6 +83,23 @@ class SlurmSandbox:
                 raise
         return subprocess.CompletedProcess(cmd, process.returncode, out, err)
 
+    def ask(self, *argv: str, heard: str = "") -> str:
+        """Run a command of SLURM, again for as long as the controller is silent; returns what it printed.
+
+        `heard` is what it says where an earlier one had its effect, though no answer came.
+        """
+        give_up, repeated = time.monotonic() + 60, False
+        while SILENT.search((done := self.run(argv)).stderr) and time.monotonic() < give_up:
+            repeated = True
+            time.sleep(0.2)
+        accepted = done.returncode == 0 or (repeated and heard and heard in done.stderr)
+        assert accepted, f"{' '.join(argv)}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def requeue(self, job_id: str) -> None:
+        """`scontrol requeue`."""
+        self.ask("scontrol", "requeue", job_id, heard="Job is pending execution")
+
     def on(self, node: str, *argv: str) -> str:
         """Run a command on a node; returns what it printed."""
         return self.command("on", node, "--", *argv)
@@ -109,24 +125,17 @@ class SlurmSandbox:
         size = [] if nodes is None else ["--nodes", str(nodes)]
         return self.command("preempt", *size, "--seconds", str(seconds)).strip()
 
-    def submit(self, *argv: str) -> str:
+    def submit(self, *argv: str, timeout: float = 60) -> str:
         """Run `sbatch --parsable` with these arguments; returns the job id."""
-        done = self.run(["sbatch", "--parsable", *argv])
+        done = self.run(["sbatch", "--parsable", *argv], timeout=timeout)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
     def job(self, job_id: str) -> dict[str, str]:
         """The fields of `scontrol show job`; of the first one for an array."""
-        give_up = time.monotonic() + 30
-        while True:
-            done = self.run(["scontrol", "--oneliner", "show", "job", job_id])
-            if not SILENT.search(done.stderr) or time.monotonic() > give_up:
-                break
-            time.sleep(0.2)
-        assert done.returncode == 0, f"job {job_id}: {done.stderr}"
-        return dict(FIELD.findall(done.stdout.splitlines()[0]))
+        return dict(FIELD.findall(self.ask("scontrol", "--oneliner", "show", "job", job_id).splitlines()[0]))
 
-    def wait_job(self, job_id: str, states: str | Collection[str], timeout: float = 30) -> dict[str, str]:
+    def wait_job(self, job_id: str, states: str | Collection[str], timeout: float = 120) -> dict[str, str]:
         """Wait until the job's JobState is (one of) `states`; returns its fields."""
         wanted = {states} if isinstance(states, str) else set(states)
         give_up = time.monotonic() + timeout
@@ -135,12 +144,18 @@ class SlurmSandbox:
             time.sleep(0.2)
         return job
 
+    def wait_requeued(self, job_id: str) -> None:
+        """Wait until the job was requeued once, and its first attempt's nodes are free."""
+        give_up = time.monotonic() + 120
+        while (job := self.job(job_id))["Restarts"] != "1" or job["JobState"] == "COMPLETING":
+            assert time.monotonic() < give_up, f"after 120 s job {job_id} is not requeued: {job}"
+            time.sleep(0.2)
+
     def node_state(self, node: str) -> str:
         """The node's state in sinfo's short form, such as `idle`, `alloc`, `down*`."""
-        command = ["sinfo", "--noheader", "--partition=low", f"--nodes={node}", "--format=%t"]
-        return self.run(command).stdout.strip()
+        return self.ask("sinfo", "--noheader", "--partition=low", f"--nodes={node}", "--format=%t").strip()
 
-    def wait_node(self, node: str, states: str | Collection[str], timeout: float = 30) -> str:
+    def wait_node(self, node: str, states: str | Collection[str], timeout: float = 120) -> str:
         """Wait until the node's state is (one of) `states`; returns it."""
         wanted = {states} if isinstance(states, str) else set(states)
         give_up = time.monotonic() + timeout

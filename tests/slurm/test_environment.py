@@ -97,7 +97,8 @@ def test_steps_of_a_batch_script_that_is_no_rank_itself(sandbox: SlurmSandbox, t
 
 def test_array_tasks_differ_in_job_id_and_port(sandbox: SlurmSandbox, tmp_path: Path) -> None:
     text = script(tmp_path, f"srun {command()}")
-    job = sandbox.submit("--array=3-5", "-N1", "-n2", f"--output={tmp_path}/out-%a", "--wait", text)
+    options = ["--array=3-5", "-N1", "-n2", f"--output={tmp_path}/out-%a"]
+    job = sandbox.submit(*options, "--wait", text, timeout=280)
     found = [reports((tmp_path / f"out-{task}").read_text()) for task in (3, 4, 5)]
     environments = [task[0]["environment"] for task in found]
     assert [places(task) for task in found] == [[(0, 0, 0, 2, 2, 1), (1, 1, 0, 2, 2, 1)]] * 3
@@ -112,8 +113,8 @@ def test_a_requeued_job_counts_its_restarts_and_takes_another_port(sandbox: Slur
     sandbox.wait_job(job, "RUNNING")
     while not (tmp_path / "out").exists() or "{" not in (tmp_path / "out").read_text():
         assert sandbox.job(job)["JobState"] == "RUNNING"
-    assert sandbox.run(["scontrol", "requeue", job]).returncode == 0
-    sandbox.wait_job(job, "COMPLETED", timeout=120)
+    sandbox.requeue(job)
+    sandbox.wait_job(job, "COMPLETED")
     first, second = (report["environment"] for report in printed((tmp_path / "out").read_text()))
     assert (first["restart_count"], second["restart_count"]) == (0, 1)
     assert first["job_id"] == second["job_id"] == job

@@ -26,6 +26,8 @@ OFTEN = "checkpoint.every_steps=10"
 IMPATIENT = ("health.hang_timeout_s=8", "health.eval_timeout_s=8", "health.save_timeout_s=8")
 QUICKLY_DOWN = "--node-timeout=10"
 WORKERS = "data.num_workers=1"
+PACE_S = 0.2
+"""Of a step, where a test waits for more than ten of them."""
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def unfinished(trial: Trial) -> list[Path]:
 
 @staged("--nodes=3", QUICKLY_DOWN)
 def test_the_batch_host_dies_in_the_middle_of_training(stage: Stage) -> None:
-    trial = stage.train(OFTEN, WORKERS)
+    trial = stage.train(OFTEN, WORKERS, pace_s=PACE_S)
     until_saved(trial)
     stage.sandbox.kill_node("n1")
     assert let_it_end(trial, 2) == "COMPLETED"
@@ -81,7 +83,7 @@ def test_the_batch_host_dies_in_the_middle_of_training(stage: Stage) -> None:
 @staged("--nodes=3", QUICKLY_DOWN)
 def test_a_node_dies_in_the_middle_of_a_save(stage: Stage) -> None:
     takes_time = "+task.ballast_mb=80"
-    trial = stage.train(OFTEN, takes_time)
+    trial = stage.train(OFTEN, takes_time, pace_s=PACE_S)
     trial.until_step(5)
     rank_zero, half = trial.rank(0), []
     while not half:
@@ -99,7 +101,7 @@ def test_a_node_dies_in_the_middle_of_a_save(stage: Stage) -> None:
 
 @staged("--nodes=3", QUICKLY_DOWN)
 def test_a_spare_node_takes_the_place_of_one_that_died(stage: Stage) -> None:
-    trial = stage.train(OFTEN, "cluster.spare_nodes=1", "cluster.memory_gb=4")
+    trial = stage.train(OFTEN, "cluster.spare_nodes=1", "cluster.memory_gb=4", pace_s=PACE_S)
     until_saved(trial)
     stage.sandbox.kill_node("n2")
     assert let_it_end(trial, 2) == "COMPLETED"
@@ -114,7 +116,7 @@ def test_a_spare_node_takes_the_place_of_one_that_died(stage: Stage) -> None:
 @staged("--nodes=3", QUICKLY_DOWN)
 def test_a_node_is_cut_off(stage: Stage) -> None:
     """The rank on it lives on, and waits for the others."""
-    trial = stage.train(OFTEN, *IMPATIENT)
+    trial = stage.train(OFTEN, *IMPATIENT, pace_s=PACE_S)
     until_saved(trial)
     lost = trial.rank(1)
     stage.sandbox.cut("n2")
@@ -129,11 +131,12 @@ def test_a_node_is_cut_off(stage: Stage) -> None:
 @staged("--nodes=2", QUICKLY_DOWN)
 def test_the_batch_host_is_cut_off(stage: Stage) -> None:
     """The old attempt needs nobody on another node, so it trains on, beside the new one."""
-    trial = stage.train(OFTEN, nodes=1)
+    trial = stage.train(OFTEN, pace_s=PACE_S, nodes=1)
     until_saved(trial)
     old = set(trial.processes())
     stage.sandbox.cut("n1")
-    trial.set_pace(3)
+    trial.until_step(trial.step + 1)
+    trial.set_pace(60)  # it must not save while the second attempt looks for what is saved
     trial.until(lambda: Ledger(trial.directory).last_claim() == 2, "the second attempt")
     assert old & set(trial.ranks()), "it would have been no test"
     trial.set_pace(0)
@@ -160,7 +163,7 @@ def test_a_node_is_cut_off_for_longer_than_the_watchdog_waits(stage: Stage) -> N
 
 @staged("--nodes=2", "--node-timeout=60")
 def test_a_node_is_cut_off_for_a_moment(stage: Stage) -> None:
-    trial = stage.train(OFTEN)
+    trial = stage.train(OFTEN, pace_s=PACE_S)
     trial.until_step(13)
     stage.sandbox.cut("n2")
     trial.set_pace(0)
@@ -216,7 +219,7 @@ def test_the_disk_is_full_and_the_run_is_preempted(stage: Stage) -> None:
     trial.set_pace(0.2)  # the ranks agree about once a second: there must be steps left
     trial.preempt()
     # it comes with a SIGCONT
-    trial.until(lambda: trial.record["JobState"] == "PENDING", "the requeue")
+    stage.sandbox.wait_requeued(trial.job_id)
     trial.set_pace(0)
     stage.disk.free()
     assert trial.until_ended() == "COMPLETED"
@@ -313,7 +316,7 @@ def test_an_error_of_the_task_s_own_at_the_same_step_each_time(stage: Stage) -> 
 @staged("--nodes=2")
 def test_exit_code_zero_in_the_grace_time_does_not_end_the_run(stage: Stage) -> None:
     """Ranks whose own code takes SIGTERM for a reason to end well: SLURM would call the job completed."""
-    trial = stage.train(OFTEN, "+task.act='1:0:1:polite,1:1:1:polite'")
+    trial = stage.train(OFTEN, "+task.act='1:0:1:polite,1:1:1:polite'", pace_s=PACE_S)
     trial.until_step(13)
     trial.preempt()
     assert let_it_end(trial, 2) == "COMPLETED"

@@ -72,7 +72,7 @@ def test_preempted_twice(stage: Stage, options: tuple[str, ...]) -> None:
 @staged()
 def test_preempted_without_grace_time(stage: Stage, options: tuple[str, ...]) -> None:
     """A step that takes longer than SLURM waits: the interval between checkpoints is what can be lost."""
-    trial = stage.train("checkpoint.every_steps=10", nodes=1)
+    trial = stage.train("checkpoint.every_steps=10", pace_s=0.1, nodes=1)
     trial.until_step(13)
     trial.set_pace(60)
     trial.until_step(14)
@@ -119,7 +119,8 @@ def test_four_nodes_of_two_ranks_preempted_twice(stage: Stage) -> None:
 @staged(ALONE)
 def test_near_the_time_limit(stage: Stage) -> None:
     """On a busy machine an attempt may hardly have begun when SLURM says that its time is over."""
-    words = ("cluster.time_limit_min=1", "cluster.signal_delay_s=30", "cluster.requeue.max_stalled_attempts=9")
+    # SLURM looks every 30 s: the signal comes 15 to 45 s after the job's start
+    words = ("cluster.time_limit_min=1", "cluster.signal_delay_s=15", "cluster.requeue.max_stalled_attempts=9")
     trial = stage.train(*words, pace_s=1, nodes=1)
     trial.until_attempt(2)
     trial.set_pace(0)
@@ -136,6 +137,7 @@ def test_near_the_time_limit(stage: Stage) -> None:
 def test_only_the_preempted_task_of_an_array_runs_again(stage: Stage) -> None:
     """`scontrol requeue` of an array's own id would run the completed tasks again."""
     quick, slow = stage.sweep(2)
+    slow.set_pace(1)  # it must not end before the other one
     quick.set_pace(0)
     quick.until_ended()
     assert preempt_once(slow) == "COMPLETED"
@@ -168,7 +170,7 @@ def test_where_the_job_can_t_be_requeued_a_new_one_goes_on(stage: Stage) -> None
 def test_cancelled(stage: Stage) -> None:
     with stage.waiting() as (trial, exit_code):
         trial.until_step(3)
-        assert trial.sandbox.run(["scancel", trial.job_id]).returncode == 0
+        trial.sandbox.ask("scancel", trial.job_id)
         assert exit_code() == 3
     assert trial.until_ended() == "CANCELLED"
     ((_, _, step),) = trial.story

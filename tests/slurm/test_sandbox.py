@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -76,12 +77,19 @@ def left_behind(name: str) -> dict[str, set[str]]:
     return found
 
 
-def wait_for_lines(file: Path, count: int, timeout: float = 20) -> list[str]:
+def wait_for_lines(file: Path, count: int, timeout: float = 60) -> list[str]:
     give_up = time.monotonic() + timeout
     while not file.exists() or len(file.read_text().splitlines()) < count:
         assert time.monotonic() < give_up, f"{file} has no {count} lines"
         time.sleep(0.05)
     return file.read_text().splitlines()
+
+
+def wait_until(ready: Callable[[], object], timeout: float = 60) -> None:
+    give_up = time.monotonic() + timeout
+    while not ready():
+        assert time.monotonic() < give_up, f"not so after {timeout:g} s"
+        time.sleep(0.05)
 
 
 def test_nodes_have_names_and_addresses_of_their_own(sandbox: SlurmSandbox) -> None:
@@ -151,7 +159,7 @@ def test_a_killed_node_and_a_cut_one_are_given_up_and_come_back(start_sandbox: S
     tick = "srun sh -c 'while sleep 0.1; do hostname >> {}; done'"
     first = small.submit("--nodelist=n1,n2", "--output=/dev/null", f"--wrap={tick.format(dying)}")
     second = small.submit("--nodelist=n3", "--output=/dev/null", "--no-requeue", f"--wrap={tick.format(cut)}")
-    wait_for_lines(dying, 8)
+    wait_until(lambda: dying.exists() and {"n1", "n2"} <= set(dying.read_text().split()))
     wait_for_lines(cut, 4)
     small.cut("n3")
     small.kill_node("n2")
@@ -163,13 +171,15 @@ def test_a_killed_node_and_a_cut_one_are_given_up_and_come_back(start_sandbox: S
     assert small.wait_job(first, "PENDING")["Restarts"] == "1"
     assert dying.read_text().count("n2") == died_at > 0
     wait_for_lines(cut, len(cut.read_text().splitlines()) + 5)
-    assert (small.node_state("n2"), small.node_state("n3")) == ("down*", "down*")
+    for node in ("n2", "n3"):
+        small.wait_node(node, "down*")
 
     small.revive_node("n2")
     small.mend("n3")
     assert small.run(["srun", "--nodes=1", "--nodelist=n2", "hostname"]).stdout == "n2\n"
     assert small.run(["srun", "--nodes=1", "--nodelist=n3", "hostname"]).stdout == "n3\n"
-    assert str(cut) not in small.on("n3", "ps", "-e", "-o", "args"), "SLURM ends what it gave up"
+    # SLURM ends what it gave up, within KillWait
+    wait_until(lambda: str(cut) not in small.on("n3", "ps", "-e", "-o", "args"))
 
 
 def test_two_sandboxes_side_by_side_and_one_has_accounting(sandbox: SlurmSandbox, start_sandbox: StartSandbox) -> None:
@@ -249,14 +259,34 @@ def test_down_cleans_up_after_an_up_that_was_killed(sandbox: SlurmSandbox, after
 def test_an_interrupted_up_cleans_up_itself(sandbox: SlurmSandbox) -> None:
     name = f"{sandbox.name}-stopped"
     stopped = program("up", "--name", name, "--accounting")
-    give_up = time.monotonic() + 20
-    while not (STATES / name).exists():  # it heeds signals by then
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
+    wait_until((STATES / name).exists)  # it heeds signals by then
     stopped.terminate()
     assert "interrupted" in said(stopped)
     assert stopped.returncode == 130
     assert left_behind(name) == {}
+
+
+def test_an_up_that_is_interrupted_before_it_begins_cleans_up_itself(sandbox: SlurmSandbox) -> None:
+    """It waits for another command, which ends and leaves an empty folder."""
+    home = STATES / f"{sandbox.name}-waiting"
+    home.mkdir()
+    other = os.open(home, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    waiting = program("up", "--name", home.name)
+    wait_until(lambda: has_open(waiting.pid, home))
+    waiting.terminate()
+    os.close(other)
+    assert "interrupted" in said(waiting)
+    assert waiting.returncode == 130
+    assert left_behind(home.name) == {}
+
+
+def has_open(pid: int, path: Path) -> bool:
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # it may be closed by now
+            if link.readlink() == path:
+                return True
+    return False
 
 
 def test_many_at_once_get_one_sandbox_of_a_name(sandbox: SlurmSandbox) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from conftest import SlurmSandbox
 
 
-def until(ask: Callable[[], JobRecord | None], ready: Callable[[JobRecord], bool], timeout: float = 30) -> JobRecord:
+def until(ask: Callable[[], JobRecord | None], ready: Callable[[JobRecord], bool], timeout: float = 120) -> JobRecord:
     give_up = time.monotonic() + timeout
     while True:
         record = None
@@ -156,11 +156,16 @@ def test_accounting(start_sandbox: Callable[..., SlurmSandbox]) -> None:
     job = sandbox.submit("--job-name=two\nlines", "--time=7", "--wrap=exit 3")
     array = sandbox.submit("--array=1-3%1", "--hold", "--wrap=true")
     until(lambda: slurm.show(job), lambda record: record.state is JobState.FAILED)
-    ended = until(lambda: slurm.accounting([job]).get(job), lambda record: record.time_limit_s is not None)
+    ended = until(
+        lambda: slurm.accounting([job]).get(job),
+        lambda record: record.state.is_finished and record.time_limit_s is not None,
+    )
     assert (ended.state, ended.exit_code, ended.time_limit_s) == (JobState.FAILED, (3, 0), 420)
     assert ended.name == "two\nlines"
     assert (ended.nodes, ended.number) == (tuple(sandbox.nodes), int(job))
     tasks = {f"{array}_{task}" for task in (1, 2, 3)}
+    for task in tasks:
+        until(lambda task=task: slurm.accounting([array]).get(task), lambda record: record.state is JobState.PENDING)
     waiting = slurm.accounting([array])
     assert set(waiting) == tasks
     assert all(record.state is JobState.PENDING for record in waiting.values())

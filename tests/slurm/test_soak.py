@@ -105,18 +105,18 @@ def wait_for(trial: Trial, moment: str, draw: random.Random, attempt: int) -> No
 
 
 def interrupt(trial: Trial, kind: str, rank: int) -> None:
-    run, job = trial.sandbox.run, trial.newest_job
+    sandbox, job = trial.sandbox, trial.newest_job
     if kind == "preempt":
         trial.preempt()
     elif kind == "requeue":
-        run(["scontrol", "requeue", job])
+        sandbox.requeue(job)
     elif kind == "KILL":
         trial.until(lambda: rank in trial.ranks().values(), f"rank {rank}")
         # the rank is older than its loading processes
         os.kill(min(pid for pid, number in trial.ranks().items() if number == rank), signal.SIGKILL)
     else:
         trial.until(trial.ranks, "a rank")  # before there is a step, scancel has nobody to signal
-        run(["scancel", f"--signal={kind}", job])
+        sandbox.ask("scancel", f"--signal={kind}", job)
 
 
 def suffer(stage: Stage, trial: Trial, kind: str, moment: str, draw: random.Random) -> None:

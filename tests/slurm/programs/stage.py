@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 PROGRAMS = Path(__file__).parent
 BY_HAND = PROGRAMS.parents[2] / "slurm" / "train.sbatch"
 STEPS = 80
+PACE_S = 0.3
+"""Of a step: where SLURM is some seconds late, a run has not come to its end before it is disturbed."""
 COMMON = (
     *("task=custom", "task._target_=unlucky.Unlucky", "trainer.global_batch_size=8", f"trainer.max_steps={STEPS}"),
     *(
@@ -61,7 +63,7 @@ class Stage:
         assert self._disk is not None
         return self._disk
 
-    def new(self, pace_s: float = 0.1) -> Trial:
+    def new(self, pace_s: float = PACE_S) -> Trial:
         """A run that isn't submitted yet."""
         name = next(self._names)
         home = self.folder if self._disk is None else self._disk.path
@@ -69,7 +71,7 @@ class Stage:
         self.trials.append(trial)
         return trial
 
-    def train(self, *words: str, pace_s: float = 0.1, nodes: int = 2) -> Trial:
+    def train(self, *words: str, pace_s: float = PACE_S, nodes: int = 2) -> Trial:
         """Submit a run, through the command line."""
         trial = self.new(pace_s)
         self.submit(trial, *words, nodes=nodes)
@@ -85,7 +87,8 @@ class Stage:
         """Submit an array of runs of one node, which differ in their pace alone."""
         home = self.folder / next(self._names)
         trials = [
-            Trial(self.sandbox, home / str(number), 0.1, home.with_suffix(f".pace_{number}")) for number in range(runs)
+            Trial(self.sandbox, home / str(number), PACE_S, home.with_suffix(f".pace_{number}"))
+            for number in range(runs)
         ]
         own = (f"run_dir={home}", "cluster=slurm", f"+task.pace={','.join(str(trial.pace) for trial in trials)}")
         command = [sys.executable, "-m", "hpctrain", "-m", *COMMON, *own]
@@ -108,7 +111,7 @@ class Stage:
         return trial
 
     @contextmanager
-    def waiting(self, *words: str, pace_s: float = 0.1, nodes: int = 2) -> Iterator[tuple[Trial, Callable[[], int]]]:
+    def waiting(self, *words: str, pace_s: float = PACE_S, nodes: int = 2) -> Iterator[tuple[Trial, Callable[[], int]]]:
         """Submit a run with a command that waits for its end: the run, and a function for the command's exit code."""
         trial = self.new(pace_s)
         command = self._command(trial, ("cluster.wait=true", *words), nodes)

@@ -25,7 +25,8 @@ class Unlucky(Task):
     """Tells classes apart with a small net that has dropout.
 
     Args:
-        pace: a file with the seconds that a step takes; it may change at any time. 0 where there is none.
+        pace: a file with the seconds that a step takes; it may change at any time, and a step that has begun can
+            become shorter. 0 where there is none.
         act: `ATTEMPT:RANK:CALL:ACTION`, several joined by commas: in that attempt (`*`: in each) that rank's n-th loss,
             counted from 1, begins with `raise`, `memory`, `polite` or a signal to itself. A polite rank ends with
             code 0 when it gets a SIGTERM; one that stops itself goes on at a SIGCONT, and does so when no save is on
@@ -67,10 +68,18 @@ class Unlucky(Task):
         return {"loss": (F.cross_entropy(model(features), labels, reduction="sum"), len(labels))}
 
     def _take_time(self) -> None:
+        now = time.monotonic()
+        end = now + self._pace_s()
+        while now < end:
+            time.sleep(min(0.1, end - now))
+            began, now = now, time.monotonic()
+            end = min(end, began + self._pace_s())
+
+    def _pace_s(self) -> float:
         try:
-            time.sleep(float(self.pace.read_text()))
+            return float(self.pace.read_text())
         except (OSError, ValueError):
-            return
+            return 0.0
 
 
 def _table(num_samples: int, seed: int) -> TensorBatches:
