@@ -159,7 +159,7 @@ class Supervisor:
         return replace(outcome, error_after_signal=failed)
 
     def _may_follow_a_signal(self, outcome: Outcome) -> bool:
-        """Whether an error may be that of a child process which SLURM's signal ended; not twice in a row."""
+        """Whether an error may be that of a child process which a signal of SLURM's ended; not twice in a row."""
         before = [one for one in self.ledger.attempts() if one.attempt < self.job.attempt]
         return outcome.stop_signal is not None and not (before and before[-1].extra.get("error_after_signal"))
 

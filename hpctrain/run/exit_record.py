@@ -28,8 +28,8 @@ class ExitRecord:
         message: one line: the error, or empty.
         traceback: the formatted traceback, or empty.
         blames_peer: the error only says that another rank went away; look for the cause elsewhere first.
-        stop_signal: number of the signal that had asked it to stop; None where none had. SLURM sends those to all
-            processes of a rank, so one that a child process died of looks like an error of the task's.
+        stop_signal: number of the signal that had asked it to stop; None where none had. SLURM without cgroups sends
+            those to all processes of a rank, so one that a child process died of looks like an error of the task's.
         time: epoch seconds.
     """
 

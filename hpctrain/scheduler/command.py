@@ -33,7 +33,7 @@ def run(arguments: Sequence[str], environ: Mapping[str, str], timeout_s: float) 
 
     Raises:
         SchedulerMissingError: the command isn't there, or what it asks doesn't answer, or a signal ended it before:
-            SLURM sends those to all of a job's processes.
+            SLURM without cgroups sends those to all of a job's processes.
         UnknownJobError: it doesn't know the job.
         SchedulerError: it refused for another reason.
     """

@@ -26,7 +26,7 @@ def slurm_conf(home: Path, record: Record, groups: Groups) -> str:
     lines = [
         *_controller(home, record),
         *_timers(record),
-        f"ProctrackType=proctrack/{'cgroup' if groups.version else 'linuxproc'}",
+        f"ProctrackType=proctrack/{'cgroup' if groups.version and not options.signal_children else 'linuxproc'}",
         f"TaskPlugin=task/{'cgroup' if options.memory_limits else 'none'}",
         f"JobAcctGatherType=jobacct_gather/{'linux' if options.accounting else 'none'}",
         "MailProg=/bin/true",

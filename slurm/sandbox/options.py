@@ -21,6 +21,7 @@ class Options:
         preempt_send_user_signal: Whether preemption sends the job's `--signal` in place of SIGTERM.
         memory_limits: Whether a job that takes more memory than it asked for is killed.
         reserve_ports: Whether steps can reserve ports (`srun --resv-ports`, SLURM_STEP_RESV_PORTS).
+        signal_children: Whether signals reach all processes of a job, and not its tasks alone.
         node_timeout_s: Seconds without an answer after which the controller gives a node up (SlurmdTimeout).
     """
 
@@ -31,6 +32,7 @@ class Options:
     preempt_send_user_signal: bool = False
     memory_limits: bool = False
     reserve_ports: bool = False
+    signal_children: bool = False
     node_timeout_s: int = 20
 
     @property

@@ -126,8 +126,8 @@ class SlurmSandbox:
         return self.command("preempt", *size, "--seconds", str(seconds)).strip()
 
     def submit(self, *argv: str, timeout: float = 60) -> str:
-        """Run `sbatch --parsable` with these arguments; returns the job id."""
-        done = self.run(["sbatch", "--parsable", *argv], timeout=timeout)
+        """Run `sbatch --parsable` with these arguments; returns the job id. What it prints goes nowhere by itself."""
+        done = self.run(["sbatch", "--parsable", "--output=/dev/null", *argv], timeout=timeout)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 

@@ -95,6 +95,20 @@ def test_without_grace_time_killwait_is_enough_for_a_small_save(stage: Stage, op
     assert trial.digest == stage.straight(processes=1)
 
 
+@staged(ALONE, "--signal-children")
+def test_a_child_process_that_the_signal_ends_fails_no_run(stage: Stage) -> None:
+    """A compiler, say, knows nothing of stopping in good order."""
+    trial = stage.train("+task.act=1:0:5:child", "checkpoint.every_steps=2", nodes=1)
+    trial.until_step(4)
+    trial.preempt()
+    trial.until_attempt(2)
+    trial.set_pace(0)
+    assert trial.until_ended() == "COMPLETED"
+    assert trial.story == [(0, "preempted", 4), (4, "completed", STEPS)]
+    assert "CalledProcessError" in trial.attempts[0].detail
+    assert trial.digest == stage.straight(processes=1)
+
+
 @staged("--nodes=2")
 def test_four_ranks(stage: Stage) -> None:
     """Beyond two ranks DDP's first backward sums in another order than all later ones."""

@@ -144,7 +144,7 @@ def test_a_process_that_hides_from_its_parent_dies_with_its_job(sandbox: SlurmSa
 
 def test_preemption_requeues_a_job_of_the_low_partition(start_sandbox: StartSandbox) -> None:
     small = start_sandbox("--nodes=2", "--grace-time=0")
-    low = small.submit("--nodes=2", "--output=/dev/null", "--wrap=srun sleep 100")
+    low = small.submit("--nodes=2", "--wrap=srun sleep 100")
     assert small.wait_job(low, "RUNNING")["Restarts"] == "0"
     high = small.preempt(seconds=1)
     small.wait_job(high, {"RUNNING", "COMPLETING", "COMPLETED"})
@@ -157,8 +157,8 @@ def test_a_killed_node_and_a_cut_one_are_given_up_and_come_back(start_sandbox: S
     small = start_sandbox("--nodes=3", "--node-timeout=4")
     dying, cut = tmp_path / "dying", tmp_path / "cut"
     tick = "srun sh -c 'while sleep 0.1; do hostname >> {}; done'"
-    first = small.submit("--nodelist=n1,n2", "--output=/dev/null", f"--wrap={tick.format(dying)}")
-    second = small.submit("--nodelist=n3", "--output=/dev/null", "--no-requeue", f"--wrap={tick.format(cut)}")
+    first = small.submit("--nodelist=n1,n2", f"--wrap={tick.format(dying)}")
+    second = small.submit("--nodelist=n3", "--no-requeue", f"--wrap={tick.format(cut)}")
     wait_until(lambda: dying.exists() and {"n1", "n2"} <= set(dying.read_text().split()))
     wait_for_lines(cut, 4)
     small.cut("n3")
@@ -184,7 +184,7 @@ def test_a_killed_node_and_a_cut_one_are_given_up_and_come_back(start_sandbox: S
 
 def test_two_sandboxes_side_by_side_and_one_has_accounting(sandbox: SlurmSandbox, start_sandbox: StartSandbox) -> None:
     other = start_sandbox("--nodes=2", "--accounting", "--reserve-ports")
-    here = sandbox.submit("--nodes=4", "--output=/dev/null", "--wrap=srun sleep 100")
+    here = sandbox.submit("--nodes=4", "--wrap=srun sleep 100")
     ports = other.run(["srun", "--nodes=2", "--resv-ports=3", "printenv", "SLURM_STEP_RESV_PORTS"])
     first, second = ports.stdout.split()
     assert first == second
@@ -210,7 +210,7 @@ def test_preemption_sends_the_users_signal_where_asked_for(start_sandbox: StartS
         while :; do sleep 0.05; done
     """)
     script.chmod(0o755)
-    job = small.submit("--signal=USR2@60", "--output=/dev/null", f"--wrap=srun {script}")
+    job = small.submit("--signal=USR2@60", f"--wrap=srun {script}")
     wait_for_lines(heard, 1)
     small.preempt(seconds=1)
     assert small.wait_job(job, "COMPLETED")["PreemptTime"] != "None"
@@ -219,7 +219,7 @@ def test_preemption_sends_the_users_signal_where_asked_for(start_sandbox: StartS
 
 def test_preemption_cancels_where_asked_for(start_sandbox: StartSandbox) -> None:
     small = start_sandbox("--nodes=1", "--preempt-mode=CANCEL", "--grace-time=0")
-    job = small.submit("--output=/dev/null", "--wrap=srun sleep 100")
+    job = small.submit("--wrap=srun sleep 100")
     small.wait_job(job, "RUNNING")
     small.preempt(seconds=1)
     assert small.wait_job(job, "PREEMPTED")["Restarts"] == "0"
@@ -236,7 +236,7 @@ def test_a_job_that_takes_more_memory_than_it_asked_for_is_killed(start_sandbox:
 
 def test_down_leaves_nothing_behind(sandbox: SlurmSandbox, start_sandbox: StartSandbox) -> None:
     other = start_sandbox("--nodes=2")
-    other.submit("--nodes=2", "--output=/dev/null", "--wrap=srun sleep 100")
+    other.submit("--nodes=2", "--wrap=srun sleep 100")
     other.wait_job("1", "RUNNING")
     other.kill_node("n2")
     assert {"processes", "links", "states"} <= host_state(other.name).keys()

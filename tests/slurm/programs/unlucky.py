@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -28,9 +29,9 @@ class Unlucky(Task):
         pace: a file with the seconds that a step takes; it may change at any time, and a step that has begun can
             become shorter. 0 where there is none.
         act: `ATTEMPT:RANK:CALL:ACTION`, several joined by commas: in that attempt (`*`: in each) that rank's n-th loss,
-            counted from 1, begins with `raise`, `memory`, `polite` or a signal to itself. A polite rank ends with
-            code 0 when it gets a SIGTERM; one that stops itself goes on at a SIGCONT, and does so when no save is on
-            its way.
+            counted from 1, begins with `raise`, `memory`, `polite`, `child` or a signal to itself. A polite rank ends
+            with code 0 when it gets a SIGTERM; with `child` it waits for a child process, and needs that to end well;
+            one that stops itself goes on at a SIGCONT, and does so when no save is on its way.
         ballast_mb: a buffer of so many megabytes, so that a save takes time.
         eval_samples: held out; 0 for no evaluation.
     """
@@ -103,6 +104,8 @@ def _act(action: str) -> None:
         hoard = []
         while True:
             hoard.append(bytearray(os.urandom(1 << 20) * 16))
+    if action == "child":
+        subprocess.run(["sleep", "300"], check=True)
     if action == "polite":
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
         return
