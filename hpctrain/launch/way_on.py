@@ -56,7 +56,14 @@ class WayOn:
             return self._requeue(silence_s)
 
     def requeue_early(self, silence_s: float) -> bool:
-        """The same for a job that is being killed; not once it is decided how the run goes on, or that it doesn't."""
+        """The same for a job that is being killed; not once it is decided how the run goes on, or that it doesn't.
+
+        Args:
+            silence_s: how long SLURM may leave that without an answer.
+
+        Returns:
+            Whether there is nothing left to ask for.
+        """
         with self._lock:
             return self._decided or self._requeue(silence_s)
 
