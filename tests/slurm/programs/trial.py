@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from conftest import SlurmSandbox
 
 PATIENCE_S = 120.0
-ASK_EVERY_S = 0.5
-"""Between questions to SLURM: each is a process, and several tests wait at the same time."""
+ASK_EVERY_S = 2.0
+"""Between questions whether a run has ended before its time: each is a process, and several tests wait together."""
 FINISHED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
 
 
