@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     code = _answer(list(sys.argv[1:] if arguments is None else arguments))
     if arguments is None and code == ExitCode.INTERRUPTED and _is_busy():
-        from hpctrain.launch.job import end_process
+        from hpctrain.worker.entry import end_process
 
         end_process(code)
     return code

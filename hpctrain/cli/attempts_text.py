@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from hpctrain.run.accounting import Account, AttemptAccount
 from hpctrain.run.ledger import Attempt
-from hpctrain.run.state import RunState
-from hpctrain.run.status import RunStatus
+from hpctrain.status.accounting import Account, AttemptAccount
+from hpctrain.status.report import RunStatus
+from hpctrain.status.state import RunState
 
 _HEAD = ("", "BEGAN", "STEPS", "LOST", "QUEUED", "START", "RANKS", "JOB", "END")
 _RIGHT = (0, 3, 4, 5)

@@ -15,10 +15,10 @@ from hpctrain.errors import ExitCode, HpctrainError, SchedulerError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
-from hpctrain.run.search import runs_of
-from hpctrain.run.state import JobPhase
-from hpctrain.run.status import job_ids, read_status
 from hpctrain.scheduler.slurm import Slurm
+from hpctrain.status.report import job_ids, read_status
+from hpctrain.status.search import runs_of
+from hpctrain.status.state import JobPhase
 
 _EPILOG = """\
 examples:

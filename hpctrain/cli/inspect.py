@@ -14,7 +14,7 @@ from hpctrain.files import TEMPORARY_PREFIX
 from hpctrain.run.checkpoints import CheckpointInfo, list_checkpoints
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.score import Score, best_steps
-from hpctrain.run.search import run_of
+from hpctrain.status.search import run_of
 
 _EPILOG = """\
 examples:

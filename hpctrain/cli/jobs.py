@@ -6,10 +6,10 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from hpctrain.errors import SchedulerError, SchedulerMissingError
-from hpctrain.run.state import JobPhase, JobView
 from hpctrain.scheduler.explain import explain_pending
 from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import Slurm
+from hpctrain.status.state import JobPhase, JobView
 
 
 def ask(job_ids: Sequence[str]) -> Mapping[str, JobView | None] | None:

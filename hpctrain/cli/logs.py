@@ -14,10 +14,10 @@ from hpctrain.cli.jobs import ask
 from hpctrain.cli.status import read_statuses
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.search import run_of
-from hpctrain.run.state import JobView, RunState
-from hpctrain.run.status import RunStatus, job_ids, read_status
-from hpctrain.run.tail import Tail
+from hpctrain.status.report import RunStatus, job_ids, read_status
+from hpctrain.status.search import run_of
+from hpctrain.status.state import JobView, RunState
+from hpctrain.status.tail import Tail
 
 READ_S = 0.2
 """Seconds between two looks at a log and run directory that are followed."""

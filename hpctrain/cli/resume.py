@@ -8,8 +8,8 @@ from pathlib import Path
 from hpctrain.cli.status import read_statuses
 from hpctrain.errors import RunDirectoryError
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.search import run_of
-from hpctrain.run.state import RunState
+from hpctrain.status.search import run_of
+from hpctrain.status.state import RunState
 
 EPILOG = """examples:
   python -m hpctrain resume runs/digits/2026-01-31_12-00-00

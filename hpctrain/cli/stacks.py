@@ -13,9 +13,9 @@ from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.ledger import Ledger
-from hpctrain.run.search import run_of
 from hpctrain.run.stacks import answer, ask
-from hpctrain.run.state import RunState
+from hpctrain.status.search import run_of
+from hpctrain.status.state import RunState
 
 LOOK_S = 0.2
 """Seconds between two looks at the answers."""

@@ -17,8 +17,8 @@ from hpctrain.cli.jobs import ask
 from hpctrain.cli.status_text import detail, table
 from hpctrain.errors import ExitCode
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.search import find_runs, runs_of
-from hpctrain.run.status import RunStatus, job_ids, read_status
+from hpctrain.status.report import RunStatus, job_ids, read_status
+from hpctrain.status.search import find_runs, runs_of
 
 SHOWN = 20
 """Runs in the table without --all."""

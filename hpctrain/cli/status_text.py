@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.cli.attempts_text import attempts_table, moment, span, time_line
-from hpctrain.cli.verdict_text import OF_THE_MACHINE, verdict_lines
+from hpctrain.cli.bottleneck_text import OF_THE_MACHINE, verdict_lines
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
-from hpctrain.run.state import RunState
-from hpctrain.run.status import RunStatus
+from hpctrain.status.report import RunStatus
+from hpctrain.status.state import RunState
 
 _HEAD = ("RUN", "STATE", "STEP", "LOSS", "ACCURACY", "ATTEMPTS", "JOB", "LAST")
 

@@ -125,8 +125,8 @@ def _let_rank_zero_speak(code: ExitCode) -> None:
 
 
 def _be_a_rank(composer: Composer, overrides: list[str]) -> int:
-    from hpctrain.launch.job import end_process, run_rank
     from hpctrain.launch.prepare import prepare_as_rank
+    from hpctrain.worker.entry import end_process, run_rank
 
     environment = ClusterEnvironment.from_environment(os.environ)
     try:

@@ -1,4 +1,4 @@
-"""``conf/health``: when a silent run counts as hanging. Owner: hpctrain.health."""
+"""``conf/health``: when a silent run counts as hanging. Owner: hpctrain.worker."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ import time
 from hpctrain.drill.training import Training
 from hpctrain.errors import SchedulerError
 from hpctrain.run.ledger import Ledger
-from hpctrain.run.status import job_ids
 from hpctrain.scheduler.slurm import Slurm
+from hpctrain.status.report import job_ids
 
 ASK_EVERY_S = 1.0
 """Seconds between two questions to SLURM."""

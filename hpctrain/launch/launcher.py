@@ -39,7 +39,7 @@ def launch(config: Config, command: Sequence[str]) -> int:
 
 def submit_run(config: Config, command: Sequence[str]) -> int:
     """Submit one run to SLURM, and follow it where the configuration says so."""
-    from hpctrain.launch.slurm import submit
+    from hpctrain.launch.submission import submit
 
     directory = prepare(config, command)
     log = directory.rank_log(0)
@@ -52,7 +52,7 @@ def submit_run(config: Config, command: Sequence[str]) -> int:
     tell_submitted(job_id, directory)
     if not config.cluster.wait:
         return ExitCode.FINISHED
-    from hpctrain.launch.follow import Follower
+    from hpctrain.status.follow import Follower
 
     try:
         return Follower(directory, job_id, seen_bytes).follow()
@@ -80,7 +80,7 @@ def dry_run(config: Config) -> int:
     directory = RunDirectory.at(config.run_dir or default_path(config.name))
     resources = resources_of(config)
     if isinstance(config.cluster, Slurm):
-        from hpctrain.launch.slurm import script
+        from hpctrain.launch.submission import script
 
         print(script(config, directory))
         print(f"# nothing was submitted; the job would train with {resources.world_size} ranks in {directory.path}")

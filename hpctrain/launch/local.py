@@ -17,14 +17,14 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from hpctrain.attempt.outcome import close, judge_attempt, resume_command
+from hpctrain.attempt.unrecorded import close_silent
 from hpctrain.cluster.scrub import scrubbed
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
+from hpctrain.distributed.stop_request import STOP_SIGNALS
 from hpctrain.errors import ExitCode
 from hpctrain.files import TEMPORARY_PREFIX
-from hpctrain.launch.conclude import close, judge_attempt, resume_command
-from hpctrain.launch.job import run_rank
-from hpctrain.launch.silent import close_silent
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.handover import Handover
@@ -32,7 +32,7 @@ from hpctrain.run.ledger import Ledger, Reason
 from hpctrain.run.owner import Owner
 from hpctrain.run.process import signals_blocked
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.train.stop import STOP_SIGNALS
+from hpctrain.worker.entry import run_rank
 
 GRACE_S = 5.0
 """Seconds that the ranks get to end by themselves after one of them failed, and after a second Ctrl-C."""
@@ -129,7 +129,7 @@ class LocalRanks:
         """Whether a second Ctrl-C ended the ranks."""
         return self._interrupts > 1
 
-    def run(self, command: Sequence[str] = (sys.executable, "-u", "-m", "hpctrain.launch.job")) -> None:
+    def run(self, command: Sequence[str] = (sys.executable, "-u", "-m", "hpctrain.worker")) -> None:
         """Start the ranks and return when all have ended."""
         self._processes: list[subprocess.Popen[bytes]] = []
         self._interrupts = 0

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.files import write_json
+from hpctrain.run.disk_reserve import with_room
 from hpctrain.run.ledger import Reason
-from hpctrain.run.room import with_room
 
 ORDERLY = (Reason.COMPLETED, Reason.INTERRUPTED, Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.CANCELLED)
 """Ends that a rank reached in good order."""

@@ -12,7 +12,7 @@ from typing import Any
 from hpctrain.errors import ExitCode, RunDirectoryError, SupersededError
 from hpctrain.files import append_json_line, fsync_directory, read_json_lines
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.room import give_room, keep_room, with_room
+from hpctrain.run.disk_reserve import give_room, keep_room, with_room
 from hpctrain.run.times import read_times
 
 BETWEEN_MARK_AND_RECORD_S = 5.0

@@ -14,9 +14,9 @@ from hpctrain.config.root import Config
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError
 from hpctrain.launch.launcher import discard_unstarted, dry_run, launch
 from hpctrain.launch.prepare import prepare
-from hpctrain.launch.slurm import sbatch_parameters, script, submit, submitit_folder
+from hpctrain.launch.submission import sbatch_parameters, script, submit, submitit_folder
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.search import find_runs
+from hpctrain.status.search import find_runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Sweep:
                 self.home.path.rmdir()
 
     def _follow(self, runs: Sequence[RunDirectory], job_ids: dict[int, str]) -> list[int]:
-        from hpctrain.launch.follow import Follower
+        from hpctrain.status.follow import Follower
 
         try:
             return [Follower(run, job_ids[number]).follow() for number, run in enumerate(runs)]

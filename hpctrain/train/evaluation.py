@@ -17,12 +17,12 @@ from hpctrain.data.eval_loader import EvalLoader
 from hpctrain.data.share import chosen_workers
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.replica import inner
+from hpctrain.distributed.stop_request import StopFlag
 from hpctrain.distributed.world import World
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.task import Task
 from hpctrain.train.ema import Ema
 from hpctrain.train.precision import autocast
-from hpctrain.train.stop import StopFlag
 
 
 class Evaluation:

@@ -9,14 +9,14 @@ from hpctrain.config.root import Config
 from hpctrain.data.loader import MicroBatch
 from hpctrain.data.plan import BatchPlan
 from hpctrain.distributed.agreement import Agreement
+from hpctrain.distributed.stop_request import TROUBLE, StopFlag
 from hpctrain.errors import CheckpointError
 from hpctrain.metrics.meter import Meter
 from hpctrain.metrics.sink import Sink
 from hpctrain.metrics.throughput import Throughput
 from hpctrain.run.times import Times
-from hpctrain.train.observation import Observation
+from hpctrain.train.profiling.observation import Observation
 from hpctrain.train.step import TrainStep
-from hpctrain.train.stop import TROUBLE, StopFlag
 
 
 class Loop:

@@ -8,10 +8,10 @@ import torch
 
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.config.root import Config
-from hpctrain.metrics.flops import flops_text
+from hpctrain.run.bottleneck import Verdict
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.verdict import Verdict
 from hpctrain.train.parts import Parts
+from hpctrain.train.profiling.flops import flops_text
 
 log = logging.getLogger("hpctrain.train")
 

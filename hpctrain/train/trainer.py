@@ -16,23 +16,23 @@ from hpctrain.config.root import Config
 from hpctrain.data.loader import TrainLoader
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.seed import rank_seed, seed_everything
+from hpctrain.distributed.stop_request import StopFlag
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError
 from hpctrain.metrics.sink import Sink
+from hpctrain.run.bottleneck import Verdict, last_verdict
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.times import Times
-from hpctrain.run.verdict import Verdict, last_verdict
-from hpctrain.train.continuity import Continuity
-from hpctrain.train.departure import Departure
+from hpctrain.train.checkpointing import Continuity
 from hpctrain.train.divergence import Divergence
 from hpctrain.train.evaluation import Evaluation
 from hpctrain.train.loop import Loop
-from hpctrain.train.observation import Observation
 from hpctrain.train.parts import Parts
+from hpctrain.train.profiling.observation import Observation
 from hpctrain.train.sample_log import recorded
 from hpctrain.train.sinks import open_sinks
 from hpctrain.train.start_table import log_start
-from hpctrain.train.stop import StopFlag
+from hpctrain.train.stopping import Departure
 
 log = logging.getLogger("hpctrain.train")
 

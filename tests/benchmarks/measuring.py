@@ -36,16 +36,16 @@ from hpctrain.config.root import Config
 from hpctrain.data.tensors import TensorBatches
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.compiler import spare_compiler
+from hpctrain.distributed.stop_request import StopFlag
 from hpctrain.distributed.world import World
 from hpctrain.metrics.json_lines import JsonLinesSink
 from hpctrain.metrics.tensorboard import TensorBoardSink
 from hpctrain.run.times import Times
 from hpctrain.tasks.task import Task
-from hpctrain.train import measuring, observation
 from hpctrain.train.loop import Loop
-from hpctrain.train.observation import Observation
 from hpctrain.train.parts import Parts
-from hpctrain.train.stop import StopFlag
+from hpctrain.train.profiling import measuring, observation
+from hpctrain.train.profiling.observation import Observation
 
 FOREVER = 10**9
 NOW_AND_THEN = (

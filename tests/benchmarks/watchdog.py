@@ -23,8 +23,8 @@ import torch
 from torch import nn
 
 from hpctrain.config.health import Health
-from hpctrain.health import watchdog
-from hpctrain.health.phase import Phase
+from hpctrain.worker import watchdog
+from hpctrain.worker.phase import Phase
 
 
 class Loop:

@@ -26,7 +26,7 @@ from hpctrain.errors import ExitCode
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.ledger import Reason
 from hpctrain.run.manifest import manifest
-from hpctrain.run.state import RunState
+from hpctrain.status.state import RunState
 from hpctrain.tasks.make_tokens import main as make_tokens
 
 ROOT = Path(__file__).parents[2]

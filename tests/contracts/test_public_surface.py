@@ -17,7 +17,7 @@ from hpctrain.config.root import Config
 from hpctrain.errors import ExitCode
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger, Reason
-from hpctrain.run.state import RunState
+from hpctrain.status.state import RunState
 
 COMMAND_WORDS = "cancel drill env fit-batch inspect logs resume stacks status"
 STATES = "queued starting running interrupted completed failed cancelled unknown"

@@ -246,7 +246,7 @@ def awaits(pid, number):
 
 def test_a_signal_before_the_ranks_are_there_is_not_lost(launch, told):
     command = launch("trainer.max_steps=1000", TRIAL_SLEEP="0.1")
-    wait_for(lambda: any("hpctrain.launch.job" in line for line in processes_of(command.path).values()), "a rank")
+    wait_for(lambda: any("hpctrain.worker" in line for line in processes_of(command.path).values()), "a rank")
     command.signal(signal.SIGTERM)
     code, _, err = command.wait()
     assert code == 4, err

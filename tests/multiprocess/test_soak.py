@@ -20,13 +20,13 @@ from pathlib import Path
 import pytest
 from strike import PHASES
 
+from hpctrain.attempt.outcome import conclude
+from hpctrain.attempt.unrecorded import close_silent
 from hpctrain.drill.comparison import compare
 from hpctrain.drill.evidence import read_evidence
 from hpctrain.errors import ExitCode
-from hpctrain.launch.conclude import conclude
 from hpctrain.launch.local import free_port, rank_variables
 from hpctrain.launch.prepare import prepare
-from hpctrain.launch.silent import close_silent
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.handover import Handover
 from hpctrain.run.ledger import Ledger, Reason

@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from hpctrain.cli.status import main as status
-from hpctrain.run.verdict import PARTS, last_verdict
+from hpctrain.run.bottleneck import PARTS, last_verdict
 
 TASK = ("task=custom", "task._target_=held_back.Held", "trainer.max_epochs=null", "logger.tensorboard=false")
 

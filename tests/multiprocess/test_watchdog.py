@@ -102,7 +102,7 @@ def test_a_running_run_shows_its_stacks_and_goes_on(runs, ended, capsys):
     out, err = capsys.readouterr()
     assert err == ""
     assert [f"stacks as asked: rank {rank} of 2 on " in out for rank in range(2)] == [True, True]
-    assert out.count("hpctrain/train/attempt.py") == 2
+    assert out.count("hpctrain/worker/attempt.py") == 2
     _, done, attempt = ended("slow phases")
     assert [process.code for process in done] == [0, 0], done[0].output
     assert (attempt.reason, attempt.end_step) == (Reason.COMPLETED, 30)

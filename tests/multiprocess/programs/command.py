@@ -4,8 +4,8 @@ from pathlib import Path
 
 from hpctrain.cli import main
 from hpctrain.config.stored import load
-from hpctrain.launch.job import run_rank
 from hpctrain.run.directory import RunDirectory
+from hpctrain.worker.entry import run_rank
 
 
 def run(*words):

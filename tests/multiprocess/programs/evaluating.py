@@ -14,10 +14,10 @@ from hpctrain.config.data import Data
 from hpctrain.config.parallel import Parallel
 from hpctrain.distributed.rendezvous import meet
 from hpctrain.distributed.replica import replicate
+from hpctrain.distributed.stop_request import StopFlag
 from hpctrain.distributed.world import join
 from hpctrain.tasks.task import Task
 from hpctrain.train.evaluation import Evaluation
-from hpctrain.train.stop import StopFlag
 
 
 class Numbers(Dataset):

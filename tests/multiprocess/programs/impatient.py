@@ -2,7 +2,7 @@
 
 from trial import Trial
 
-from hpctrain.train import continuity
+from hpctrain.train import checkpointing
 
 
 class Impatient(Trial):
@@ -10,4 +10,4 @@ class Impatient(Trial):
 
     def __init__(self, **options):
         super().__init__(**options)
-        continuity.FIRST_AUTO_SAVE_S = 0.0
+        checkpointing.FIRST_AUTO_SAVE_S = 0.0

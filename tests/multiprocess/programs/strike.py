@@ -19,22 +19,22 @@ import command
 STRUCK = "struck.jsonl"
 PHASES = {
     "before the handlers": [
-        ("hpctrain.launch.job:run_rank", 1),
-        ("hpctrain.train.rank:main", 1),
-        ("hpctrain.train.stop:StopFlag.install", 1),
+        ("hpctrain.worker.entry:run_rank", 1),
+        ("hpctrain.worker.rank:main", 1),
+        ("hpctrain.distributed.stop_request:StopFlag.install", 1),
     ],
-    "import": [("hpctrain.run.handover:Handover.read", 1), ("hpctrain.train.hang:watch", 1)],
+    "import": [("hpctrain.run.handover:Handover.read", 1), ("hpctrain.worker.hang:watch", 1)],
     "rendezvous": [
-        ("hpctrain.train.attempt:run_attempt", 1),
-        ("hpctrain.train.attempt:_meet", 1),
-        ("hpctrain.train.attempt:_learn_directory", 1),
+        ("hpctrain.worker.attempt:run_attempt", 1),
+        ("hpctrain.worker.attempt:_meet", 1),
+        ("hpctrain.worker.attempt:_learn_directory", 1),
         ("hpctrain.distributed.world:join", 1),
         ("hpctrain.distributed.world:World.gather", 1),
     ],
     "build": [
         ("hpctrain.train.parts:Parts.__init__", 1),
         ("hpctrain.train.parts:Parts.loader", 1),
-        ("hpctrain.train.continuity:Continuity.take_up", 1),
+        ("hpctrain.train.checkpointing:Continuity.take_up", 1),
         ("hpctrain.train.trainer:Trainer.run", 1),
     ],
     "first step": [
@@ -56,20 +56,20 @@ PHASES = {
     ],
     "save": [
         ("hpctrain.train.loop:Loop._save_now", 3),
-        ("hpctrain.train.continuity:Continuity.save", 3),
+        ("hpctrain.train.checkpointing:Continuity.save", 3),
         ("hpctrain.checkpoint.saver:CheckpointSaver._write_beside", 3),
         ("hpctrain.files:fsync_directory", 12),
         ("hpctrain.checkpoint.writer:CheckpointWriter._publish", 3),
     ],
     "last step": [("hpctrain.train.step:TrainStep.__call__", 0), ("hpctrain.train.step:TrainStep._update", 0)],
     "after it": [
-        ("hpctrain.train.continuity:Continuity.finish", 1),
+        ("hpctrain.train.checkpointing:Continuity.finish", 1),
         ("hpctrain.distributed.world:World.close", 1),
-        ("hpctrain.train.rank:Rank.leave_record", 1),
-        ("hpctrain.train.rank:close_log_files", 1),
+        ("hpctrain.worker.rank:Rank.leave_record", 1),
+        ("hpctrain.worker.rank:close_log_files", 1),
     ],
     "the stop": [
-        ("hpctrain.train.departure:Departure.begin", 1),
+        ("hpctrain.train.stopping:Departure.begin", 1),
         ("hpctrain.train.loop:Loop._leave", 1),
     ],
 }

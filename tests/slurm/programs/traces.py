@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trial import Trial
 
-from hpctrain.data.left_behind import OF_PYTORCH
+from hpctrain.data.shared_memory import OF_PYTORCH
 from hpctrain.files import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:

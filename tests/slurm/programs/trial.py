@@ -135,7 +135,7 @@ class Trial:
         """The ranks that run now, by process."""
         found = {}
         for pid, line in self.processes().items():
-            if "hpctrain.launch.job" in line and "srun" not in line:
+            if "hpctrain.worker" in line and "srun" not in line:
                 try:
                     environ = Path(f"/proc/{pid}/environ").read_bytes()
                 except OSError:

@@ -15,7 +15,7 @@ from hpctrain.cli.status import read_statuses
 from hpctrain.errors import RunDirectoryError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger, Reason
-from hpctrain.run.state import RunState
+from hpctrain.status.state import RunState
 
 TRAINING = """
 import json, os, signal, socket, sys, threading

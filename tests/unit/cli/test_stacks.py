@@ -18,8 +18,8 @@ from hpctrain.run.ledger import Ledger, Reason
 RANK = """
 import sys, time
 from hpctrain.config.health import Health
-from hpctrain.health import watchdog
-from hpctrain.health.phase import Phase
+from hpctrain.worker import watchdog
+from hpctrain.worker.phase import Phase
 from hpctrain.run.directory import RunDirectory
 
 def train():

@@ -1,1 +1,0 @@
-"""Checks during training: the watchdog."""

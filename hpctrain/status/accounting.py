@@ -1,0 +1,244 @@
+"""What interruptions cost: where the wall time of a run went, from its ledger and its submissions alone.
+
+The ratio is the effective training time ratio of A. Kokolis et al., "Revisiting Reliability in Large-Scale Machine
+Learning Research Clusters", HPCA 2025 (doi:10.1109/HPCA61900.2025.00096): the productive time of a job run, all of its
+jobs together, over the wall time in which it was scheduled, or waited in the queue. Productive is training and
+evaluation whose outcome stayed; restarts, steps that were done again, and here saving too, are not. The time between an
+end after which nothing went on by itself and the next launch counts nowhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+
+from hpctrain.run.exit_record import ORDERLY
+from hpctrain.run.ledger import Attempt, Reason
+from hpctrain.run.times import STARTING, WORKING
+from hpctrain.status.state import RunState
+
+_AWAITED = (RunState.STARTING, RunState.QUEUED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """Wall time in seconds, every second in one place.
+
+    Attributes:
+        queued_s: submitted or requeued, and no rank's process yet; so also the time that it took to notice a dead node.
+        starting_s: from the process's start to the end of the first new step.
+        training_s: steps that stayed.
+        evaluating_s: of steps that stayed.
+        saving_s: checkpoints, as long as the training waited for them.
+        lost_s: training and evaluation of steps that were done again, and silence before an end by force.
+        stopping_s: from the last step or save to the recorded end.
+    """
+
+    queued_s: float = 0.0
+    starting_s: float = 0.0
+    training_s: float = 0.0
+    evaluating_s: float = 0.0
+    saving_s: float = 0.0
+    lost_s: float = 0.0
+    stopping_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """The wall time that counts."""
+        return math.fsum(asdict(self).values())
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """By name without its suffix, together 1; empty where no time has passed."""
+        total = self.total_s
+        return {name.removesuffix("_s"): value / total for name, value in asdict(self).items()} if total > 0 else {}
+
+    @property
+    def ratio(self) -> float | None:
+        """The effective training time ratio; None where no time has passed."""
+        total = self.total_s
+        return (self.training_s + self.evaluating_s) / total if total > 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptAccount:
+    """One attempt.
+
+    Attributes:
+        attempt: its number.
+        spent: its wall time, and the queue before it.
+        steps: that it completed; None where none is known.
+        steps_lost: of them, those that weren't saved and had or have to be done again.
+    """
+
+    attempt: int
+    spent: Spent
+    steps: int | None
+    steps_lost: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """A run.
+
+    Attributes:
+        attempts: oldest first.
+        spent: over all of them, and the queue since the last one.
+        steps_lost: over all of them.
+    """
+
+    attempts: tuple[AttemptAccount, ...]
+    spent: Spent
+    steps_lost: int
+
+
+def account(
+    attempts: Sequence[Attempt],
+    submissions: Iterable[Mapping[str, object]],
+    *,
+    state: RunState,
+    saved_step: int,
+    now: float,
+) -> Account:
+    """Where a run's time went.
+
+    What a record lacks is taken as zero; clocks of different machines, which may disagree, never make a time negative.
+
+    Args:
+        attempts: oldest first, each as the ledger has it; an open one's ``extra`` with `read_times` added.
+        submissions: of the run, with ``job_id`` and ``time``.
+        state: where the run stands.
+        saved_step: from which it would go on.
+        now: epoch seconds.
+    """
+    submitted = _submission_times(submissions)
+    found: list[AttemptAccount] = []
+    before: Attempt | None = None
+    until = float("-inf")
+    for place, attempt in enumerate(attempts):
+        lives = attempt is attempts[-1] and attempt.open and state is RunState.RUNNING
+        began = _began(attempt)
+        if began is None:
+            found.append(AttemptAccount(attempt=attempt.attempt, spent=Spent(), steps=None, steps_lost=0))
+            continue
+        began = max(until, began)
+        ended = max(began, now if lives else _ended(attempt, began))
+        steps = _steps(attempt)
+        kept = None if lives or attempt.reason is Reason.COMPLETED else saved_step
+        lost = _lost(attempt, steps or 0, _next_start(attempts[place + 1 :], kept))
+        spent = _divide(attempt, ended - began, lives=lives)
+        spent = _with_gap(spent, before, began - _eligible(attempt, before, began, until, submitted))
+        spent = _lose(spent, lost / steps if steps else 0.0)
+        found.append(AttemptAccount(attempt=attempt.attempt, spent=spent, steps=steps, steps_lost=lost))
+        before, until = attempt, ended
+    waiting = Spent(queued_s=_waiting_s(until, submitted, now) if state in _AWAITED else 0.0)
+    return Account(
+        attempts=tuple(found),
+        spent=_sum([*(one.spent for one in found), waiting]),
+        steps_lost=sum(one.steps_lost for one in found),
+    )
+
+
+def _began(attempt: Attempt) -> float | None:
+    """When the attempt's first process began, or whatever is the next best; None where nothing is known."""
+    known = (_number(attempt, "launched"), attempt.start_time, _number(attempt, "seen"), attempt.end_time)
+    return next((moment for moment in known if moment is not None), None)
+
+
+def _ended(attempt: Attempt, began: float) -> float:
+    """When it was over; for one that died without a word, when it was last heard of."""
+    recorded = None if attempt.open or attempt.extra.get("closed_late") else attempt.end_time
+    known = (recorded, _number(attempt, "seen"), attempt.start_time)
+    return next((moment for moment in known if moment is not None), began)
+
+
+def _eligible(
+    attempt: Attempt,
+    before: Attempt | None,
+    began: float,
+    until: float,
+    submitted: Mapping[str, Sequence[float]],
+) -> float:
+    """Since when it could have begun: the end before it, where the same job goes on, or its job's submission."""
+    if attempt.job_id is None:
+        return began
+    if before is not None and before.job_id == attempt.job_id:
+        return until
+    earlier = [moment for moment in submitted.get(attempt.job_id, ()) if moment <= began]
+    return max(until, earlier[-1]) if earlier else began
+
+
+def _divide(attempt: Attempt, wall_s: float, *, lives: bool) -> Spent:
+    """An attempt's wall time without the queue, as if all of its steps stayed."""
+    starting = sum(_seconds(attempt, name) for name in STARTING)
+    train, evaluate, save = (_seconds(attempt, name) for name in WORKING)
+    measured = starting + train + evaluate + save
+    shrink = wall_s / measured if measured > wall_s else 1.0
+    starting, train, evaluate, save = (shrink * seconds for seconds in (starting, train, evaluate, save))
+    rest = max(0.0, wall_s - starting - train - evaluate - save)
+    spent = Spent(starting_s=starting, training_s=train, evaluating_s=evaluate, saving_s=save)
+    if not measured and _steps(attempt):
+        return replace(spent, training_s=rest)  # nobody measured; most of it was that
+    if "first_step_s" not in attempt.extra:
+        return replace(spent, starting_s=starting + rest)
+    if lives:
+        return replace(spent, training_s=train + rest)
+    return replace(spent, stopping_s=rest) if attempt.reason in ORDERLY else replace(spent, lost_s=rest)
+
+
+def _with_gap(spent: Spent, before: Attempt | None, gap_s: float) -> Spent:
+    """Add the time before the attempt; new ranks in the same allocation weren't in any queue."""
+    if before is not None and before.extra.get("next") == "restart":
+        return replace(spent, starting_s=spent.starting_s + gap_s)
+    return replace(spent, queued_s=gap_s)
+
+
+def _lose(spent: Spent, share: float) -> Spent:
+    """Take a share of the steps' time as lost."""
+    lost = spent.lost_s + share * (spent.training_s + spent.evaluating_s)
+    kept = 1 - share
+    return replace(spent, training_s=kept * spent.training_s, evaluating_s=kept * spent.evaluating_s, lost_s=lost)
+
+
+def _steps(attempt: Attempt) -> int | None:
+    known = [int(step) for step in (attempt.end_step, _number(attempt, "last_step")) if step is not None]
+    return max(0, max(known) - (attempt.start_step or 0)) if known else None
+
+
+def _next_start(later: Sequence[Attempt], otherwise: int | None) -> int | None:
+    """The earliest step at which any later attempt began: what an attempt did beyond it was done again."""
+    starts = [attempt.start_step for attempt in later if attempt.start_step is not None]
+    return min(starts) if starts else otherwise
+
+
+def _lost(attempt: Attempt, steps: int, kept: int | None) -> int:
+    return 0 if kept is None else max(0, steps - max(0, kept - (attempt.start_step or 0)))
+
+
+def _waiting_s(until: float, submitted: Mapping[str, Sequence[float]], now: float) -> float:
+    """How long the run has been waiting for its next attempt: since the last one's end, or a later submission."""
+    since = max([until, *(moment for times in submitted.values() for moment in times)])
+    return max(0.0, now - since) if math.isfinite(since) else 0.0
+
+
+def _submission_times(submissions: Iterable[Mapping[str, object]]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for record in submissions:
+        job_id, when = record.get("job_id"), record.get("time")
+        if isinstance(job_id, str) and isinstance(when, int | float):
+            found.setdefault(job_id, []).append(float(when))
+    return {job_id: sorted(times) for job_id, times in found.items()}
+
+
+def _number(attempt: Attempt, name: str) -> float | None:
+    value = attempt.extra.get(name)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _seconds(attempt: Attempt, name: str) -> float:
+    return max(0.0, _number(attempt, name) or 0.0)
+
+
+def _sum(parts: Sequence[Spent]) -> Spent:
+    return Spent(**{field.name: math.fsum(getattr(part, field.name) for part in parts) for field in fields(Spent)})

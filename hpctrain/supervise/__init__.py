@@ -1,0 +1,1 @@
+"""The batch script's program: the attempts of one allocation."""

@@ -1,0 +1,1 @@
+"""The life of a rank's process, around the training."""

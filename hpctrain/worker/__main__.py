@@ -1,0 +1,18 @@
+"""One rank of a run: ``python -m hpctrain.worker RUN_DIRECTORY``."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from hpctrain.distributed.stop_request import STOP_SIGNALS
+
+# before the slow imports: a stop signal that arrives during start-up stays pending until `StopFlag.install`
+signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+from hpctrain.config.stored import load  # noqa: E402 - after the signals are blocked
+from hpctrain.run.directory import RunDirectory  # noqa: E402 - as above
+from hpctrain.worker.entry import end_process, run_rank  # noqa: E402 - as above
+
+run_directory = RunDirectory.existing(sys.argv[1])
+end_process(run_rank(load(run_directory.config), run_directory))

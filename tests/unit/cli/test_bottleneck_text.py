@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from hpctrain.cli.bottleneck_text import verdict_lines
+from hpctrain.run.bottleneck import Verdict
+
+
+def test_everything_that_is_known():
+    verdict = Verdict(
+        text="waiting for data 38% of the time: data.num_workers 2 -> 6",
+        also=("saving 12% of the time: checkpoint.every_steps 10 -> 30",),
+        shares={"data": 0.38, "gradient_sync": 0.62},
+        slowest_rank=3,
+        slowest_host="n2",
+        slowest_ratio=1.251,
+        samples_per_s_per_device=1234.5,
+        mfu=0.412,
+        memory_peak_bytes=3_450_000_000,
+    )
+    assert verdict_lines(verdict) == [
+        "training    data 38%  gradient sync 62%",
+        "speed       1234 samples/s per device  MFU 41.2%  memory peak 3.45 GB",
+        "slowest     rank 3 on n2: 1.25 times the others' own time of a step",
+        "verdict     waiting for data 38% of the time: data.num_workers 2 -> 6",
+        "also        saving 12% of the time: checkpoint.every_steps 10 -> 30",
+    ]
+
+
+def test_next_to_nothing():
+    assert verdict_lines(Verdict(text="too short to tell")) == ["verdict     too short to tell"]

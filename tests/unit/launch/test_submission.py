@@ -1,0 +1,189 @@
+import os
+import stat
+import sys
+
+import pytest
+
+from hpctrain.config.compose import Composer
+from hpctrain.errors import ConfigError, SchedulerError, SchedulerMissingError
+from hpctrain.launch.submission import script, submit
+from hpctrain.run.directory import RunDirectory
+from hpctrain.supervise.step import srun_command
+
+EVERYTHING = [
+    "cluster=slurm",
+    "nodes=2",
+    "name=every-key",
+    "cluster.partition=gpu",
+    "cluster.account=me",
+    "cluster.qos=high",
+    "cluster.gpus_per_node=4",
+    "cluster.gpus_per_process=2",
+    "cluster.cpus_per_process=3",
+    "cluster.memory_gb=1.5",
+    "cluster.time_limit_min=90",
+    "cluster.constraint='a100&nvlink'",
+    "cluster.exclude='n[3-4]'",
+    "cluster.reservation=today",
+    "cluster.signal=USR1",
+    "cluster.signal_delay_s=120",
+    "cluster.setup=['module load cuda','export A=1']",
+    "cluster.srun_args=['--cpu-bind=cores']",
+    "cluster.sbatch.licenses='matlab:1'",
+    "cluster.sbatch.exclusive=true",
+    "cluster.sbatch.comment='two words; rm -rf $HOME'",
+]
+
+TEXT = """\
+#!/bin/bash
+
+# Parameters
+#SBATCH --account=me
+#SBATCH --comment='two words; rm -rf $HOME'
+#SBATCH --constraint='a100&nvlink'
+#SBATCH --cpus-per-task=3
+#SBATCH --exclude='n[3-4]'
+#SBATCH --exclusive
+#SBATCH --gpus-per-node=4
+#SBATCH --job-name=every-key
+#SBATCH --licenses=matlab:1
+#SBATCH --mem=1536M
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --open-mode=append
+#SBATCH --output=/runs/R/logs/batch_%j.log
+#SBATCH --partition=gpu
+#SBATCH --qos=high
+#SBATCH --requeue
+#SBATCH --reservation=today
+#SBATCH --signal=USR1@120
+#SBATCH --time=90
+
+# setup
+trap '' TERM
+module load cuda
+export A=1
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+exec PYTHON -u -m submitit.core._submit /runs/R/logs/submitit
+"""
+
+
+@pytest.fixture(scope="module")
+def composer():
+    return Composer()
+
+
+@pytest.fixture
+def run():
+    return RunDirectory.at("/runs/R")
+
+
+def test_every_key_reaches_the_script(composer, run):
+    assert script(composer.compose(EVERYTHING), run).replace(sys.executable, "PYTHON") == TEXT
+
+
+def test_an_array_is_throttled(composer, run):
+    text = script(composer.compose(["cluster=slurm", "cluster.max_parallel_runs=2"]), run, runs=5)
+    assert "#SBATCH --array=0-4%2\n" in text
+    assert "#SBATCH --output=/runs/R/logs/batch_%A_%a.log\n" in text
+
+
+def test_a_flag_that_is_switched_off_is_left_out(composer, run):
+    assert "exclusive" not in script(composer.compose(["cluster=slurm", "cluster.sbatch.exclusive=false"]), run)
+
+
+@pytest.mark.parametrize("word", ["+cluster.sbatch.no-requeue=true", "+cluster.sbatch.requeue=false"])
+def test_a_user_can_forbid_the_requeue(composer, run, word):
+    text = script(composer.compose(["cluster=slurm", word]), run)
+    assert "#SBATCH --no-requeue\n" in text
+    assert "#SBATCH --requeue\n" not in text
+
+
+def test_srun_gets_what_sbatch_would_not_hand_on(composer, run):
+    command = srun_command(composer.compose(EVERYTHING), run)
+    assert command == [
+        "srun",
+        "--nodes=2",
+        "--ntasks=4",
+        "--ntasks-per-node=2",
+        "--kill-on-bad-exit=1",
+        "--export=ALL",
+        "--open-mode=append",
+        "--output=/runs/R/logs/rank_%t.log",
+        "--cpus-per-task=3",
+        "--cpu-bind=cores",
+        sys.executable,
+        "-u",
+        "-m",
+        "hpctrain.worker",
+        "/runs/R",
+    ]
+
+
+def fake_sbatch(folder, monkeypatch, lines):
+    tool = folder / "sbatch"
+    tool.write_text("#!/bin/sh\n" + lines)
+    tool.chmod(tool.stat().st_mode | stat.S_IEXEC)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+@pytest.fixture
+def fresh(tmp_path):
+    directory = RunDirectory.at(tmp_path / "R")
+    directory.create(0o750)
+    return directory
+
+
+def test_submitting_from_inside_an_allocation_leaks_nothing(composer, fresh, tmp_path, monkeypatch):
+    fake_sbatch(tmp_path, monkeypatch, f"env > {tmp_path}/seen\necho Submitted batch job 77\n")
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    monkeypatch.setenv("SBATCH_PARTITION", "other")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    assert submit([composer.compose(["cluster=slurm"])], [fresh], fresh) == ["77"]
+    seen = (tmp_path / "seen").read_text()
+    assert "SLURM_JOB_ID" not in seen
+    assert "SBATCH_PARTITION" not in seen
+    assert "SLURM_CONF=/etc/slurm.conf" in seen
+    assert os.environ["SLURM_JOB_ID"] == "5"
+    assert fresh.job_records()[0]["job_id"] == "77"
+    assert fresh.job_records()[0]["log"] == f"{fresh.logs}/batch_77.log"
+
+
+def test_an_array_gives_each_run_its_task(composer, fresh, tmp_path, monkeypatch):
+    fake_sbatch(tmp_path, monkeypatch, "echo Submitted batch job 78\n")
+    runs = [RunDirectory.at(tmp_path / "R" / name) for name in ("0", "1")]
+    for run in runs:
+        run.create(0o750)
+    configs = [composer.compose(["cluster=slurm"])] * 2
+    assert submit(configs, runs, fresh) == ["78_0", "78_1"]
+    assert runs[1].job_records()[0]["log"] == f"{fresh.logs}/batch_78_1.log"
+
+
+def test_what_sbatch_refuses_is_a_bad_configuration(composer, fresh, tmp_path, monkeypatch):
+    fake_sbatch(tmp_path, monkeypatch, "echo 'sbatch: error: invalid partition specified: x' >&2\nexit 1\n")
+    with pytest.raises(ConfigError, match="invalid partition specified: x"):
+        submit([composer.compose(["cluster=slurm"])], [fresh], fresh)
+
+
+def test_a_controller_that_is_gone_is_not(composer, fresh, tmp_path, monkeypatch):
+    fake_sbatch(
+        tmp_path,
+        monkeypatch,
+        "echo 'sbatch: error: Batch job submission failed: Unable to contact slurm controller' >&2\nexit 1\n",
+    )
+    with pytest.raises(SchedulerError, match="Unable to contact slurm controller"):
+        submit([composer.compose(["cluster=slurm"])], [fresh], fresh)
+
+
+def test_a_machine_without_slurm_says_so(composer, fresh, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SchedulerMissingError, match="login node"):
+        submit([composer.compose(["cluster=slurm"])], [fresh], fresh)
+
+
+def test_a_percent_sign_would_be_slurms(composer, tmp_path):
+    directory = RunDirectory.at(tmp_path / "100%")
+    with pytest.raises(ConfigError, match="run_dir="):
+        submit([composer.compose(["cluster=slurm"])], [directory], directory)

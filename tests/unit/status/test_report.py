@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+import math
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.status.report import job_ids, read_status
+from hpctrain.status.state import JobPhase, JobView, RunState
+
+
+@pytest.fixture
+def directory(tmp_path):
+    directory = RunDirectory.at(tmp_path / "runs" / "digits" / "now")
+    directory.create(0o750)
+    directory.config.write_text("name: digits\ntrainer:\n  max_steps: 460\n  max_epochs: null\n")
+    return directory
+
+
+def test_a_run_that_was_only_submitted(directory):
+    directory.record_job({"job_id": "12", "time": 1.0, "log": "x"})
+    status = read_status(directory, {"12": JobView(JobPhase.PENDING, "waiting for resources", may_start=99.0)})
+    assert (status.state, status.note, status.may_start) == (RunState.QUEUED, "waiting for resources", 99.0)
+    assert (status.name, status.step, status.total_steps, status.job_ids) == ("digits", 0, 460, ("12",))
+    assert (status.metrics, status.checkpoint_step, status.attempts) == ({}, None, ())
+
+
+def test_a_run_in_its_second_attempt(directory):
+    ledger = Ledger(directory, clock=lambda: 500.0)
+    directory.record_job({"job_id": "12", "time": 1.0})
+    ledger.claim()
+    ledger.start(1, job_id="12", nodes=["n1"], world_size=1, step=0)
+    ledger.end(1, reason=Reason.PREEMPTED, step=140)
+    ledger.claim()
+    ledger.start(2, job_id="12", nodes=["n2"], world_size=1, step=140)
+    directory.checkpoint(140).mkdir()
+    assert read_status(directory, {"12": JobView(JobPhase.RUNNING)}).step == 140
+    sink = JsonLinesSink(directory.metrics, 140, clock=lambda: 510.0)
+    sink.log(150, {"train/loss": 0.5, "eval/accuracy": 0.875})
+    sink.log(160, {"train/loss": math.inf})
+    sink.flush()
+    status = read_status(directory, {"12": JobView(JobPhase.RUNNING)})
+    assert (status.state, status.step, status.checkpoint_step) == (RunState.RUNNING, 160, 140)
+    assert status.metrics == {"train/loss": math.inf, "eval/accuracy": 0.875}
+    assert status.metrics_time == 510.0
+    assert [attempt.reason for attempt in status.attempts] == [Reason.PREEMPTED, None]
+    sink.log(170, {"train/loss": 0.25})
+    sink.close()
+    assert read_status(directory, None).metrics["train/loss"] == 0.25
+
+
+def test_what_the_ledger_says_about_the_end_counts_more_than_the_last_record(directory):
+    ledger = Ledger(directory)
+    ledger.claim()
+    ledger.start(1, job_id=None, nodes=["n1"], world_size=1, step=0, total_steps=230)
+    directory.metrics.write_text('{"step": 90, "time": 1}\n')
+    ledger.end(1, reason=Reason.FAILED, step=93)
+    status = read_status(directory, None)
+    assert (status.step, status.total_steps, status.state) == (93, 230, RunState.FAILED)
+
+
+def test_a_local_run_whose_process_was_killed_is_not_running(directory):
+    program = """
+import json, os, socket, sys, time
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Ledger
+
+directory = RunDirectory.at(sys.argv[1])
+ledger = Ledger(directory)
+claim = directory.claim(ledger.claim())
+(claim / "owner.json").write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
+print("claimed", flush=True)
+sys.stdin.readline()
+ledger.start(1, job_id=None, nodes=["here"], world_size=1, step=0)
+print("begun", flush=True)
+time.sleep(60)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(directory.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        process.stdout.readline()
+        assert read_status(directory, None).state == RunState.STARTING
+        process.stdin.write("\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        assert read_status(directory, None).state == RunState.RUNNING
+        process.kill()
+    status = read_status(directory, None)
+    assert status.state == RunState.INTERRUPTED
+    assert status.note == f"process {process.pid} on {socket.gethostname()} is gone and recorded no end"
+
+
+def test_a_job_cancelled_in_the_queue_that_slurm_forgot(directory):
+    directory.record_job({"job_id": "12", "time": 1.0})
+    directory.record_job({"cancelled": True, "time": 2.0})
+    assert read_status(directory, {"12": None}).state == RunState.CANCELLED
+    directory.record_job({"job_id": "13", "time": 3.0})
+    assert read_status(directory, {"12": None, "13": JobView(JobPhase.PENDING)}).state == RunState.QUEUED
+
+
+def test_a_whole_array_is_not_this_runs_job(directory):
+    directory.record_job({"job_id": "12_3", "time": 1.0})
+    ledger = Ledger(directory)
+    for attempt, job_id in enumerate(["12", "12_3", "40"], start=1):
+        ledger.start(attempt, job_id=job_id, nodes=[], world_size=1, step=0)
+    assert job_ids(directory) == ["12_3", "40"]
+
+
+def test_only_the_tail_of_long_metrics_is_read(directory):
+    record = json.dumps({"step": 0, "time": 0.0, "eval/loss": 9.0, "padding": "x" * 200_000})
+    directory.metrics.write_text(record + '\n{"step": 3, "time": 1.5, "train/loss": 2}\n{"step": 4, "ti')
+    status = read_status(directory, None)
+    assert (status.step, status.metrics) == (3, {"train/loss": 2})
+
+
+@pytest.mark.parametrize("config", ["", "[1", "text", "trainer: null\n", "name: null\ntrainer: {max_steps: null}\n"])
+def test_an_unreadable_configuration_leaves_the_rest(directory, config):
+    directory.config.write_text(config)
+    status = read_status(directory, None)
+    assert (status.name, status.total_steps, status.state) == ("now", None, RunState.UNKNOWN)
+
+
+def test_nothing_heavy_is_imported():
+    program = """
+import sys
+import hpctrain.status.report
+print(sorted({"torch", "numpy", "omegaconf", "hydra", "submitit"} & set(sys.modules)))
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pytest
+
+from hpctrain.status.tail import Tail
+
+
+def append(path, text):
+    with path.open("a") as file:
+        file.write(text)
+
+
+def test_a_file_that_comes_later_and_grows(tmp_path):
+    path = tmp_path / "log"
+    tail = Tail(path)
+    assert tail.read() == b""
+    append(path, "one\ntw")
+    assert tail.read() == b"one\ntw"
+    assert tail.read() == b""
+    append(path, "o\n")
+    assert tail.read() == b"o\n"
+    tail.close()
+
+
+def test_a_file_that_is_cut_is_read_from_its_beginning(tmp_path):
+    path = tmp_path / "log"
+    append(path, "a long first attempt\n")
+    tail = Tail(path)
+    tail.read()
+    path.write_text("second\n")
+    assert tail.read() == b"second\n"
+    tail.close()
+
+
+def test_a_file_that_is_replaced_is_read_to_its_end_first(tmp_path):
+    path = tmp_path / "log"
+    append(path, "first\n")
+    tail = Tail(path)
+    assert tail.read() == b"first\n"
+    append(path, "last words\n")
+    path.rename(tmp_path / "old")
+    append(path, "a much longer second file\n")
+    assert tail.read() == b"last words\n"
+    assert tail.read() == b"a much longer second file\n"
+    assert tail.read() == b""
+    tail.close()
+
+
+def test_a_file_that_goes_away_may_come_back(tmp_path):
+    path = tmp_path / "log"
+    append(path, "first\n")
+    tail = Tail(path)
+    tail.read()
+    path.unlink()
+    assert tail.read() == b""
+    append(path, "second\n")
+    assert tail.read() == b"second\n"
+    tail.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "lines", "expected"),
+    [
+        ("a\nb\nc\n", 2, "b\nc\n"),
+        ("a\nb\nc", 2, "b\nc"),
+        ("a\nb\n\n", 2, "b\n\n"),
+        ("a\nb\n", 9, "a\nb\n"),
+        ("a\n", 1, "a\n"),
+        ("a", 1, "a"),
+        ("\n", 1, "\n"),
+        ("a\nb\n", 0, ""),
+        ("", 3, ""),
+    ],
+)
+def test_it_may_begin_with_the_last_lines(tmp_path, content, lines, expected):
+    path = tmp_path / "log"
+    path.write_text(content)
+    tail = Tail(path, lines)
+    assert tail.read().decode() == expected
+    append(path, "new\n")
+    assert tail.read() == b"new\n"
+    tail.close()
+
+
+def test_last_lines_may_lie_far_back(tmp_path, monkeypatch):
+    monkeypatch.setattr("hpctrain.status.tail.CHUNK_BYTES", 7)
+    path = tmp_path / "log"
+    path.write_text("".join(f"line {number}\n" for number in range(20)))
+    for lines in range(1, 25):
+        tail = Tail(path, lines)
+        text = b""
+        while data := tail.read():
+            text += data
+        assert text.decode().splitlines() == [f"line {number}" for number in range(20)][-lines:]
+        tail.close()

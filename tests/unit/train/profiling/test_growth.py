@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from hpctrain.train.profiling.growth import MAX_LOOKS, Growth
+
+MB = 2**20
+
+
+def grown(used, steps):
+    growth = Growth()
+    for step in range(steps):
+        growth.look(step, int(used(step)))
+    return growth.bytes_per_step()
+
+
+@pytest.mark.parametrize("steps", [12, 60, 1000])
+def test_a_steady_rise_is_found(steps):
+    draws = random.Random(0)
+    rate = 400 * MB / steps
+    found = grown(lambda step: 300 * MB + rate * step + draws.uniform(0, rate), steps)
+    assert found == pytest.approx(rate, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "used",
+    [
+        lambda step: 300 * MB,
+        lambda step: 300 * MB + min(step, 150) * MB,  # a cache that fills
+        lambda step: 300 * MB + (200 * MB if step > 100 else 0),  # an evaluation's memory, once
+        lambda step: 300 * MB + step % 50 * MB,
+        lambda step: 300 * MB + step * 4096,  # nobody's business
+        lambda step: 4000 * MB + step * MB / 2,  # little of what there is
+        lambda step: 500 * MB - step * MB,
+    ],
+)
+def test_anything_else_is_not(used):
+    assert grown(used, 300) == 0
+
+
+def test_too_few_looks_tell_nothing():
+    assert grown(lambda step: step * 100 * MB, 6) == 0
+
+
+def test_the_looks_stay_few():
+    growth = Growth()
+    for step in range(10_000):
+        growth.look(step, step)
+    assert len(growth._looks) <= MAX_LOOKS
+    assert growth._looks[-1][0] > 9_000

@@ -1,0 +1,173 @@
+"""A watched process that behaves as its first argument says; the second is a folder for what it leaves."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from hpctrain.config.health import Health
+from hpctrain.run.stacks import answer, ask
+from hpctrain.run.times import STARTING, Times
+from hpctrain.worker import watchdog
+from hpctrain.worker.phase import Phase
+from hpctrain.worker.watchdog import Watchdog
+
+HANG_TIMEOUT_S = 3
+"""Longer than a busy machine lets a thread stand still."""
+watchdog.LOOK_S = 0.2
+moves = [0]
+times = Times(0.0)
+
+
+def move(seconds):
+    if times.doing in STARTING:
+        times.begin(0)
+    for _ in range(int(seconds / 0.05)):
+        moves[0] += 1
+        time.sleep(0.05)
+
+
+def stand(pause_s=0.1):
+    while True:
+        time.sleep(pause_s)
+
+
+def hangs_after_a_step():
+    move(0.3)
+    stand(pause_s=0)
+
+
+def hangs_before_the_first_step():
+    stand()
+
+
+def hangs_where_the_file_system_does():
+    os.mkfifo(folder / "request")  # nobody writes to it: to open it takes for ever
+    move(3)
+    stand()
+
+
+def hangs_in_the_second_part_of_the_start():
+    time.sleep(1.8)
+    times.enter("first_step_s")
+    stand()
+
+
+def hangs_in_a_save():
+    move(0.3)
+    with times.during("save_s"):
+        stand()
+
+
+def hangs_after_an_evaluation():
+    move(0.3)
+    with times.during("eval_s"):
+        pass
+    stand()
+
+
+def takes_its_time():
+    time.sleep(4.5)
+    move(0.3)
+    with times.during("eval_s"):
+        time.sleep(4.5)
+    move(0.3)
+    with times.during("save_s"):
+        time.sleep(4.5)
+    move(0.3)
+
+
+def evaluates_batch_after_batch():
+    with times.during("eval_s"):
+        move(7.5)
+
+
+def waits_its_turn():
+    for _ in range(3):
+        with times.during("save_s"):
+            time.sleep(1.8)
+        move(0.1)
+
+
+def has_nothing_to_say():
+    move(0.3)
+    stand()
+
+
+def talks_for_ever():
+    watchdog.LAST_WORDS_S = 5
+    move(0.3)
+    stand()
+
+
+def keeps_the_lock():
+    move(0.3)
+    ctypes.PyDLL(None).sleep(6)
+    move(0.3)
+
+
+def forks():
+    move(0.3)
+    child = os.fork()
+    if child == 0:
+        print(*(thread.name for thread in threading.enumerate()))
+        time.sleep(4.5)
+        sys.exit(7)
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        move(0.1)
+    stand()
+
+
+def is_suspended():
+    move(0.3)
+    print("ready", flush=True)
+    time.sleep(1.8)
+    move(0.3)
+
+
+def is_asked():
+    for _ in range(2):
+        token = ask(folder / "request")
+        while answer(folder / "stacks", token) is None:
+            move(0.1)
+        print(token)
+
+
+def blocks_signals():
+    signal.signal(signal.SIGTERM, lambda *_: print("handled"))
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    move(0.3)
+    os.kill(os.getpid(), signal.SIGTERM)
+    move(0.3)
+    print("unblocking")
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    move(0.1)
+
+
+def on_hang(hang):
+    if name == "has_nothing_to_say":
+        raise LookupError("no words")
+    if name == "talks_for_ever":
+        stand()
+    print(hang.message, hang.waits, hang.stack, sep="\n", flush=True)
+
+
+name, folder = sys.argv[1], Path(sys.argv[2])
+bound_s = {"takes_its_time": 12, "hangs_after_an_evaluation": None}.get(name, HANG_TIMEOUT_S)
+health = Health(hang_timeout_s=HANG_TIMEOUT_S, start_timeout_s=bound_s, eval_timeout_s=bound_s, save_timeout_s=bound_s)
+with Watchdog(
+    health,
+    phase=lambda: Phase.of(times.doing),
+    progress=lambda: moves[0],
+    files=lambda: (folder / "stacks", folder / "request"),
+    on_hang=on_hang,
+    describe=lambda: "rank 3 of 4 on here",
+    tick_s=0.05,
+):
+    globals()[name]()
+print("the end")

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
+
+from hpctrain.errors import CheckpointError, CheckpointUnlikeError, RendezvousError
+from hpctrain.run.ledger import Reason
+from hpctrain.worker.classification import Blame, blame
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/{}] "
+CLOSED = GLOO.format("pair.cc:553") + "Connection closed by peer [127.0.0.1]:9093. This is typically caused by a crash."
+WATCHDOG = (
+    "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1, "
+    "Timeout(ms)=600000) ran for 600029 milliseconds before timing out."
+)
+NCCL_SAYS = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3356, {}, NCCL version 2.21.5\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError(GLOO.format("unbound_buffer.cc:78") + "Timed out waiting 3000ms for recv operation"), "hang"),
+        (RuntimeError(GLOO.format("unbound_buffer.cc:129") + "Timed out waiting 3000ms for send operation"), "hang"),
+        (RuntimeError(GLOO.format("pair.cc:534") + "Application timeout caused pair closure"), "hang"),
+        (DistStoreError("wait timeout after 3000ms, keys: /world/0"), "hang"),
+        (RuntimeError(WATCHDOG), "hang"),
+        (RuntimeError(CLOSED), "infrastructure"),
+        (
+            RuntimeError(GLOO.format("pair.cc:547") + "Read error [10.0.0.2]:80: Connection reset by peer"),
+            "infrastructure",
+        ),
+        (DistNetworkError("Failed to recv, got 0 bytes. Connection was likely closed."), "infrastructure"),
+        (RuntimeError("NCCL Error 2: unhandled system error"), "infrastructure"),
+        (RuntimeError(GLOO.format("pair.cc:315") + "writev [10.0.0.2]:80: No route to host"), "infrastructure"),
+        (RuntimeError("Gloo connectFullMesh failed with " + GLOO.format("pair.cc:144") + "no error"), "infrastructure"),
+        (DistBackendError(NCCL_SAYS.format("remote process exited or there was a network error")), "infrastructure"),
+        (DistBackendError(NCCL_SAYS.format("unhandled system error (run with NCCL_DEBUG=INFO)")), "infrastructure"),
+        (DistBackendError(NCCL_SAYS.format("internal error - please report") + "Invalid argument"), "infrastructure"),
+        (RuntimeError("NCCL error: remote process exited or there was a network error"), "infrastructure"),
+        (DistBackendError("NCCL communicator was aborted on rank 1."), "infrastructure"),
+        (
+            RuntimeError("[Rank 1] Some NCCL operations have failed or timed out. Due to the asynchronous nature"),
+            "infrastructure",
+        ),
+        (
+            DistBackendError(
+                "[1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by "
+                "key '0', but store->get('0') got error: Socket Timeout"
+            ),
+            "infrastructure",
+        ),
+        (DistBackendError(NCCL_SAYS.format("invalid usage (run with NCCL_DEBUG=WARN for details)")), "failed"),
+        (DistBackendError("NCCL Error 4: invalid argument (run with NCCL_DEBUG=WARN for details)"), "failed"),
+        (RuntimeError("ProcessGroupGloo::allreduce: unsupported device type"), "failed"),
+        (RuntimeError("Tensors must be CUDA and dense for ProcessGroupNCCL"), "failed"),
+        (RuntimeError("No backend type associated with device type cpu; available: cuda:nccl, meta:gloo"), "failed"),
+        (RuntimeError("my NCCL plug-in table has no row 7"), "failed"),
+        (
+            RuntimeError(
+                "[enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:456] op.preamble.length <= "
+                "op.nbytes. 1000000 vs 1000. Is there a distributed collective mismatch in your code?"
+            ),
+            "failed",
+        ),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x6 and 5x3)"), "failed"),
+        (TimeoutError("the download timed out after 30 s"), "failed"),
+        (ConnectionResetError(104, "Connection reset by peer"), "failed"),
+    ],
+)
+def test_whom_an_error_among_several_ranks_blames(error, reason):
+    assert blame(error, 2) == Blame(Reason(reason), peer=reason != "failed")
+    assert blame(error, 1) == Blame(Reason.FAILED), "alone there is nobody else"
+
+
+@pytest.mark.parametrize("waited", [True, False])
+def test_ranks_that_did_not_meet_are_no_fault_of_the_task(waited):
+    error = RendezvousError("rank zero did not answer", waited=waited)
+    assert blame(error, 2) == Blame(Reason.INFRASTRUCTURE, peer=waited)
+
+
+def test_what_befell_another_ranks_checkpoint_is_that_ranks_to_tell():
+    assert blame(CheckpointError("rank zero could not write it", elsewhere=True), 2) == Blame(Reason.FAILED, peer=True)
+    assert blame(CheckpointError("the disk is full"), 2) == Blame(Reason.FAILED)
+
+
+def test_other_bytes_on_one_node_are_the_nodes_fault():
+    assert blame(CheckpointUnlikeError("model.pt doesn't match its checksum"), 2) == Blame(Reason.INFRASTRUCTURE)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("DataLoader worker (pid 4711) is killed by signal: Killed. "),
+        RuntimeError("DataLoader worker (pid(s) 4711, 4712) exited unexpectedly"),
+        RuntimeError("DataLoader worker (pid 4711) is killed by signal: Bus error. It is possible that dataloader's"),
+        RuntimeError("CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be"),
+    ],
+)
+def test_errors_of_the_machine(error, world_size):
+    assert blame(error, world_size) == Blame(Reason.INFRASTRUCTURE)
