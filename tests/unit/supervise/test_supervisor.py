@@ -28,7 +28,7 @@ from hpctrain.scheduler.slurm import Slurm
 from hpctrain.supervise.supervisor import Supervisor
 
 ABORTED = "srun: Job step aborted: Waiting up to 22 seconds for job step to finish.\n"
-CAPTURED = (Path(__file__).parents[1] / "scheduler" / "captured" / "stops.txt").read_text()
+CAPTURED = (Path(__file__).parents[1] / "attempt" / "captured" / "stops.txt").read_text()
 STOPS = dict(re.findall(r"=== (\w+) [^\n]*\n(.*?)(?=\n=== |\Z)", CAPTURED, re.DOTALL))
 RUNNING = re.sub(r" EndTime=\d+", f" EndTime={int(time.time()) + 86_400}", STOPS["peer_died"])
 NODE = "NodeName={name} State={state} SlurmdStartTime={started} Reason=None\n"
