@@ -26,7 +26,7 @@ if len(open(home + "/asked").readlines()) <= int(open(home + "/silent").read()):
 if "show" in sys.argv:
     print(open(home + "/job").read())
 """
-CAPTURED = (Path(__file__).parents[1] / "scheduler" / "captured" / "stops.txt").read_text()
+CAPTURED = (Path(__file__).parents[1] / "attempt" / "captured" / "stops.txt").read_text()
 STOPS = dict(re.findall(r"=== (\w+) [^\n]*\n(.*?)(?=\n=== |\Z)", CAPTURED, re.DOTALL))
 
 
