@@ -8,12 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.cli.attempts_text import attempts_table, moment, span, time_line
-from hpctrain.cli.bottleneck_text import OF_THE_MACHINE, verdict_lines
+from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.status.report import RunStatus
 from hpctrain.status.state import RunState
 
+_MEASURED = (
+    "memory/peak_gb",
+    "throughput/mfu",
+    "throughput/samples_per_s_per_device",
+    "throughput/waiting_for_data",
+)
+"""Metrics that `bottleneck_lines` shows in another way."""
 _HEAD = ("RUN", "STATE", "STEP", "LOSS", "ACCURACY", "ATTEMPTS", "JOB", "LAST")
 
 
@@ -64,7 +71,7 @@ def detail(status: RunStatus, now: float) -> str:
         lines.insert(2, f"may start   {moment(status.may_start)}, in {span(status.may_start - now)}, says SLURM")
     if status.metrics:
         when = "" if status.metrics_time is None else f"  ({span(now - status.metrics_time)} ago)"
-        shown = (name for name in sorted(status.metrics) if name not in OF_THE_MACHINE)
+        shown = (name for name in sorted(status.metrics) if name not in _MEASURED)
         values = (f"{name} {status.metrics[name]:.4g}" for name in shown)
         lines.append(f"metrics     {'  '.join(values)}{when}")
     if status.job_ids:
@@ -75,10 +82,36 @@ def detail(status: RunStatus, now: float) -> str:
     if spent := time_line(status.account):
         lines.append(f"time        {spent}")
     if status.verdict is not None:
-        lines += verdict_lines(status.verdict)
+        lines += bottleneck_lines(status.verdict)
     lines.append("next")
     lines += [f"  python -m hpctrain {command}" for command in _next_commands(status)]
     return "\n".join(lines)
+
+
+def bottleneck_lines(found: Bottleneck) -> list[str]:
+    """Lines on the newest attempt's training: where the time went, how fast it was, and what to change."""
+    lines = []
+    if found.shares:
+        shares = "  ".join(f"{part.replace('_', ' ')} {share:.0%}" for part, share in found.shares.items())
+        lines.append(f"training    {shares}")
+    if figures := _figures(found):
+        lines.append(f"speed       {figures}")
+    if found.slowest_rank is not None and found.slowest_ratio is not None:
+        own = f"{found.slowest_ratio:.2f} times the others' own time of a step"
+        lines.append(f"slowest     rank {found.slowest_rank} on {found.slowest_host}: {own}")
+    lines.append(f"verdict     {found.text}")
+    return lines + [f"also        {text}" for text in found.also]
+
+
+def _figures(found: Bottleneck) -> str:
+    figures = []
+    if found.samples_per_s_per_device is not None:
+        figures.append(f"{found.samples_per_s_per_device:.4g} samples/s per device")
+    if found.mfu is not None:
+        figures.append(f"MFU {found.mfu:.1%}")
+    if found.memory_peak_bytes:
+        figures.append(f"memory peak {found.memory_peak_bytes / 1e9:.2f} GB")
+    return "  ".join(figures)
 
 
 def last_sign(status: RunStatus) -> float | None:

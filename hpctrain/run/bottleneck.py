@@ -1,4 +1,4 @@
-"""What holds a run back: where the time of its training goes, and one verdict; beside the attempt's exit records."""
+"""What holds a run back: one finding per attempt, kept with the attempt's exit records."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ from hpctrain.files import read_json, write_json
 from hpctrain.run.directory import RunDirectory
 
 FILE_NAME = "verdict.json"
-PARTS = ("data", "forward", "backward", "gradient_sync", "optimizer", "between_steps", "evaluation", "saving")
-"""Where the time after an attempt's first step goes; together all of it."""
+STEP_PARTS = ("data", "forward", "backward", "gradient_sync", "optimizer")
+"""Parts of a step, in their order."""
+PARTS = (*STEP_PARTS, "between_steps", "evaluation", "saving")
+"""What the time after an attempt's first step is spent on; together all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What was found up to a step of one attempt.
+class Bottleneck:
+    """What holds a run back, as measured up to a step of one attempt. The fields are those of `verdict.json`.
 
     Attributes:
-        text: one line in plain words: what takes the time, and the key to change.
+        text: one line: what takes the time, and the key to change.
         also: further findings, one line each.
         step: completed steps.
-        steps_timed: those whose parts were timed, on rank zero.
+        steps_timed: how many of them were timed part by part, on rank zero.
         shares: of the time since the attempt's first step, by `PARTS`; the mean over the ranks.
-        slowest_rank: the rank with the most time of its own before the gradient sync; None in a world of one.
+        slowest_rank: the rank that computes longest before the gradient sync; None in a world of one.
         slowest_host: its machine.
-        slowest_ratio: its own time over the median of the others'.
+        slowest_ratio: its time before the gradient sync over the median of the others'.
         samples_per_s_per_device: over the attempt, without evaluation and saving; None before there is any.
         flops_per_sample: forward and backward; None where it wasn't counted.
         mfu: model FLOPs utilisation, achieved over peak FLOP/s (Chowdhery et al., PaLM, 2022, appendix B); None where
             either isn't known.
-        memory_peak_bytes: the most that any rank used.
+        memory_peak_bytes: the largest peak of any rank.
     """
 
     text: str
@@ -52,36 +54,39 @@ class Verdict:
     memory_peak_bytes: int | None = None
 
     def write(self, claim: Path) -> None:
-        """Leave it in the attempt's claim; a file system that refuses is no reason to stop."""
+        """Write it into the attempt's claim; an error of the file system is ignored."""
+        # training doesn't depend on it, and the next write comes in seconds
         with contextlib.suppress(OSError):
             write_json(claim / FILE_NAME, asdict(self), durable=False)
 
 
-def read_verdict(claim: Path) -> Verdict | None:
-    """The verdict of an attempt; None where there is none, or none that can be read."""
+def read_bottleneck(claim: Path) -> Bottleneck | None:
+    """Read what an attempt found; None where the file is missing or unreadable."""
     try:
         record = read_json(claim / FILE_NAME)
     except (OSError, RunDirectoryError):
         return None
     if not isinstance(record.get("text"), str):
         return None
-    known = {name.name for name in fields(Verdict)}
+    # another version of hpctrain may have written other fields, or other types
+    known = {name.name for name in fields(Bottleneck)}
     kept: dict[str, Any] = {name: value for name, value in record.items() if name in known}
     shares, also = kept.get("shares"), kept.get("also")
-    kept["shares"] = {name: value for name, value in (shares if isinstance(shares, dict) else {}).items() if _is(value)}
+    shares = shares if isinstance(shares, dict) else {}
+    kept["shares"] = {name: value for name, value in shares.items() if _is_finite(value)}
     kept["also"] = tuple(line for line in (also if isinstance(also, list) else ()) if isinstance(line, str))
-    return Verdict(**kept)
+    return Bottleneck(**kept)
 
 
-def last_verdict(directory: RunDirectory) -> Verdict | None:
-    """The verdict of the newest attempt that left one."""
+def last_bottleneck(directory: RunDirectory) -> Bottleneck | None:
+    """Read what the newest attempt found of those that found anything."""
     try:
         names = sorted((entry.name for entry in directory.claims.iterdir() if entry.name.isdecimal()), key=int)
     except OSError:
         return None
-    found = (read_verdict(directory.claims / name) for name in reversed(names))
-    return next((verdict for verdict in found if verdict is not None), None)
+    found = (read_bottleneck(directory.claims / name) for name in reversed(names))
+    return next((bottleneck for bottleneck in found if bottleneck is not None), None)
 
 
-def _is(value: object) -> bool:
+def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from hpctrain.run.bottleneck import Verdict, last_verdict
+from hpctrain.run.bottleneck import Bottleneck, last_bottleneck
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.owner import Owner
@@ -56,7 +56,7 @@ class RunStatus:
     checkpoint_step: int | None = None
     attempts: tuple[Attempt, ...] = ()
     account: Account
-    verdict: Verdict | None = None
+    verdict: Bottleneck | None = None
     job_ids: tuple[str, ...] = ()
     may_start: float | None = None
 
@@ -114,7 +114,7 @@ def read_status(
         checkpoint_step=saved,
         attempts=tuple(attempts),
         account=account(attempts, directory.job_records(), state=state, saved_step=saved or 0, now=clock()),
-        verdict=last_verdict(directory),
+        verdict=last_bottleneck(directory),
         job_ids=ids,
         may_start=pending[-1].may_start if pending and state is RunState.QUEUED else None,
     )

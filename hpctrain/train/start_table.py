@@ -8,7 +8,7 @@ import torch
 
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.config.root import Config
-from hpctrain.run.bottleneck import Verdict
+from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.directory import RunDirectory
 from hpctrain.train.parts import Parts
 from hpctrain.train.profiling.flops import flops_text
@@ -24,7 +24,7 @@ def log_start(
     attempt: int,
     step: int,
     hosts: list[str],
-    before: Verdict | None,
+    before: Bottleneck | None,
 ) -> None:
     """Log it, one line per row; rank zero's business.
 

@@ -20,7 +20,7 @@ from hpctrain.distributed.stop_request import StopFlag
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError
 from hpctrain.metrics.sink import Sink
-from hpctrain.run.bottleneck import Verdict, last_verdict
+from hpctrain.run.bottleneck import Bottleneck, last_bottleneck
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.times import Times
 from hpctrain.train.checkpointing import Continuity
@@ -72,7 +72,7 @@ class Trainer:
         )
         seed_everything(rank_seed(config.seed, world.rank))
         self._loop: Loop | None = None
-        self._before: Verdict | None = None
+        self._before: Bottleneck | None = None
         self._evaluation: Evaluation | None = None
         times.enter("load_s")
         self._start_step = self._continuity.take_up()
@@ -131,7 +131,7 @@ class Trainer:
             attempt: its number.
             hosts: of all ranks, in rank order.
         """
-        self._before = last_verdict(self._directory)
+        self._before = last_bottleneck(self._directory)
         log_start(
             self._config,
             self._directory,

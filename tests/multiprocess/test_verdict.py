@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from hpctrain.cli.status import main as status
-from hpctrain.run.bottleneck import PARTS, last_verdict
+from hpctrain.run.bottleneck import PARTS, last_bottleneck
 
 TASK = ("task=custom", "task._target_=held_back.Held", "trainer.max_epochs=null", "logger.tensorboard=false")
 
@@ -21,7 +21,7 @@ def held(train):
     def run(name, *words, **options):
         code, run, output = train(name, *TASK, *words, **options)
         assert code == 0, output
-        return last_verdict(run.directory), run, output
+        return last_bottleneck(run.directory), run, output
 
     return run
 

@@ -1,36 +1,88 @@
-"""All that is known about where the time of an attempt's training went."""
+"""What was measured of an attempt: each rank's mean step, and the seconds spent between steps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hpctrain.config.root import Config
-from hpctrain.train.profiling.report import RankReport
+from hpctrain.run.bottleneck import STEP_PARTS
 
-STEP_PARTS = ("data", "forward", "backward", "gradient_sync", "optimizer")
+OWN_PARTS = ("data", "forward", "backward")
+"""The parts of a step in which a rank doesn't wait for the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class RankReport:
+    """The mean step of one rank, over the steps that were timed; small, to be gathered at rank zero.
+
+    Attributes:
+        rank: in the world.
+        host: its machine.
+        steps_timed: how many steps the means are over.
+        parts: seconds per step, by part (`hpctrain.run.bottleneck.STEP_PARTS`).
+        memory_peak_bytes: the peak so far.
+        growth_bytes: how much memory use grows per step; 0 where it doesn't.
+        syncs: lines of the task's code that made the host wait for the GPU, and how often per step.
+    """
+
+    rank: int
+    host: str
+    steps_timed: int = 0
+    parts: Mapping[str, float] = field(default_factory=dict)
+    memory_peak_bytes: int = 0
+    growth_bytes: float = 0.0
+    syncs: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def own_s(self) -> float:
+        """Seconds per step before the gradient sync."""
+        return sum(self.parts.get(part, 0.0) for part in OWN_PARTS)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds per step."""
+        return sum(self.parts.values())
+
+    def share(self, part: str) -> float:
+        """Share of a part in the step."""
+        return self.parts.get(part, 0.0) / self.step_s if self.step_s > 0 else 0.0
+
+
+class Slowest(NamedTuple):
+    """The rank that computes longest before the gradient sync.
+
+    Attributes:
+        report: of that rank.
+        ratio: its time before the gradient sync over the median of the others'.
+    """
+
+    report: RankReport
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements:
     """Seconds since the attempt's first step, and the ranks' reports.
 
     Attributes:
         config: of the run.
         reports: one per rank, in rank order.
         step: completed steps.
-        steps: of them, those since the attempt's first one.
-        samples: of those, over all ranks.
-        total_steps: where the run ends.
+        steps: steps since the attempt's first one.
+        samples: samples of those steps, over all ranks.
+        total_steps: the step at which the run ends.
         steps_per_epoch: of the data.
-        train_s: in steps and between them.
-        eval_s: in evaluations.
-        save_s: in saves, as long as the training waited.
-        evaluations: how many there were.
-        saves: how many there were.
-        agreement_s: waiting for the other ranks' word between steps.
-        logging_s: writing metrics.
+        train_s: seconds in steps and between them.
+        eval_s: seconds in evaluations.
+        save_s: seconds for which training waited for saves.
+        evaluations: number of evaluations.
+        saves: number of saves.
+        agreement_s: seconds of waiting for the other ranks between steps.
+        logging_s: seconds of writing metrics.
         num_workers: loading processes per rank.
+        num_devices: over all ranks; a process on the CPU counts as one.
         cores: of this rank.
         on_gpu: whether the ranks have GPUs.
     """
@@ -50,33 +102,44 @@ class Evidence:
     agreement_s: float = 0.0
     logging_s: float = 0.0
     num_workers: int = 0
+    num_devices: int = 1
     cores: int = 1
     on_gpu: bool = False
 
     @property
     def wall_s(self) -> float:
-        """All of it."""
+        """All seconds since the first step."""
         return self.train_s + self.eval_s + self.save_s
 
     @property
-    def samples_per_s(self) -> float:
-        """Over all ranks, without evaluation and saving; 0 before there are any."""
-        return self.samples / self.train_s if self.train_s > 0 else 0.0
+    def samples_per_s_per_device(self) -> float:
+        """Throughput without evaluation and saving; 0 before there is any."""
+        return self.samples / self.train_s / self.num_devices if self.train_s > 0 else 0.0
+
+    @property
+    def timed(self) -> list[RankReport]:
+        """Reports of the ranks that timed a step."""
+        return [report for report in self.reports if report.steps_timed]
+
+    @property
+    def num_hosts(self) -> int:
+        """How many machines the ranks are on."""
+        return len({report.host for report in self.reports})
 
     @property
     def shares(self) -> dict[str, float]:
-        """Of the time, by `hpctrain.run.bottleneck.PARTS`, together 1; empty where nothing was timed.
+        """Shares of the time, by `hpctrain.run.bottleneck.PARTS`, together 1; empty where no step was timed.
 
-        The parts of a step are those of the timed steps, the mean over the ranks, times the number of steps; more than
-        was measured for all steps together they can't be.
+        A part of a step is the mean over the timed steps and over the ranks, times the number of steps.
         """
-        timed = [report for report in self.reports if report.steps_timed]
+        timed = self.timed
         if self.wall_s <= 0 or not timed:
             return {}
         parts = {
             part: self.steps * sum(report.parts.get(part, 0.0) for report in timed) / len(timed) for part in STEP_PARTS
         }
         in_steps = sum(parts.values())
+        # timed steps may have been slower than the others: the parts can't exceed what was measured for all steps
         shrink = min(1.0, self.train_s / in_steps) if in_steps > 0 else 0.0
         parts = {part: shrink * seconds for part, seconds in parts.items()}
         parts["between_steps"] = max(0.0, self.train_s - sum(parts.values()))
@@ -84,18 +147,18 @@ class Evidence:
         return {part: seconds / self.wall_s for part, seconds in parts.items()}
 
     @property
-    def slowest(self) -> tuple[RankReport, float] | None:
-        """The rank with the most time of its own, and how many times the median of the others' it is."""
-        timed = [report for report in self.reports if report.steps_timed]
+    def slowest(self) -> Slowest | None:
+        """The slowest rank; None where fewer than two ranks timed a step."""
+        timed = self.timed
         if len(timed) < 2:
             return None
         slowest = max(timed, key=lambda report: report.own_s)
         usual = median([report.own_s for report in timed if report is not slowest])
-        return (slowest, slowest.own_s / usual) if usual > 0 else None
+        return Slowest(slowest, slowest.own_s / usual) if usual > 0 else None
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle one of at least one value, or the mean of the two in the middle."""
-    # the module `statistics` would be the only one to import `decimal` and `fractions`: five milliseconds of a start
+    """Return the middle one of at least one value, or the mean of the two in the middle."""
+    # not the standard library's: `statistics` imports `decimal` and `fractions`, five milliseconds of each start
     ordered, middle = sorted(values), len(values) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

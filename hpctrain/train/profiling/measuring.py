@@ -13,7 +13,7 @@ from hpctrain.distributed.world import World
 from hpctrain.metrics.memory import Memory
 from hpctrain.train.profiling.device_syncs import named_syncs
 from hpctrain.train.profiling.growth import Growth
-from hpctrain.train.profiling.report import RankReport
+from hpctrain.train.profiling.measurements import RankReport
 from hpctrain.train.profiling.stopwatch import stopwatch
 from hpctrain.train.profiling.timed_step import TimedStep
 from hpctrain.train.step import TrainStep

@@ -12,14 +12,13 @@ from hpctrain.config.root import Config
 from hpctrain.data.loader import MicroBatch
 from hpctrain.data.plan import BatchPlan
 from hpctrain.distributed.world import World
-from hpctrain.run.bottleneck import Verdict
+from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.times import Times
-from hpctrain.train.profiling.bottleneck import conclude
+from hpctrain.train.profiling.bottleneck import find_bottleneck
 from hpctrain.train.profiling.flop_counting import FlopCounting
-from hpctrain.train.profiling.measurements import Evidence
+from hpctrain.train.profiling.measurements import Measurements, RankReport
 from hpctrain.train.profiling.measuring import Measuring
 from hpctrain.train.profiling.profile import Profile
-from hpctrain.train.profiling.report import RankReport
 from hpctrain.train.step import TrainStep
 
 LOG_EVERY_S = 1.0
@@ -174,27 +173,22 @@ class Observation:
         if self._measuring is not None:
             self._reports = self._world.gather(self._measuring.report(step)) or []
 
-    def _write(self, step: int) -> Verdict:
+    def _write(self, step: int) -> Bottleneck:
         self._written_at = self._clock()
         if self._world.size == 1:
             self._meet(step)
-        evidence = self._evidence(step)
-        per_device = evidence.samples_per_s / self._devices
-        verdict = conclude(
-            evidence,
-            samples_per_s_per_device=per_device or None,
-            flops_per_sample=self._flops.per_sample,
-            mfu=self._flops.mfu(per_device),
-        )
+        measured = self._measurements(step)
+        mfu = self._flops.mfu(measured.samples_per_s_per_device)
+        verdict = find_bottleneck(measured, flops_per_sample=self._flops.per_sample, mfu=mfu)
         if self._times.claim is not None and verdict.shares:
             # an attempt without a step to speak of leaves the word to the one before
             verdict.write(self._times.claim)
         return verdict
 
-    def _evidence(self, step: int) -> Evidence:
+    def _measurements(self, step: int) -> Measurements:
         spent, plan = self._times.spent(), self._plan
         begun = min(step, self._start_step + 1)
-        return Evidence(
+        return Measurements(
             config=self._config,
             reports=self._reports,
             step=step,
@@ -210,6 +204,7 @@ class Observation:
             agreement_s=self._agreed_s(),
             logging_s=self.logging_s,
             num_workers=self._num_workers,
+            num_devices=self._devices,
             cores=self._world.cores,
             on_gpu=self._world.device.type == "cuda",
         )

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from hpctrain.run.bottleneck import PARTS, Verdict, last_verdict, read_verdict
+from hpctrain.run.bottleneck import PARTS, Bottleneck, last_bottleneck, read_bottleneck
 from hpctrain.run.directory import RunDirectory
 
-FOUND = Verdict(
+FOUND = Bottleneck(
     text="saving 22% of the time: checkpoint.every_steps 10 -> 60",
     also=("memory grows",),
     step=40,
@@ -24,30 +24,30 @@ FOUND = Verdict(
 
 def test_it_is_read_as_it_was_written(tmp_path):
     FOUND.write(tmp_path)
-    assert read_verdict(tmp_path) == FOUND
+    assert read_bottleneck(tmp_path) == FOUND
 
 
 def test_the_newest_attempt_that_left_one_counts(tmp_path):
     directory = RunDirectory.at(tmp_path)
-    assert last_verdict(directory) is None
+    assert last_bottleneck(directory) is None
     for attempt in (1, 2, 10):
         directory.claim(attempt).mkdir(parents=True)
-    assert last_verdict(directory) is None
-    Verdict(text="old").write(directory.claim(1))
+    assert last_bottleneck(directory) is None
+    Bottleneck(text="old").write(directory.claim(1))
     FOUND.write(directory.claim(2))
-    assert last_verdict(directory) == FOUND
+    assert last_bottleneck(directory) == FOUND
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{}", '{"text": 3}'])
 def test_what_can_not_be_read_is_none(tmp_path, text):
     (tmp_path / "verdict.json").write_text(text)
-    assert read_verdict(tmp_path) is None
+    assert read_bottleneck(tmp_path) is None
 
 
 def test_one_of_another_version_is_read_as_far_as_it_goes(tmp_path):
     record = {"text": "fine", "shares": {"data": 0.5, "other": None}, "also": None, "new": 1}
     (tmp_path / "verdict.json").write_text(json.dumps(record))
-    assert read_verdict(tmp_path) == Verdict(text="fine", shares={"data": 0.5})
+    assert read_bottleneck(tmp_path) == Bottleneck(text="fine", shares={"data": 0.5})
 
 
 def test_a_file_system_that_refuses_is_no_reason_to_stop(tmp_path):

@@ -8,7 +8,7 @@ from torch import nn
 
 from hpctrain.config.compose import Composer
 from hpctrain.data.plan import BatchPlan
-from hpctrain.run.bottleneck import read_verdict
+from hpctrain.run.bottleneck import read_bottleneck
 from hpctrain.run.times import Times
 from hpctrain.train.profiling.observation import Observation
 
@@ -80,7 +80,7 @@ def test_the_first_step_is_for_counting_and_later_ones_are_timed(observe, supply
     with caplog.at_level(logging.INFO, "hpctrain.train"):
         assert trained(observed, supply, clock, begin=0, end=12) == list(range(12))
         observed[0].conclude(12)
-    found = read_verdict(tmp_path)
+    found = read_bottleneck(tmp_path)
     # forward, and the gradients of the weights
     assert found.flops_per_sample == 2 * 2 * 8 * 10
     assert (found.step, found.steps_timed) == (12, 11)
@@ -93,7 +93,7 @@ def test_what_an_earlier_attempt_counted_is_taken_over(observe, supply, clock, t
     observed = observe(start_step=20, flops=7.0)
     trained(observed, supply, clock, begin=20, end=24)
     observed[0].conclude(24)
-    assert read_verdict(tmp_path).flops_per_sample == 7.0
+    assert read_bottleneck(tmp_path).flops_per_sample == 7.0
 
 
 def test_a_compiled_model_is_counted_before_its_second_step(observe, supply, clock, tmp_path):
@@ -102,19 +102,19 @@ def test_a_compiled_model_is_counted_before_its_second_step(observe, supply, clo
     observed = observe(model=model)
     trained(observed, supply, clock, begin=0, end=4)
     observed[0].conclude(4)
-    assert read_verdict(tmp_path).flops_per_sample == 2 * 2 * 8 * 10
+    assert read_bottleneck(tmp_path).flops_per_sample == 2 * 2 * 8 * 10
 
 
 def test_an_attempt_without_a_step_leaves_no_verdict(observe, tmp_path):
     observe(start_step=50)[0].conclude(50)
-    assert read_verdict(tmp_path) is None
+    assert read_bottleneck(tmp_path) is None
 
 
 def test_without_measuring_nothing_is_looked_at_but_what_is_traced(observe, supply, clock, tmp_path):
     observed = observe("logger.measure=false", "trainer.profile=[3,4]")
     assert trained(observed, supply, clock, begin=0, end=8) == [2, 3]
     observed[0].conclude(8)
-    assert read_verdict(tmp_path) is None
+    assert read_bottleneck(tmp_path) is None
     assert (tmp_path / "rank_0.pt.trace.json").exists()
 
 

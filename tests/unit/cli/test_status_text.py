@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from hpctrain.cli.bottleneck_text import verdict_lines
-from hpctrain.run.bottleneck import Verdict
+from hpctrain.cli.status_text import bottleneck_lines
+from hpctrain.run.bottleneck import Bottleneck
 
 
-def test_everything_that_is_known():
-    verdict = Verdict(
+def test_bottleneck_lines_show_all_figures():
+    found = Bottleneck(
         text="waiting for data 38% of the time: data.num_workers 2 -> 6",
         also=("saving 12% of the time: checkpoint.every_steps 10 -> 30",),
         shares={"data": 0.38, "gradient_sync": 0.62},
@@ -16,7 +16,7 @@ def test_everything_that_is_known():
         mfu=0.412,
         memory_peak_bytes=3_450_000_000,
     )
-    assert verdict_lines(verdict) == [
+    assert bottleneck_lines(found) == [
         "training    data 38%  gradient sync 62%",
         "speed       1234 samples/s per device  MFU 41.2%  memory peak 3.45 GB",
         "slowest     rank 3 on n2: 1.25 times the others' own time of a step",
@@ -25,5 +25,5 @@ def test_everything_that_is_known():
     ]
 
 
-def test_next_to_nothing():
-    assert verdict_lines(Verdict(text="too short to tell")) == ["verdict     too short to tell"]
+def test_bottleneck_lines_show_only_what_is_known():
+    assert bottleneck_lines(Bottleneck(text="too short to tell")) == ["verdict     too short to tell"]
