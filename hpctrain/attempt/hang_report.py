@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from hpctrain.phrases import listed
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.ledger import Reason
-
-SHOWN = 8
-"""Ranks that are named before the rest is left to dots."""
 
 
 def hang_report(records: Mapping[int, ExitRecord], silent: Sequence[int]) -> str:
@@ -30,18 +28,14 @@ def hang_report(records: Mapping[int, ExitRecord], silent: Sequence[int]) -> str
     said = f"rank {speaker.rank} on {speaker.host} hangs after step {speaker.step}: {speaker.message}"
     found = []
     if len(stuck) > 1:
-        found.append(f"so does rank {_listed(sorted(one.rank for one in stuck[1:]))}")
+        found.append(f"so does rank {listed(sorted(one.rank for one in stuck[1:]))}")
     if silent:
-        found.append(f"rank {_listed(silent)} left no word: stopped, its machine gone, or stuck outside of Python")
+        found.append(f"rank {listed(silent)} left no word: stopped, its machine gone, or stuck outside of Python")
     if lost and not stuck:
-        found.append(f"rank {_listed(lost)} saw no hang and then lost the others: it may have stood still")
+        found.append(f"rank {listed(lost)} saw no hang and then lost the others: it may have stood still")
     if waiting and (stuck or silent or lost):
-        found.append(f"rank {_listed(waiting)} waited for others")
+        found.append(f"rank {listed(waiting)} waited for others")
     elif waiting:
         found.append("every rank waited for others")
     head = "; ".join([said, *found])
     return f"{head}\n{speaker.traceback.rstrip()}" if stuck and speaker.traceback else head
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:SHOWN])) + (", ..." if len(ranks) > SHOWN else "")

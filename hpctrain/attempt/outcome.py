@@ -11,6 +11,7 @@ from typing import Any
 from hpctrain.attempt.hang_report import hang_report
 from hpctrain.attempt.requeue import MACHINE_FAILURES
 from hpctrain.errors import ExitCode
+from hpctrain.phrases import listed
 from hpctrain.retry import until_it_can
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
@@ -74,10 +75,9 @@ def judge(records: Mapping[int, ExitRecord], world_size: int, last_step: int, wi
         reason = next((found for found in stopped if found is not Reason.INTERRUPTED), Reason.INTERRUPTED)
         return Outcome(reason, step, f"stopped after step {step} ({reason.value})")
     if silent:
-        ranks = ", ".join(map(str, silent[:8])) + (", ..." if len(silent) > 8 else "")
         said = f": {witness}" if witness else " (killed from outside?)"
         reason = Reason.OUT_OF_MEMORY if OUT_OF_MEMORY.search(witness) else Reason.INFRASTRUCTURE
-        found = f"rank {ranks} of {world_size} ended without a word{said}; see its log"
+        found = f"rank {listed(silent)} of {world_size} ended without a word{said}; see its log"
         return Outcome(reason, step, found, silent_ranks=tuple(silent))
     return Outcome(Reason.COMPLETED, step, "")
 

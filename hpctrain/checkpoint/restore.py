@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hpctrain.checkpoint.host_memory import HostMemory
 from hpctrain.checkpoint.names import PlainNames
 from hpctrain.errors import CheckpointError
+from hpctrain.phrases import listed
 
 _SHOWN = 5
 _SET_AT_THE_START = "initial_lr"
@@ -145,5 +146,4 @@ def _listed(what: str, items: Iterable[str]) -> list[str]:
     names = sorted(items)
     if not names:
         return []
-    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return [f"{what}: {', '.join(names[:_SHOWN])}{rest}"]
+    return [f"{what}: {listed(names, shown=_SHOWN)}"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 from hpctrain.checkpoint.names import PlainNames
 from hpctrain.checkpoint.reader import load
 from hpctrain.errors import CheckpointError
+from hpctrain.phrases import listed
 from hpctrain.run.checkpoints import newest_intact
 from hpctrain.run.directory import RunDirectory
 
@@ -76,7 +77,7 @@ def warm_start(model: nn.Module, source: Path, *, match: str = "*", strict: bool
     with torch.no_grad():
         for name in fitting:
             here[name].copy_(saved[name])
-    log.info("began with %d of %d weights from %s: %s", len(fitting), len(here), source, _shown(fitting))
+    log.info("began with %d of %d weights from %s: %s", len(fitting), len(here), source, listed(fitting, shown=SHOWN))
     for problem in _problems(matched):
         log.info("left as they were: %s", problem)
     return matched
@@ -130,8 +131,4 @@ def _problems(matched: Matched) -> list[str]:
         "only in the source": matched.only_there,
         "of another shape": matched.other_shape,
     }
-    return [f"{kind}: {_shown(names)}" for kind, names in kinds.items() if names]
-
-
-def _shown(names: Sequence[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    return [f"{kind}: {listed(names, shown=SHOWN)}" for kind, names in kinds.items() if names]

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from hpctrain.errors import RunDirectoryError
+from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
 
 MAX_DEPTH = 6
@@ -54,8 +55,8 @@ def run_of(typed: str, runs_dir: Path) -> RunDirectory:
     """
     runs = runs_of(typed, runs_dir)
     if len(runs) > 1:
-        some = ", ".join(sorted(os.path.relpath(run.path) for run in runs)[:4]) + (", ..." if len(runs) > 4 else "")
-        raise RunDirectoryError(f"{typed}: {len(runs)} runs are there, name one of them: {some}")
+        names = listed(sorted(os.path.relpath(run.path) for run in runs), shown=4)
+        raise RunDirectoryError(f"{typed}: {len(runs)} runs are there, name one of them: {names}")
     return runs[0]
 
 

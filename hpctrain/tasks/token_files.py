@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.files import read_json
+from hpctrain.phrases import listed
 
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 ABOUT = "tokens.json"
@@ -92,7 +93,7 @@ def find_token_files(key: str, folder: Path, pattern: str, dtype: str | None) ->
         raise ConfigError("task.data", folder, "is no folder", "name the folder that holds the token files")
     paths = sorted(path for path in folder.glob(pattern) if path.suffix in (".bin", ".npy"))
     if not paths:
-        others = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+        others = listed(sorted(path.name for path in folder.iterdir())) or "nothing"
         problem = f"no .bin or .npy file of that name is in {folder}, which holds {others}"
         raise ConfigError(key, pattern, problem, "make it with python -m hpctrain.tasks.make_tokens, or see its name")
     return [TokenFile.of(path, dtype) for path in paths]

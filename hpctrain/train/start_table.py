@@ -8,6 +8,7 @@ import torch
 
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.config.root import Config
+from hpctrain.phrases import counted, listed
 from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.directory import RunDirectory
 from hpctrain.train.parts import Parts
@@ -41,13 +42,13 @@ def log_start(
     numbers = [parameter.numel() for parameter in parts.module.parameters()]
     trained = sum(parameter.numel() for parameter in parts.module.parameters() if parameter.requires_grad)
     names = list(dict.fromkeys(hosts))
-    ranks = f"{world.size} rank{'s' if world.size > 1 else ''}"
+    ranks = counted(world.size, "rank")
     loading = f"{parts.num_workers} loading processes per rank" if parts.num_workers else "fetched by the ranks"
     rows = {
         "run": f"{directory.as_typed}, attempt {attempt}, steps {step} to {parts.total_steps}",
         "task": f"{_kind(parts.task)}",
         "model": f"{_kind(parts.module)}: {sum(numbers):,} parameters, {trained:,} of them trained",
-        "where": f"{ranks} on {_listed(names)}: {_device(world.device)}, {world.cores} CPU cores each",
+        "where": f"{ranks} on {listed(names, separator=' ')}: {_device(world.device)}, {world.cores} CPU cores each",
         "batch": f"{plan.global_batch_size:,} samples per step = {plan.micro_batch_size:,} per forward "
         f"x {plan.accumulation} accumulated x {world.size} ranks",
         "precision": config.precision.kind + (", compiled" if trainer.compile else ""),
@@ -64,10 +65,6 @@ def log_start(
 def _kind(thing: object) -> str:
     kind = type(thing)
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _listed(names: list[str], shown: int = 8) -> str:
-    return " ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
 
 
 def _device(device: torch.device) -> str:

@@ -1,0 +1,41 @@
+"""Phrases that messages share: names cut short, counted nouns, durations and dates."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+SHOWN = 8
+"""Names that a message shows before it only counts the rest."""
+
+
+def listed(names: Iterable[object], *, shown: int = SHOWN, separator: str = ", ") -> str:
+    """The first few names, and how many more there are: ``a, b and 3 more``."""
+    words = [str(name) for name in names]
+    more = f" and {len(words) - shown} more" if len(words) > shown else ""
+    return separator.join(words[:shown]) + more
+
+
+def counted(count: int, noun: str) -> str:
+    """A number and its noun: ``1 rank``, ``2 ranks``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def numbered(noun: str, numbers: Iterable[int]) -> str:
+    """A noun and the numbers of those meant: ``rank 3``, ``ranks 3, 5 and 2 more``."""
+    known = list(numbers)
+    return f"{noun if len(known) == 1 else f'{noun}s'} {listed(known)}"
+
+
+def duration(seconds: float) -> str:
+    """A length of time in its largest unit: ``12 s``, ``5 min``, ``3 h``, ``2 days``."""
+    seconds = max(0.0, seconds)
+    for limit, size, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.0f} days"
+
+
+def local_time(when: float) -> str:
+    """Epoch seconds as local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+
+from hpctrain.phrases import counted, duration, listed, numbered
+
+
+@pytest.mark.parametrize(
+    ("names", "text"), [([], ""), (["a"], "a"), (["a", "b"], "a, b"), ("abcde", "a, b and 3 more"), ([1, 2], "1, 2")]
+)
+def test_listed(names, text):
+    assert listed(names, shown=2) == text
+
+
+def test_listed_with_another_separator():
+    assert listed(["n1", "n2", "n3"], shown=2, separator=" ") == "n1 n2 and 1 more"
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 ranks"), (1, "1 rank"), (2, "2 ranks")])
+def test_counted(count, text):
+    assert counted(count, "rank") == text
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"), [([3], "rank 3"), ([3, 5], "ranks 3, 5"), (range(10), "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more")]
+)
+def test_numbered(ranks, text):
+    assert numbered("rank", ranks) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-3, "0 s"), (0, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "120 min"), (7200, "2 h"), (200_000, "2 days")],
+)
+def test_duration(seconds, text):
+    assert duration(seconds) == text
