@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.distributed.haste import Haste
+from hpctrain.distributed.stop_request import Stop, StopKind
 from hpctrain.distributed.world import World
 
 LONGEST_INTERVAL = 65536
@@ -26,11 +27,11 @@ class Decision:
     """What all ranks do after this step.
 
     Attributes:
-        stop: the number of the signal that asked some rank to stop, the largest one; 0 for none.
+        stop: what asked some rank to stop, the largest kind and the largest signal; None where no rank was asked.
         save: whether some rank found a save due.
     """
 
-    stop: int = 0
+    stop: Stop | None = None
     save: bool = False
 
 
@@ -59,7 +60,7 @@ class Agreement:
         self._control = world.control
         self._interval_s = interval_s
         self._clock = clock
-        self._flags = torch.zeros(3, dtype=torch.int64)
+        self._flags = torch.zeros(4, dtype=torch.int64)
         self._work: dist.Work | None = None
         self._haste = Haste(world.store, world.rank, world.size, LATE * interval_s, clock)
         self._every_step = False
@@ -82,15 +83,15 @@ class Agreement:
         """Agreements so far that were brought forward."""
         return self._haste.moved
 
-    def at_once(self, stop: int) -> int:
-        """The largest of all ranks' signals, waited for; for the start. Collective."""
+    def at_once(self, stop: Stop | None) -> Stop | None:
+        """What asked any rank to stop, waited for; for the start. Collective."""
         if self._control is None:
             return stop
-        flag = torch.tensor([stop], dtype=torch.int64)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._control)
-        return int(flag.item())
+        flags = torch.tensor(_flags(stop), dtype=torch.int64)
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._control)
+        return _stop(*flags.tolist())
 
-    def decide(self, step: int, *, stop: int, save: bool) -> Decision:
+    def decide(self, step: int, *, stop: Stop | None, save: bool) -> Decision:
         """What to do now that ``step`` is done; collective, to be called after every step."""
         if self._control is None:
             return Decision(stop, save) if stop or save else NOTHING
@@ -111,13 +112,13 @@ class Agreement:
         self._work.wait()
         self.waited_s += self._clock() - asked
         self._work = None
-        stop_agreed, save_agreed, step_time_us = self._flags.tolist()
+        kind, signal, save_agreed, step_time_us = self._flags.tolist()
         steps = int(self._interval_s * 1e6 / max(step_time_us, 1))
         haste.end(step + max(1, min(steps, LONGEST_INTERVAL)))
         self._every_step = steps <= LONG_STEP
-        return Decision(stop_agreed, bool(save_agreed)) if stop_agreed or save_agreed else NOTHING
+        return Decision(_stop(kind, signal), bool(save_agreed)) if kind or save_agreed else NOTHING
 
-    def _issue(self, step: int, *, stop: int, save: bool) -> None:
+    def _issue(self, step: int, *, stop: Stop | None, save: bool) -> None:
         now = self._clock()
         if self._measured is None:
             step_time_us = int(self._interval_s * 1e6)
@@ -125,5 +126,14 @@ class Agreement:
             measured_step, measured_at = self._measured
             step_time_us = int((now - measured_at) / max(step - measured_step, 1) * 1e6)
         self._measured = (step, now)
-        self._flags[0], self._flags[1], self._flags[2] = stop, int(save), step_time_us
+        self._flags = torch.tensor((*_flags(stop), int(save), step_time_us), dtype=torch.int64)
         self._work = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
+
+
+def _flags(stop: Stop | None) -> tuple[int, int]:
+    """Kind and signal, each of which is combined over the ranks by its maximum."""
+    return (0, 0) if stop is None else (stop.kind, stop.signal)
+
+
+def _stop(kind: int, signal: int) -> Stop | None:
+    return Stop(StopKind(kind), signal) if kind else None

@@ -1,40 +1,72 @@
-"""The wish to stop: signal handlers that set a flag and nothing else."""
+"""The request to stop: signal handlers that set a flag and do nothing else."""
 
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
+from enum import IntEnum
 from types import FrameType
 
-TROUBLE = 1000
-"""Stands where a signal's number would, for an error that one rank must share with all."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
-class StopFlag:
-    """Set by the first signal that asks this process to stop; the loop reads it between steps.
+class StopKind(IntEnum):
+    """Why ranks stop. Where several ranks ask, the largest value is the one that all act upon."""
 
-    SIGTERM and the user signals come from a scheduler, SIGINT from a person: a second SIGINT doesn't wait for the step
-    to end. A third one does nothing more: it would only keep this process from its last words.
+    SIGNAL = 1
+    """A signal arrived: save, then leave."""
+    ERROR = 2
+    """A rank failed where no other rank can see it, such as in its writing thread: raise, without a save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """One stop, of one rank or as the ranks agreed upon it.
+
+    Attributes:
+        kind: what asked for it.
+        signal: the signal's number; 0 where no signal arrived.
     """
 
-    __slots__ = ("_interrupts", "number", "signal", "trouble")
+    kind: StopKind
+    signal: int = 0
+
+
+class StopRequest:
+    """Set by the first signal that asks this process to stop; the loop reads it between steps.
+
+    SIGTERM and the user signals come from a scheduler, SIGINT from a person. A second SIGINT raises KeyboardInterrupt
+    at once. A third one is ignored: it would only interrupt the process while it records its end.
+
+    Attributes:
+        error: the error to share with all ranks; None where there is none.
+        last_signal: the signal that arrived last; None before the first one.
+    """
+
+    __slots__ = ("_interrupts", "_largest_signal", "error", "last_signal")
 
     def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
-        self.trouble: Exception | None = None
-        self.number = 0
-        """Of the signal that asked for a stop, or TROUBLE; 0 for none."""
+        self.error: Exception | None = None
+        self.last_signal: signal.Signals | None = None
+        self._largest_signal = 0
         self._interrupts = 0
 
+    @property
+    def pending(self) -> Stop | None:
+        """What this rank asks for; None while nothing asked it to stop."""
+        # computed from two fields: the handler sets one and the writing thread the other, so neither undoes the other
+        if self.error is not None:
+            return Stop(StopKind.ERROR, self._largest_signal)
+        return Stop(StopKind.SIGNAL, self._largest_signal) if self._largest_signal else None
+
     def fail(self, error: Exception) -> None:
-        """Have the ranks stop for an error of this one's; from any thread."""
-        self.trouble = error
-        self.number = TROUBLE
+        """Have all ranks stop because of an error on this one; may be called from any thread."""
+        self.error = error
 
     def install(self) -> None:
-        """Handle the signals from now on; to be called in the main thread.
+        """Handle the signals from now on; call it in the main thread.
 
-        A launcher may have started this process with the signals blocked, so that none comes before this.
+        A launcher may have started this process with the signals blocked, so that none arrives before this call.
         """
         for number in STOP_SIGNALS:
             signal.signal(number, self._handle)
@@ -44,5 +76,6 @@ class StopFlag:
         self._interrupts += number == signal.SIGINT
         if number == signal.SIGINT and self._interrupts == 2:
             raise KeyboardInterrupt
-        self.signal = signal.Signals(number)
-        self.number = max(self.number, number)
+        self.last_signal = signal.Signals(number)
+        # the largest: ranks that got different signals must name one, and the maximum is what an all-reduce gives
+        self._largest_signal = max(self._largest_signal, number)

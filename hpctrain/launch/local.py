@@ -137,7 +137,7 @@ class LocalRanks:
         token = secrets.token_hex(8)
         common = Handover(attempt=self.attempt, logged=True, token=token, parent=os.getpid()).variables()
         try:
-            with signals_blocked(STOP_SIGNALS):  # until a rank can handle them (`StopFlag.install`)
+            with signals_blocked(STOP_SIGNALS):  # until a rank can handle them (`StopRequest.install`)
                 for rank in range(self.world_size):
                     environ = scrubbed(os.environ) | rank_variables(rank, self.world_size, self.port) | common
                     self._processes.append(self._start(rank, [*command, str(self.directory.path)], environ))

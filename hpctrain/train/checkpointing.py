@@ -23,7 +23,7 @@ from hpctrain.config.identity import config_digest
 from hpctrain.config.root import Config
 from hpctrain.distributed.replica import settle_buckets
 from hpctrain.distributed.seed import rank_seed, seed_everything
-from hpctrain.distributed.stop_request import StopFlag
+from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointError, SupersededError
 from hpctrain.run.directory import RunDirectory
@@ -58,7 +58,7 @@ class Continuity:
         world: World,
         parts: Parts,
         *,
-        stop: StopFlag,
+        stop: StopRequest,
         require_ownership: Callable[[], None],
     ) -> None:
         self._config, self._directory, self._world, self._parts = config, directory, world, parts

@@ -17,7 +17,7 @@ from hpctrain.data.eval_loader import EvalLoader
 from hpctrain.data.share import chosen_workers
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.replica import inner
-from hpctrain.distributed.stop_request import StopFlag
+from hpctrain.distributed.stop_request import Stop, StopRequest
 from hpctrain.distributed.world import World
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.task import Task
@@ -72,15 +72,15 @@ class Evaluation:
             collate_fn=task.collate_fn,
         )
 
-    def __call__(self, stop: StopFlag) -> dict[str, float] | int:
+    def __call__(self, stop: StopRequest) -> dict[str, float] | Stop:
         """Evaluate, unless a rank is asked to stop meanwhile; collective.
 
         Args:
-            stop: this rank's wish to stop, which the ranks agree upon about once a second.
+            stop: this rank's request to stop, which the ranks agree upon about once a second.
 
         Returns:
-            Means over all held-out samples by name, `eval/loss` and so on; or the number of the signal for which the
-            evaluation was given up. The random state is then as it was before.
+            Means over all held-out samples by name, `eval/loss` and so on; or the stop for which the evaluation was
+            abandoned. The random state is then as it was before.
         """
         self._sync_buffers()
         before = rng_state(self._world.gpus or None)
@@ -92,7 +92,7 @@ class Evaluation:
                 stopped = self._evaluate(meter, stop)
         finally:
             self._model.train(was_training)
-        if stopped:
+        if stopped is not None:
             restore_rng(before, self._world.gpus or None)
             return stopped
         meter.expect(self._names_everywhere(meter))
@@ -100,7 +100,7 @@ class Evaluation:
         derived = self._task.derive({name.removeprefix("eval/"): value for name, value in means.items()})
         return means | {f"eval/{name}": value for name, value in derived.items()}
 
-    def _evaluate(self, meter: Meter, stop: StopFlag) -> int:
+    def _evaluate(self, meter: Meter, stop: StopRequest) -> Stop | None:
         agreement = Agreement(self._world)
         with closing(self._batches()) as batches:
             # a rank with fewer batches than others takes part in the agreement all the same
@@ -109,10 +109,10 @@ class Evaluation:
                 if batch is not None:
                     self._add(meter, batch)
                 self.turns_done += 1
-                decision = agreement.decide(turn, stop=stop.number, save=False)
-                if decision.stop:
+                decision = agreement.decide(turn, stop=stop.pending, save=False)
+                if decision.stop is not None:
                     return decision.stop
-        return 0
+        return None
 
     def _batches(self) -> Generator[Any, None, None]:
         yield from self._loader

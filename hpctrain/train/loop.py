@@ -9,7 +9,7 @@ from hpctrain.config.root import Config
 from hpctrain.data.loader import MicroBatch
 from hpctrain.data.plan import BatchPlan
 from hpctrain.distributed.agreement import Agreement
-from hpctrain.distributed.stop_request import TROUBLE, StopFlag
+from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
 from hpctrain.errors import CheckpointError
 from hpctrain.metrics.meter import Meter
 from hpctrain.metrics.sink import Sink
@@ -28,7 +28,7 @@ class Loop:
         total_steps: where the run ends.
         train_step: one step.
         observation: does the steps that are looked at.
-        evaluate: means over the held-out samples, or the signal that it was given up for; None where there are none.
+        evaluate: means over the held-out samples, or the stop that it was abandoned for; None where there are none.
         judge: takes an evaluation's means; whether a save is to follow, since it is among the best; collective.
         check: raises where what is logged of training shows that more of it would be wasted; collective.
         save: writes a checkpoint of so many completed steps; whether their evaluation is still due, and whether to
@@ -36,7 +36,7 @@ class Loop:
         save_interval_s: seconds between saves by rank zero's clock; None: not by time, and on all other ranks.
         before_stop: takes the signal's number, says whether to save; collective.
         agreement: of the ranks.
-        stop: this rank's wish to stop.
+        stop: this rank's request to stop.
         meter: collects the training loss.
         sinks: rank zero's; empty elsewhere.
         start_step: steps that earlier attempts completed.
@@ -52,14 +52,14 @@ class Loop:
         total_steps: int,
         train_step: TrainStep,
         observation: Observation,
-        evaluate: Callable[[StopFlag], dict[str, float] | int] | None,
+        evaluate: Callable[[StopRequest], dict[str, float] | Stop] | None,
         judge: Callable[[int, Mapping[str, float]], bool],
         check: Callable[[int, Mapping[str, float]], None],
         save: Callable[[int, bool, bool], None],
         save_interval_s: Callable[[], float | None],
         before_stop: Callable[[int], bool],
         agreement: Agreement,
-        stop: StopFlag,
+        stop: StopRequest,
         meter: Meter,
         sinks: Sequence[Sink],
         start_step: int,
@@ -90,12 +90,12 @@ class Loop:
         train_step, decide, stop = self._train_step, self._agreement.decide, self._stop
         observation = self._observation
         first = self.step + 1
-        if signal := self._agreement.at_once(stop.number):
+        if stopped := self._agreement.at_once(stop.pending):
             # nothing is new since the checkpoint that this attempt began with
-            self._before_stop(signal)
+            self._before_stop(stopped.signal)
             return False
-        if self.evaluation_due and (signal := self._log_evaluation(self.step)):
-            return self._leave(signal)
+        if self.evaluation_due and (stopped := self._log_evaluation(self.step)):
+            return self._leave(stopped)
         if self._is_among_the_best:
             self._save_now(self.step, wait=False)
         while self.step < total:
@@ -109,21 +109,21 @@ class Loop:
             if step % log_every == 0 or step == total:
                 self._log_training(step)
             evaluates = self._evaluate is not None and (step % eval_every == 0 or step == total)
-            if evaluates and (signal := self._log_evaluation(step)):
-                return self._leave(signal)
-            decision = decide(step, stop=stop.number, save=self._save_is_due())
+            if evaluates and (stopped := self._log_evaluation(step)):
+                return self._leave(stopped)
+            decision = decide(step, stop=stop.pending, save=self._save_is_due())
             if decision.stop and step < total:
                 return self._leave(decision.stop)
             if decision.save or step == total or self._is_among_the_best or (save_every and step % save_every == 0):
                 self._save_now(step, wait=step == total)
         return True
 
-    def _leave(self, signal: int) -> bool:
-        if signal == TROUBLE:
-            raise self._stop.trouble or CheckpointError(
+    def _leave(self, stopped: Stop) -> bool:
+        if stopped.kind is StopKind.ERROR:
+            raise self._stop.error or CheckpointError(
                 "rank zero could not write a checkpoint: see its log", elsewhere=True
             )
-        if self._before_stop(signal):
+        if self._before_stop(stopped.signal):
             self._save_now(self.step, wait=True)
         return False
 
@@ -155,18 +155,18 @@ class Loop:
         self._observation.logging_s += self._clock() - begin
         self._check(step, values)
 
-    def _log_evaluation(self, step: int) -> int:
-        """Evaluate and log; the number of the signal for which it was given up, and is due again, else 0."""
+    def _log_evaluation(self, step: int) -> Stop | None:
+        """Evaluate and log; the stop for which it was abandoned, and is due again, if any."""
         assert self._evaluate is not None
         with self._throughput.paused(), self._times.during("eval_s"):
             self._observation.before_evaluation(step)
             found = self._evaluate(self._stop)
-        self.evaluation_due = isinstance(found, int)
-        if isinstance(found, int):
+        self.evaluation_due = isinstance(found, Stop)
+        if isinstance(found, Stop):
             return found
         self._log(step, found)
         self._is_among_the_best = self._judge(step, found)
-        return 0
+        return None
 
     def _log(self, step: int, values: Mapping[str, float]) -> None:
         self._times.keep(step)

@@ -16,7 +16,7 @@ from hpctrain.config.root import Config
 from hpctrain.data.loader import TrainLoader
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.seed import rank_seed, seed_everything
-from hpctrain.distributed.stop_request import StopFlag
+from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError
 from hpctrain.metrics.sink import Sink
@@ -44,7 +44,7 @@ class Trainer:
         config: of the run.
         directory: of the run.
         world: the ranks.
-        stop: this rank's wish to stop.
+        stop: this rank's request to stop.
         require_ownership: raises SupersededError once a later attempt owns the run.
         departure: how this attempt leaves when it is stopped.
         times: of this attempt.
@@ -56,7 +56,7 @@ class Trainer:
         config: Config,
         directory: RunDirectory,
         world: World,
-        stop: StopFlag,
+        stop: StopRequest,
         require_ownership: Callable[[], None],
         *,
         departure: Departure,

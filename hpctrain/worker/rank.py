@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
-from hpctrain.distributed.stop_request import STOP_SIGNALS, StopFlag
+from hpctrain.distributed.stop_request import STOP_SIGNALS, StopRequest
 from hpctrain.errors import ExitCode, HpctrainError, RendezvousError, SupersededError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
@@ -51,7 +51,7 @@ class Rank:
         config: of the run.
         environment: its place.
         handover: from its launcher.
-        stop: its wish to stop.
+        stop: its request to stop.
         directory: of the run, once it is known.
         attempt: its number, once it is known.
         world: the ranks, once they have met.
@@ -62,7 +62,7 @@ class Rank:
     config: Config
     environment: ClusterEnvironment
     handover: Handover
-    stop: StopFlag
+    stop: StopRequest
     directory: RunDirectory | None = None
     attempt: int | None = None
     world: World | None = None
@@ -91,7 +91,7 @@ class Rank:
             message="" if error is None else f"{type(error).__name__}: {error}",
             traceback="" if error is None else "".join(traceback.format_exception(error)),
             blames_peer=blames_peer,
-            stop_signal=self.stop.signal,
+            stop_signal=self.stop.last_signal,
             time=time.time(),
         )
         try:
@@ -114,7 +114,7 @@ class Rank:
             reason=reason,
             step=self.step,
             detail=detail,
-            stop_signal=self.stop.signal,
+            stop_signal=self.stop.last_signal,
             environment=self.environment,
             config=self.config,
         )
@@ -135,7 +135,7 @@ def main(config: Config, directory: RunDirectory | None, make_directory: Callabl
         ClusterEnvironmentError: this process's place can't be derived.
     """
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    stop = StopFlag()
+    stop = StopRequest()
     stop.install()
     handover = Handover.read(os.environ)
     end_with_parent(handover.parent)

@@ -51,7 +51,7 @@ class Loop:
             self.optimizer.step()
             self.step += 1
             if agreement is not None:
-                agreement.decide(self.step, stop=0, save=False)
+                agreement.decide(self.step, stop=None, save=False)
         wall, used = time.perf_counter() - begin, time.process_time() - cpu
         return wall / steps * 1e6, used / steps * 1e6
 
@@ -104,10 +104,10 @@ def agreements_us(world: World) -> tuple[float, float]:
     """Microseconds of wall time and of CPU time of one agreement that is waited for; collective."""
     agreement, count = Agreement(world, 1e-9), 500
     for step in range(3):
-        agreement.decide(step, stop=0, save=False)
+        agreement.decide(step, stop=None, save=False)
     begin, cpu = time.perf_counter(), time.process_time()
     for step in range(3, 3 + count):
-        agreement.decide(step, stop=0, save=False)
+        agreement.decide(step, stop=None, save=False)
     return (time.perf_counter() - begin) / count * 1e6, (time.process_time() - cpu) / count * 1e6
 
 
@@ -120,7 +120,7 @@ def idle_us() -> list[float]:
         agreement._haste.due = 10**9
         begin = time.perf_counter()
         for step in range(100_000):
-            agreement.decide(step, stop=0, save=False)
+            agreement.decide(step, stop=None, save=False)
         found.append((time.perf_counter() - begin) / 100_000 * 1e6)
     return found
 

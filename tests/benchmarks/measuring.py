@@ -36,7 +36,7 @@ from hpctrain.config.root import Config
 from hpctrain.data.tensors import TensorBatches
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.compiler import spare_compiler
-from hpctrain.distributed.stop_request import StopFlag
+from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.distributed.world import World
 from hpctrain.metrics.json_lines import JsonLinesSink
 from hpctrain.metrics.tensorboard import TensorBoardSink
@@ -122,7 +122,7 @@ class Side:
             save_interval_s=lambda: None,
             before_stop=lambda signal: False,
             agreement=self.agreement,
-            stop=StopFlag(),
+            stop=StopRequest(),
             meter=self.parts.meter,
             sinks=self.sinks,
             start_step=self.step,

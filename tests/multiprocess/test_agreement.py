@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from hpctrain.distributed.stop_request import StopKind
+
 
 @pytest.fixture
 def agree(ranks):
-    def run(world_size, *, steps=2000, interval_s=0.05, step_s=0.001, stop_at=None, save_at=None, slow=None):
+    def run(
+        world_size, *, steps=2000, interval_s=0.05, step_s=0.001, stop_at=None, save_at=None, slow=None, error_on=None
+    ):
         def each(value, default):
             return [(value or {}).get(rank, default) for rank in range(world_size)]
 
@@ -20,6 +24,7 @@ def agree(ranks):
             each(stop_at, 0),
             each(save_at, 0),
             slow,
+            error_on,
             world_size=world_size,
         )
         # the program ends only if every collective that one rank issued was issued by all
@@ -48,6 +53,12 @@ def test_ranks_of_different_speed(agree):
 def test_ranks_that_were_sent_other_signals_agree_on_the_largest(agree):
     results = agree(3, stop_at={0: 30, 1: 30, 2: 900})
     assert {tuple(result["made"][0][1:]) for result in results} == {(11, False)}
+
+
+def test_an_error_on_one_rank_comes_before_signals_on_others(agree):
+    results = agree(3, stop_at={0: 30, 1: 30, 2: 900}, error_on=0)
+    assert {tuple(result["made"][0][1:]) for result in results} == {(11, False)}
+    assert [result["kinds"] for result in results] == [[StopKind.ERROR]] * 3
 
 
 def test_steps_as_long_as_the_interval_are_decided_upon_at_once(agree):

@@ -7,6 +7,8 @@ import signal
 
 import pytest
 
+from hpctrain.distributed.stop_request import StopKind
+
 
 @pytest.fixture
 def evaluate(ranks):
@@ -50,7 +52,7 @@ def test_a_stop_is_agreed_upon_in_mid_evaluation_and_leaves_no_trace(evaluate):
     """The ranks have other numbers of batches: those that are done wait for nobody who stopped."""
     for world_size in (1, 2, 3):
         results = evaluate(world_size, 40 * world_size + 1, 2, signal_at={world_size - 1: 2})
-        assert [result["found"] for result in results] == [signal.SIGUSR2] * world_size
+        assert [result["found"] for result in results] == [[StopKind.SIGNAL, signal.SIGUSR2]] * world_size
         assert all(result["same_random_state"] for result in results)
         assert all(result["training"] for result in results)
         assert all(len(result["seen"]) < 40 for result in results)

@@ -14,7 +14,7 @@ from hpctrain.config.data import Data
 from hpctrain.config.parallel import Parallel
 from hpctrain.distributed.rendezvous import meet
 from hpctrain.distributed.replica import replicate
-from hpctrain.distributed.stop_request import StopFlag
+from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.distributed.world import join
 from hpctrain.tasks.task import Task
 from hpctrain.train.evaluation import Evaluation
@@ -63,7 +63,7 @@ def be_rank(num_samples, micro_batch_size, num_workers, signal_at):
     model = replicate(nn.BatchNorm1d(1), world, Parallel())
     norm = getattr(model, "module", model)
     norm.running_mean.fill_(float(rank))  # as if every rank had trained on samples of its own
-    stop = StopFlag()
+    stop = StopRequest()
     stop.install()
     task = Count(signal_at[rank])
     evaluation = Evaluation(
@@ -78,7 +78,7 @@ def be_rank(num_samples, micro_batch_size, num_workers, signal_at):
     before = torch.get_rng_state()
     found = evaluation(stop)
     told = {
-        "found": found,
+        "found": found if isinstance(found, dict) else [found.kind, found.signal],
         "seen": task.seen,
         "modes": sorted(task.modes),
         "training": model.training,

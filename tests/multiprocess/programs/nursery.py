@@ -25,7 +25,7 @@ def preload():
 
     from hpctrain.config.compose import Composer
 
-    for name in ("cli.train", "cli.resume", "launch.launcher", "launch.local", "train.attempt"):
+    for name in ("cli.train", "cli.resume", "launch.launcher", "launch.local", "worker.attempt"):
         importlib.import_module(f"hpctrain.{name}")
     torch.optim.AdamW(torch.nn.Linear(1, 1).parameters())  # imports torch._dynamo, for a second
     Composer().compose([])

@@ -21,7 +21,7 @@ PHASES = {
     "before the handlers": [
         ("hpctrain.worker.entry:run_rank", 1),
         ("hpctrain.worker.rank:main", 1),
-        ("hpctrain.distributed.stop_request:StopFlag.install", 1),
+        ("hpctrain.distributed.stop_request:StopRequest.install", 1),
     ],
     "import": [("hpctrain.run.handover:Handover.read", 1), ("hpctrain.worker.hang:watch", 1)],
     "rendezvous": [

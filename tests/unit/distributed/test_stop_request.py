@@ -5,15 +5,15 @@ import signal
 
 import pytest
 
-from hpctrain.distributed.stop_request import STOP_SIGNALS, StopFlag
+from hpctrain.distributed.stop_request import STOP_SIGNALS, Stop, StopKind, StopRequest
 
 
 @pytest.fixture
-def flag():
+def request_to_stop():
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    flag = StopFlag()
-    flag.install()
-    yield flag
+    made = StopRequest()
+    made.install()
+    yield made
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -24,21 +24,32 @@ def send(*numbers):
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_a_signal_sets_the_flag_and_nothing_else(flag, number):
-    assert flag.number == 0
+def test_a_signal_sets_the_request_and_nothing_else(request_to_stop, number):
+    assert request_to_stop.pending is None
     send(number)
-    assert (flag.number, flag.signal) == (number, number)
+    assert request_to_stop.pending == Stop(StopKind.SIGNAL, number)
+    assert request_to_stop.last_signal is number
 
 
-def test_the_largest_number_stands(flag):
+def test_the_largest_number_stands_and_the_last_signal_is_known(request_to_stop):
     send(signal.SIGTERM, signal.SIGUSR1)
-    assert flag.number == signal.SIGTERM
+    assert request_to_stop.pending == Stop(StopKind.SIGNAL, signal.SIGTERM)
+    assert request_to_stop.last_signal is signal.SIGUSR1
 
 
 @pytest.mark.parametrize("between", [(), (signal.SIGTERM,)])
-def test_a_second_interrupt_does_not_wait_and_a_third_does_not_disturb_the_last_words(flag, between):
+def test_a_second_interrupt_raises_and_a_third_does_not_disturb_the_recording_of_the_end(request_to_stop, between):
     send(signal.SIGINT, *between)
     with pytest.raises(KeyboardInterrupt):
         send(signal.SIGINT)
     send(signal.SIGINT, signal.SIGINT)
-    assert flag.number >= signal.SIGINT
+    assert request_to_stop.pending.signal >= signal.SIGINT
+
+
+def test_an_error_is_a_stop_of_its_own_kind_whatever_signals_come(request_to_stop):
+    error = OSError("no space left")
+    request_to_stop.fail(error)
+    assert request_to_stop.pending == Stop(StopKind.ERROR)
+    send(signal.SIGUSR2)
+    assert request_to_stop.pending == Stop(StopKind.ERROR, signal.SIGUSR2)
+    assert request_to_stop.error is error
