@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hpctrain.phrases import listed
 from hpctrain.run.exit_record import ExitRecord
-from hpctrain.run.ledger import Reason
+from hpctrain.run.reason import Reason
 
 
 def hang_report(records: Mapping[int, ExitRecord], silent: Sequence[int]) -> str:

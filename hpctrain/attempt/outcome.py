@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.attempt.hang_report import hang_report
-from hpctrain.attempt.requeue import MACHINE_FAILURES
 from hpctrain.errors import ExitCode
 from hpctrain.phrases import listed
 from hpctrain.retry import until_it_can
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
-from hpctrain.run.ledger import Attempt, Ledger, Reason, exit_code
+from hpctrain.run.ledger import Attempt, Ledger
+from hpctrain.run.reason import Reason
 
-STOPPED = (Reason.INTERRUPTED, Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.CANCELLED)
 OUT_OF_MEMORY = re.compile(r"out of memory|oom.kill", re.IGNORECASE)
 """What srun and slurmstepd say of a rank that the kernel killed for its memory."""
 
@@ -49,7 +48,7 @@ class Outcome:
     @property
     def exit_code(self) -> ExitCode:
         """Of the command or batch script."""
-        return exit_code(self.reason)
+        return self.reason.meaning.exit_code
 
 
 def judge(records: Mapping[int, ExitRecord], world_size: int, last_step: int, witness: str = "") -> Outcome:
@@ -69,7 +68,11 @@ def judge(records: Mapping[int, ExitRecord], world_size: int, last_step: int, wi
     if cause is not None and not (cause.blames_peer and silent):
         suspect = cause.rank if points_at_its_node(cause) else None
         return Outcome(cause.reason, step, describe(cause), suspect_rank=suspect, stop_signal=cause.stop_signal)
-    stopped = [record.reason for record in records.values() if record.reason in STOPPED]
+    stopped = [
+        record.reason
+        for record in records.values()
+        if record.reason.meaning.orderly and record.reason is not Reason.COMPLETED
+    ]
     if stopped:
         # such a record is written behind a barrier that all ranks passed with everything saved
         reason = next((found for found in stopped if found is not Reason.INTERRUPTED), Reason.INTERRUPTED)
@@ -84,7 +87,7 @@ def judge(records: Mapping[int, ExitRecord], world_size: int, last_step: int, wi
 
 def points_at_its_node(record: ExitRecord) -> bool:
     """Whether the machine of the rank is to blame, and not a lost peer."""
-    return record.reason in MACHINE_FAILURES and not record.blames_peer and record.reason is not Reason.HANG
+    return record.reason.meaning.machine_failure and not record.blames_peer and record.reason is not Reason.HANG
 
 
 def describe(record: ExitRecord) -> str:

@@ -8,13 +8,9 @@ from enum import StrEnum
 
 from hpctrain.attempt.termination import Cause, diagnose
 from hpctrain.config.requeue import Requeue
-from hpctrain.run.ledger import Attempt, Reason
+from hpctrain.run.ledger import Attempt
+from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord
-
-MACHINE_FAILURES = (Reason.HANG, Reason.INFRASTRUCTURE, Reason.OUT_OF_MEMORY)
-"""Ends for which the machine is to blame, as far as can be told."""
-NOT_STALLING = (Reason.PREEMPTED, Reason.NODE_FAILURE)
-"""Ends that say nothing about whether the run can move on."""
 
 
 class Action(StrEnum):
@@ -79,20 +75,24 @@ def decide(
     last = history[-1]
     assert last.reason is not None
     reason = last.reason
-    if reason in _ENDS:
-        return Verdict(Action.END, reason, _ENDS[reason])
+    meaning = reason.meaning
+    if not meaning.requeued:
+        return Verdict(Action.END, reason, meaning.why_final)
     again = tuple(node for node in suspects if _blamed_before(history[:-1], node))
     if (stalled := _stalled_in_a_row(history)) >= policy.max_stalled_attempts and not (again and said_so):
         why = f"{stalled} attempts in a row gained no step, the last one by {reason.value}: the run can't move on"
         if again:
             why += f", unless it is {' '.join(again)} that fails (cluster.exclude={','.join(again)} would show)"
         return Verdict(Action.END, Reason.STALLED, why)
-    group, bound, key = _budget(reason, policy)
-    spent = sum(attempt.reason in group for attempt in history)
-    if bound is not None and spent > bound:
-        why = f"{reason.value} {spent} times, and cluster.requeue.{key}={bound} allows no more"
-        return Verdict(Action.END, reason, why)
-    if reason in MACHINE_FAILURES:
+    if meaning.budget is not None:
+        spent = sum(
+            attempt.reason is not None and attempt.reason.meaning.budget == meaning.budget for attempt in history
+        )
+        bound = getattr(policy, meaning.budget)
+        if bound is not None and spent > bound:
+            why = f"{reason.value} {spent} times, and cluster.requeue.{meaning.budget}={bound} allows no more"
+            return Verdict(Action.END, reason, why)
+    if meaning.machine_failure:
         return _after_failure(reason, in_allocation, again, spares)
     if reason is Reason.NODE_FAILURE and suspects and len(suspects) <= spares:
         return _replaced(reason, tuple(suspects))
@@ -110,7 +110,7 @@ def unless_cancelled(verdict: Verdict, record: JobRecord | None, *, restarts: in
     found = diagnose(None, record, restarts=restarts, now=0.0)  # that the job's time is over is no matter here
     if verdict.action is Action.END or found.cause is not Cause.CANCELLED:
         return verdict
-    return Verdict(Action.END, Reason.CANCELLED, _ENDS[Reason.CANCELLED])
+    return Verdict(Action.END, Reason.CANCELLED, Reason.CANCELLED.meaning.why_final)
 
 
 def _replaced(reason: Reason, nodes: tuple[str, ...]) -> Verdict:
@@ -129,19 +129,10 @@ def _after_failure(reason: Reason, in_allocation: int, exclude: tuple[str, ...],
     return Verdict(Action.REQUEUE, reason, f"{reason.value} again in this allocation: back to the queue for another")
 
 
-_ENDS = {
-    Reason.COMPLETED: "completed",
-    Reason.CANCELLED: "cancelled by its user: never requeued",
-    Reason.FAILED: "what is trained raised an error: trying again would raise it again",
-    Reason.INTERRUPTED: "stopped for a reason that SLURM doesn't know of: never requeued",
-    Reason.STALLED: "no progress",
-}
-
-
 def _stalled_in_a_row(history: Sequence[Attempt]) -> int:
     count = 0
     for attempt in reversed(history):
-        if attempt.reason in NOT_STALLING:
+        if attempt.reason is not None and not attempt.reason.meaning.may_stall:
             continue
         if saved_step(attempt) > (attempt.start_step or 0):
             break
@@ -152,16 +143,6 @@ def _stalled_in_a_row(history: Sequence[Attempt]) -> int:
 def saved_step(attempt: Attempt) -> int:
     """The step from which the run could go on after an attempt: what was completed but not saved is no gain."""
     return int(attempt.extra.get("saved_step", attempt.end_step or 0))
-
-
-def _budget(reason: Reason, policy: Requeue) -> tuple[tuple[Reason, ...], int | None, str]:
-    if reason is Reason.PREEMPTED:
-        return (reason,), policy.max_preemptions, "max_preemptions"
-    if reason is Reason.TIME_LIMIT:
-        return (reason,), policy.max_time_limits, "max_time_limits"
-    if reason is Reason.NODE_FAILURE:
-        return (reason,), None, ""
-    return MACHINE_FAILURES, policy.max_failures, "max_failures"
 
 
 def _blamed_before(history: Sequence[Attempt], node: str) -> bool:

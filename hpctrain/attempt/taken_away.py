@@ -11,12 +11,10 @@ from hpctrain.attempt.termination import Cause, diagnose
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json, write_json
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.ledger import Reason
+from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
 
 FILE_NAME = "taken_away.json"
-TAKEN_AWAY = (Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.NODE_FAILURE, Reason.CANCELLED)
-"""Ends that are SLURM's doing: it kills the batch script before long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from hpctrain.errors import SchedulerError
 from hpctrain.retry import until_it_can
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
-from hpctrain.run.ledger import Attempt, Ledger, Reason
+from hpctrain.run.ledger import Attempt, Ledger
+from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.scheduler.state import JobState

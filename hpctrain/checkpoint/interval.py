@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hpctrain.run.ledger import Attempt, Reason
+from hpctrain.run.ledger import Attempt
 
 PRIOR_S = 24 * 3600.0
 """Before anything is known: one interruption a day."""
-UNLOSING = (Reason.COMPLETED, Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.INTERRUPTED, Reason.CANCELLED)
-"""Ends that were saved, and so lose no steps."""
 
 
 def mean_time_between_failures_s(attempts: Sequence[Attempt], now: float) -> float:
@@ -21,7 +19,7 @@ def mean_time_between_failures_s(attempts: Sequence[Attempt], now: float) -> flo
         now: epoch seconds.
     """
     observed = sum((entry.end_time or now) - entry.start_time for entry in attempts if entry.start_time is not None)
-    failures = sum(entry.reason is not None and entry.reason not in UNLOSING for entry in attempts)
+    failures = sum(entry.reason is not None and not entry.reason.meaning.orderly for entry in attempts)
     return (max(observed, 0.0) + PRIOR_S) / (failures + 1)
 
 

@@ -19,7 +19,8 @@ from hpctrain.drill.plan import Plan, enough_steps
 from hpctrain.drill.slurm import SlurmTraining
 from hpctrain.drill.training import Training
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.ledger import Attempt, Reason
+from hpctrain.run.ledger import Attempt
+from hpctrain.run.reason import Reason
 
 DEFAULTS = (
     "trainer.max_steps=60",

@@ -13,12 +13,11 @@ from pathlib import Path
 
 from hpctrain.errors import ExitCode, RunDirectoryError, RunFailedError
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.ledger import Attempt, Ledger, Reason
+from hpctrain.run.ledger import Attempt, Ledger
+from hpctrain.run.reason import Reason
 
 TAIL_BYTES = 4096
 SHOWN_LINES = 12
-GOES_ON = (Reason.INTERRUPTED, Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.NODE_FAILURE, Reason.INFRASTRUCTURE)
-"""Ends after which a run can be resumed, whether or not somebody does so at once."""
 
 
 class Training(ABC):
@@ -109,7 +108,9 @@ class Training(ABC):
             entry = self.entry(attempt)
         if entry is None or entry.reason is None:
             raise RunFailedError(f"attempt {attempt} of {self.directory.path} left no end{self._last_words()}")
-        if entry.reason is not Reason.COMPLETED and entry.reason not in GOES_ON and "next" not in entry.extra:
+        # a local run has no supervisor: the drill itself resumes it after its ranks were killed
+        expected = entry.reason.meaning.resumable or entry.reason in (Reason.COMPLETED, Reason.INFRASTRUCTURE)
+        if not expected and "next" not in entry.extra:
             raise RunFailedError(
                 f"attempt {attempt} of {self.directory.path} ended as {entry.reason}{self._last_words()}"
             )

@@ -28,9 +28,10 @@ from hpctrain.files import TEMPORARY_PREFIX
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.handover import Handover
-from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.run.process import signals_blocked
+from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.worker.entry import run_rank
 

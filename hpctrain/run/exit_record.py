@@ -10,10 +10,7 @@ from typing import Any
 
 from hpctrain.files import write_json
 from hpctrain.run.disk_reserve import with_room
-from hpctrain.run.ledger import Reason
-
-ORDERLY = (Reason.COMPLETED, Reason.INTERRUPTED, Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.CANCELLED)
-"""Ends that a rank reached in good order."""
+from hpctrain.run.reason import Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +68,7 @@ def first_cause(records: Mapping[int, ExitRecord]) -> ExitRecord | None:
     Where all blame a peer, a rank that hangs comes before those that lost it when it ended itself. None where no rank
     recorded a failure.
     """
-    wrong = [record for record in records.values() if record.reason not in ORDERLY]
+    wrong = [record for record in records.values() if not record.reason.meaning.orderly]
     return min(
         wrong,
         key=lambda record: (record.blames_peer, record.blames_peer and record.reason is not Reason.HANG, record.time),

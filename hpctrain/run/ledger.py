@@ -6,49 +6,17 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
-from hpctrain.errors import ExitCode, RunDirectoryError, SupersededError
+from hpctrain.errors import RunDirectoryError, SupersededError
 from hpctrain.files import append_json_line, fsync_directory, read_json_lines
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.disk_reserve import give_room, keep_room, with_room
+from hpctrain.run.reason import Reason
 from hpctrain.run.times import read_times
 
 BETWEEN_MARK_AND_RECORD_S = 5.0
 """Seconds that a busy machine may take from an end's mark, which decides who is believed, to its record."""
-
-
-class Reason(StrEnum):
-    """Why an attempt ended."""
-
-    COMPLETED = "completed"
-    PREEMPTED = "preempted"
-    TIME_LIMIT = "time_limit"
-    NODE_FAILURE = "node_failure"
-    INFRASTRUCTURE = "infrastructure"
-    HANG = "hang"
-    FAILED = "failed"
-    OUT_OF_MEMORY = "out_of_memory"
-    CANCELLED = "cancelled"
-    INTERRUPTED = "interrupted"
-    STALLED = "stalled"
-
-
-EXIT_CODES = {
-    Reason.COMPLETED: ExitCode.FINISHED,
-    Reason.CANCELLED: ExitCode.CANCELLED,
-    Reason.INTERRUPTED: ExitCode.INTERRUPTED,
-    Reason.PREEMPTED: ExitCode.INTERRUPTED,
-    Reason.TIME_LIMIT: ExitCode.INTERRUPTED,
-    Reason.NODE_FAILURE: ExitCode.INTERRUPTED,
-}
-"""Every other reason is a failure."""
-
-
-def exit_code(reason: Reason) -> ExitCode:
-    """What a rank, a batch script and a waiting command end with for this reason."""
-    return EXIT_CODES.get(reason, ExitCode.FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
-from hpctrain.run.exit_record import ORDERLY
-from hpctrain.run.ledger import Attempt, Reason
+from hpctrain.run.ledger import Attempt
+from hpctrain.run.reason import Reason
 from hpctrain.run.times import STARTING, WORKING
 from hpctrain.status.state import RunState
 
@@ -184,7 +184,9 @@ def _divide(attempt: Attempt, wall_s: float, *, lives: bool) -> Spent:
         return replace(spent, starting_s=starting + rest)
     if lives:
         return replace(spent, training_s=train + rest)
-    return replace(spent, stopping_s=rest) if attempt.reason in ORDERLY else replace(spent, lost_s=rest)
+    if attempt.reason is not None and attempt.reason.meaning.orderly:
+        return replace(spent, stopping_s=rest)
+    return replace(spent, lost_s=rest)
 
 
 def _with_gap(spent: Spent, before: Attempt | None, gap_s: float) -> Spent:

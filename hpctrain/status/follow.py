@@ -12,7 +12,7 @@ from hpctrain.attempt.outcome import describe
 from hpctrain.errors import ExitCode, SchedulerError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
-from hpctrain.run.ledger import Ledger, exit_code
+from hpctrain.run.ledger import Ledger
 from hpctrain.scheduler.explain import explain_pending
 from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import Slurm
@@ -123,7 +123,7 @@ class Follower:
             return self._without_end(record)
         last = attempts[-1]
         assert last.reason is not None
-        code = exit_code(last.reason)
+        code = last.reason.meaning.exit_code
         self._say(f"{last.reason} at step {last.end_step}; run directory {self.directory.path}")
         if code is not ExitCode.FINISHED:
             self._blame(last.attempt, last.detail)

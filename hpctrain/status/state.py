@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hpctrain.run.ledger import Attempt, Reason
+from hpctrain.run.ledger import Attempt
 from hpctrain.run.owner import Owner
+from hpctrain.run.reason import Reason
 
-FINAL = (Reason.COMPLETED, Reason.FAILED, Reason.CANCELLED, Reason.STALLED)
-"""After these nothing goes on by itself."""
-RESUMABLE = (Reason.INTERRUPTED, Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.NODE_FAILURE)
-"""After these a run that nobody requeued is interrupted; after the others it failed."""
 OWN_FAULT = ("FAILED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
 """SLURM's words for jobs that it doesn't run again."""
 
@@ -94,7 +91,8 @@ def judge(evidence: Evidence) -> tuple[RunState, str]:
         return RunState.QUEUED, pending[-1].detail
     running = list(evidence.in_phase(JobPhase.RUNNING))
     # the job of an attempt that ended for good is about to end as well
-    if running and not (attempt.reason in FINAL and running == [attempt.job_id]):
+    over = attempt.reason is not None and attempt.reason.meaning.final
+    if running and not (over and running == [attempt.job_id]):
         return (RunState.STARTING if attempt.start_time is None or attempt.reason else RunState.RUNNING), stopping
     if attempt.reason is Reason.COMPLETED:
         return RunState.COMPLETED, ""
@@ -109,9 +107,10 @@ def _judge_ended(evidence: Evidence) -> tuple[RunState, str]:
     note = f"{attempt.reason}: {attempt.detail}" if attempt.detail else str(attempt.reason)
     if attempt.reason is Reason.CANCELLED:
         return RunState.CANCELLED, attempt.detail
-    if evidence.job_ids and evidence.jobs is None and attempt.reason not in FINAL:
+    assert attempt.reason is not None
+    if evidence.job_ids and evidence.jobs is None and not attempt.reason.meaning.final:
         return RunState.INTERRUPTED, f"{note}; whether it waits in the queue can't be asked from here"
-    return (RunState.INTERRUPTED if attempt.reason in RESUMABLE else RunState.FAILED), note
+    return (RunState.INTERRUPTED if attempt.reason.meaning.resumable else RunState.FAILED), note
 
 
 def _judge_silent(evidence: Evidence) -> tuple[RunState, str]:

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from hpctrain.attempt.taken_away import TAKEN_AWAY, TakenAway
+from hpctrain.attempt.taken_away import TakenAway
 from hpctrain.errors import HpctrainError
-from hpctrain.run.ledger import Reason
+from hpctrain.run.reason import Reason
 from hpctrain.supervise.this_job import ThisJob
 from hpctrain.supervise.way_on import WayOn
 
@@ -80,7 +80,7 @@ class Lookout:
             received: number of the signal that a rank got, if it is known.
         """
         with self._lock:
-            if self._found is not None or reason in TAKEN_AWAY:
+            if self._found is not None or reason.meaning.by_slurm:
                 return self._found
             return self.job.taken_away(received)
 

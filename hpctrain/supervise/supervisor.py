@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from hpctrain.attempt.outcome import Outcome, close_patiently, completed_by, entry_of, judge_attempt, resume_command
 from hpctrain.attempt.requeue import Action, Verdict, decide, unless_cancelled
-from hpctrain.attempt.taken_away import TAKEN_AWAY
 from hpctrain.attempt.unrecorded import close_silent_patiently
 from hpctrain.config.cluster import Slurm as SlurmCluster
 from hpctrain.config.resources import resources_of
@@ -17,7 +16,8 @@ from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryError, Schedule
 from hpctrain.retry import until_it_can
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.handover import Handover
-from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
 from hpctrain.scheduler.patience import patiently
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.supervise.allocation import Allocation
@@ -94,7 +94,7 @@ class Supervisor:
             told = {"job_id": self.job.job_id, "nodes": self.allocation.step_nodes, **verdict.told(suspects)}
             if outcome.error_after_signal:
                 told["error_after_signal"] = True
-            patience_s = 0.0 if final.reason in TAKEN_AWAY else self.patience_s
+            patience_s = 0.0 if final.reason.meaning.by_slurm else self.patience_s
             close_patiently(patience_s, self.directory, attempt, world_size, final, **told)
             log.info("attempt %d ended: %s at step %d; %s", attempt, final.reason.value, final.step, verdict.why)
             if final.report:
@@ -149,7 +149,7 @@ class Supervisor:
             return replace(outcome, reason=Reason.CANCELLED, report="cancelled by its user")
         found = self.lookout.why(outcome.reason, outcome.stop_signal)
         if found is None:
-            return outcome if failed or outcome.reason in TAKEN_AWAY else self._without_failed_nodes(outcome)
+            return outcome if failed or outcome.reason.meaning.by_slurm else self._without_failed_nodes(outcome)
         if found.reason is outcome.reason:
             return outcome
         report = f"{found.reason.value}: {found.evidence}"

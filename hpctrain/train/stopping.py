@@ -12,7 +12,7 @@ from hpctrain.attempt.termination import Cause, Diagnosis, diagnose
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.distributed.world import World
 from hpctrain.errors import SchedulerError
-from hpctrain.run.ledger import Reason
+from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import Slurm
 

@@ -22,8 +22,9 @@ from hpctrain.distributed.rendezvous import choose_interface, meet
 from hpctrain.distributed.world import World, choose_devices, cpu_cores, cpu_threads, join
 from hpctrain.errors import RunDirectoryError
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
+from hpctrain.run.reason import Reason
 from hpctrain.train.stopping import Departure
 from hpctrain.train.trainer import Trainer
 from hpctrain.worker.by_hand import close_silent_by_hand

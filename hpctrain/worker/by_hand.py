@@ -17,7 +17,8 @@ from hpctrain.config.root import Config
 from hpctrain.errors import SchedulerError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
-from hpctrain.run.ledger import Attempt, Ledger, Reason
+from hpctrain.run.ledger import Attempt, Ledger
+from hpctrain.run.reason import Reason
 from hpctrain.run.times import read_times
 from hpctrain.scheduler.patience import requeue, show
 from hpctrain.scheduler.slurm import Slurm

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from hpctrain.errors import CheckpointError, CheckpointUnlikeError, RendezvousError
-from hpctrain.run.ledger import Reason
+from hpctrain.run.reason import Reason
 
 TIMED_OUT = re.compile(
     r"Timed out waiting \d+ ?ms|timed out after|wait timeout after|caused pair closure|monitoredBarrier"

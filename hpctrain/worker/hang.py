@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
-from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
+from hpctrain.run.reason import Reason
 from hpctrain.run.stacks import ask
 from hpctrain.worker.phase import Phase
 from hpctrain.worker.stacks import STDERR

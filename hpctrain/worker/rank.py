@@ -22,7 +22,7 @@ from hpctrain.errors import ExitCode, HpctrainError, RendezvousError, Superseded
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
 from hpctrain.run.handover import Handover
-from hpctrain.run.ledger import Reason, exit_code
+from hpctrain.run.reason import Reason
 from hpctrain.run.stacks import ask
 from hpctrain.run.times import Times, process_age_s
 from hpctrain.worker.by_hand import close_by_hand
@@ -177,7 +177,7 @@ def _run(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -> int:
     rank.leave_record(reason)
     if rank.environment.rank == 0:
         rank.close_attempt(reason)
-    return exit_code(reason)
+    return reason.meaning.exit_code
 
 
 def _failed(rank: Rank, error: BaseException) -> int:

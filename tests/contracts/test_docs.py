@@ -24,8 +24,8 @@ from hpctrain.config.compose import Composer
 from hpctrain.config.requeue import Requeue
 from hpctrain.errors import ExitCode
 from hpctrain.run.exit_record import ExitRecord
-from hpctrain.run.ledger import Reason
 from hpctrain.run.manifest import manifest
+from hpctrain.run.reason import Reason
 from hpctrain.status.state import RunState
 from hpctrain.tasks.make_tokens import main as make_tokens
 

@@ -16,7 +16,8 @@ from hpctrain.config.identity import flat
 from hpctrain.config.root import Config
 from hpctrain.errors import ExitCode
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
 from hpctrain.status.state import RunState
 
 COMMAND_WORDS = "cancel drill env fit-batch inspect logs resume stacks status"

@@ -29,7 +29,8 @@ from hpctrain.launch.local import free_port, rank_variables
 from hpctrain.launch.prepare import prepare
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.handover import Handover
-from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
 
 SEED = int(os.environ.get("HPCTRAIN_SOAK_SEED") or secrets.randbelow(10**6))

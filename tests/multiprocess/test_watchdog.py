@@ -15,7 +15,8 @@ from hpctrain.launch.local import free_port, rank_variables
 from hpctrain.launch.prepare import prepare
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
-from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
 
 HANG_TIMEOUT_S = 6
 TWO = "cluster.processes_per_node=2"

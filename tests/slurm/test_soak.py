@@ -29,7 +29,8 @@ from hpctrain.drill.evidence import Evidence, read_evidence
 from hpctrain.files import TEMPORARY_PREFIX
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
 
 if TYPE_CHECKING:
     from conftest import SlurmSandbox

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from hpctrain.attempt.outcome import judge
 from hpctrain.run.exit_record import ExitRecord
-from hpctrain.run.ledger import Reason
+from hpctrain.run.reason import Reason
 
 
 def hang(rank, *, waits, time=0.0, reason=Reason.HANG):

@@ -4,7 +4,8 @@ from hpctrain.attempt.outcome import conclude, judge
 from hpctrain.errors import ExitCode
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord
-from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
 
 
 def record(rank, reason=Reason.COMPLETED, **fields):

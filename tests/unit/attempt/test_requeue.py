@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from hpctrain.attempt.requeue import Action, decide
 from hpctrain.config.requeue import Requeue
-from hpctrain.run.ledger import Attempt, Reason
+from hpctrain.run.ledger import Attempt
+from hpctrain.run.reason import Reason
 
 POLICY = Requeue()
 FAILURES = [Reason.HANG, Reason.INFRASTRUCTURE, Reason.OUT_OF_MEMORY]

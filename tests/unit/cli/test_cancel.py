@@ -14,13 +14,15 @@ from hpctrain.cli.cancel import main
 from hpctrain.cli.status import read_statuses
 from hpctrain.errors import RunDirectoryError
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
 from hpctrain.status.state import RunState
 
 TRAINING = """
 import json, os, signal, socket, sys, threading
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
 
 stop = threading.Event()
 signal.signal(signal.SIGINT, lambda *_: stop.set())

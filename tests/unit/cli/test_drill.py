@@ -9,7 +9,7 @@ from hpctrain.drill.comparison import Row
 from hpctrain.drill.drill import Interruption, Report, overrides_of
 from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.ledger import Reason
+from hpctrain.run.reason import Reason
 
 STOPS = (Interruption("SIGTERM", 13, Reason.INTERRUPTED), Interruption("SIGINT", 40, Reason.INTERRUPTED))
 EQUAL = Row("weights digest", "0123456789abcdef" * 4, "0123456789abcdef" * 4, equal=True)

@@ -13,7 +13,8 @@ import pytest
 from hpctrain.cli.logs import main
 from hpctrain.errors import RunDirectoryError
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
 
 
 @pytest.fixture

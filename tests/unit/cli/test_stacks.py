@@ -13,7 +13,8 @@ from hpctrain.cli.stacks import main
 from hpctrain.errors import RunDirectoryError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord
-from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
 
 RANK = """
 import sys, time

@@ -17,7 +17,8 @@ from hpctrain.errors import RunDirectoryError
 from hpctrain.metrics.json_lines import JsonLinesSink
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord
-from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
 
 NOW = time.time()
 

@@ -14,7 +14,7 @@ from hpctrain.distributed.stop_request import STOP_SIGNALS
 from hpctrain.launch import local
 from hpctrain.launch.local import LocalRanks, free_port, rank_variables
 from hpctrain.run.exit_record import ExitRecord
-from hpctrain.run.ledger import Reason
+from hpctrain.run.reason import Reason
 
 START = """
 import json, os, signal, sys, time

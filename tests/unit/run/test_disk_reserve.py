@@ -8,7 +8,8 @@ import pytest
 
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.disk_reserve import BYTES, give_room, keep_room, with_room
-from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
 
 
 def full_disk(claim, number=errno.ENOSPC):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
-from hpctrain.run.ledger import Reason
+from hpctrain.run.reason import Reason
 
 
 def record(rank, reason=Reason.FAILED, **fields):

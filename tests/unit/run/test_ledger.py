@@ -13,7 +13,8 @@ import pytest
 from hpctrain.errors import RunDirectoryError, SupersededError
 from hpctrain.files import append_json_line
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.ledger import Attempt, Ledger, Reason
+from hpctrain.run.ledger import Attempt, Ledger
+from hpctrain.run.reason import Reason
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
 from hpctrain.run.times import Times, beginning, process_age_s, read_times
 
 

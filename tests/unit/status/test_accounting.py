@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.run.ledger import Attempt, Reason
+from hpctrain.run.ledger import Attempt
+from hpctrain.run.reason import Reason
 from hpctrain.run.times import SPENT
 from hpctrain.status.accounting import Spent, account
 from hpctrain.status.state import RunState

@@ -10,7 +10,8 @@ import pytest
 
 from hpctrain.metrics.json_lines import JsonLinesSink
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
 from hpctrain.status.report import job_ids, read_status
 from hpctrain.status.state import JobPhase, JobView, RunState
 

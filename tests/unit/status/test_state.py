@@ -6,8 +6,9 @@ import time
 
 import pytest
 
-from hpctrain.run.ledger import Attempt, Reason
+from hpctrain.run.ledger import Attempt
 from hpctrain.run.owner import Owner
+from hpctrain.run.reason import Reason
 from hpctrain.status.state import Evidence, JobPhase, JobView, RunState, judge
 
 PENDING = JobView(JobPhase.PENDING, "waiting for resources")

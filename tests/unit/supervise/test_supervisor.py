@@ -23,7 +23,8 @@ from hpctrain.config.compose import Composer
 from hpctrain.errors import ExitCode
 from hpctrain.launch.prepare import prepare
 from hpctrain.run.exit_record import ExitRecord
-from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.supervise.supervisor import Supervisor
 

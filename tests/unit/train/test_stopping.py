@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.run.ledger import Reason
+from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.state import JobState
 from hpctrain.train.stopping import Departure

@@ -14,7 +14,8 @@ import pytest
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
 from hpctrain.run.exit_record import ExitRecord
-from hpctrain.run.ledger import Ledger, Reason
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
 from hpctrain.worker.by_hand import close_by_hand, close_silent_by_hand
 
 SCONTROL = f"""#!{sys.executable} -SE

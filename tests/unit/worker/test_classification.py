@@ -4,7 +4,7 @@ import pytest
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
 from hpctrain.errors import CheckpointError, CheckpointUnlikeError, RendezvousError
-from hpctrain.run.ledger import Reason
+from hpctrain.run.reason import Reason
 from hpctrain.worker.classification import Blame, blame
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/{}] "
