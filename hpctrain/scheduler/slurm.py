@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -26,11 +26,18 @@ class Slurm:
     Args:
         environ: environment variables for the commands, PATH among them; default: this process's.
         timeout_s: how long one command may take.
+        run: runs a command, as `hpctrain.scheduler.command.run` does.
     """
 
-    def __init__(self, environ: Mapping[str, str] | None = None, timeout_s: float = 20.0) -> None:
+    def __init__(
+        self,
+        environ: Mapping[str, str] | None = None,
+        timeout_s: float = 20.0,
+        run: Callable[[Sequence[str], Mapping[str, str], float], str] = run,
+    ) -> None:
         self._environ = environ
         self._timeout_s = timeout_s
+        self._run_command = run
 
     def available(self) -> bool:
         """Whether the commands are here and a controller answers them."""
@@ -175,7 +182,7 @@ class Slurm:
         }
 
     def _run(self, *arguments: str) -> str:
-        return run(arguments, os.environ if self._environ is None else self._environ, self._timeout_s)
+        return self._run_command(arguments, os.environ if self._environ is None else self._environ, self._timeout_s)
 
 
 def _checked(job_id: str) -> str:

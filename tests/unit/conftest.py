@@ -1,15 +1,43 @@
-"""What the tests of several rooms begin with."""
+"""Fixtures that the tests of several rooms use."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 import pytest
 
 from hpctrain.run.directory import RunDirectory
 
+sys.path.append(str(Path(__file__).parent))  # for the module `fakes`; last, since its siblings have common names
+
+from fakes import Clock, FakeSlurm
+
 
 @pytest.fixture
 def directory(tmp_path):
-    """A run directory that is new."""
+    """A new run directory."""
     directory = RunDirectory.at(tmp_path / "run")
     directory.create(0o750)
     return directory
+
+
+@pytest.fixture
+def clock():
+    """A clock that a test sets."""
+    return Clock()
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """SLURM's commands without a cluster; the PATH has them too."""
+    fake = FakeSlurm(tmp_path / "bin")
+    monkeypatch.setenv("PATH", fake.environ["PATH"])
+    return fake
+
+
+@pytest.fixture
+def no_slurm(tmp_path, monkeypatch):
+    """A machine without SLURM's commands."""
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))

@@ -116,7 +116,7 @@ def test_names_are_looked_up_before_anything_is_cancelled(make_run, slurm):
     directory.record_job({"job_id": "12", "time": 1.0})
     with pytest.raises(RunDirectoryError, match="absent: nothing is there"):
         main(["digits", "absent"])
-    assert slurm.cancelled() == []
+    assert slurm.cancelled == []
 
 
 def test_a_queued_and_a_running_job_are_cancelled(make_run, slurm, capsys):
@@ -129,7 +129,7 @@ def test_a_queued_and_a_running_job_are_cancelled(make_run, slurm, capsys):
         "runs/queued: cancelled job 12, which was pending",
         "runs/running: cancelled job 13, which was running",
     ]
-    assert slurm.cancelled() == ["12", "13"]
+    assert slurm.cancelled == ["12", "13"]
     assert [state(directory) for directory in (queued, running)] == [RunState.CANCELLED] * 2
     slurm.queue()
     assert state(queued) == RunState.CANCELLED  # also when SLURM has forgotten it
@@ -141,9 +141,9 @@ def test_of_an_array_only_the_runs_own_tasks_are_cancelled(make_run, slurm, caps
     Ledger(make_run("sweep/1")).start(1, job_id="20", nodes=["n1"], world_size=1, step=0)
     slurm.queue(**{f"j20_{task}": {"State": "PENDING"} for task in range(3)}, j20={"State": "RUNNING"})
     assert main(["sweep/1"]) == 0
-    assert slurm.cancelled() == ["20_1"]
+    assert slurm.cancelled == ["20_1"]
     assert main(["sweep"]) == 0
-    assert sorted(slurm.cancelled()) == ["20_0", "20_1", "20_2"]
+    assert sorted(slurm.cancelled) == ["20_0", "20_1", "20_2"]
     assert "runs/sweep/1: nothing to cancel, it is cancelled" in capsys.readouterr().out
 
 
@@ -153,7 +153,7 @@ def test_every_job_of_a_run_that_is_still_there_is_cancelled(make_run, slurm):
         directory.record_job({"job_id": job_id, "time": 1.0})
     slurm.queue(j12={"State": "FAILED"}, j15={"State": "COMPLETING"}, j16={"State": "PENDING"})
     assert main(["digits"]) == 0
-    assert slurm.cancelled() == ["15", "16"]
+    assert slurm.cancelled == ["15", "16"]
 
 
 @pytest.mark.usefixtures("no_slurm")
@@ -170,16 +170,16 @@ def test_the_run_is_told_before_slurm_is(make_run, slurm):
     directory = make_run("digits")
     directory.record_job({"job_id": "12", "time": 1.0})
     slurm.queue(j12={"State": "RUNNING"})
-    (slurm.home / "told").write_text(str(directory.jobs))
+    slurm.watch(directory.jobs)
     assert main(["digits"]) == 0
-    assert '"cancelled": true' in (slurm.home / "told").read_text()
+    assert '"cancelled": true' in slurm.watched
 
 
 def test_a_cancel_that_slurm_did_not_hear_is_taken_back(make_run, slurm, capsys):
     directory = make_run("digits")
     directory.record_job({"job_id": "12", "time": 1.0})
     slurm.queue(j12={"State": "RUNNING"})
-    (slurm.home / "mute").touch()
+    slurm.fall_silent("scancel")
     assert main(["digits"]) == 1
     assert "Unable to contact" in capsys.readouterr().err
     assert not directory.job_records()[-1]["cancelled"]
@@ -191,7 +191,7 @@ def test_a_full_disk_keeps_no_job_from_being_cancelled(make_run, slurm, monkeypa
     slurm.queue(j12={"State": "RUNNING"})
     monkeypatch.setattr(RunDirectory, "record_job", full)
     assert main(["digits"]) == 0
-    assert slurm.cancelled() == ["12"]
+    assert slurm.cancelled == ["12"]
 
 
 def full(*_):

@@ -170,14 +170,14 @@ def test_following_a_queued_run_that_is_cancelled(directory, slurm, follow):
     slurm.queue(j12={"State": "PENDING", "Reason": "Resources"})
     process = follow()
     assert process.stderr.readline().startswith("hpctrain: the run is queued (")
-    asked = len(slurm.questions())
+    asked = len(slurm.questions)
     slurm.queue()
     directory.record_job({"job_id": "13", "time": 2.0})  # a new job is a reason to ask at once
     out, err = process.communicate(timeout=60)
     assert (out, process.returncode) == ("", 0)
     assert err == "hpctrain: the run is interrupted (SLURM no longer knows job 13, and no attempt began), at step 0\n"
     assert asked == 1
-    assert len(slurm.questions()) <= 8
+    assert len(slurm.questions) <= 8
 
 
 def test_a_run_that_is_over_is_shown_and_left(directory, follow):

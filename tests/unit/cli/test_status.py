@@ -188,7 +188,7 @@ def test_the_queue_is_asked_once_for_all_runs(make_run, slurm, capsys):
     lines = shown(capsys)
     assert [line.split()[1] for line in lines[1:]] == ["queued", "starting", "failed"]
     assert lines[3].endswith("job 12_2 ended as FAILED, and no attempt began")
-    assert slurm.questions() == ["12_0,12_1,12_2"]
+    assert slurm.questions == ["12_0,12_1,12_2"]
 
 
 def test_a_queued_run_says_why_and_when(make_run, slurm, capsys):
@@ -219,7 +219,7 @@ def test_without_slurm_the_run_directory_says_what_it_knows(make_run, capsys):
 
 def test_a_controller_that_does_not_answer_is_no_error(make_run, slurm, capsys):
     make_run("digits/a", job_id="12")
-    slurm.vanish()
+    slurm.fall_silent("squeue")
     assert shown(capsys, "digits")[1] == "state       unknown: SLURM can't be asked from here"
 
 

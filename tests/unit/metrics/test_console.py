@@ -7,16 +7,9 @@ import select
 import tty
 
 import pytest
+from fakes import Clock
 
 from hpctrain.metrics.console import ConsoleSink, duration
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -36,7 +29,7 @@ def terminal():
 
 
 def test_a_log_gets_a_plain_line_at_each_step():
-    clock, stream = Clock(), io.StringIO()
+    clock, stream = Clock(0.0), io.StringIO()
     sink = ConsoleSink(stream, 460, clock=clock)
     clock.now = 6.0
     sink.log(
@@ -58,7 +51,7 @@ def test_a_log_gets_a_plain_line_at_each_step():
 
 
 def test_a_log_gets_a_line_a_second_and_every_evaluation_and_the_end():
-    clock, stream = Clock(), io.StringIO()
+    clock, stream = Clock(0.0), io.StringIO()
     sink = ConsoleSink(stream, 50, clock=clock)
     for step, name in ((10, "train/loss"), (20, "train/loss"), (20, "eval/loss"), (30, "train/loss")):
         sink.log(step, {name: 1.0})
@@ -80,7 +73,7 @@ def test_without_a_known_end_there_is_no_eta():
 
 
 def test_the_eta_counts_this_attempts_steps_only():
-    clock, stream = Clock(), io.StringIO()
+    clock, stream = Clock(0.0), io.StringIO()
     sink = ConsoleSink(stream, 200, step=100, clock=clock)
     clock.now = 10.0
     sink.log(110, {})
@@ -90,7 +83,7 @@ def test_the_eta_counts_this_attempts_steps_only():
 
 def test_a_terminal_shows_one_line_that_changes_and_keeps_evaluations(terminal):
     stream, shown = terminal
-    clock = Clock()
+    clock = Clock(0.0)
     sink = ConsoleSink(stream, None, clock=clock)
     for step in (10, 20):
         clock.now += 1
@@ -109,7 +102,7 @@ def test_a_terminal_shows_one_line_that_changes_and_keeps_evaluations(terminal):
 
 def test_a_terminal_is_not_redrawn_faster_than_eyes_can_see(terminal):
     stream, shown = terminal
-    clock = Clock()
+    clock = Clock(0.0)
     sink = ConsoleSink(stream, 1000, clock=clock)
     for step in range(1, 1001):
         clock.now += 0.001

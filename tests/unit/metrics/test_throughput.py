@@ -1,16 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from fakes import Clock
 
 from hpctrain.metrics.throughput import Throughput
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_each_window_is_for_itself():

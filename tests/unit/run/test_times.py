@@ -14,36 +14,20 @@ from hpctrain.run.reason import Reason
 from hpctrain.run.times import Times, beginning, process_age_s, read_times
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def after(self, seconds):
-        self.now += seconds
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 @pytest.fixture
 def times(clock):
     return Times(2.0, clock, lambda: clock() + 1e9)
 
 
 def test_every_second_goes_to_one_place(times, clock):
-    clock.after(1.0)
+    clock.advance(1.0)
     times.enter("rendezvous_s")
-    clock.after(0.25)
+    clock.advance(0.25)
     times.enter("first_step_s")
-    clock.after(4.0)
+    clock.advance(4.0)
     with times.during("eval_s"):
-        clock.after(8.0)
-    clock.after(16.0)
+        clock.advance(8.0)
+    clock.advance(16.0)
     assert times.spent() == {"import_s": 3.0, "rendezvous_s": 0.25, "first_step_s": 20.0, "eval_s": 8.0}
     assert times.launched == 1e9 + 98
     assert sum(times.spent().values()) == clock() - 98
@@ -51,18 +35,18 @@ def test_every_second_goes_to_one_place(times, clock):
 
 def test_an_error_inside_goes_back_to_what_was_before(times, clock):
     times.enter("train_s")
-    clock.after(3.0)
+    clock.advance(3.0)
     with contextlib.suppress(OSError), times.during("save_s"):
-        clock.after(2.0)
+        clock.advance(2.0)
         raise OSError
-    clock.after(1.0)
+    clock.advance(1.0)
     assert times.spent() == {"import_s": 2.0, "train_s": 4.0, "save_s": 2.0}
 
 
 def test_the_first_step_is_told_and_kept(times, clock, tmp_path, caplog):
     times.keep_in(tmp_path)
     times.enter("first_step_s")
-    clock.after(0.5)
+    clock.advance(0.5)
     with caplog.at_level(logging.INFO, "hpctrain.run"):
         times.begin(141)
     text = "2.5 s after the start: import 2.0, rendezvous 0.0, build 0.0, load 0.0, first step 0.5"
@@ -80,7 +64,7 @@ def test_it_is_written_now_and_then_and_when_due(times, clock, tmp_path):
     for step in range(30):
         times.keep(step, due=step == 17)
         steps.append(read_times(tmp_path)["last_step"])
-        clock.after(1.0)
+        clock.advance(1.0)
     assert sorted(set(steps)) == [0, 10, 17, 27]
 
 

@@ -18,8 +18,8 @@ SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller (conne
 NO_ACCOUNTING = "echo 'Slurm accounting storage is disabled' >&2; exit 1"
 
 
-class FakeSlurm:
-    """A folder of programs, and what they were called with."""
+class Scripts:
+    """Shell scripts in the place of SLURM's commands, and what they were called with."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,11 +44,11 @@ class FakeSlurm:
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> FakeSlurm:
-    return FakeSlurm(tmp_path)
+def fake(tmp_path: Path) -> Scripts:
+    return Scripts(tmp_path)
 
 
-def test_many_jobs_are_one_question(fake: FakeSlurm) -> None:
+def test_many_jobs_are_one_question(fake: Scripts) -> None:
     fake.answer_file("squeue", "squeue.txt")
     fake.answer("sacct", NO_ACCOUNTING)
     found = fake.slurm.find(["21_4", "22", "23"])
@@ -61,12 +61,12 @@ def test_many_jobs_are_one_question(fake: FakeSlurm) -> None:
     assert "--jobs=21_4,22,23" in (fake.folder / "calls").read_text()
 
 
-def test_no_jobs_ask_nothing(fake: FakeSlurm) -> None:
+def test_no_jobs_ask_nothing(fake: Scripts) -> None:
     assert fake.slurm.find([]) == fake.slurm.queue([]) == fake.slurm.accounting([]) == {}
     assert fake.calls == []
 
 
-def test_a_persons_filters_are_kept_away_and_the_language_is_fixed(fake: FakeSlurm) -> None:
+def test_a_persons_filters_are_kept_away_and_the_language_is_fixed(fake: Scripts) -> None:
     fake.answer("squeue", f"env > {fake.folder}/env")
     fake.slurm.queue(["1"])
     variables = dict(line.split("=", 1) for line in (fake.folder / "env").read_text().splitlines())
@@ -74,7 +74,7 @@ def test_a_persons_filters_are_kept_away_and_the_language_is_fixed(fake: FakeSlu
     assert (variables["LC_ALL"], variables["SLURM_TIME_FORMAT"], variables["SLURM_CONF"]) == ("C", "%s", "x")
 
 
-def test_what_the_controller_forgot_is_in_the_accounting(fake: FakeSlurm) -> None:
+def test_what_the_controller_forgot_is_in_the_accounting(fake: Scripts) -> None:
     fake.answer("squeue", UNKNOWN)
     fake.answer_file("sacct", "sacct.txt")
     found = fake.slurm.find(["2", "3_3", "77"])
@@ -85,13 +85,13 @@ def test_what_the_controller_forgot_is_in_the_accounting(fake: FakeSlurm) -> Non
     assert found["77"] is None
 
 
-def test_without_accounting_a_forgotten_job_is_none(fake: FakeSlurm) -> None:
+def test_without_accounting_a_forgotten_job_is_none(fake: Scripts) -> None:
     fake.answer("squeue", UNKNOWN)
     fake.answer("sacct", NO_ACCOUNTING)
     assert fake.slurm.find(["2"]) == {"2": None}
 
 
-def test_without_sacct_and_squeue_scontrol_answers(fake: FakeSlurm) -> None:
+def test_without_sacct_and_squeue_scontrol_answers(fake: Scripts) -> None:
     fake.answer("scontrol", f'case "$3" in 22) cat {CAPTURED}/scontrol-names.txt;; *) {UNKNOWN};; esac')
     found = fake.slurm.find(["22", "23"])
     assert found["22"] is not None
@@ -99,7 +99,7 @@ def test_without_sacct_and_squeue_scontrol_answers(fake: FakeSlurm) -> None:
     assert found["23"] is None
 
 
-def test_a_controller_that_is_silent_is_not_asked_twice(fake: FakeSlurm) -> None:
+def test_a_controller_that_is_silent_is_not_asked_twice(fake: Scripts) -> None:
     fake.answer("squeue", SILENT)
     fake.answer("scontrol", SILENT)
     fake.answer_file("sacct", "sacct.txt")
@@ -108,7 +108,7 @@ def test_a_controller_that_is_silent_is_not_asked_twice(fake: FakeSlurm) -> None
 
 
 @pytest.mark.parametrize("squeue", [SILENT, "exec sleep 60", None])
-def test_when_nothing_answers_it_is_an_error_not_an_absent_job(fake: FakeSlurm, squeue: str | None) -> None:
+def test_when_nothing_answers_it_is_an_error_not_an_absent_job(fake: Scripts, squeue: str | None) -> None:
     if squeue:
         fake.answer("squeue", squeue)
     fake.answer("sacct", NO_ACCOUNTING)
@@ -116,7 +116,7 @@ def test_when_nothing_answers_it_is_an_error_not_an_absent_job(fake: FakeSlurm, 
         Slurm(fake.environ, timeout_s=0.5).find(["2"])
 
 
-def test_a_job_is_not_gone_because_the_accounting_has_not_heard_of_it_yet(fake: FakeSlurm) -> None:
+def test_a_job_is_not_gone_because_the_accounting_has_not_heard_of_it_yet(fake: Scripts) -> None:
     fake.answer("squeue", SILENT)
     fake.answer_file("sacct", "sacct.txt")
     with pytest.raises(SchedulerMissingError, match="Unable to contact slurm controller"):
@@ -131,13 +131,13 @@ def test_a_job_is_not_gone_because_the_accounting_has_not_heard_of_it_yet(fake: 
         ("echo 'Requeue request failed: Message receive failure' >&2; exit 1", "Message receive failure"),
     ],
 )
-def test_a_question_without_an_answer_is_no_refusal(fake: FakeSlurm, program: str, said: str) -> None:
+def test_a_question_without_an_answer_is_no_refusal(fake: Scripts, program: str, said: str) -> None:
     fake.answer("scontrol", program)
     with pytest.raises(SchedulerMissingError, match=said):
         fake.slurm.requeue("7")
 
 
-def test_a_pending_task_that_was_cancelled_with_its_array(fake: FakeSlurm) -> None:
+def test_a_pending_task_that_was_cancelled_with_its_array(fake: Scripts) -> None:
     row = (CAPTURED / "squeue.txt").read_text().split("\x1e\n")[1]
     array = row.replace("23\x1f23", "9\x1f9", 1).replace("FAILED\x1fNonZeroExitCode", "CANCELLED\x1fNone") + "\x1e\n"
     (fake.folder / "array").write_text(array)
@@ -149,7 +149,7 @@ def test_a_pending_task_that_was_cancelled_with_its_array(fake: FakeSlurm) -> No
     assert found["8_1"] is None
 
 
-def test_show(fake: FakeSlurm) -> None:
+def test_show(fake: Scripts) -> None:
     fake.answer_file("scontrol", "scontrol-array.txt")
     assert [getattr(fake.slurm.show(job_id), "job_id", None) for job_id in ("21_2", "21")] == ["21_2", "21_[4-6%2]"]
     fake.answer("scontrol", UNKNOWN)
@@ -159,17 +159,17 @@ def test_show(fake: FakeSlurm) -> None:
 
 
 @pytest.mark.parametrize(("answer", "when"), [("N/A", None), ("1795260641", 1795260641), ("N/A\n5\n4", 4), ("", None)])
-def test_start_estimate(fake: FakeSlurm, answer: str, when: int | None) -> None:
+def test_start_estimate(fake: Scripts, answer: str, when: int | None) -> None:
     fake.answer("squeue", f"printf '{answer}\\n'")
     assert fake.slurm.start_estimate("12") == when
 
 
-def test_start_estimate_of_an_unknown_job(fake: FakeSlurm) -> None:
+def test_start_estimate_of_an_unknown_job(fake: Scripts) -> None:
     fake.answer("squeue", UNKNOWN)
     assert fake.slurm.start_estimate("12") is None
 
 
-def test_cancel_and_requeue(fake: FakeSlurm) -> None:
+def test_cancel_and_requeue(fake: Scripts) -> None:
     fake.answer("scancel", "exit 0")
     fake.answer("scontrol", "exit 0")
     fake.slurm.cancel("12_3")
@@ -177,14 +177,14 @@ def test_cancel_and_requeue(fake: FakeSlurm) -> None:
     assert (fake.folder / "calls").read_text().splitlines() == ["scancel 12_3", "scontrol requeue 12_3"]
 
 
-def test_a_refusal_is_an_error_with_slurms_words(fake: FakeSlurm) -> None:
+def test_a_refusal_is_an_error_with_slurms_words(fake: Scripts) -> None:
     fake.answer("scontrol", "echo 'Requested operation is presently disabled for job 12' >&2; exit 1")
     with pytest.raises(SchedulerError, match="scontrol requeue 12: Requested operation is presently disabled"):
         fake.slurm.requeue("12")
 
 
 @pytest.mark.parametrize("job_id", ["", "x", "12_", "12_[1-3]", "--user=ada", "12;ls", "12,13", "1\n"])
-def test_only_job_ids_reach_a_command(fake: FakeSlurm, job_id: str) -> None:
+def test_only_job_ids_reach_a_command(fake: Scripts, job_id: str) -> None:
     slurm = fake.slurm
     for ask in (slurm.show, slurm.cancel, slurm.requeue, slurm.start_estimate):
         with pytest.raises(SchedulerError, match="expected a job id"):
@@ -195,7 +195,7 @@ def test_only_job_ids_reach_a_command(fake: FakeSlurm, job_id: str) -> None:
     assert fake.calls == []
 
 
-def test_available(fake: FakeSlurm) -> None:
+def test_available(fake: Scripts) -> None:
     assert not fake.slurm.available()
     fake.answer("squeue", SILENT)
     assert not fake.slurm.available()
@@ -203,12 +203,12 @@ def test_available(fake: FakeSlurm) -> None:
     assert fake.slurm.available()
 
 
-def test_a_command_that_is_missing_says_what_to_do(fake: FakeSlurm) -> None:
+def test_a_command_that_is_missing_says_what_to_do(fake: Scripts) -> None:
     with pytest.raises(SchedulerMissingError, match=r"squeue in PATH.*login\s+node"):
         fake.slurm.queue(["1"])
 
 
-def test_the_environment_is_this_processs_by_default(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_this_processs_by_default(fake: Scripts, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.answer_file("squeue", "squeue.txt")
     monkeypatch.setenv("PATH", f"{fake.folder}{os.pathsep}{os.environ['PATH']}")
     assert Slurm().queue(["22"])["22"].name == "lr=1e-3 | JobState=FAILED"

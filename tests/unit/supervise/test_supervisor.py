@@ -34,72 +34,6 @@ STOPS = dict(re.findall(r"=== (\w+) [^\n]*\n(.*?)(?=\n=== |\Z)", CAPTURED, re.DO
 RUNNING = re.sub(r" EndTime=\d+", f" EndTime={int(time.time()) + 86_400}", STOPS["peer_died"])
 NODE = "NodeName={name} State={state} SlurmdStartTime={started} Reason=None\n"
 
-SRUN = """
-import json, os, sys, time
-home, run = os.path.dirname(sys.argv[0]), sys.argv[-1]
-attempt = int(os.environ["HPCTRAIN_ATTEMPT"])
-open(home + "/steps", "a").write(" ".join(word for word in sys.argv if "no" in word or "--mem" in word) + "\\n")
-plan = json.load(open(home + "/plan.json"))
-act = plan[min(attempt, len(plan)) - 1]
-sys.stderr.write(act.get("warns", ""))
-sys.stderr.flush()
-if "waits" in act:
-    give_up = time.monotonic() + 150  # should its test have failed
-    while not os.path.exists(home + "/go") and time.monotonic() < give_up:
-        time.sleep(0.01)
-if act.get("start") is not None:
-    record = {"event": "start", "attempt": attempt, "job_id": "7", "nodes": ["n1", "n2"], "world_size": 2,
-              "step": act["start"], "time": 1.0}
-    open(run + "/attempts.jsonl", "a").write(json.dumps(record) + "\\n")
-for step in act.get("saves", ()):
-    os.makedirs("%s/checkpoints/step_%08d" % (run, step), exist_ok=True)
-for rank, (reason, step, more) in act.get("ranks", {}).items():
-    record = {"rank": int(rank), "host": "n%d" % (int(rank) + 1), "reason": reason, "step": step, **more}
-    json.dump(record, open("%s/attempts/%04d/rank_%s.json" % (run, attempt, rank), "w"))
-for name in ("job", "nodes"):
-    if name in act:
-        open(home + "/" + name, "w").write(act[name])
-for path in act.get("touches", ()):
-    os.mkdir(run + "/" + path)
-if "hides" in act:
-    path = run + "/" + act["hides"]
-    os.rename(path, os.path.splitext(path)[0] + ".hidden")
-    os.symlink("gone/" + act["hides"], path)
-sys.stderr.write(act.get("says", ""))
-sys.exit(act.get("code", 0))
-"""
-SCONTROL = """
-import os, sys
-home, words = os.path.dirname(sys.argv[0]), [word for word in sys.argv[1:] if word[0] != "-"]
-if os.path.exists(home + "/silent"):
-    left = open(home + "/silent").read()
-    open(home + "/silent", "w").write(left[1:])
-    if left:
-        sys.exit("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
-if words[0] == "requeue":
-    open(home + "/requeued", "a").write(words[1] + "\\n")
-    if os.path.exists(home + "/ends_the_asker"):
-        os.remove(home + "/ends_the_asker")
-        os.kill(os.getpid(), 15)
-    if os.path.exists(home + "/refuses"):
-        sys.exit("scontrol: error: Requested operation is presently disabled for job " + words[1])
-    sys.exit(0)
-answer = open(home + {"job": "/job", "node": "/nodes"}[words[1]]).read()
-sys.exit("slurm_load_jobs error: Unable to contact slurm controller (connect failure)") if not answer else print(answer)
-"""
-SBATCH = """
-import os, sys
-home = os.path.dirname(sys.argv[0])
-open(home + "/submitted", "a").write(open(sys.argv[-1]).read())
-print("Submitted batch job 8")
-"""
-SCANCEL = """
-import os, sys
-if os.path.exists(os.path.dirname(sys.argv[0]) + "/silent_once"):
-    os.remove(os.path.dirname(sys.argv[0]) + "/silent_once")
-    sys.exit("scancel: error: Unable to contact slurm controller (connect failure)")
-open(os.path.dirname(sys.argv[0]) + "/cancelled", "a").write(sys.argv[-1] + "\\n")
-"""
 SUPERVISE = """
 import os, sys
 from hpctrain.supervise.batch_script import supervise
@@ -112,52 +46,6 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 """
 """Before SUPERVISE: a SIGTERM finds another thread, and the main one goes on waiting."""
-SACCT = "import sys\nsys.exit('Slurm accounting storage is disabled')\n"
-
-
-class FakeSlurm:
-    """The commands, in a folder of their own."""
-
-    def __init__(self, home: Path) -> None:
-        self.home = home
-        home.mkdir()
-        programs = {"srun": SRUN, "scontrol": SCONTROL, "sbatch": SBATCH, "scancel": SCANCEL, "sacct": SACCT}
-        for name, text in programs.items():
-            (home / name).write_text(f"#!{sys.executable} -SE\n{text}")
-            (home / name).chmod(0o755)
-        self.job(RUNNING)
-        self.nodes(("n1", "IDLE", 0), ("n2", "IDLE", 0))
-        self.environ = {
-            "PATH": f"{home}{os.pathsep}{os.environ['PATH']}",
-            "SLURM_JOB_ID": "7",
-            "SLURM_JOB_NODELIST": "n[1-2]",
-        }
-
-    def plan(self, *attempts: dict[str, object]) -> None:
-        """What srun does in each attempt."""
-        (self.home / "plan.json").write_text(json.dumps(attempts))
-
-    def job(self, answer: str) -> None:
-        """What scontrol says of the job; nothing: no controller answers."""
-        (self.home / "job").write_text(answer)
-
-    def nodes(self, *nodes: tuple[str, str, int]) -> None:
-        """What scontrol says of the nodes: name, state, and when slurmd began."""
-        lines = [NODE.format(name=name, state=state, started=started) for name, state, started in nodes]
-        (self.home / "nodes").write_text("".join(lines))
-
-    def refuse(self) -> None:
-        """The site forbids requeueing."""
-        (self.home / "refuses").touch()
-
-    def fall_silent(self, times: int) -> None:
-        """Nobody answers scontrol so many times."""
-        (self.home / "silent").write_text("." * times)
-
-    def told(self, what: str) -> str:
-        """What a command was asked: `requeued`, `submitted`, `cancelled`."""
-        path = self.home / what
-        return path.read_text() if path.exists() else ""
 
 
 def all_ranks(reason: str, step: int, **more: object) -> dict[str, object]:
@@ -169,10 +57,11 @@ KILLED = {"start": 0, "saves": [10], "says": "srun: error: n2: task 1: Killed\n"
 
 
 @pytest.fixture
-def slurm(tmp_path, monkeypatch):
-    fake = FakeSlurm(tmp_path / "bin")
-    monkeypatch.setenv("PATH", fake.environ["PATH"])
-    return fake
+def slurm(slurm):
+    """A running job of two nodes."""
+    slurm.job(RUNNING)
+    slurm.nodes(("n1", "IDLE", 0), ("n2", "IDLE", 0))
+    return slurm
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +78,7 @@ def supervisor(slurm, composer, tmp_path):
         config = composer.compose(given)
         directory = prepare(config, given)
         environ = slurm.environ | variables
-        return Supervisor(directory, config, environ, Slurm(environ))
+        return Supervisor(directory, config, environ, Slurm(environ, run=slurm.run))
 
     return make
 
@@ -204,7 +93,7 @@ def test_a_run_that_completes(slurm, supervisor):
     one = supervisor()
     assert one.run() == ExitCode.FINISHED
     assert story(one) == [(0, "completed", 80, None)]
-    assert not slurm.told("requeued")
+    assert not slurm.requeued
     assert supervisor().run() == ExitCode.FINISHED  # a job that was requeued after all finds nothing to do
     assert len(story(one)) == 1
 
@@ -224,13 +113,13 @@ def test_what_the_ranks_say_of_slurm_is_acted_upon(slurm, supervisor, reason):
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
     assert story(one) == [(0, reason, 14, "requeue")]
-    assert slurm.told("requeued") == "7\n"
+    assert slurm.requeued == ["7"]
 
 
 def test_an_array_task_requeues_itself_alone(slurm, supervisor):
     slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "code": 4})
     supervisor(SLURM_ARRAY_JOB_ID="5", SLURM_ARRAY_TASK_ID="2").run()
-    assert slurm.told("requeued") == "5_2\n"
+    assert slurm.requeued == ["5_2"]
 
 
 def test_a_dead_rank_is_replaced_in_the_allocation_first(slurm, supervisor):
@@ -238,7 +127,7 @@ def test_a_dead_rank_is_replaced_in_the_allocation_first(slurm, supervisor):
     one = supervisor()
     assert one.run() == ExitCode.FINISHED
     assert story(one) == [(0, "infrastructure", 10, "restart"), (10, "completed", 80, None)]
-    assert not slurm.told("requeued")
+    assert not slurm.requeued
 
 
 def test_a_second_failure_of_the_allocation_leads_back_to_the_queue(slurm, supervisor):
@@ -260,7 +149,7 @@ def test_a_node_that_fails_again_is_excluded_with_all_that_were_before(slurm, su
     slurm.plan({}, *json.loads((slurm.home / "plan.json").read_text()))
     assert one.run() == ExitCode.INTERRUPTED
     assert [entry[3] for entry in story(one)] == [None, "restart", "resubmit"]
-    assert "#SBATCH --exclude=n9,n4,n2" in slurm.told("submitted")
+    assert "#SBATCH --exclude=n9,n4,n2" in slurm.submitted
     last = ledger.attempts()[-1]
     assert (last.extra["suspects"], last.extra["exclude"]) == (["n2"], ["n2"])
     assert one.directory.job_records()[-1]["job_id"] == "8"
@@ -271,7 +160,7 @@ def test_a_node_is_excluded_by_the_name_that_slurm_gives_it(slurm, supervisor):
     slurm.plan({"start": 0, "saves": [10], "ranks": ecc}, {"start": 10, "saves": [20], "ranks": ecc})
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
-    assert "#SBATCH --exclude=n2\n" in slurm.told("submitted")
+    assert "#SBATCH --exclude=n2\n" in slurm.submitted
 
 
 def test_a_broken_node_is_excluded_though_no_step_was_saved(slurm, supervisor):
@@ -279,7 +168,7 @@ def test_a_broken_node_is_excluded_though_no_step_was_saved(slurm, supervisor):
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
     assert story(one) == [(0, "infrastructure", 5, "restart"), (0, "infrastructure", 5, "resubmit")]
-    assert "#SBATCH --exclude=n2\n" in slurm.told("submitted")
+    assert "#SBATCH --exclude=n2\n" in slurm.submitted
 
 
 def test_a_job_that_slurm_may_not_requeue_is_followed_by_a_new_one(slurm, supervisor):
@@ -288,34 +177,34 @@ def test_a_job_that_slurm_may_not_requeue_is_followed_by_a_new_one(slurm, superv
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
     assert story(one) == [(0, "preempted", 14, "resubmit")]
-    assert not slurm.told("requeued")
+    assert not slurm.requeued
     assert one.directory.job_records()[-1]["job_id"] == "8"
 
 
 @pytest.mark.parametrize("reason", ["preempted", "interrupted"])
 def test_a_controller_that_is_silent_for_a_moment_costs_no_run(slurm, supervisor, reason):
     slurm.plan({"start": 0, "ranks": all_ranks(reason, 14), "saves": [14], "job": STOPS["preempted"], "code": 4})
-    slurm.fall_silent(3)
+    slurm.fall_silent("scontrol", times=3)
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
     assert story(one) == [(0, "preempted", 14, "requeue")]
-    assert (slurm.told("requeued"), slurm.told("submitted")) == ("7\n", "")
+    assert (slurm.requeued, slurm.submitted) == (["7"], "")
 
 
 def test_where_the_requeue_is_refused_a_new_job_goes_on(slurm, supervisor):
     slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
-    slurm.refuse()
+    slurm.refuse_requeues()
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
-    assert "--job-name" in slurm.told("submitted")
+    assert "--job-name" in slurm.submitted
     assert one.directory.job_records()[-1]["job_id"] == "8"
 
 
 def test_a_job_that_slurm_has_requeued_already_is_not_submitted_again(slurm, supervisor):
     slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "job": STOPS["preempted_without_grace"], "code": 4})
-    slurm.refuse()
+    slurm.refuse_requeues()
     assert supervisor().run() == ExitCode.INTERRUPTED
-    assert not slurm.told("submitted")
+    assert not slurm.submitted
 
 
 @pytest.mark.parametrize(
@@ -332,7 +221,7 @@ def test_ranks_that_died_before_they_could_tell_are_no_failure(slurm, supervisor
     one = supervisor()
     one.run()
     assert story(one) == [(0, reason, 0, follows)]
-    assert slurm.told("requeued") == ("7\n" if follows else "")
+    assert slurm.requeued == (["7"] if follows else [])
 
 
 def test_ranks_that_could_not_ask_slurm_leave_that_to_the_batch_script(slurm, supervisor):
@@ -348,7 +237,7 @@ def test_with_the_cause_unknown_nothing_is_requeued(slurm, supervisor):
     one.job.silence_s = 0
     assert one.run() == ExitCode.INTERRUPTED
     assert story(one) == [(0, "interrupted", 14, None)]
-    assert not slurm.told("requeued")
+    assert not slurm.requeued
 
 
 def test_a_cancelled_run_is_never_requeued_though_it_was_preempted_as_well(slurm, supervisor):
@@ -357,28 +246,28 @@ def test_a_cancelled_run_is_never_requeued_though_it_was_preempted_as_well(slurm
     code = in_a_thread(one.run)
     until(lambda: one.ledger.last_claim() == 1)
     one.directory.record_job({"cancelled": True, "time": time.time()})
-    (slurm.home / "go").touch()
+    slurm.let_ranks_end()
     assert code() == ExitCode.CANCELLED
     assert story(one) == [(0, "cancelled", 14, None)]
-    assert not slurm.told("requeued")
+    assert not slurm.requeued
 
 
 @pytest.mark.parametrize("silent", [0, 2])
 def test_a_job_that_its_user_cancels_while_the_ranks_save_is_not_revived(slurm, supervisor, silent):
     slurm.plan({"start": 0, "ranks": all_ranks("time_limit", 14), "saves": [14], "job": STOPS["cancelled"], "code": 4})
-    slurm.fall_silent(silent)
+    slurm.fall_silent("scontrol", times=silent)
     one = supervisor()
     assert one.run() == ExitCode.CANCELLED
     assert story(one) == [(0, "cancelled", 14, None)]
     assert "time_limit" in one.ledger.attempts()[0].detail
-    assert not slurm.told("requeued")
+    assert not slurm.requeued
 
 
 def test_a_job_that_its_user_cancels_is_not_followed_by_a_new_one(slurm, supervisor):
     may_not = STOPS["cancelled"].replace("Requeue=1", "Requeue=0")
     slurm.plan({"start": 0, "ranks": all_ranks("time_limit", 14), "saves": [14], "job": may_not, "code": 4})
     assert supervisor().run() == ExitCode.CANCELLED
-    assert not slurm.told("submitted")
+    assert not slurm.submitted
 
 
 @pytest.mark.parametrize(
@@ -389,7 +278,7 @@ def test_a_job_that_slurm_itself_ends_is_requeued_all_the_same(slurm, supervisor
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
     assert story(one) == [(0, "time_limit", 14, "requeue")]
-    assert slurm.told("requeued") == "7\n"
+    assert slurm.requeued == ["7"]
 
 
 def test_an_error_of_the_tasks_own_ends_the_run(slurm, supervisor, capfd):
@@ -408,25 +297,25 @@ def test_a_superseded_attempt_leaves_the_ledger_alone(slurm, supervisor):
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
     assert story(one) == [(0, "None", None, None)]
-    assert not slurm.told("requeued")
+    assert not slurm.requeued
 
 
 @pytest.mark.parametrize(("stop", "silent"), [("preempted_cancel_without_grace", 0), ("time_limit_over", 1)])
 def test_a_job_that_is_being_killed_is_requeued_before_its_ranks_are_gone(slurm, supervisor, stop, silent):
     slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
     slurm.job(STOPS[stop])
-    slurm.fall_silent(silent)
+    slurm.fall_silent("scontrol", times=silent)
     one = supervisor()
     code = in_a_thread(one.run)
     until(lambda: one.ledger.last_claim() == 1)
     ring(one)
-    until(lambda: slurm.told("requeued"))
+    until(lambda: slurm.requeued)
     noted = TakenAway.read(one.directory.claim(1))
     assert noted is not None
     assert noted.reason.value in stop
-    (slurm.home / "go").touch()
+    slurm.let_ranks_end()
     assert code() == ExitCode.INTERRUPTED
-    assert slurm.told("requeued") == "7\n"  # not a second time
+    assert slurm.requeued == ["7"]  # not a second time
     # what was found before the requeue counts: after it any end looks like a preemption
     assert story(one) == [(0, noted.reason.value, 14, "requeue")]
 
@@ -440,12 +329,12 @@ def test_a_job_that_is_killed_before_its_first_attempt_is_requeued_too(slurm, su
     one = supervisor()
     ring(one)
     if not patience_s:
-        until(lambda: slurm.told("requeued"))
+        until(lambda: slurm.requeued)
     code = in_a_thread(one.run)
-    until(lambda: slurm.told("requeued"))
-    (slurm.home / "go").touch()
+    until(lambda: slurm.requeued)
+    slurm.let_ranks_end()
     assert code() == ExitCode.INTERRUPTED
-    assert slurm.told("requeued") == "7\n"
+    assert slurm.requeued == ["7"]
 
 
 def test_a_job_that_srun_sees_end_is_requeued_without_a_sigterm(slurm, supervisor):
@@ -454,44 +343,44 @@ def test_a_job_that_srun_sees_end_is_requeued_without_a_sigterm(slurm, superviso
     slurm.job(STOPS["preempted_cancel_without_grace"])
     one = supervisor()
     code = in_a_thread(one.run)
-    until(lambda: slurm.told("requeued"))
+    until(lambda: slurm.requeued)
     ring(one).join(60)
-    (slurm.home / "go").touch()
+    slurm.let_ranks_end()
     assert code() == ExitCode.INTERRUPTED
-    assert slurm.told("requeued") == "7\n"
+    assert slurm.requeued == ["7"]
     assert story(one) == [(0, "preempted", 14, "requeue")]
 
 
 @pytest.mark.parametrize("early", [False, True])
 def test_a_signal_that_ends_the_command_that_asks_is_no_refusal(slurm, supervisor, early):
     """SLURM signals all processes of the batch step, scontrol among them."""
-    (slurm.home / "ends_the_asker").touch()
+    slurm.kill_next_requeue()
     aborted = {"warns": ABORTED, "waits": True} if early else {}
     slurm.plan({**aborted, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
     slurm.job(STOPS["preempted_cancel_without_grace"])
     one = supervisor()
     code = in_a_thread(one.run)
-    until(lambda: slurm.told("requeued") == "7\n7\n")
-    (slurm.home / "go").touch()
+    until(lambda: slurm.requeued == ["7", "7"])
+    slurm.let_ranks_end()
     assert code() == ExitCode.INTERRUPTED
-    assert not slurm.told("submitted")
+    assert not slurm.submitted
 
 
 def test_an_early_requeue_that_is_refused_is_asked_for_at_the_next_signal_again(slurm, supervisor):
     slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
     slurm.job(STOPS["preempted_cancel_without_grace"])
-    slurm.refuse()
+    slurm.refuse_requeues()
     one = supervisor()
     code = in_a_thread(one.run)
     until(lambda: one.ledger.last_claim() == 1)
     ring(one).join(60)
-    assert slurm.told("requeued") == "7\n"
-    (slurm.home / "refuses").unlink()
+    assert slurm.requeued == ["7"]
+    slurm.refuse_requeues(False)
     ring(one).join(60)
-    assert slurm.told("requeued") == "7\n7\n"
-    (slurm.home / "go").touch()
+    assert slurm.requeued == ["7", "7"]
+    slurm.let_ranks_end()
     assert code() == ExitCode.INTERRUPTED
-    assert slurm.told("requeued") == "7\n7\n"
+    assert slurm.requeued == ["7", "7"]
 
 
 def test_a_preempted_job_that_its_user_cancels_is_not_requeued_early(slurm, supervisor):
@@ -503,9 +392,9 @@ def test_a_preempted_job_that_its_user_cancels_is_not_requeued_early(slurm, supe
     until(lambda: one.ledger.last_claim() == 1)
     one.directory.record_job({"cancelled": True, "time": time.time()})
     ring(one).join(60)
-    (slurm.home / "go").touch()
+    slurm.let_ranks_end()
     assert code() == ExitCode.CANCELLED
-    assert not slurm.told("requeued")
+    assert not slurm.requeued
     assert TakenAway.read(one.directory.claim(1)).reason is Reason.CANCELLED
 
 
@@ -522,7 +411,7 @@ def test_a_job_that_is_cancelled_once_it_is_known_how_it_goes_on_does_not(slurm,
 
     monkeypatch.setattr("hpctrain.supervise.supervisor.close_patiently", cancelled_meanwhile)
     assert one.run() == ExitCode.CANCELLED
-    assert (slurm.told("requeued"), slurm.told("submitted")) == ("", "")
+    assert (slurm.requeued, slurm.submitted) == ([], "")
 
 
 SIGNALLED = {"message": "CppCompileError: C++ compile error", "stop_signal": int(signal.SIGTERM)}
@@ -573,7 +462,7 @@ def test_a_file_system_that_can_t_be_read_for_a_while_keeps_no_attempt_from_its_
 
     monkeypatch.setattr("hpctrain.supervise.supervisor.judge_attempt", read)
     assert one.run() == ExitCode.INTERRUPTED
-    assert slurm.told("requeued") == "7\n"
+    assert slurm.requeued == ["7"]
     assert story(one) == ([(0, "preempted", 14, "requeue")] if follows else [(0, "None", None, None)])
 
 
@@ -584,13 +473,13 @@ def test_a_node_that_dies_under_a_job_that_may_not_be_requeued_is_no_cancel(slur
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
     assert story(one) == [(0, "node_failure", 10, "resubmit")]
-    assert slurm.told("submitted")
+    assert slurm.submitted
 
 
 def test_a_step_that_srun_ends_for_a_rank_requeues_nothing(slurm, supervisor):
     slurm.plan({"warns": ABORTED, "start": 0, "ranks": all_ranks("failed", 6), "code": 1})
     assert supervisor().run() == ExitCode.FAILED
-    assert not slurm.told("requeued")
+    assert not slurm.requeued
 
 
 def test_no_requeue_follows_once_it_is_decided_how_the_run_goes_on(slurm, supervisor):
@@ -599,7 +488,7 @@ def test_no_requeue_follows_once_it_is_decided_how_the_run_goes_on(slurm, superv
     assert one.run() == ExitCode.FAILED
     slurm.job(STOPS["preempted_cancel_without_grace"])
     ring(one).join(60)
-    assert not slurm.told("requeued")
+    assert not slurm.requeued
 
 
 @pytest.mark.parametrize("program", [SUPERVISE, ANOTHERS + SUPERVISE], ids=["noticed", "while it begins to wait"])
@@ -611,10 +500,10 @@ def test_no_sigterm_is_lost(slurm, supervisor, program):
     with Path("/dev/full").open("wb") as full:
         command = [sys.executable, "-c", program, one.directory.path]
         process = subprocess.Popen(command, stdout=full, stderr=subprocess.DEVNULL, env=slurm.environ)
-    until(lambda: slurm.told("steps"))
+    until(lambda: slurm.steps)
     process.send_signal(signal.SIGTERM)
-    until(lambda: slurm.told("requeued"))
-    (slurm.home / "go").touch()
+    until(lambda: slurm.requeued)
+    slurm.let_ranks_end()
     process.wait(60)
     assert story(one) == [(0, "preempted", 14, "requeue")]
 
@@ -627,25 +516,25 @@ def test_a_sigterm_that_needs_no_requeue_now(slurm, supervisor, stop):
     code = in_a_thread(one.run)
     until(lambda: one.ledger.last_claim() == 1)
     ring(one)
-    (slurm.home / "go").touch()
+    slurm.let_ranks_end()
     assert code() == ExitCode.FINISHED
-    assert not slurm.told("requeued")
+    assert not slurm.requeued
 
 
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_run_that_failed_after_its_job_was_requeued_does_not_come_back(slurm, supervisor, silent):
     if silent:
-        (slurm.home / "silent_once").touch()
+        slurm.fall_silent("scancel", times=1)
     slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("failed", 6), "code": 1})
     slurm.job(STOPS["preempted_cancel_without_grace"])
     one = supervisor()
     code = in_a_thread(one.run)
     until(lambda: one.ledger.last_claim() == 1)
     ring(one)
-    until(lambda: slurm.told("requeued"))
-    (slurm.home / "go").touch()
+    until(lambda: slurm.requeued)
+    slurm.let_ranks_end()
     assert code() == ExitCode.FAILED
-    assert slurm.told("cancelled") == "7\n"
+    assert slurm.cancelled == ["7"]
 
 
 @pytest.mark.parametrize(
@@ -695,11 +584,11 @@ def test_a_spare_node_takes_the_place_of_one_that_died(slurm, supervisor):
     one = supervisor("cluster.spare_nodes=1", SLURM_JOB_NODELIST="n[1-3]")
     assert one.run() == ExitCode.FINISHED
     assert story(one) == [(0, "node_failure", 10, "restart"), (10, "completed", 80, None)]
-    first, second = slurm.told("steps").splitlines()
+    first, second = slurm.steps
     assert "--nodes=2 " in first
     assert ("--nodelist=n1,n2" in first, "--nodelist=n1,n3" in second) == (True, True)
     assert "--no-kill --mem=0" in second
-    assert not slurm.told("requeued")
+    assert not slurm.requeued
 
 
 def test_without_a_spare_node_left_the_queue_gives_another(slurm, supervisor):
@@ -707,7 +596,7 @@ def test_without_a_spare_node_left_the_queue_gives_another(slurm, supervisor):
     one = supervisor("cluster.spare_nodes=1", SLURM_JOB_NODELIST="n[1-3]")
     assert one.run() == ExitCode.INTERRUPTED
     assert story(one) == [(0, "node_failure", 10, "requeue")]
-    assert slurm.told("requeued") == "7\n"
+    assert slurm.requeued == ["7"]
 
 
 def test_a_node_that_fails_again_is_replaced_by_a_spare_one(slurm, supervisor):
@@ -721,7 +610,7 @@ def test_a_node_that_fails_again_is_replaced_by_a_spare_one(slurm, supervisor):
     one = supervisor("cluster.spare_nodes=1", SLURM_JOB_NODELIST="n[1-3]")
     assert one.run() == ExitCode.FINISHED
     assert [entry[3] for entry in story(one)] == ["restart", "restart", None]
-    assert "--nodelist=n1,n3" in slurm.told("steps").splitlines()[2]
+    assert "--nodelist=n1,n3" in slurm.steps[2]
 
 
 @pytest.mark.parametrize(
@@ -759,7 +648,7 @@ def test_where_no_second_attempt_can_begin_the_queue_gives_the_disk_time(slurm, 
     one = supervisor()
     one.patience_s = 0
     assert one.run() == ExitCode.INTERRUPTED
-    assert slurm.told("requeued") == "7\n"
+    assert slurm.requeued == ["7"]
 
 
 def test_where_no_first_attempt_can_begin_the_run_has_failed(slurm, supervisor, capfd):
@@ -767,7 +656,7 @@ def test_where_no_first_attempt_can_begin_the_run_has_failed(slurm, supervisor, 
     shutil.rmtree(one.directory.claims)
     assert one.run() == ExitCode.FAILED
     assert "can't be claimed" in capfd.readouterr().err
-    assert not slurm.told("requeued")
+    assert not slurm.requeued
 
 
 @pytest.fixture
@@ -801,7 +690,7 @@ def test_a_requeued_job_whose_run_directory_stays_read_only_goes_back_to_the_que
     one.patience_s = 0
     unwritable()
     assert one.run() == ExitCode.INTERRUPTED
-    assert slurm.told("requeued") == "7\n"
+    assert slurm.requeued == ["7"]
 
 
 @pytest.mark.parametrize(("restarts", "told", "goes_on"), [("3", 0, False), ("2", 0, True), ("5", 3, True)])
@@ -814,7 +703,7 @@ def test_a_run_directory_that_is_never_mended_ends_the_run(slurm, supervisor, un
         one.ledger.end(attempt, reason=Reason.PREEMPTED, step=5, next="requeue", requeued_by="hpctrain")
     unwritable()
     assert one.run() == (ExitCode.INTERRUPTED if goes_on else ExitCode.FAILED)
-    assert bool(slurm.told("requeued")) == goes_on
+    assert bool(slurm.requeued) == goes_on
 
 
 def test_a_cancelled_job_is_not_requeued_for_its_run_directory(slurm, supervisor, unwritable):
@@ -823,7 +712,7 @@ def test_a_cancelled_job_is_not_requeued_for_its_run_directory(slurm, supervisor
     slurm.job(STOPS["cancelled"].replace("Restarts=0", "Restarts=1"))
     unwritable()
     assert one.run() == ExitCode.FAILED
-    assert not slurm.told("requeued")
+    assert not slurm.requeued
 
 
 def ring(supervisor):

@@ -8,14 +8,6 @@ from torch import nn
 from hpctrain.train.profiling.measuring import AT_ONCE, LONGEST_STRIDE, LOOK_EVERY_S, VARIED, Measuring
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Waited:
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -33,11 +25,6 @@ def looked_at(measuring, clock, supply, *, steps, step_s):
             found.append(step)
         clock.now += step_s
     return found
-
-
-@pytest.fixture
-def clock():
-    return Clock()
 
 
 @pytest.fixture

@@ -15,19 +15,6 @@ from hpctrain.train.profiling.observation import Observation
 PLAN = BatchPlan(1200, global_batch_size=12, micro_batch_size=6, world_size=1, drop_last=False)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 @pytest.fixture
 def observe(step_over, lone_world, clock, tmp_path):
     """Makes an observation by words of the configuration, over a small model."""

@@ -2,16 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fakes import Clock
 
 from hpctrain.train.profiling.stopwatch import DeviceStopwatch, HostStopwatch, stopwatch
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_what_was_done_since_the_last_mark_belongs_to_a_part():
