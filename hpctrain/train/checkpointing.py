@@ -109,7 +109,7 @@ class Continuity:
     def _restore(self, found: LoadedCheckpoint) -> int:
         parts, changed = self._parts, self._changed_options(found)
         found.restore(parts.module, parts.optimizer, parts.scaler, changed=changed)
-        self._parts.step.skipped_updates = int(found.extra.get("skipped_updates", 0))
+        self._parts.update.num_skipped = int(found.extra.get("skipped_updates", 0))
         self.evaluation_due = bool(found.extra.get("evaluation_due", False))
         self._parts.meter.load_state(found.extra.get("meter", {}), rank=self._world.rank)
         if self._parts.ema is not None:
@@ -253,7 +253,7 @@ class Continuity:
     def _extra(self) -> dict[str, object]:
         return {
             "optimizer": self._config.optimizer,
-            "skipped_updates": self._parts.step.skipped_updates,
+            "skipped_updates": self._parts.update.num_skipped,
             "ema": {} if self._parts.ema is None else self._parts.ema.state(),
             "best": {} if self._best is None else self._best.state(),
         }

@@ -52,7 +52,7 @@ class Divergence:
     ) -> None:
         self._directory, self._world, self._train_step, self._meter = directory, world, train_step, meter
         self._settle, self._min_loss_scale = settle, min_loss_scale
-        self._since, self._skipped = start_step, train_step.skipped_updates
+        self._since, self._skipped = start_step, train_step.update.num_skipped
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
         """Look at what is logged; collective.
@@ -66,7 +66,7 @@ class Divergence:
                 f"the loss scale fell to {values[SCALE]:g} by step {step}, below "
                 f"precision.min_loss_scale={self._min_loss_scale:g}: gradients overflow at any scale"
             )
-        self._since, self._skipped = step, self._train_step.skipped_updates
+        self._since, self._skipped = step, self._train_step.update.num_skipped
 
     def check_before_save(self, step: int) -> None:
         """Look at the loss since it was last logged; collective.
@@ -80,7 +80,7 @@ class Divergence:
             self._since = step
 
     def _require_finite(self, step: int, loss: float) -> None:
-        if not math.isfinite(loss) and self._train_step.skipped_updates == self._skipped:
+        if not math.isfinite(loss) and self._train_step.update.num_skipped == self._skipped:
             first = self._since + 1
             where = f"at step {step}" if first >= step else f"between steps {first} and {step}"
             self._stop(f"the training loss turned {'NaN' if math.isnan(loss) else 'infinite'} {where}")

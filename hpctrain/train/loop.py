@@ -146,7 +146,7 @@ class Loop:
         values = self._meter.means()
         self._meter.reset()
         samples_per_s = self._throughput.rate(self._plan.samples_seen(step))
-        values |= self._train_step.figures
+        values |= self._train_step.update.metrics
         values["train/epoch"] = step / self._plan.steps_per_epoch
         values["throughput/samples_per_s"] = samples_per_s
         values |= self._observation.window(step, samples_per_s)

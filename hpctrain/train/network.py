@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -18,14 +17,12 @@ from hpctrain.train.build import build_model
 from hpctrain.train.precision import (
     MASTER_TYPES,
     PURE_TYPES,
+    MasterWeights,
     accept_fp32,
     choose_matmul_precision,
     order_channels_last,
     poor_fit,
 )
-
-if TYPE_CHECKING:
-    from hpctrain.train.master import MasterWeights
 
 log = logging.getLogger("hpctrain.train")
 
@@ -79,8 +76,6 @@ def build_network(
         module.to(PURE_TYPES[kind])
         accept_fp32(module, PURE_TYPES[kind])
     elif kind in MASTER_TYPES:
-        from hpctrain.train.master import MasterWeights
-
         broadcast_weights(module, world)
         master = MasterWeights(module, MASTER_TYPES[kind])
         called = master.copy

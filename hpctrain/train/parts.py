@@ -20,13 +20,13 @@ from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.task import Task
 from hpctrain.train.build import build_optimizer, build_task
-from hpctrain.train.clipping import Clipping
 from hpctrain.train.ema import Ema
 from hpctrain.train.evaluation import Evaluation
 from hpctrain.train.network import build_network
 from hpctrain.train.precision import gradient_scaler
 from hpctrain.train.schedule import learning_rate_factor
 from hpctrain.train.step import TrainStep
+from hpctrain.train.update import Clipping, Update
 
 
 class Parts:
@@ -47,6 +47,7 @@ class Parts:
         scaler: for fp16, else None.
         ema: the moving average of the weights, or None.
         meter: collects the training loss.
+        update: of the weights.
         step: one step.
         num_workers: loading processes per rank.
     """
@@ -64,7 +65,9 @@ class Parts:
         decay, publish = config.trainer.ema_decay, None if self.master is None else self.master.publish
         self.ema = None if decay is None else Ema(self.module, decay, publish)
         self.meter = Meter(world.device, world.sum_ if world.size > 1 else None, names=("train/loss",))
-        self.step = self._step()
+        self.update = self._update()
+        kind, device = config.precision.kind, world.device
+        self.step = TrainStep(self.task, self.model, self.update, self.meter, precision=kind, device=device)
         workers, on_gpu = config.data.num_workers, world.device.type == "cuda"
         self.num_workers = chosen_workers(self.train_data, world.cores, on_gpu=on_gpu) if workers is None else workers
 
@@ -151,17 +154,12 @@ class Parts:
             return chosen
         return ShuffledOrder(samples, seed) if self.config.data.shuffle else SequentialOrder(samples)
 
-    def _step(self) -> TrainStep:
-        return TrainStep(
-            task=self.task,
-            model=self.model,
-            optimizer=self.optimizer,
+    def _update(self) -> Update:
+        return Update(
+            self.optimizer,
+            learning_rate_factor(self.config.schedule, self.total_steps, self.plan.steps_per_epoch),
+            clipping=Clipping.configured(self.config.trainer, self.optimizer),
             scaler=self.scaler,
-            precision=self.config.precision.kind,
-            device=self.world.device,
-            clipping=Clipping.of(self.config.trainer, self.optimizer),
-            learning_rate=learning_rate_factor(self.config.schedule, self.total_steps, self.plan.steps_per_epoch),
-            meter=self.meter,
-            ema=self.ema,
             master=self.master,
+            ema=self.ema,
         )

@@ -1,9 +1,9 @@
-"""One step: the micro-batches of a global batch, then one optimizer update."""
+"""One step: passes over the micro-batches of a global batch, then one update of the weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,157 +13,131 @@ from hpctrain.data.loader import MicroBatch
 from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.task import Task
-from hpctrain.train.clipping import Clipping
-from hpctrain.train.ema import Ema
 from hpctrain.train.precision import AUTOCAST_TYPES, autocast
-from hpctrain.train.scaling import ScaledUpdate
+from hpctrain.train.update import Update
 
-if TYPE_CHECKING:
-    from hpctrain.train.master import MasterWeights
+
+class StepTimer(Protocol):
+    """Learns when the parts of a step begin and end; `hpctrain.train.profiling` implements it."""
+
+    def begin(self) -> None:
+        """The step begins."""
+        ...
+
+    def data_done(self) -> None:
+        """A micro-batch has arrived."""
+        ...
+
+    def forward_done(self, *, synchronises: bool) -> None:
+        """The loss of a micro-batch is known.
+
+        Args:
+            synchronises: the backward pass that follows reduces the gradients over the ranks.
+        """
+        ...
+
+    def backward_done(self) -> None:
+        """A micro-batch's gradients are there."""
+        ...
+
+    def update_done(self) -> None:
+        """The weights are updated; the step ends."""
+        ...
 
 
 class TrainStep:
-    """Forward, backward and update.
+    """Accumulates the gradients of a global batch, and updates the weights.
 
-    Gradients are synchronised in the last micro-batch's backward alone, and are those of the mean loss over the step's
-    samples, at any world size and accumulation.
+    Gradients are those of the mean loss over the step's samples, at any world size and accumulation. They are reduced
+    over the ranks in the last micro-batch's backward pass only.
 
     Args:
-        task: gives the loss.
+        task: computes the loss.
         model: from `replicate`.
-        optimizer: over the model's parameters.
-        scaler: for fp16, else None.
+        update: of the model's weights.
+        meter: takes the loss, and the gradients' norm where it is measured.
         precision: the kind, which decides the autocast.
         device: where the model is, or its first part.
-        clipping: bounds the gradients; None for no bounds.
-        learning_rate: the learning rate's factor by number of updates.
-        meter: takes the loss, and the gradients' norm where clipping measures it.
-        ema: averages the weights after each update; None for no average.
-        master: between the optimizer's fp32 weights and the model's half ones; None where they are the same.
     """
 
     def __init__(
-        self,
-        *,
-        task: Task,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scaler: torch.amp.GradScaler | None,
-        precision: str,
-        device: torch.device,
-        learning_rate: Callable[[int], float],
-        meter: Meter,
-        clipping: Clipping | None = None,
-        ema: Ema | None = None,
-        master: MasterWeights | None = None,
+        self, task: Task, model: nn.Module, update: Update, meter: Meter, *, precision: str, device: torch.device
     ) -> None:
-        self._task, self._model, self._optimizer, self._scaler = task, model, optimizer, scaler
-        self._device, self._meter, self._ema, self._master = device, meter, ema, master
+        self.model = model
+        self.update = update
+        self._task = task
+        self._meter = meter
+        self._device = device
         self._autocast = autocast(precision, device) if precision in AUTOCAST_TYPES else None
         self._replica = model if isinstance(model, DistributedDataParallel) else None
-        self._clipping = clipping
-        self._scaled_update = None if scaler is None else ScaledUpdate(scaler, optimizer)
-        self._learning_rate = learning_rate
-        self._base_rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
-        self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._clears_itself = type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
-        self.skipped_updates = 0
 
-    def __call__(self, step: int, micro_batches: Iterator[MicroBatch]) -> None:
-        """Do step ``step``, counted from 0; collective."""
-        self._set_learning_rate(step - self.skipped_updates)
+    def __call__(self, step: int, micro_batches: Iterator[MicroBatch], timer: StepTimer | None = None) -> None:
+        """Do step ``step``, counted from 0; collective.
+
+        Args:
+            step: its number.
+            micro_batches: of this rank; those of the step are taken.
+            timer: times the parts of this step; None for no timing.
+        """
+        if timer is not None:
+            timer.begin()
+        self.update.set_learning_rate(step)
         for micro_batch in micro_batches:
+            if timer is not None:
+                timer.data_done()
             if micro_batch.is_last or self._replica is None:
-                self._backward(micro_batch)
+                self._accumulate(micro_batch, timer)
             else:
                 with self._replica.no_sync():
-                    self._backward(micro_batch)
+                    self._accumulate(micro_batch, timer)
             if micro_batch.is_last:
                 break
-        self._update()
+        norm = self.update()
+        if norm is not None:
+            self._meter.add_mean("train/grad_norm", norm, 1)
+        if timer is not None:
+            timer.update_done()
 
-    def throwaway(self, micro_batch: MicroBatch) -> None:
-        """A forward and backward whose gradients nobody uses; collective."""
-        with torch.random.fork_rng([]):
-            torch.autograd.backward(self._loss(micro_batch))
+    def loss(self, micro_batch: MicroBatch, model: nn.Module | None = None) -> Tensor:
+        """The mean loss over a micro-batch, 0-d.
 
-    @property
-    def learning_rate(self) -> float:
-        """Of the first parameter group, in the last step."""
-        return float(self._optimizer.param_groups[0]["lr"])
+        Args:
+            micro_batch: of this rank.
+            model: called instead of the step's own.
 
-    @property
-    def figures(self) -> dict[str, float]:
-        """What is logged beside the means; in fp16 it waits for the device."""
-        found = {"train/lr": self.learning_rate}
-        if self._scaler is not None:
-            found["train/loss_scale"] = self._scaler.get_scale()
-            found["train/skipped_updates"] = self.skipped_updates
-        return found
-
-    def _set_learning_rate(self, update: int) -> None:
-        factor = self._learning_rate(update)
-        for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
-            group["lr"] = base * factor
-
-    def _loss(self, micro_batch: MicroBatch) -> Tensor:
+        Raises:
+            TaskError: the task's loss isn't a scalar tensor.
+        """
         batch = micro_batch.batch
+        called = self.model if model is None else model
         if self._device.type != "cpu" and not micro_batch.on_device:
             batch = self._task.to_device(batch, self._device)
         if self._autocast is None:
-            loss = self._task.loss(self._model, batch)
+            loss = self._task.loss(called, batch)
         else:
             with self._autocast:
-                loss = self._task.loss(self._model, batch)
+                loss = self._task.loss(called, batch)
         if not isinstance(loss, Tensor) or loss.ndim:
-            raise self._no_scalar(loss)
+            raise self._not_a_scalar(loss)
         return loss
 
-    def _no_scalar(self, loss: object) -> TaskError:
+    def throwaway(self, micro_batch: MicroBatch) -> None:
+        """Do a forward and backward pass, and leave the gradients unused; collective."""
+        with torch.random.fork_rng([]):
+            torch.autograd.backward(self.loss(micro_batch))
+
+    def _accumulate(self, micro_batch: MicroBatch, timer: StepTimer | None) -> None:
+        loss = self.loss(micro_batch)
+        if timer is not None:
+            timer.forward_done(synchronises=self._replica is not None and micro_batch.is_last)
+        self.update.backward(loss if micro_batch.divisor == 1 else loss / micro_batch.divisor)
+        if micro_batch.num_samples:
+            self._meter.add_mean("train/loss", loss, micro_batch.num_samples)
+        if timer is not None:
+            timer.backward_done()
+
+    def _not_a_scalar(self, loss: object) -> TaskError:
         expected = f"{type(self._task).__name__}.loss must return a scalar tensor, the mean over the batch's samples, "
         if isinstance(loss, Tensor):
             return TaskError(f"{expected}but its shape is {list(loss.shape)}: reduce it with .mean()")
         return TaskError(f"{expected}but it returned a {type(loss).__name__}: see its return statement")
-
-    def _backward(self, micro_batch: MicroBatch) -> None:
-        loss = self._loss(micro_batch)
-        divided = loss if micro_batch.divisor == 1 else loss / micro_batch.divisor
-        if self._scaler is None:
-            torch.autograd.backward(divided)
-        else:
-            torch.autograd.backward(self._scaler.scale(divided))
-        if micro_batch.num_samples:
-            self._meter.add_mean("train/loss", loss, micro_batch.num_samples)
-
-    def _update(self) -> None:
-        if self._master is not None:
-            self._master.collect_gradients()
-        norm = None
-        if self._clipping is not None:
-            if self._scaler is not None:
-                self._scaler.unscale_(self._optimizer)
-            norm = self._clipping()
-        updated = True
-        if self._scaled_update is None:
-            self._optimizer.step()
-        else:
-            updated = self._scaled_update()
-        self._clear_gradients()
-        if not updated:
-            self.skipped_updates += 1
-            return
-        if norm is not None:
-            # ranks skip the same updates, so they all have this name or none has
-            self._meter.add_mean("train/grad_norm", norm, 1)
-        if self._master is not None:
-            self._master.publish()
-        if self._ema is not None:
-            self._ema.update()
-
-    def _clear_gradients(self) -> None:
-        if self._clears_itself:
-            self._optimizer.zero_grad(set_to_none=True)
-            return
-        # what torch's own zero_grad does, without the profiler's record around it that costs more than all the rest
-        for parameter in self._parameters:
-            parameter.grad = None

@@ -17,8 +17,8 @@ from hpctrain.distributed.replica import replicate
 from hpctrain.distributed.world import choose_devices, join
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.task import Task
-from hpctrain.train.clipping import Clipping
 from hpctrain.train.step import TrainStep
+from hpctrain.train.update import Clipping, Update
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,18 +39,9 @@ class Classify(Task):
 def step_over(model, device):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     task = Classify()
-    step = TrainStep(
-        task=task,
-        model=model,
-        optimizer=optimizer,
-        scaler=None,
-        precision="bf16",
-        device=device,
-        clipping=Clipping.of(Trainer(clip_grad_norm=1.0, clip_grad_value=1.0), optimizer),
-        learning_rate=lambda _: 1.0,
-        meter=Meter(device, names=("train/loss",)),
-    )
-    return task, step
+    clipping = Clipping.configured(Trainer(clip_grad_norm=1.0, clip_grad_value=1.0), optimizer)
+    update, meter = Update(optimizer, lambda _: 1.0, clipping=clipping), Meter(device, names=("train/loss",))
+    return task, TrainStep(task, model, update, meter, precision="bf16", device=device)
 
 
 def micro_batch():
@@ -78,7 +69,7 @@ def test_the_model_and_the_batch_are_on_the_device_and_a_step_never_waits_for_it
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert task.devices == {"cuda"}
-    assert step.figures.keys() == {"train/lr"}
+    assert step.update.metrics.keys() == {"train/lr"}
 
 
 class Halves(nn.Module):

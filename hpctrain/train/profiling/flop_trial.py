@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import random
 
@@ -27,7 +26,7 @@ def is_compiled(step: TrainStep) -> bool:
         part._compiled_call_impl is not None
         or hasattr(part, "_orig_mod")
         or hasattr(part.forward, "_torchdynamo_orig_callable")
-        for part in step._model.modules()
+        for part in step.model.modules()
     )
 
 
@@ -42,8 +41,7 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> fl
         micro_batch: whose first samples are taken.
         world: the ranks.
     """
-    trial = copy.copy(step)
-    trial._model = inner(step._model)
+    model = inner(step.model)
     few = min(SAMPLES, micro_batch.num_samples)
     if not few:
         return None
@@ -51,13 +49,13 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> fl
         lambda tensor: tensor[:few] if tensor.ndim and len(tensor) == micro_batch.num_samples else tensor,
         micro_batch.batch,
     )
-    buffers = [(buffer, buffer.detach().clone()) for buffer in trial._model.buffers()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     random_state = random.getstate()
-    parameters = [parameter for parameter in trial._model.parameters() if parameter.requires_grad]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         eager = torch.compiler.set_stance("force_eager")
         with eager, torch.random.fork_rng(list(world.gpus)), FlopCount() as count:
-            loss = trial._loss(micro_batch._replace(batch=batch, num_samples=few))
+            loss = step.loss(micro_batch._replace(batch=batch, num_samples=few), model)
             torch.autograd.grad(loss, parameters, allow_unused=True)
     except Exception as error:  # whatever a user's code makes of two samples, it isn't worth the run
         log.info("FLOPs are not counted: %s samples alone don't go through the model (%s)", few, error)

@@ -15,7 +15,7 @@ from hpctrain.train.profiling.device_syncs import named_syncs
 from hpctrain.train.profiling.growth import Growth
 from hpctrain.train.profiling.measurements import RankReport
 from hpctrain.train.profiling.stopwatch import stopwatch
-from hpctrain.train.profiling.timed_step import TimedStep
+from hpctrain.train.profiling.timed_step import PartTimer
 from hpctrain.train.step import TrainStep
 
 LOOK_EVERY_S = 0.25
@@ -58,7 +58,8 @@ class Measuring:
     ) -> None:
         self._world, self._clock, self._waited_s = world, clock, waited_s
         self._watch = stopwatch(world.device)
-        self._timed = TimedStep(step, self._watch)
+        self._step = step
+        self._timer = PartTimer(step.model, self._watch)
         self._totals: defaultdict[str, float] = defaultdict(float)
         self._steps_timed = self._looks = self._sync_looks = 0
         self._syncs: Counter[str] = Counter()
@@ -75,7 +76,7 @@ class Measuring:
             self._begun = step, self._waited_s()
         looks_for_syncs = self._world.device.type == "cuda" and self._sync_looks < SYNC_LOOKS
         with named_syncs(self._syncs) if looks_for_syncs else nullcontext():
-            self._timed(step, micro_batches)
+            self._step(step, micro_batches, self._timer)
         self._sync_looks += looks_for_syncs
         self._take()
         self.next_step = step + self._stride(step, now)

@@ -1,55 +1,46 @@
-"""The step whose parts are timed."""
+"""Times the parts of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from torch import nn
 
-from torch import Tensor
-
-from hpctrain.data.loader import MicroBatch
 from hpctrain.train.profiling.last_gradient import LastGradient
 from hpctrain.train.profiling.stopwatch import Stopwatch
-from hpctrain.train.step import TrainStep
 
 
-class TimedStep(TrainStep):
-    """The same step, with a mark after each of its parts: one state, two ways to go through it.
+class PartTimer:
+    """Times ``data``, ``forward``, ``backward``, ``gradient_sync`` and ``optimizer``; a `StepTimer` of `TrainStep`.
 
-    The parts are ``data``, ``forward``, ``backward``, ``gradient_sync`` and ``optimizer``. With several ranks what
-    follows a rank's own last gradient, in the backward that synchronises, is ``gradient_sync``.
+    With several ranks the time after a rank's own last gradient, in the backward pass that synchronises, is
+    ``gradient_sync``.
 
     Args:
-        plain: the step that is timed now and then.
+        model: of the step.
         watch: takes the marks.
     """
 
-    def __init__(self, plain: TrainStep, watch: Stopwatch) -> None:
-        # what a step changes must be the same for both: one dictionary
-        self.__dict__ = plain.__dict__
+    def __init__(self, model: nn.Module, watch: Stopwatch) -> None:
         self._watch = watch
-        self._last_gradient = LastGradient(self._model.parameters())
+        self._last_gradient = LastGradient(model.parameters())
 
-    def __call__(self, step: int, micro_batches: Iterator[MicroBatch]) -> None:
-        """Do step ``step``, counted from 0; collective."""
+    def begin(self) -> None:
+        """See `StepTimer`."""
         self._watch.begin()
-        super().__call__(step, self._marked(micro_batches))
 
-    def _marked(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
-        for micro_batch in micro_batches:
-            self._watch.mark("data")
-            yield micro_batch
+    def data_done(self) -> None:
+        """See `StepTimer`."""
+        self._watch.mark("data")
 
-    def _loss(self, micro_batch: MicroBatch) -> Tensor:
-        loss = super()._loss(micro_batch)
+    def forward_done(self, *, synchronises: bool) -> None:
+        """See `StepTimer`."""
         self._watch.mark("forward")
-        if self._replica is not None and micro_batch.is_last:
+        if synchronises:
             self._last_gradient.watch(lambda: self._watch.mark("backward"))
-        return loss
 
-    def _backward(self, micro_batch: MicroBatch) -> None:
-        super()._backward(micro_batch)
+    def backward_done(self) -> None:
+        """See `StepTimer`."""
         self._watch.mark("gradient_sync" if self._last_gradient.settle() else "backward")
 
-    def _update(self) -> None:
-        super()._update()
+    def update_done(self) -> None:
+        """See `StepTimer`."""
         self._watch.mark("optimizer")

@@ -45,7 +45,7 @@ PHASES = {
     ],
     "training": [
         ("hpctrain.train.step:TrainStep.__call__", 60),
-        ("hpctrain.train.step:TrainStep._update", 40),
+        ("hpctrain.train.update:Update.__call__", 40),
         ("hpctrain.distributed.agreement:Agreement.decide", 60),
         ("hpctrain.train.loop:Loop._log_training", 5),
     ],
@@ -61,7 +61,7 @@ PHASES = {
         ("hpctrain.files:fsync_directory", 12),
         ("hpctrain.checkpoint.writer:CheckpointWriter._publish", 3),
     ],
-    "last step": [("hpctrain.train.step:TrainStep.__call__", 0), ("hpctrain.train.step:TrainStep._update", 0)],
+    "last step": [("hpctrain.train.step:TrainStep.__call__", 0), ("hpctrain.train.update:Update.__call__", 0)],
     "after it": [
         ("hpctrain.train.checkpointing:Continuity.finish", 1),
         ("hpctrain.distributed.world:World.close", 1),

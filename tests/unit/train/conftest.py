@@ -11,6 +11,7 @@ from hpctrain.distributed.world import World
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.task import Task
 from hpctrain.train.step import TrainStep
+from hpctrain.train.update import Update
 
 CPU = torch.device("cpu")
 
@@ -35,16 +36,9 @@ def step_over():
     """Makes a step over a model of eight features and ten classes."""
 
     def build(model, task=None):
-        return TrainStep(
-            task=task or Sorting(),
-            model=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-            scaler=None,
-            precision="fp32",
-            device=CPU,
-            learning_rate=lambda update: 1.0,
-            meter=Meter(CPU, names=("train/loss",)),
-        )
+        update = Update(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), lambda update: 1.0)
+        meter = Meter(CPU, names=("train/loss",))
+        return TrainStep(task or Sorting(), model, update, meter, precision="fp32", device=CPU)
 
     return build
 

@@ -4,9 +4,17 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.train.precision import accept_fp32, autocast, choose_matmul_precision, order_channels_last, poor_fit
+from hpctrain.train.precision import (
+    MasterWeights,
+    accept_fp32,
+    autocast,
+    choose_matmul_precision,
+    order_channels_last,
+    poor_fit,
+)
 
 CPU = torch.device("cpu")
+HALF = torch.float16
 
 
 class Recorder(nn.Module):
@@ -73,3 +81,96 @@ def test_channels_last_is_a_layout_and_nothing_else():
     assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert seen[0].is_contiguous(memory_format=torch.channels_last)
     assert torch.allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+class OwnNorm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        assert x.dtype == torch.float32
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * self.weight
+
+
+class Model(nn.Module):
+    """Tied weights, norms of several kinds, a frozen part, buffers of which one changes in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.into = nn.Linear(4, 6)
+        self.norms = nn.Sequential(nn.BatchNorm1d(6), nn.LayerNorm(6), nn.RMSNorm(6), OwnNorm(6))
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.out = nn.Linear(6, 4, bias=False)
+        self.out.weight = nn.Parameter(self.into.weight.detach().t().contiguous())
+        self.tied = self.out
+        self.register_buffer("seen", torch.zeros(1))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.seen += 0.5
+        self.calls += 1
+        return self.tied(self.norms(self.frozen(self.into(x))))
+
+
+@pytest.fixture
+def pair():
+    torch.manual_seed(0)
+    model = Model()
+    master = MasterWeights(model, HALF)
+    accept_fp32(master.copy, HALF)
+    return model, master
+
+
+def test_the_copy_is_half_but_for_its_norms_which_are_the_models_own(pair):
+    model, master = pair
+    formats = {name: value.dtype for name, value in master.copy.state_dict().items()}
+    assert {name for name, dtype in formats.items() if dtype == HALF} == {
+        "into.weight", "into.bias", "frozen.weight", "frozen.bias", "out.weight", "tied.weight", "seen"
+    }  # fmt: skip
+    assert {value.dtype for value in model.state_dict().values()} == {torch.float32, torch.int64}
+    assert master.copy.norms[0].weight is model.norms[0].weight
+    assert master.copy.norms[0].running_mean is model.norms[0].running_mean
+    assert master.copy.tied.weight is master.copy.out.weight
+
+
+def test_gradients_arrive_in_fp32_and_updates_go_back(pair):
+    model, master = pair
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for _ in range(2):
+        loss = master.copy(torch.randn(8, 4)).square().mean()
+        assert loss.dtype == torch.float32
+        loss.backward()
+        half = master.copy.into.weight.grad.clone()
+        master.collect_gradients()
+        assert torch.equal(model.into.weight.grad, half.float())
+        assert model.into.weight.grad.dtype == torch.float32
+        assert master.copy.into.weight.grad is None
+        assert model.frozen.weight.grad is None
+        optimizer.step()
+        optimizer.zero_grad()
+        master.publish()
+    for name, value in model.state_dict().items():
+        assert torch.equal(master.copy.state_dict()[name], value.to(master.copy.state_dict()[name].dtype))
+        assert torch.equal(value, before[name]) == name.startswith("frozen"), name
+
+
+def test_a_parameter_that_was_left_out_has_no_gradient(pair):
+    model, master = pair
+    model.into.weight.grad = torch.ones_like(model.into.weight)
+    master.collect_gradients()
+    assert all(parameter.grad is None for name, parameter in model.named_parameters() if "norms" not in name)
+
+
+def test_what_is_saved_is_loaded_again_bit_for_bit(pair):
+    model, master = pair
+    master.copy(torch.randn(8, 4))
+    saved = {name: value.clone() for name, value in model.state_dict().items()}
+    assert (saved["seen"].item(), saved["calls"].item()) == (0.5, 1)
+    torch.manual_seed(1)
+    other = Model()
+    again = MasterWeights(other, HALF)
+    other.load_state_dict(saved)
+    for name, value in master.copy.state_dict().items():
+        assert torch.equal(again.copy.state_dict()[name], value), name

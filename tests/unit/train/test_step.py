@@ -13,10 +13,10 @@ from hpctrain.data.loader import MicroBatch
 from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.task import Task
-from hpctrain.train.clipping import Clipping
 from hpctrain.train.ema import Ema
 from hpctrain.train.precision import gradient_scaler
 from hpctrain.train.step import TrainStep
+from hpctrain.train.update import Clipping, Update
 
 CPU = torch.device("cpu")
 
@@ -49,18 +49,14 @@ class Bench:
         self.meter = Meter(CPU, names=("train/loss",))
         self.asked = []
         self.ema = None if ema is None else Ema(self.model, ema)
-        self.step = TrainStep(
-            task=self.task,
-            model=self.model,
-            optimizer=self.optimizer,
+        self.update = Update(
+            self.optimizer,
+            lambda update: self.asked.append(update) or 1 / (1 + update),
+            clipping=Clipping.configured(Trainer(clip_grad_norm=clip, clip_grad_value=value), self.optimizer),
             scaler=scaler,
-            precision=kind,
-            device=CPU,
-            clipping=Clipping.of(Trainer(clip_grad_norm=clip, clip_grad_value=value), self.optimizer),
-            learning_rate=lambda update: self.asked.append(update) or 1 / (1 + update),
-            meter=self.meter,
             ema=self.ema,
         )
+        self.step = TrainStep(self.task, self.model, self.update, self.meter, precision=kind, device=CPU)
         draws = torch.Generator().manual_seed(1)
         self.batch = torch.randn(12, 4, generator=draws, dtype=dtype), torch.arange(12) % 3
 
@@ -130,7 +126,7 @@ def test_the_learning_rate_follows_the_schedule():
     for step in range(3):
         expected = gradient(bench) * 0.5 / (1 + step)
         assert torch.allclose(bench.moved(12, step=step), expected, rtol=1e-12, atol=0)
-        assert bench.step.learning_rate == 0.5 / (1 + step)
+        assert bench.update.metrics == {"train/lr": 0.5 / (1 + step)}
     assert bench.asked == [0, 1, 2]
 
 
@@ -163,13 +159,13 @@ def test_an_update_that_overflowed_is_skipped_by_the_schedule_and_the_average_to
     bench = Bench(kind="bf16", dtype=torch.float32, scaler=scaler, ema=0.5)
     bench.task.factor = math.inf
     assert torch.equal(bench.moved(6, 6), torch.zeros(15))
-    assert (bench.step.skipped_updates, scaler.get_scale()) == (1, 2.0**9)
+    assert (bench.update.num_skipped, scaler.get_scale()) == (1, 2.0**9)
     average = torch.cat([value.flatten() for value in bench.ema.state().values()])
     assert torch.equal(average, bench.weights())
     bench.task.factor = 1.0
     assert bench.moved(6, 6, step=1).norm() > 0
     assert bench.asked == [0, 0]
-    assert bench.step.skipped_updates == 1
+    assert bench.update.num_skipped == 1
     average = torch.cat([value.flatten() for value in bench.ema.state().values()])
     assert not torch.equal(average, bench.weights())
 
@@ -198,11 +194,11 @@ def test_clipping_by_value_bounds_every_element():
 
 
 def test_what_is_logged_beside_the_means():
-    assert Bench().step.figures == {"train/lr": 1.0}
+    assert Bench().update.metrics == {"train/lr": 1.0}
     scaled = Bench(dtype=torch.float32, scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10))
     scaled.task.factor = math.inf
     scaled.moved(12)
-    assert scaled.step.figures == {"train/lr": 1.0, "train/loss_scale": 2.0**9, "train/skipped_updates": 1}
+    assert scaled.update.metrics == {"train/lr": 1.0, "train/loss_scale": 2.0**9, "train/skipped_updates": 1}
 
 
 @pytest.mark.parametrize("kind", ["fp16", "fp16_master"])

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from hpctrain.train.profiling.stopwatch import HostStopwatch
-from hpctrain.train.profiling.timed_step import TimedStep
+from hpctrain.train.profiling.timed_step import PartTimer
 
 
 def network():
@@ -14,8 +14,8 @@ def network():
 
 def test_its_parts_are_timed_in_their_order(step_over, supply):
     watch = HostStopwatch()
-    timed = TimedStep(step_over(network()), watch)
-    timed(0, supply())
+    step = step_over(network())
+    step(0, supply(), PartTimer(step.model, watch))
     assert [part for part, _ in watch._marks] == ["", *["data", "forward", "backward"] * 2, "optimizer"]
     (laps,) = watch.take()
     assert all(seconds > 0 for seconds in laps.values())
@@ -23,20 +23,19 @@ def test_its_parts_are_timed_in_their_order(step_over, supply):
 
 def test_a_timed_step_is_a_step_like_any_other(step_over, supply):
     plain, other = step_over(network()), step_over(network())
-    timed = TimedStep(other, HostStopwatch())
+    timer = PartTimer(other.model, HostStopwatch())
     straight, mixed = supply(), supply()
     for step in range(6):
         plain(step, straight)
-        (timed if step % 2 else other)(step, mixed)
-    for expected, found in zip(plain._model.parameters(), other._model.parameters(), strict=True):
+        other(step, mixed, timer if step % 2 else None)
+    for expected, found in zip(plain.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(expected, found)
     assert plain._meter.means() == other._meter.means()
-    timed.skipped_updates = 3
-    assert other.skipped_updates == 3
 
 
 def test_it_takes_its_own_micro_batches_and_leaves_the_rest(step_over, supply):
     micro_batches = supply()
-    TimedStep(step_over(network()), HostStopwatch())(0, micro_batches)
+    step = step_over(network())
+    step(0, micro_batches, PartTimer(step.model, HostStopwatch()))
     third = next(micro_batches)
     assert not third.is_last
