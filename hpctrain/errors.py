@@ -1,21 +1,21 @@
 """The exceptions of hpctrain, and the exit codes of its commands.
 
 HpctrainError
-├── ConfigError                 a key, its value and a remedy; exit code 2
-├── ClusterEnvironmentError     contradictory or missing environment variables; exit code 2
-├── RunDirectoryError           a run directory that is missing, taken, or not one of ours; exit code 2
-├── SupersededError             a later attempt owns the run; this one must stop without writing
-├── SchedulerError              SLURM refused, or answered what can't be read
-│   └── SchedulerMissingError   the command isn't on this machine, or no controller answers
-├── RendezvousError             the ranks did not find each other
-├── CheckpointError             a checkpoint can't be written or read
-│   ├── CheckpointDamagedError  a checkpoint whose bytes are not the ones that were written
-│   └── CheckpointUnlikeError   one node reads other bytes of it than rank zero
-├── TaskError                   what is trained broke the contract with the loop
-├── DivergedError               the loss is no number any more, or the loss scale has collapsed
-├── RunFailedError              the run ended in failure; carries what the failing rank left
-├── RunCancelledError           exit code 3
-└── RunInterruptedError         stopped, resumable; exit code 4
+├── ConfigError                  a key, its value, what is wrong, what to do; exit code 2
+├── ClusterEnvironmentError      environment variables that are missing or contradict each other; exit code 2
+├── RunDirectoryError            a run directory that is missing, taken, or not a run directory; exit code 2
+├── SupersededError              a later attempt owns the run: this one stops without writing
+├── SchedulerError               SLURM refused a request, or gave an answer that can't be parsed
+│   └── SchedulerMissingError    SLURM's command isn't on this machine, or its daemon doesn't answer
+├── RendezvousError              the ranks didn't meet in time
+├── CheckpointError              a checkpoint can't be written or read
+│   ├── CheckpointDamagedError   a checkpoint that is incomplete, or whose checksums don't match
+│   └── CheckpointUnlikeError    a node reads other bytes of a checkpoint than rank zero
+├── TaskError                    a task, model or data set broke its contract with the training loop
+├── DivergedError                the loss is NaN or infinite, or the loss scale has collapsed
+└── RunFailedError               a run that a command launched and waited for has failed
+
+Every message is written for the user: what was expected, what was found, and what to do.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import ClassVar
 
 
 class ExitCode(IntEnum):
-    """What a command, a rank and a batch script end with."""
+    """The exit code of a command, a rank or a batch script."""
 
     FINISHED = 0
     FAILED = 1
@@ -35,7 +35,7 @@ class ExitCode(IntEnum):
 
 
 class HpctrainError(Exception):
-    """Base of every error that hpctrain raises on purpose; its text is written for the user."""
+    """Base of every error that hpctrain raises on purpose."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED
 
@@ -45,7 +45,7 @@ class ConfigError(HpctrainError):
 
     Args:
         key: full name of the key, as typed on the command line.
-        value: what was found there.
+        value: the value that was found there.
         problem: what is wrong with it.
         remedy: what to type or change instead.
     """
@@ -53,17 +53,20 @@ class ConfigError(HpctrainError):
     exit_code = ExitCode.BAD_CONFIGURATION
 
     def __init__(self, key: str, value: object, problem: str, remedy: str) -> None:
-        self.key, self.value, self.problem, self.remedy = key, value, problem, remedy
+        self.key = key
+        self.value = value
+        self.problem = problem
+        self.remedy = remedy
         shown = f"{key}={'null' if value is None else value}"
         super().__init__(" ".join(f"{shown}: {problem}; {remedy}".split()))
 
 
 class ClusterEnvironmentError(HpctrainError):
-    """Environment variables from which no consistent place in the world follows.
+    """Environment variables that don't determine one consistent place among the ranks.
 
     Args:
-        message: what was expected, found, and what to do.
-        variables: the variables concerned, with their values.
+        message: what was expected, and what to do.
+        variables: the variables that were found, with their values.
     """
 
     exit_code = ExitCode.BAD_CONFIGURATION
@@ -75,7 +78,7 @@ class ClusterEnvironmentError(HpctrainError):
 
 
 class RunDirectoryError(HpctrainError):
-    """A run directory that is missing, already taken, or not one of ours."""
+    """A run directory that is missing, already taken, or not a run directory."""
 
     exit_code = ExitCode.BAD_CONFIGURATION
 
@@ -85,19 +88,19 @@ class SupersededError(HpctrainError):
 
 
 class SchedulerError(HpctrainError):
-    """SLURM refused a request, or answered something that can't be read."""
+    """SLURM refused a request, or gave an answer that can't be parsed."""
 
 
 class SchedulerMissingError(SchedulerError):
-    """SLURM's command isn't on this machine, or no controller or database answers it."""
+    """SLURM's command isn't on this machine, or its controller or database doesn't answer."""
 
 
 class RendezvousError(HpctrainError):
-    """The ranks of an attempt did not find each other in time.
+    """The ranks of an attempt didn't meet in time.
 
     Args:
-        message: where they looked, and what to do.
-        waited: for another rank, in vain.
+        message: where this rank looked, and what to do.
+        waited: whether this rank waited for another one that never came.
     """
 
     def __init__(self, message: str, *, waited: bool = False) -> None:
@@ -109,8 +112,8 @@ class CheckpointError(HpctrainError):
     """A checkpoint can't be written or read.
 
     Args:
-        message: which one, what was found, and what to do.
-        elsewhere: it happened to another rank, which says more.
+        message: which checkpoint, what was found, and what to do.
+        elsewhere: whether it happened on another rank, whose own error has the details.
     """
 
     def __init__(self, message: str, *, elsewhere: bool = False) -> None:
@@ -119,32 +122,20 @@ class CheckpointError(HpctrainError):
 
 
 class CheckpointDamagedError(CheckpointError):
-    """A checkpoint that is incomplete or whose checksums don't match."""
+    """A checkpoint that is incomplete, or whose checksums don't match."""
 
 
 class CheckpointUnlikeError(CheckpointError):
-    """One node reads other bytes of a checkpoint than rank zero, which found it intact."""
+    """A node reads other bytes of a checkpoint than rank zero, which found it intact."""
 
 
 class TaskError(HpctrainError):
-    """What is trained broke the contract between a task and the loop."""
+    """A task, model or data set broke its contract with the training loop."""
 
 
 class DivergedError(HpctrainError):
-    """The loss is NaN or infinite, or the loss scale has collapsed: more steps would be wasted."""
+    """The loss is NaN or infinite, or the loss scale has collapsed, so that further steps are wasted."""
 
 
 class RunFailedError(HpctrainError):
-    """The run ended in failure; the text carries host, rank and traceback of what failed."""
-
-
-class RunCancelledError(HpctrainError):
-    """The run was cancelled by its user."""
-
-    exit_code = ExitCode.CANCELLED
-
-
-class RunInterruptedError(HpctrainError):
-    """The run was stopped and can be resumed."""
-
-    exit_code = ExitCode.INTERRUPTED
+    """A run that a command launched and waited for has failed; the message carries the failed rank's error."""

@@ -1,1 +1,4 @@
-"""Who am I: environment variables in, one frozen record out. Nothing here reads `os.environ` or calls a program."""
+"""This process's place among the ranks: environment variables in, one frozen record out.
+
+Nothing here reads `os.environ` or runs a program.
+"""

@@ -6,21 +6,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
-from hpctrain.cluster import openmpi, port, slurm, submitit, torchrun
-from hpctrain.cluster.job import Job, in_step, own_node
-from hpctrain.cluster.place import Place
-from hpctrain.cluster.variables import Variables
+from hpctrain.cluster import openmpi, port, slurm_step, torchrun
+from hpctrain.cluster.slurm_step import SlurmJob, in_step, own_node
+from hpctrain.cluster.variables import Place, Variables
 
 
 class Source(StrEnum):
-    """What started this process, as far as its variables tell."""
+    """The launcher that started this process, according to its variables."""
 
     SLURM = "slurm"
-    """A task of an srun step."""
+    """srun: this process is a task of a step."""
     TORCHRUN = "torchrun"
     """torchrun, or a launcher that sets the same variables, such as `cluster=local`."""
-    SUBMITIT = "submitit"
-    """submitit's local executor; its SLURM executor gives `SLURM`."""
     OPENMPI = "openmpi"
     SINGLE = "single"
     """No launcher of ranks: a login node, a laptop, a batch script, an interactive shell."""
@@ -62,7 +59,7 @@ class ClusterEnvironment(Place):
         read = Variables(variables)
         source = _source(read)
         place = _place(read, source)
-        job = Job.read(read)
+        job = SlurmJob.read(read)
         ports = _ports(read, source, job, master_port)
         elastic = (read.number("TORCHELASTIC_RESTART_COUNT") or 0) if source is Source.TORCHRUN else 0
         return cls(
@@ -79,13 +76,11 @@ class ClusterEnvironment(Place):
 
     @property
     def token(self) -> str:
-        """The same for all ranks, and another one for other jobs, steps and restarts, as far as all nodes know of them.
-
-        The preferred port tells runs of one machine apart that no scheduler numbers. torchrun's agents don't agree on
-        the number of a restart: each counts those that it began itself.
-        """
+        """A string that all ranks of a run share, and that differs between jobs, steps and restarts."""
         requeues = self.restart_count if self.job_id is not None else 0
+        # torchrun's agents don't agree on the number of a restart: each counts those that it started itself
         elastic = self.variables.get("TORCHELASTIC_RESTART_COUNT", "0") if self.num_nodes == 1 else "0"
+        # the port distinguishes runs on one machine that have no job id
         return f"{self.job_id}.{self.step_id}.{requeues}.{elastic}.{self.master_port}"
 
 
@@ -105,8 +100,6 @@ def _source(variables: Variables) -> Source:
         return Source.OPENMPI
     if in_step(variables):
         return Source.SLURM
-    if submitit.is_rank(variables):
-        return Source.SUBMITIT
     return Source.TORCHRUN if torchrun.is_complete(variables) else Source.SINGLE
 
 
@@ -121,13 +114,7 @@ def _place(variables: Variables, source: Source) -> Place:
             return openmpi.place(variables)
         case Source.SLURM:
             torchrun.refuse_contradiction(variables, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
-            submitit.refuse(variables)
-            return slurm.place(variables)
-        case Source.SUBMITIT:
-            torchrun.refuse_contradiction(
-                variables, "SUBMITIT_LOCAL_GLOBALID", "SUBMITIT_LOCAL_NTASKS", "SUBMITIT_LOCAL_LOCALID"
-            )
-            return submitit.place(variables)
+            return slurm_step.place(variables)
         case Source.SINGLE:
             torchrun.refuse_partial(variables)
             _refuse_other_launcher(variables)
@@ -148,7 +135,7 @@ def _single(variables: Variables) -> Place:
 
 
 def _refuse_other_launcher(variables: Variables) -> None:
-    """MPICH's kin would otherwise start several single processes that all train the same."""
+    # MPICH and its relatives would otherwise start several single processes that all train the same
     if variables.text("SLURM_STEP_ID") is None and (variables.number("PMI_SIZE") or 1) > 1:
         raise variables.error(
             "expected srun, torchrun or Open MPI's mpirun, but another MPI launcher started this process; "
@@ -157,13 +144,13 @@ def _refuse_other_launcher(variables: Variables) -> None:
         )
 
 
-def _ports(variables: Variables, source: Source, job: Job, chosen: int | None) -> tuple[int, ...]:
-    """A person's choice first, then what SLURM reserved, then derived ones."""
+def _ports(variables: Variables, source: Source, job: SlurmJob, chosen: int | None) -> tuple[int, ...]:
+    """The user's choice, or else the ports that SLURM reserved, or else derived ones."""
     given = variables.port("MASTER_PORT")
     if source is Source.TORCHRUN and given is not None and chosen not in {None, given}:
         raise variables.error(
-            f"the configured port {chosen} is not MASTER_PORT, which whatever started the ranks already serves; "
-            "give the port to torchrun, or leave it out of the configuration",
+            f"expected cluster.master_port={chosen} to be MASTER_PORT, the port that torchrun already serves; "
+            "give the port to torchrun, or unset cluster.master_port",
             "MASTER_PORT",
         )
     if chosen is not None or given is not None:
@@ -171,8 +158,6 @@ def _ports(variables: Variables, source: Source, job: Job, chosen: int | None) -
     if source is Source.SLURM and (text := variables.text("SLURM_STEP_RESV_PORTS")) is not None:
         return port.reserved(text)
     number = job.number
-    if job.job_id is None and source is Source.SUBMITIT:
-        number = variables.number("SUBMITIT_LOCAL_JOB_ID") or 0
     if job.job_id is None and source is Source.OPENMPI:
         number = openmpi.port_seed(variables)
     return port.derived(job=number, step=int(job.step_id or 0), restart=job.restart_count)

@@ -16,13 +16,14 @@ _MOST_NODES = 65536  # SLURM's own bound on a range; it keeps a mistyped list fr
 
 
 def expand(nodelist: str, *, variable: str = "nodelist") -> list[str]:
-    """The node names of a list such as `rack[01-02]n[1-2],login`, in its order, repeated where it repeats them.
+    """The node names of a list such as `rack[01-02]n[1-2],login`, in its order, duplicates included.
 
-    The same as `scontrol show hostnames`, which needs SLURM's commands; a range is padded as wide as its start.
+    Equal to `scontrol show hostnames`, but needs no SLURM on this machine. Numbers are zero-padded to the width of the
+    range's start.
 
     Args:
         nodelist: the list as SLURM writes it.
-        variable: where it was found, for the error.
+        variable: the variable that holds it, for the error.
 
     Raises:
         ClusterEnvironmentError: the list can't be read.
@@ -50,7 +51,8 @@ def tasks_per_node(text: str, *, variable: str = "tasks_per_node") -> list[int]:
         found = _COUNT.fullmatch(part)
         if found is None or int(found[2] or 1) > _MOST_NODES:
             raise ClusterEnvironmentError(
-                f"expected {variable} to read like 2(x3),1; start the ranks with srun, or unset it", {variable: text}
+                f"expected {variable} to read like 2(x3),1; start the ranks with srun, or unset {variable}",
+                {variable: text},
             )
         counts += [int(found[1])] * int(found[2] or 1)
     return counts

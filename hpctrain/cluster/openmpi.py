@@ -1,17 +1,14 @@
-"""A rank that Open MPI's mpirun started. Its variables are only read: MPI itself isn't used.
+"""The place of a rank that Open MPI's mpirun started; MPI itself isn't used.
 
-Source: Open MPI's FAQ "Running MPI jobs", environment variables. `OMPI_COMM_WORLD_NODE_RANK` is a rank on the node, not
-the node's, so the node's follows from the mapping.
+Source: Open MPI's FAQ "Running MPI jobs", environment variables.
 """
 
 from __future__ import annotations
 
 import zlib
 
-from hpctrain.cluster.job import in_step, job_nodes
-from hpctrain.cluster.place import Place
-from hpctrain.cluster.slurm import step_nodes
-from hpctrain.cluster.variables import Variables
+from hpctrain.cluster.slurm_step import in_step, job_nodes, step_nodes
+from hpctrain.cluster.variables import Place, Variables
 
 _RANK, _SIZE = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
 _LOCAL_RANK, _LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
@@ -27,7 +24,7 @@ def place(variables: Variables) -> Place:
 
     Raises:
         ClusterEnvironmentError: variables are missing or contradict each other, the nodes are filled unequally, or
-            there are several nodes and nothing tells where rank zero is.
+            there are several nodes and no variable names rank zero's.
     """
     rank, world_size = variables.needed_number(_RANK, _SIZE), variables.needed_number(_SIZE, _RANK)
     local_rank = variables.needed_number(_LOCAL_RANK, _RANK)
@@ -35,6 +32,7 @@ def place(variables: Variables) -> Place:
     variables.require_below(_RANK, _SIZE)
     variables.require_below(_LOCAL_RANK, _LOCAL_SIZE)
     _refuse_inner_step(variables)
+    # OMPI_COMM_WORLD_NODE_RANK is a rank on the node, not the node's rank, which follows from the mapping
     num_nodes, rest = divmod(world_size, local_world_size)
     if rest == 0 and local_rank == rank % local_world_size:  # --map-by slot
         node_rank = rank // local_world_size
@@ -60,7 +58,7 @@ def place(variables: Variables) -> Place:
 
 
 def port_seed(variables: Variables) -> int:
-    """A number that the ranks of one mpirun share and another mpirun's don't."""
+    """A number that all ranks of one mpirun share, and that differs between mpiruns."""
     for name in ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"):
         value = variables.text(name)
         if value is not None:
@@ -69,7 +67,7 @@ def port_seed(variables: Variables) -> int:
 
 
 def _refuse_inner_step(variables: Variables) -> None:
-    """Under mpirun the step around the ranks is that of its daemons, one on each node; any other is inside mpirun."""
+    # mpirun's daemons form a step of one task per node; in any other step, srun was started by mpirun's ranks
     if in_step(variables) and set(step_nodes(variables)[1]) != {1}:
         variables.require_equal(_RANK, "SLURM_PROCID")
         variables.require_equal(_SIZE, "SLURM_STEP_NUM_TASKS")
@@ -84,7 +82,7 @@ def _master_addr(variables: Variables, num_nodes: int, nodes: tuple[str, ...]) -
     if nodes:
         return nodes[0]
     raise variables.error(
-        "expected MASTER_ADDR, since the ranks are on several nodes and nothing tells where rank zero is; "
+        "expected MASTER_ADDR, since the ranks are on several nodes and no other variable names rank zero's; "
         "pass mpirun -x MASTER_ADDR=HOST, the first host of its list",
         _SIZE,
         _LOCAL_SIZE,

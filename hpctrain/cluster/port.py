@@ -1,7 +1,8 @@
-"""The ports at which rank zero may listen, the same on every rank without a word exchanged.
+"""The ports at which rank zero may listen; every rank computes the same ones without communication.
 
-A derived port is a guess and can be in use: rank zero binds the first free candidate and the others try them in turn.
-On a node that jobs share, something else may answer at a candidate: who connects must check that it is its own run.
+A derived port is a guess and can be in use: rank zero binds the first free candidate, and the others try them in turn.
+On a node that jobs share, another program may answer at a candidate: a rank that connects must check that it reached
+its own run.
 """
 
 from __future__ import annotations
@@ -25,12 +26,11 @@ def derived(*, job: int, step: int = 0, restart: int = 0) -> tuple[int, ...]:
     """Candidate ports for a job's step, the preferred one first.
 
     The preferred port is `LOWEST_PORT + (job + 151 step + 1510 restart) mod 22751`, a number in mixed radix: jobs fewer
-    than 151 apart, in any of 10 steps and 15 restarts, never share one (151 * 10 * 15 < 22751). The modulus is prime,
-    so that beyond those bounds it takes 22751 jobs, steps or restarts until one of them alone repeats a port. The tasks
-    of a job array have job numbers of their own.
+    than 151 apart, in any of 10 steps and 15 restarts, never share one (151 * 10 * 15 < 22751). Because the modulus is
+    prime, a port repeats along one of the three only after 22751 jobs, steps or restarts.
 
     Args:
-        job: number of the job, not of its array.
+        job: number of the job; each task of an array has its own.
         step: number of the step in the job.
         restart: how often the job was requeued.
     """
@@ -50,7 +50,7 @@ def reserved(text: str, *, variable: str = "SLURM_STEP_RESV_PORTS") -> tuple[int
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
         if not 0 < first <= last <= 65_535:
             raise ClusterEnvironmentError(
-                f"expected {variable} to read like 12000-12003 or 12000,12005; unset it to have a port derived",
+                f"expected {variable} to read like 12000-12003 or 12000,12005; unset it to use a derived port",
                 {variable: text},
             )
         ports += range(first, last + 1)

@@ -35,17 +35,17 @@ _NAMES = frozenset(
 _KEPT = frozenset(
     {
         "SLURM_CONF",  # without it the commands may not find the controller
-        "SLURM_JWT",  # nor be let in, where a site uses tokens
+        "SLURM_JWT",  # nor be authenticated, where a site uses tokens
     }
 )
 
 
 def scrubbed(variables: Mapping[str, str]) -> dict[str, str]:
-    """`variables` without what SLURM, submitit, torchrun and MPI launchers set for the processes of a job.
+    """`variables` without those that SLURM, submitit, torchrun and MPI launchers set for the processes of a job.
 
-    What is left behind reaches a new job otherwise: `sbatch` and `srun` take many of these as options. A person's own
-    defaults, such as `SBATCH_ACCOUNT`, go as well, so use it only inside an allocation.
+    A user's own defaults, such as `SBATCH_ACCOUNT`, are removed as well, so use it only inside an allocation.
     """
+    # sbatch and srun take many of these as options, so they would reach the new job
     return {
         name: value
         for name, value in variables.items()

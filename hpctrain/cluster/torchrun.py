@@ -1,30 +1,29 @@
-"""A rank with the variables that torchrun sets, as hpctrain's own local launcher sets them too.
+"""The place of a rank from torchrun's variables, which hpctrain's own local launcher sets as well.
 
 Source: torch.distributed.elastic.agent, `LocalElasticAgent._start_workers`.
 """
 
 from __future__ import annotations
 
-from hpctrain.cluster.job import job_nodes
-from hpctrain.cluster.place import Place, is_loopback
-from hpctrain.cluster.variables import Variables
+from hpctrain.cluster.slurm_step import job_nodes
+from hpctrain.cluster.variables import Place, Variables, is_loopback
 
 _PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 _ALL = (*_PLACE, "MASTER_ADDR", "MASTER_PORT")
 
 
 def is_innermost(variables: Variables) -> bool:
-    """Whether torchrun itself started this process, whatever SLURM step or MPI program is around it."""
+    """Whether torchrun itself started this process, inside a SLURM step or an MPI program perhaps."""
     return variables.text("TORCHELASTIC_RUN_ID") is not None
 
 
 def is_complete(variables: Variables) -> bool:
-    """Whether all five variables of torch's `env://` protocol and of a local rank are there."""
+    """Whether the variables of torch's `env://` protocol and the local rank are all set."""
     return all(variables.text(name) is not None for name in _ALL)
 
 
 def refuse_partial(variables: Variables) -> None:
-    """Raise where some of the variables of a rank are there but not all: half a launcher."""
+    """Raise where only some of a rank's variables are set."""
     there = [name for name in _PLACE if variables.text(name) is not None]
     if there:
         missing = [name for name in _ALL if variables.text(name) is None]
@@ -36,7 +35,7 @@ def refuse_partial(variables: Variables) -> None:
 
 
 def refuse_contradiction(variables: Variables, rank: str, world_size: str, local_rank: str) -> None:
-    """Raise where torchrun's variables are there as well and tell another place than the named ones."""
+    """Raise where torchrun's variables are set as well and contradict the named ones."""
     variables.require_equal("RANK", rank)
     variables.require_equal("WORLD_SIZE", world_size)
     variables.require_equal("LOCAL_RANK", local_rank)
@@ -62,8 +61,8 @@ def place(variables: Variables) -> Place:
         variables.require_below(small, large)
     if local_world_size > world_size or local_rank > rank:
         raise variables.error(
-            "a node can't have more ranks than the world, nor a local rank above the rank; "
-            "unset what another launcher has left behind",
+            "expected LOCAL_WORLD_SIZE of at most WORLD_SIZE, and LOCAL_RANK of at most RANK; "
+            "unset the ones that another launcher exported",
             *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
         )
     num_nodes = variables.number("GROUP_WORLD_SIZE") or -(-world_size // local_world_size)
@@ -82,10 +81,10 @@ def place(variables: Variables) -> Place:
 
 
 def _local_world_size(variables: Variables, world_size: int) -> int:
-    """As given; a launcher that leaves it out is believed on one node only."""
     given = variables.number("LOCAL_WORLD_SIZE")
     if given:
         return given
+    # a launcher that leaves LOCAL_WORLD_SIZE out is trusted on one node only
     if variables.number("RANK") == variables.number("LOCAL_RANK") and is_loopback(
         variables.needed_text("MASTER_ADDR", "RANK")
     ):

@@ -1,16 +1,43 @@
-"""Environment variables, read with checks."""
+"""Environment variables, read with checks, and the place among the ranks that they describe."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from hpctrain.errors import ClusterEnvironmentError
 
 
-class Variables:
-    """A mapping of environment variables that checks what is read and remembers which variables were there.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The position of one process among the ranks, and the address of rank zero."""
 
-    An empty value counts as unset: shells and batch scripts export empty variables by accident.
+    rank: int
+    """In the world: 0 to world_size - 1."""
+    local_rank: int
+    """On this node: 0 to local_world_size - 1."""
+    node_rank: int
+    """Of this node: 0 to num_nodes - 1."""
+    world_size: int
+    """Number of ranks on all nodes."""
+    local_world_size: int
+    """Number of ranks on this node; nodes may differ."""
+    num_nodes: int
+    """Number of nodes that hold ranks."""
+    master_addr: str
+    """Host name or address of rank zero's node, as the other nodes reach it."""
+    nodes: tuple[str, ...] = ()
+    """Names of the nodes, node rank 0 first, where they are known."""
+
+
+class Variables:
+    """A mapping of environment variables that checks each value it reads.
+
+    Args:
+        mapping: such as `os.environ`.
+
+    Attributes:
+        seen: the variables that were read and set, with their values.
     """
 
     def __init__(self, mapping: Mapping[str, str]) -> None:
@@ -19,6 +46,7 @@ class Variables:
 
     def text(self, name: str) -> str | None:
         """The value of `name`, or None where it is unset or empty."""
+        # an empty value counts as unset: shells and batch scripts export empty variables by accident
         value = self._mapping.get(name, "").strip()
         if not value:
             return None
@@ -50,7 +78,11 @@ class Variables:
         return value
 
     def needed_text(self, name: str, because: str) -> str:
-        """The value of `name`; `because` names the variable that makes it needed.
+        """The value of a variable that must be set.
+
+        Args:
+            name: the variable.
+            because: the variable whose presence requires it.
 
         Raises:
             ClusterEnvironmentError: it is unset or empty.
@@ -72,17 +104,17 @@ class Variables:
         first, second = self.number(small), self.number(large)
         if first is not None and second is not None and first >= second:
             raise self.error(
-                f"expected {small} to be below {large}; unset the one that an outer shell or script has left behind",
+                f"expected {small} to be below {large}; unset the one that an outer shell or script exported",
                 small,
                 large,
             )
 
     def require_equal(self, first: str, second: str) -> None:
-        """Raise when both are set and tell different numbers: two launchers disagree."""
+        """Raise when both are set to different numbers: two launchers disagree."""
         one, other = self.number(first), self.number(second)
         if one is not None and other is not None and one != other:
             raise self.error(
-                f"{first} and {second} contradict each other; unset {first} if it was left behind, "
+                f"expected {first} and {second} to be equal; unset {first} if an outer shell or script exported it, "
                 "or start the ranks with one launcher only",
                 first,
                 second,
@@ -94,3 +126,8 @@ class Variables:
 
     def _missing(self, name: str, because: str) -> ClusterEnvironmentError:
         return self.error(f"expected {name} beside {because}; set {name}, or unset {because}", because)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address reaches only the node itself."""
+    return address in {"localhost", "::1"} or address.startswith("127.")

@@ -55,7 +55,7 @@ HOOKS = """
 ERRORS = """
     HpctrainError ConfigError ClusterEnvironmentError RunDirectoryError SupersededError SchedulerError
     SchedulerMissingError RendezvousError CheckpointError CheckpointDamagedError CheckpointUnlikeError TaskError
-    DivergedError RunFailedError RunCancelledError RunInterruptedError
+    DivergedError RunFailedError
 """
 
 

@@ -33,15 +33,6 @@ TORCH = {
     "MASTER_PORT": "29400",
 }
 ELASTIC = TORCH | {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"}
-SUBMITIT = {
-    "SUBMITIT_EXECUTOR": "local",
-    "SUBMITIT_LOCAL_JOB_ID": "4321",
-    "SUBMITIT_LOCAL_GLOBALID": "1",
-    "SUBMITIT_LOCAL_LOCALID": "1",
-    "SUBMITIT_LOCAL_NTASKS": "2",
-    "SUBMITIT_LOCAL_NODEID": "0",
-    "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
-}
 OPENMPI = {
     "OMPI_COMM_WORLD_RANK": "5",
     "OMPI_COMM_WORLD_SIZE": "6",
@@ -86,7 +77,7 @@ def test_the_variables_that_it_was_derived_from_are_kept_and_no_others() -> None
     assert {"SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURM_JOB_ID"} <= environment.variables.keys()
 
 
-@pytest.mark.parametrize("variables", [STEP, ELASTIC, SUBMITIT, OPENMPI, {}])
+@pytest.mark.parametrize("variables", [STEP, ELASTIC, OPENMPI, {}])
 def test_it_is_frozen_comparable_and_travels(variables: dict[str, str]) -> None:
     environment = derive(variables)
     assert pickle.loads(pickle.dumps(environment)) == environment
@@ -160,7 +151,6 @@ def test_runs_that_no_scheduler_numbers_are_told_apart_by_their_ports(variables:
         (TORCH, {"RANK": "2", "LOCAL_RANK": "0"}),
         (ELASTIC, {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}),
         (OPENMPI | {"PMIX_NAMESPACE": "prterun-7"}, {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}),
-        (SUBMITIT, {"SUBMITIT_LOCAL_GLOBALID": "0", "SUBMITIT_LOCAL_LOCALID": "0"}),
         (STEP, {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}),
         (STEP | {"SLURM_STEP_RESV_PORTS": "12000-12003"}, {"SLURM_PROCID": "0", "SLURM_NODEID": "0"}),
     ],
@@ -197,15 +187,10 @@ def test_a_step_whose_script_exports_torchs_variables_too() -> None:
     assert (environment.master_addr, environment.port_candidates) == ("n1-ib", (12345,))
 
 
-def test_submitit_local() -> None:
-    environment = derive(SUBMITIT)
-    assert (environment.source, place(environment)) == (Source.SUBMITIT, (1, 1, 0, 2, 2, 1))
-    assert (environment.master_addr, environment.job_id) == ("127.0.0.1", None)
-    assert environment.port_candidates == derived(job=4321)
-
-
-def test_submitits_slurm_executor_is_slurm() -> None:
-    assert derive(STEP | SUBMITIT | {"SUBMITIT_EXECUTOR": "slurm"}).source is Source.SLURM
+def test_submitits_executors_start_no_ranks_of_their_own() -> None:
+    local = {"SUBMITIT_EXECUTOR": "local", "SUBMITIT_LOCAL_GLOBALID": "1", "SUBMITIT_LOCAL_NTASKS": "2"}
+    assert derive(local).source is Source.SINGLE
+    assert derive(STEP | {"SUBMITIT_EXECUTOR": "slurm"}).source is Source.SLURM
 
 
 def test_openmpi() -> None:
@@ -243,7 +228,7 @@ def test_reserved_ports_are_the_only_candidates() -> None:
 
 def test_the_configured_port_is_the_only_candidate() -> None:
     reserved = {"SLURM_STEP_RESV_PORTS": "12000-12003", "MASTER_PORT": "4000"}
-    for variables in (STEP | reserved, SUBMITIT, OPENMPI, {}):
+    for variables in (STEP | reserved, OPENMPI, {}):
         assert derive(variables, master_port=5000).port_candidates == (5000,)
 
 
@@ -253,7 +238,6 @@ def test_the_configured_port_is_the_only_candidate() -> None:
         (STEP | {"RANK": "0"}, "RANK SLURM_PROCID"),
         (STEP | {"WORLD_SIZE": "8"}, "WORLD_SIZE SLURM_STEP_NUM_TASKS"),
         (STEP | {"LOCAL_RANK": "1"}, "LOCAL_RANK SLURM_LOCALID"),
-        (STEP | SUBMITIT, "SLURM_STEP_ID SUBMITIT_LOCAL_GLOBALID"),
         (STEP | OPENMPI, "OMPI_COMM_WORLD_RANK SLURM_PROCID"),
         (STEP | {"SLURM_PROCID": "5"}, "SLURM_PROCID SLURM_STEP_NUM_TASKS"),
         (STEP | {"SLURM_STEP_NUM_TASKS": "6"}, "SLURM_STEP_NUM_TASKS SLURM_STEP_TASKS_PER_NODE"),
@@ -284,9 +268,6 @@ def test_the_configured_port_is_the_only_candidate() -> None:
         (ELASTIC | {"GROUP_RANK": "2"}, "GROUP_RANK GROUP_WORLD_SIZE"),
         (ELASTIC | {"RANK": "1.0"}, "RANK"),
         ({**TORCH, "LOCAL_WORLD_SIZE": ""}, "WORLD_SIZE MASTER_ADDR"),
-        (SUBMITIT | {"RANK": "0"}, "RANK SUBMITIT_LOCAL_GLOBALID"),
-        (SUBMITIT | {"SUBMITIT_LOCAL_NTASKS": "1"}, "SUBMITIT_LOCAL_GLOBALID SUBMITIT_LOCAL_NTASKS"),
-        ({**SUBMITIT, "SUBMITIT_LOCAL_NTASKS": ""}, "SUBMITIT_EXECUTOR"),
         (OPENMPI | {"WORLD_SIZE": "2"}, "WORLD_SIZE OMPI_COMM_WORLD_SIZE"),
         (OPENMPI | {"OMPI_COMM_WORLD_SIZE": "5"}, "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE"),
         (OPENMPI | {"OMPI_COMM_WORLD_SIZE": "7"}, "OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE"),
