@@ -1,25 +1,25 @@
-"""How the ranks decide together, about once a second, without stalling the device: stop, save."""
+"""How the ranks decide together to stop or to save, after the same step and without stalling the device."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 
 import torch
 import torch.distributed as dist
 
-from hpctrain.distributed.haste import Haste
-from hpctrain.distributed.stop_request import Stop, StopKind
+from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
 from hpctrain.distributed.world import World
 
-LONGEST_INTERVAL = 65536
-"""Steps; bounds what one absurd measurement can do."""
-LATE = 1.5
-"""Intervals without an agreement after which the next one is late."""
-LONG_STEP = 2
-"""With so few steps per interval the answer is waited for at once: that is nothing against such a step."""
+COST_SHARE = 0.005
+"""Share of the training time that agreeing may cost."""
+MAX_INTERVAL_S = 1.0
+"""Seconds between agreements, however much one costs."""
+MAX_STEPS = 1000
+"""Steps between agreements. Each step has a collective of its own, so one more in a thousand steps costs nothing."""
+AT_ONCE_SHARE = 1 / 3
+"""Share of `MAX_INTERVAL_S` from which on a step is so long that waiting for the answer at once costs nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,93 +41,103 @@ NOTHING = Decision()
 class Agreement:
     """Flags of all ranks, combined: set on one rank, acted upon by all after the same step.
 
-    At an agreed step each rank begins a small asynchronous all-reduce (maximum) on the control group, and reads it one
-    step later; what was read also fixes the next such step, from the slowest rank's time per step, so that every rank
-    issues the same collectives. In a world of one the flags are the decision.
+    After an agreed step each rank begins a small asynchronous all-reduce (maximum) on the control group, and reads the
+    result one step later. The result also fixes the step of the next agreement, from the slowest rank's time per step,
+    so that all ranks issue the same collectives. In a world of one the rank's own flags are the decision.
 
-    A context manager: inside, steps that have grown slow don't delay an agreement (`Haste`). Without it they may.
+    Agreements are as frequent as `COST_SHARE` allows, and a second apart at most. If steps suddenly grow slower, a stop
+    takes that much longer to be noticed; the newest checkpoint covers what is lost then.
 
     Args:
         world: the ranks.
-        interval_s: seconds between agreements.
+        stop: this rank's request to stop.
+        max_interval_s: seconds between agreements.
         clock: monotonic seconds.
 
     Attributes:
         waited_s: seconds that this rank has waited for the others' flags.
     """
 
-    def __init__(self, world: World, interval_s: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        world: World,
+        stop: StopRequest,
+        max_interval_s: float = MAX_INTERVAL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._world = world
         self._control = world.control
-        self._interval_s = interval_s
+        self._stop = stop
+        self._max_interval_s = max_interval_s
+        self._interval_s = max_interval_s
         self._clock = clock
         self._flags = torch.zeros(4, dtype=torch.int64)
         self._work: dist.Work | None = None
-        self._haste = Haste(world.store, world.rank, world.size, LATE * interval_s, clock)
-        self._every_step = False
+        self._next_step = 0
+        self._waits_at_once = False
         self._measured: tuple[int, float] | None = None
         self.waited_s = 0.0
 
-    def __enter__(self) -> Agreement:
-        """Begin to watch that agreements are in time."""
-        self._haste.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Watch no longer; not collective."""
-        self._haste.close()
-
-    @property
-    def moved(self) -> int:
-        """Agreements so far that were brought forward."""
-        return self._haste.moved
-
-    def at_once(self, stop: Stop | None) -> Stop | None:
-        """What asked any rank to stop, waited for; for the start. Collective."""
+    def start(self) -> Stop | None:
+        """What asked any rank to stop before the first step; also measures what an agreement costs. Collective."""
+        stop = self._stop.pending
         if self._control is None:
             return stop
-        flags = torch.tensor(_flags(stop), dtype=torch.int64)
-        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._control)
+        flags = torch.tensor(_flags(stop))
+        self._combine(flags)
+        # the ranks are in step now, so that the next ones measure the collective, not the wait for the slowest rank
+        costs_s = []
+        for _ in range(3):
+            begin = self._clock()
+            self._combine(torch.zeros(1))
+            costs_s.append(self._clock() - begin)
+        cost_s = torch.tensor([min(costs_s)])
+        # of the slowest rank: a different interval on each rank would mismatch the collectives
+        self._combine(cost_s)
+        self._interval_s = min(cost_s.item() / COST_SHARE, self._max_interval_s)
         return _stop(*flags.tolist())
 
-    def decide(self, step: int, *, stop: Stop | None, save: bool) -> Decision:
+    def restarted(self) -> Agreement:
+        """An agreement on steps that are counted anew, an evaluation's batches, with this one's cost."""
+        other = Agreement(self._world, self._stop, self._max_interval_s, self._clock)
+        other._interval_s = self._interval_s
+        return other
+
+    def decide(self, step: int, *, save: bool) -> Decision:
         """What to do now that ``step`` is done; collective, to be called after every step."""
         if self._control is None:
+            stop = self._stop.pending
             return Decision(stop, save) if stop or save else NOTHING
-        haste = self._haste
-        haste.at = step
         if self._work is None:
-            if haste.holds:
-                haste.wait()
-            if haste.due is not None and step < haste.due:
+            if step < self._next_step:
                 return NOTHING
-            if not haste.begin():
-                return self.decide(step, stop=stop, save=save)
-            self._issue(step, stop=stop, save=save)
-            if not self._every_step:
+            self._work = self._begin(step, save=save)
+            if not self._waits_at_once:
                 return NOTHING
-        assert self._work is not None
-        asked = self._clock()
+        begin = self._clock()
         self._work.wait()
-        self.waited_s += self._clock() - asked
+        self.waited_s += self._clock() - begin
         self._work = None
         kind, signal, save_agreed, step_time_us = self._flags.tolist()
         steps = int(self._interval_s * 1e6 / max(step_time_us, 1))
-        haste.end(step + max(1, min(steps, LONGEST_INTERVAL)))
-        self._every_step = steps <= LONG_STEP
+        self._next_step = step + max(1, min(steps, MAX_STEPS))
+        self._waits_at_once = step_time_us * 1e-6 >= self._max_interval_s * AT_ONCE_SHARE
         return Decision(_stop(kind, signal), bool(save_agreed)) if kind or save_agreed else NOTHING
 
-    def _issue(self, step: int, *, stop: Stop | None, save: bool) -> None:
+    def _begin(self, step: int, *, save: bool) -> dist.Work:
         now = self._clock()
         if self._measured is None:
-            step_time_us = int(self._interval_s * 1e6)
+            step_time_s = self._max_interval_s  # not known yet: agree again after the next step
         else:
             measured_step, measured_at = self._measured
-            step_time_us = int((now - measured_at) / max(step - measured_step, 1) * 1e6)
+            step_time_s = (now - measured_at) / max(step - measured_step, 1)
         self._measured = (step, now)
-        self._flags = torch.tensor((*_flags(stop), int(save), step_time_us), dtype=torch.int64)
-        self._work = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
+        self._flags = torch.tensor([*_flags(self._stop.pending), int(save), int(step_time_s * 1e6)])
+        work: dist.Work = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
+        return work
+
+    def _combine(self, tensor: torch.Tensor) -> None:
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._control)
 
 
 def _flags(stop: Stop | None) -> tuple[int, int]:

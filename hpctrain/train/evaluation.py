@@ -17,7 +17,7 @@ from hpctrain.data.eval_loader import EvalLoader
 from hpctrain.data.share import chosen_workers
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.replica import inner
-from hpctrain.distributed.stop_request import Stop, StopRequest
+from hpctrain.distributed.stop_request import Stop
 from hpctrain.distributed.world import World
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.task import Task
@@ -72,11 +72,11 @@ class Evaluation:
             collate_fn=task.collate_fn,
         )
 
-    def __call__(self, stop: StopRequest) -> dict[str, float] | Stop:
+    def __call__(self, agreement: Agreement) -> dict[str, float] | Stop:
         """Evaluate, unless a rank is asked to stop meanwhile; collective.
 
         Args:
-            stop: this rank's request to stop, which the ranks agree upon about once a second.
+            agreement: of the ranks, which decides whether they stop.
 
         Returns:
             Means over all held-out samples by name, `eval/loss` and so on; or the stop for which the evaluation was
@@ -89,7 +89,7 @@ class Evaluation:
         self._model.eval()
         try:
             with self._weights(), torch.inference_mode(), self._autocast:
-                stopped = self._evaluate(meter, stop)
+                stopped = self._evaluate(meter, agreement.restarted())
         finally:
             self._model.train(was_training)
         if stopped is not None:
@@ -100,8 +100,7 @@ class Evaluation:
         derived = self._task.derive({name.removeprefix("eval/"): value for name, value in means.items()})
         return means | {f"eval/{name}": value for name, value in derived.items()}
 
-    def _evaluate(self, meter: Meter, stop: StopRequest) -> Stop | None:
-        agreement = Agreement(self._world)
+    def _evaluate(self, meter: Meter, agreement: Agreement) -> Stop | None:
         with closing(self._batches()) as batches:
             # a rank with fewer batches than others takes part in the agreement all the same
             for turn in range(self._turns):
@@ -109,7 +108,7 @@ class Evaluation:
                 if batch is not None:
                     self._add(meter, batch)
                 self.turns_done += 1
-                decision = agreement.decide(turn, stop=stop.pending, save=False)
+                decision = agreement.decide(turn, save=False)
                 if decision.stop is not None:
                     return decision.stop
         return None

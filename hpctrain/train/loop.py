@@ -52,7 +52,7 @@ class Loop:
         total_steps: int,
         train_step: TrainStep,
         observation: Observation,
-        evaluate: Callable[[StopRequest], dict[str, float] | Stop] | None,
+        evaluate: Callable[[Agreement], dict[str, float] | Stop] | None,
         judge: Callable[[int, Mapping[str, float]], bool],
         check: Callable[[int, Mapping[str, float]], None],
         save: Callable[[int, bool, bool], None],
@@ -87,10 +87,10 @@ class Loop:
         total, log_every = self._total_steps, self._config.logger.every_steps
         save_every = self._config.checkpoint.every_steps
         eval_every = self._config.trainer.eval_every_steps or self._plan.steps_per_epoch
-        train_step, decide, stop = self._train_step, self._agreement.decide, self._stop
+        train_step, decide = self._train_step, self._agreement.decide
         observation = self._observation
         first = self.step + 1
-        if stopped := self._agreement.at_once(stop.pending):
+        if stopped := self._agreement.start():
             # nothing is new since the checkpoint that this attempt began with
             self._before_stop(stopped.signal)
             return False
@@ -111,7 +111,7 @@ class Loop:
             evaluates = self._evaluate is not None and (step % eval_every == 0 or step == total)
             if evaluates and (stopped := self._log_evaluation(step)):
                 return self._leave(stopped)
-            decision = decide(step, stop=stop.pending, save=self._save_is_due())
+            decision = decide(step, save=self._save_is_due())
             if decision.stop and step < total:
                 return self._leave(decision.stop)
             if decision.save or step == total or self._is_among_the_best or (save_every and step % save_every == 0):
@@ -160,7 +160,7 @@ class Loop:
         assert self._evaluate is not None
         with self._throughput.paused(), self._times.during("eval_s"):
             self._observation.before_evaluation(step)
-            found = self._evaluate(self._stop)
+            found = self._evaluate(self._agreement)
         self.evaluation_due = isinstance(found, Stop)
         if isinstance(found, Stop):
             return found

@@ -103,14 +103,14 @@ class Trainer:
         if self._evaluation is None and self._config.checkpoint.keep_best:
             why = "nothing is evaluated: the task holds no samples out"
             raise ConfigError("checkpoint.keep_best", self._config.checkpoint.keep_best, why, "set it to 0")
-        sinks, agreement, loader = self._sinks(), Agreement(self._world), self._parts.loader(self.step)
+        sinks, agreement, loader = self._sinks(), Agreement(self._world, self._stop), self._parts.loader(self.step)
         micro_batches = self._parts.on_their_way(iter(loader))
         if self._config.logger.samples:
             micro_batches = recorded(micro_batches, self._directory.sample_log(self._world.rank), self.step)
         observation = self._observation(loader, agreement)
         self._loop = loop = self._new_loop(observation, agreement, sinks)
         try:
-            with agreement, closing(micro_batches):
+            with closing(micro_batches):
                 finished = loop.run(micro_batches)
             self._continuity.finish()
             observation.conclude(loop.step)

@@ -1,17 +1,16 @@
 """What agreeing costs a loop of tiny steps: the same loop with it and without it, block by block, on gloo ranks.
 
-    python tests/benchmarks/agreement.py [--ranks 2] [--rounds 21] [--seconds 2] [--often 1]
+    python tests/benchmarks/agreement.py [--ranks 2] [--rounds 21] [--seconds 2] [--interval 1]
 
 A step is a forward and backward pass with DDP, so that the ranks go through it together as in training, plus the
-agreement of `hpctrain.distributed.agreement` in half of the blocks. Nobody wishes anything: that is what every step of
-every run pays. Blocks with and without it take turns, in changing order, and have the same number of steps. Shown are
-medians over rounds, with the span in brackets, of rank zero's wall time per step and of all its threads' CPU time; a
-cost is the median of each round's ratio. With `--often N` ranks agree N times as often as in training, so that a cost
-can be seen that is otherwise below what a machine's unrest hides; it is divided by N.
+agreement of `hpctrain.distributed.agreement` in half of the blocks. No rank asks for anything: that is what every step
+of every run pays. Blocks with and without it take turns, in changing order, and have the same number of steps. Shown
+are medians over rounds, with the span in brackets, of rank zero's wall time per step and of all its threads' CPU time;
+a cost is the median of each round's ratio. In training the ranks agree as often as half a percent of the time allows,
+and once a second at least; `--interval` gives a shorter bound in seconds, so that a cost shows above the noise.
 
-Two more figures need no loop: what one agreement takes when it is begun and waited for at once, with nothing
-to do meanwhile, which is more than a training pays for it once a second; and the call after a step at which nothing is
-due.
+Two more figures need no loop: what one agreement takes when it is begun and waited for at once, with nothing to do
+meanwhile, which is more than training pays for it; and the call after a step at which nothing is due.
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.distributed.agreement import Agreement
+from hpctrain.distributed.agreement import MAX_INTERVAL_S, Agreement
 from hpctrain.distributed.rendezvous import meet
+from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.distributed.world import World, join
 from hpctrain.launch.local import free_port, rank_variables
 
@@ -51,7 +51,7 @@ class Loop:
             self.optimizer.step()
             self.step += 1
             if agreement is not None:
-                agreement.decide(self.step, stop=None, save=False)
+                agreement.decide(self.step, save=False)
         wall, used = time.perf_counter() - begin, time.process_time() - cpu
         return wall / steps * 1e6, used / steps * 1e6
 
@@ -63,22 +63,21 @@ def be_rank(options: argparse.Namespace) -> None:
     world = join(environment, store, backend="gloo", device=torch.device("cpu"), timeout_s=60)
     loop = Loop()
     loop.run(500, None)
-    # the same number on all ranks, or they would wait for each other for ever
+    # the same number on all ranks, or they would wait for each other forever
     steps = int(world.broadcast(options.seconds * 1e6 / loop.run(500, None)[0])) + 1
     without, with_it = list[tuple[float, float]](), list[tuple[float, float]]()
-    with Agreement(world, 1.0 / options.often) as agreement:
-        loop.run(steps, agreement)
-        for number in range(options.rounds):
-            for agrees in (True, False) if number % 2 else (False, True):
-                (with_it if agrees else without).append(loop.run(steps, agreement if agrees else None))
+    agreement = Agreement(world, StopRequest(), options.interval)
+    agreement.start()
+    loop.run(steps, agreement)
+    for number in range(options.rounds):
+        for agrees in (True, False) if number % 2 else (False, True):
+            (with_it if agrees else without).append(loop.run(steps, agreement if agrees else None))
     alone = [agreements_us(world) for _ in range(9)]
     if world.is_rank_zero:
         report(options, world, steps, without, with_it)
         for index, kind in enumerate(("wall", "CPU")):
             one = [us[index] for us in alone]
-            print(
-                f"{kind:4} of one agreement    {shown(one, 'us')}, once a second {statistics.median(one) / 1e4:.4f} %"
-            )
+            print(f"{kind:4} of one agreement    {shown(one, 'us')}")
         print(f"a step with nothing due  {shown(idle_us(), 'us')}")
     world.close()
 
@@ -90,37 +89,35 @@ def report(
     without: list[tuple[float, float]],
     with_it: list[tuple[float, float]],
 ) -> None:
-    print(f"{world.size} ranks, {options.rounds} rounds of {steps} steps, agreeing {options.often:g} times as often")
+    print(f"{world.size} ranks, {options.rounds} rounds of {steps} steps, intervals of {options.interval:g} s or less")
     for index, kind in enumerate(("wall", "CPU")):
         bare, agreeing = [one[index] for one in without], [one[index] for one in with_it]
         ratios = [(one / other - 1) * 100 for one, other in zip(agreeing, bare, strict=True)]
         print(f"{kind:4} per step, without   {shown(bare, 'us')}")
         print(f"{kind:4} per step, with      {shown(agreeing, 'us')}")
         print(f"{kind:4} cost                {shown(ratios, '%')}")
-        print(f"{kind:4} cost in training    {statistics.median(ratios) / options.often:8.4f} %")
 
 
 def agreements_us(world: World) -> tuple[float, float]:
     """Microseconds of wall time and of CPU time of one agreement that is waited for; collective."""
-    agreement, count = Agreement(world, 1e-9), 500
+    agreement, count = Agreement(world, StopRequest(), 1e-9), 500
     for step in range(3):
-        agreement.decide(step, stop=None, save=False)
+        agreement.decide(step, save=False)
     begin, cpu = time.perf_counter(), time.process_time()
     for step in range(3, 3 + count):
-        agreement.decide(step, stop=None, save=False)
+        agreement.decide(step, save=False)
     return (time.perf_counter() - begin) / count * 1e6, (time.process_time() - cpu) / count * 1e6
 
 
 def idle_us() -> list[float]:
-    """Microseconds of a call in whose step nothing is due, as nearly all are; with nobody else around."""
+    """Microseconds of a call after a step at which nothing is due, as at nearly all; not collective."""
     world = World(rank=0, size=2, local_rank=0, device=torch.device("cpu"), control=torch.distributed.group.WORLD)
     found = []
     for _ in range(9):
-        agreement = Agreement(world)
-        agreement._haste.due = 10**9
+        agreement = Agreement(world, StopRequest())
         begin = time.perf_counter()
-        for step in range(100_000):
-            agreement.decide(step, stop=None, save=False)
+        for step in range(-100_000, 0):  # the first agreement is due at step 0
+            agreement.decide(step, save=False)
         found.append((time.perf_counter() - begin) / 100_000 * 1e6)
     return found
 
@@ -134,7 +131,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--often", type=float, default=1.0)
+    parser.add_argument("--interval", type=float, default=MAX_INTERVAL_S)
     options = parser.parse_args()
     if "RANK" in os.environ:
         be_rank(options)

@@ -92,7 +92,8 @@ class Side:
         self.times.keep_in(folder)
         self.times.enter("train_s")
         self.sinks = [JsonLinesSink(folder / "metrics.jsonl", None), TensorBoardSink(folder / "tensorboard", None)]
-        loader, self.agreement = self.parts.loader(0), Agreement(self.world)
+        self.stop = StopRequest()
+        loader, self.agreement = self.parts.loader(0), Agreement(self.world, self.stop)
         self.batches = iter(loader)
         self.observation = Observation(
             config,
@@ -122,7 +123,7 @@ class Side:
             save_interval_s=lambda: None,
             before_stop=lambda signal: False,
             agreement=self.agreement,
-            stop=StopRequest(),
+            stop=self.stop,
             meter=self.parts.meter,
             sinks=self.sinks,
             start_step=self.step,

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.data import Data
 from hpctrain.config.parallel import Parallel
+from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.rendezvous import meet
 from hpctrain.distributed.replica import replicate
 from hpctrain.distributed.stop_request import StopRequest
@@ -76,7 +77,9 @@ def be_rank(num_samples, micro_batch_size, num_workers, signal_at):
         micro_batch_size=micro_batch_size,
     )
     before = torch.get_rng_state()
-    found = evaluation(stop)
+    agreement = Agreement(world, stop)
+    agreement.start()
+    found = evaluation(agreement)
     told = {
         "found": found if isinstance(found, dict) else [found.kind, found.signal],
         "seen": task.seen,

@@ -39,7 +39,7 @@ PHASES = {
     ],
     "first step": [
         ("hpctrain.train.loop:Loop.run", 1),
-        ("hpctrain.distributed.agreement:Agreement.at_once", 1),
+        ("hpctrain.distributed.agreement:Agreement.start", 1),
         ("hpctrain.train.step:TrainStep.__call__", 1),
         ("hpctrain.run.times:Times.begin", 1),
     ],
