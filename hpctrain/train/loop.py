@@ -15,7 +15,7 @@ from hpctrain.metrics.meter import Meter
 from hpctrain.metrics.sink import Sink
 from hpctrain.metrics.throughput import Throughput
 from hpctrain.run.times import Times
-from hpctrain.train.profiling.observation import Observation
+from hpctrain.train.profiling.profiler import Profiler
 from hpctrain.train.step import TrainStep
 
 
@@ -27,7 +27,7 @@ class Loop:
         plan: the batch arithmetic.
         total_steps: where the run ends.
         train_step: one step.
-        observation: does the steps that are looked at.
+        profiler: does the steps that are measured.
         evaluate: means over the held-out samples, or the stop that it was abandoned for; None where there are none.
         judge: takes an evaluation's means; whether a save is to follow, since it is among the best; collective.
         check: raises where what is logged of training shows that more of it would be wasted; collective.
@@ -51,7 +51,7 @@ class Loop:
         plan: BatchPlan,
         total_steps: int,
         train_step: TrainStep,
-        observation: Observation,
+        profiler: Profiler,
         evaluate: Callable[[Agreement], dict[str, float] | Stop] | None,
         judge: Callable[[int, Mapping[str, float]], bool],
         check: Callable[[int, Mapping[str, float]], None],
@@ -70,7 +70,7 @@ class Loop:
         self._train_step, self._evaluate, self._judge, self._save = train_step, evaluate, judge, save
         self._check, self._before_stop = check, before_stop
         self._agreement, self._stop, self._meter, self._sinks = agreement, stop, meter, sinks
-        self._clock, self._times, self._observation = clock, times, observation
+        self._clock, self._times, self._profiler = clock, times, profiler
         self._throughput = Throughput(plan.samples_seen(start_step))
         self._saved_at_s = clock()
         self._save_interval_s, self._interval_s = save_interval_s, save_interval_s()
@@ -88,7 +88,7 @@ class Loop:
         save_every = self._config.checkpoint.every_steps
         eval_every = self._config.trainer.eval_every_steps or self._plan.steps_per_epoch
         train_step, decide = self._train_step, self._agreement.decide
-        observation = self._observation
+        profiler = self._profiler
         first = self.step + 1
         if stopped := self._agreement.start():
             # nothing is new since the checkpoint that this attempt began with
@@ -99,8 +99,8 @@ class Loop:
         if self._is_among_the_best:
             self._save_now(self.step, wait=False)
         while self.step < total:
-            if self.step == observation.next_step:
-                observation(self.step, micro_batches)
+            if self.step == profiler.next_step:
+                profiler.do_step(self.step, micro_batches)
             else:
                 train_step(self.step, micro_batches)
             self.step = step = self.step + 1
@@ -134,7 +134,7 @@ class Loop:
     def _save_now(self, step: int, *, wait: bool) -> None:
         self._is_among_the_best = False
         with self._throughput.paused(), self._times.during("save_s"):
-            self._observation.before_save(step)
+            self._profiler.before_save(step)
             for sink in self._sinks:
                 sink.flush()
             self._save(step, self.evaluation_due, wait)
@@ -149,17 +149,17 @@ class Loop:
         values |= self._train_step.update.metrics
         values["train/epoch"] = step / self._plan.steps_per_epoch
         values["throughput/samples_per_s"] = samples_per_s
-        values |= self._observation.window(step, samples_per_s)
+        values |= self._profiler.metrics(step, samples_per_s)
         begin = self._clock()
         self._log(step, values)
-        self._observation.logging_s += self._clock() - begin
+        self._profiler.logging_s += self._clock() - begin
         self._check(step, values)
 
     def _log_evaluation(self, step: int) -> Stop | None:
         """Evaluate and log; the stop for which it was abandoned, and is due again, if any."""
         assert self._evaluate is not None
         with self._throughput.paused(), self._times.during("eval_s"):
-            self._observation.before_evaluation(step)
+            self._profiler.before_evaluation(step)
             found = self._evaluate(self._agreement)
         self.evaluation_due = isinstance(found, Stop)
         if isinstance(found, Stop):

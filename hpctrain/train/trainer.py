@@ -28,7 +28,7 @@ from hpctrain.train.divergence import Divergence
 from hpctrain.train.evaluation import Evaluation
 from hpctrain.train.loop import Loop
 from hpctrain.train.parts import Parts
-from hpctrain.train.profiling.observation import Observation
+from hpctrain.train.profiling.profiler import Profiler
 from hpctrain.train.sample_log import recorded
 from hpctrain.train.sinks import open_sinks
 from hpctrain.train.start_table import log_start
@@ -107,13 +107,13 @@ class Trainer:
         micro_batches = self._parts.on_their_way(iter(loader))
         if self._config.logger.samples:
             micro_batches = recorded(micro_batches, self._directory.sample_log(self._world.rank), self.step)
-        observation = self._observation(loader, agreement)
-        self._loop = loop = self._new_loop(observation, agreement, sinks)
+        profiler = self._profiler(loader, agreement)
+        self._loop = loop = self._new_loop(profiler, agreement, sinks)
         try:
             with closing(micro_batches):
                 finished = loop.run(micro_batches)
             self._continuity.finish()
-            observation.conclude(loop.step)
+            profiler.finish(loop.step)
         finally:
             for sink in sinks:
                 sink.close()
@@ -142,7 +142,7 @@ class Trainer:
             before=self._before,
         )
 
-    def _new_loop(self, observation: Observation, agreement: Agreement, sinks: list[Sink]) -> Loop:
+    def _new_loop(self, profiler: Profiler, agreement: Agreement, sinks: list[Sink]) -> Loop:
         parts, continuity = self._parts, self._continuity
         divergence = Divergence(
             self._directory,
@@ -163,7 +163,7 @@ class Trainer:
             plan=parts.plan,
             total_steps=parts.total_steps,
             train_step=parts.step,
-            observation=observation,
+            profiler=profiler,
             evaluate=self._evaluation,
             judge=continuity.judge,
             check=divergence.check,
@@ -180,21 +180,16 @@ class Trainer:
         loop.evaluation_due = continuity.evaluation_due
         return loop
 
-    def _observation(self, loader: TrainLoader, agreement: Agreement) -> Observation:
-        world, before = self._world, self._before
-        return Observation(
-            self._config,
-            self._parts.step,
-            self._parts.plan,
-            world,
+    def _profiler(self, loader: TrainLoader, agreement: Agreement) -> Profiler:
+        before = self._before
+        return Profiler(
+            self._parts,
+            loader,
+            agreement,
             self._times,
             start_step=self.step,
-            total_steps=self.total_steps,
-            num_workers=self._parts.num_workers,
-            waited_s=lambda: loader.waited_s,
-            agreed_s=lambda: agreement.waited_s,
             flops_per_sample=None if before is None else before.flops_per_sample,
-            trace=self._directory.trace(world.rank) if world.is_rank_zero else None,
+            trace=self._directory.trace(self._world.rank) if self._world.is_rank_zero else None,
         )
 
     def _begin_with(self) -> Callable[[nn.Module], object] | None:

@@ -44,15 +44,15 @@ from hpctrain.run.times import Times
 from hpctrain.tasks.task import Task
 from hpctrain.train.loop import Loop
 from hpctrain.train.parts import Parts
-from hpctrain.train.profiling import measuring, observation
-from hpctrain.train.profiling.observation import Observation
+from hpctrain.train.profiling import profiler, sampler
+from hpctrain.train.profiling.profiler import Profiler
 
 FOREVER = 10**9
 NOW_AND_THEN = (
-    (measuring, "LOOK_EVERY_S"),
-    (measuring, "MEMORY_EVERY_S"),
-    (observation, "LOG_EVERY_S"),
-    (observation, "WRITE_EVERY_S"),
+    (sampler, "SAMPLE_EVERY_S"),
+    (sampler, "MEMORY_EVERY_S"),
+    (profiler, "LOG_EVERY_S"),
+    (profiler, "WRITE_EVERY_S"),
 )
 
 
@@ -95,18 +95,7 @@ class Side:
         self.stop = StopRequest()
         loader, self.agreement = self.parts.loader(0), Agreement(self.world, self.stop)
         self.batches = iter(loader)
-        self.observation = Observation(
-            config,
-            self.parts.step,
-            self.parts.plan,
-            self.world,
-            self.times,
-            start_step=0,
-            total_steps=FOREVER,
-            num_workers=0,
-            waited_s=lambda: loader.waited_s,
-            agreed_s=lambda: 0.0,
-        )
+        self.profiler = Profiler(self.parts, loader, self.agreement, self.times, start_step=0)
 
     def run(self, steps: int) -> tuple[float, float]:
         """Microseconds of wall time and of CPU time per step."""
@@ -115,7 +104,7 @@ class Side:
             plan=self.parts.plan,
             total_steps=self.step + steps,
             train_step=self.parts.step,
-            observation=self.observation,
+            profiler=self.profiler,
             evaluate=None,
             judge=lambda step, values: False,
             check=lambda step, values: None,
@@ -139,29 +128,29 @@ class Side:
 
 def one_at_a_time(side: Side, log_every: int) -> None:
     """What each thing costs, and what share of the time that is at the pace of a training."""
-    look, step, batches = side.observation._measuring, side.parts.step, side.batches
+    look, step, batches = side.profiler._sampler, side.parts.step, side.batches
     assert look is not None
-    plain_us, timed_us = alternately(lambda: step(FOREVER, batches), lambda: look(FOREVER, batches), times=3000)
-    record = side.observation.window(FOREVER, 1e5)
+    plain_us, timed_us = alternately(lambda: step(FOREVER, batches), lambda: look.do_step(FOREVER, batches), times=3000)
+    record = side.profiler.metrics(FOREVER, 1e5)
 
     def memory() -> None:
         look._memory_at = float("-inf")
-        look.look_at_memory(FOREVER)
+        look.read_memory(FOREVER)
 
     def values() -> None:
-        side.observation._logged_at, side.observation._written_at = float("-inf"), float("inf")
+        side.profiler._logged_at, side.profiler._written_at = float("-inf"), float("inf")
         for sink in side.sinks:
-            sink.log(FOREVER, side.observation.window(FOREVER, 1e5) or record)
+            sink.log(FOREVER, side.profiler.metrics(FOREVER, 1e5) or record)
 
     def window() -> None:
-        side.observation._windows, side.observation._logged_at = 2, float("inf")
-        side.observation.window(FOREVER, 1e5)
+        side.profiler._records, side.profiler._logged_at = 2, float("inf")
+        side.profiler.metrics(FOREVER, 1e5)
 
     each_s = {
-        "a look at a step": (timed_us - plain_us, measuring.LOOK_EVERY_S),
-        "a look at memory": (alternately(memory)[0], measuring.MEMORY_EVERY_S),
-        "a record of slow values": (alternately(values)[0], observation.LOG_EVERY_S),
-        "a verdict written": (alternately(lambda: side.observation._write(FOREVER))[0], observation.WRITE_EVERY_S),
+        "a look at a step": (timed_us - plain_us, sampler.SAMPLE_EVERY_S),
+        "a look at memory": (alternately(memory)[0], sampler.MEMORY_EVERY_S),
+        "a record of slow values": (alternately(values)[0], profiler.LOG_EVERY_S),
+        "a verdict written": (alternately(lambda: side.profiler._write(FOREVER))[0], profiler.WRITE_EVERY_S),
         "any record": (alternately(window)[0], log_every * plain_us / 1e6),
     }
     print(f"one at a time, us of CPU time (a step takes {plain_us:.1f})")

@@ -1,4 +1,4 @@
-"""Lines of a user's code that make the host wait for the GPU, by torch's sync debug mode."""
+"""Find the lines of a user's code that make the host wait for the GPU, with torch's sync debug mode."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from typing import TextIO
 import torch
 
 MESSAGE = "called a synchronizing CUDA operation"
-"""How torch's warning begins (c10/cuda/CUDAFunctions.cpp)."""
+"""Start of torch's warning (c10/cuda/CUDAFunctions.cpp)."""
 NOTICE = "Synchronization debug mode is a prototype"
-"""What torch says once when the mode is set (torch/csrc/cuda/Module.cpp)."""
-_PACKAGE = str(Path(__file__).parents[1]) + os.sep
-_TRAINED = (f"{_PACKAGE}tasks{os.sep}", f"{_PACKAGE}models{os.sep}")
-"""What comes with hpctrain, and could be a user's as well."""
+"""Start of the warning that torch gives once when the mode is set (torch/csrc/cuda/Module.cpp)."""
+_PACKAGE = str(Path(__file__).parents[2]) + os.sep
+_USER_LIKE = (f"{_PACKAGE}tasks{os.sep}", f"{_PACKAGE}models{os.sep}")
+"""Tasks and models of hpctrain count as a user's: their lines can be changed, or copied."""
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _LIBRARY = str(Path(os.__file__).parent) + os.sep
 
 
 @contextmanager
-def named_syncs(found: Counter[str], device_mode: ModuleType = torch.cuda) -> Iterator[None]:
-    """Count, by place, the calls inside that wait for the GPU.
+def counted_syncs(found: Counter[str], device_mode: ModuleType = torch.cuda) -> Iterator[None]:
+    """Count the calls in the ``with`` block that wait for the GPU, by the line that made them.
 
-    A place is the innermost line that is neither torch's nor the standard library's: ``task.py:41``, from the current
-    folder where it is in there. What hpctrain's own loop waits for isn't counted. Other warnings pass.
+    The line is the innermost one that is neither torch's nor the standard library's, such as ``task.py:41``, relative
+    to the working directory where it is inside. Waits of hpctrain's own loop aren't counted. Other warnings pass.
 
     Args:
-        found: is added to.
+        found: the counts are added to it.
         device_mode: has `get_sync_debug_mode` and `set_sync_debug_mode`.
     """
     mode = device_mode.get_sync_debug_mode()
@@ -42,7 +42,7 @@ def named_syncs(found: Counter[str], device_mode: ModuleType = torch.cuda) -> It
         warnings.filterwarnings("ignore", message=NOTICE)
         show = warnings.showwarning
 
-        def note(  # noqa: PLR0917 - the signature of warnings.showwarning
+        def count(  # noqa: PLR0917 - the signature of warnings.showwarning
             message: Warning | str,
             category: type[Warning],
             filename: str,
@@ -52,10 +52,10 @@ def named_syncs(found: Counter[str], device_mode: ModuleType = torch.cuda) -> It
         ) -> None:
             if not str(message).startswith(MESSAGE):
                 show(message, category, filename, lineno, file, line)
-            elif place := place_of(sys._getframe(1)):
+            elif place := user_line(sys._getframe(1)):
                 found[place] += 1
 
-        warnings.showwarning = note
+        warnings.showwarning = count
         device_mode.set_sync_debug_mode("warn")
         try:
             yield
@@ -63,15 +63,15 @@ def named_syncs(found: Counter[str], device_mode: ModuleType = torch.cuda) -> It
             device_mode.set_sync_debug_mode(mode)
 
 
-def place_of(frame: FrameType | None) -> str | None:
-    """File and line of the innermost frame of a user's; None where a line of hpctrain's own is met before.
+def user_line(frame: FrameType | None) -> str | None:
+    """Return file and line of the innermost frame of a user's code; None where hpctrain's own code is met first.
 
     Args:
-        frame: where to begin, going outwards.
+        frame: where to begin; the search goes outwards.
     """
     while frame is not None:
         path = frame.f_code.co_filename
-        if path.startswith(_PACKAGE) and not path.startswith(_TRAINED):
+        if path.startswith(_PACKAGE) and not path.startswith(_USER_LIKE):
             return None
         if not _is_library(path):
             return f"{_short(path)}:{frame.f_lineno}"

@@ -1,19 +1,30 @@
-"""Floating-point operations: how many a step does, and how many a device could do."""
+"""Floating-point operations: how many a sample takes, how many a device could do, and the share of it that is used."""
 
 from __future__ import annotations
 
+import itertools
 import logging
+import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hpctrain.data.loader import MicroBatch
+from hpctrain.data.plan import BatchPlan
+from hpctrain.data.tree import map_tensors
+from hpctrain.distributed.replica import inner
+from hpctrain.distributed.world import World
+from hpctrain.train.step import TrainStep
+
 Formula = Callable[..., int]
 
 log = logging.getLogger("hpctrain.train")
 
+TRIAL_SAMPLES = 2
+"""Batch norm refuses a batch of one."""
 _HALF, _TF32, _FP32 = 0, 1, 2
 PEAKS: tuple[tuple[str, tuple[float, float | None, float]], ...] = (
     ("B200", (2250.0, 1125.0, 75.0)),
@@ -34,8 +45,8 @@ PEAKS: tuple[tuple[str, tuple[float, float | None, float]], ...] = (
     ("T4", (65.1, None, 8.1)),
     ("MI300X", (1307.4, 653.7, 163.4)),
 )
-"""Dense peaks in TFLOP/s, by words of the device's name: half precision accumulated in fp32 (bf16; fp16 on V100 and
-T4), TF32 (None: the device has none), fp32 without tensor cores. The first that fits counts.
+"""Dense peaks in TFLOP/s, by a part of the device's name; the first that matches counts. In this order: half precision
+accumulated in fp32 (bf16; fp16 on V100 and T4), TF32 (None where the device has none), fp32 without tensor cores.
 
 From the makers' data sheets, where those give figures with structured sparsity by half of them: NVIDIA's for DGX B200,
 H100, H200, GH200, A100, A40, A10, L40S, L4, V100 and T4; the RTX A6000, GA102 and Ada white papers; AMD's for MI300X.
@@ -43,11 +54,11 @@ H100, H200, GH200, A100, A40, A10, L40S, L4, V100 and T4; the RTX A6000, GA102 a
 
 
 def peak_flops(name: str, precision: str) -> float | None:
-    """What a device could do at most, FLOP/s; None where it isn't known.
+    """Return a device's peak in FLOP/s; None where it isn't known.
 
     Args:
-        name: as `torch.cuda.get_device_name` gives it.
-        precision: `fp32`, `tf32`, or one of half precision.
+        name: as `torch.cuda.get_device_name` returns it.
+        precision: `fp32`, `tf32`, or a half precision.
     """
     kind = {"fp32": _FP32, "tf32": _TF32}.get(precision, _HALF)
     for part, peaks in PEAKS:
@@ -58,15 +69,15 @@ def peak_flops(name: str, precision: str) -> float | None:
 
 
 class FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Inside, the floating-point operations of matrix products, convolutions and attention are counted.
+    """Count the floating-point operations of matrix products, convolutions and attention inside a ``with`` block.
 
     The formulas are those of `torch.utils.flop_counter`, a multiplication and an addition being two; attention on the
-    CPU is added, causal attention counts in full. What is computed again, by activation checkpointing, counts again.
-    What has no formula doesn't count, nor does what is inside of torch.cond and its like. Every operator runs as it
-    would without, and counting raises nothing.
+    CPU is added, causal attention counts in full. Activation checkpointing computes twice, and is counted twice. An
+    operator without a formula isn't counted, nor is one inside of torch.cond and its like. Every operator runs as it
+    would without, and counting doesn't raise.
 
     Attributes:
-        total: so far; None once a formula failed.
+        total: FLOPs so far; None after a formula failed.
     """
 
     supports_higher_order_operators = True
@@ -78,25 +89,25 @@ class FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # torch would wrap the handler so that its compiler passes over it, and import the compiler: more than a second
+        # with True, torch wraps the handler for its compiler, and imports the compiler for it: more than a second
         return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Have what the compiler is asked for compiled, as it would be without."""
+        """Let torch.compile compile as it would without this mode."""
         return True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operator, and count."""
+        """Run an operator, and count its FLOPs."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         formula = self._formulas.get(getattr(func, "_overloadpacket", func))
         if formula is not None and self.total is not None:
             try:
                 self.total += formula(*args, **kwargs, out_val=result)
-            except Exception as error:  # whatever torch's formulas make of these tensors, it isn't worth the step
+            except Exception as error:  # a formula that fails on unusual tensors must not fail the step
                 self.total = None
                 log.info("FLOPs are not counted: torch's formula for %s fails: %s", func, error)
         return result
@@ -120,8 +131,119 @@ def _formulas() -> dict[Any, Formula]:
     }
 
 
+class FlopCounter:
+    """Counts the FLOPs of a sample, forward and backward, once per run.
+
+    They are counted in a step of the training. A compiled model hides its operators: there, two samples go through the
+    uncompiled model before a step (`by_trial`).
+
+    Args:
+        step: of the training.
+        plan: the batch arithmetic.
+        world: the ranks.
+        precision: the kind, which decides the peak.
+        per_sample: as an earlier attempt counted; None where there was none.
+
+    Attributes:
+        per_sample: FLOPs per sample, forward and backward; None as long as they aren't known.
+        by_trial: whether `before_step` counts, which is collective, and not `in_step`.
+    """
+
+    def __init__(
+        self, step: TrainStep, plan: BatchPlan, world: World, precision: str, per_sample: float | None
+    ) -> None:
+        self._step = step
+        self._plan = plan
+        self._world = world
+        self.per_sample = per_sample
+        self.by_trial = is_compiled(step)
+        self._peak: float | None = None
+        if world.device.type == "cuda":
+            self._peak = peak_flops(torch.cuda.get_device_name(world.device), precision)
+
+    def in_step(self, step: int, micro_batches: Iterator[MicroBatch]) -> None:
+        """Do a step, and count it on rank zero if its FLOPs aren't known yet; collective."""
+        if self.by_trial or self.per_sample is not None or not self._world.is_rank_zero:
+            self._step(step, micro_batches)
+            return
+        with FlopCount() as count:
+            self._step(step, micro_batches)
+        self._record((count.total or 0) * self._world.size / self._plan.step_samples(step))
+
+    def before_step(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+        """Count with the first samples of the next micro-batch; collective.
+
+        Returns:
+            The same micro-batches.
+        """
+        first = next(micro_batches)
+        self._record(flops_by_trial(self._step, first, self._world))
+        return itertools.chain([first], micro_batches)
+
+    def mfu(self, samples_per_s_per_device: float) -> float | None:
+        """Model FLOPs utilisation (Chowdhery et al., PaLM, 2022, appendix B); None where FLOPs or peak aren't known."""
+        if self.per_sample is None or self._peak is None:
+            return None
+        return self.per_sample * samples_per_s_per_device / self._peak
+
+    def _record(self, per_sample: float | None) -> None:
+        self.per_sample = per_sample or None
+        if self.per_sample is not None and self._world.is_rank_zero:
+            log.info("%-12s%s", "flops", flops_text(self.per_sample, self._plan.global_batch_size))
+
+
+def is_compiled(step: TrainStep) -> bool:
+    """Whether the model, or a part of it, goes through torch's compiler, which hides its operators from `FlopCount`."""
+    return any(
+        part._compiled_call_impl is not None
+        or hasattr(part, "_orig_mod")
+        or hasattr(part.forward, "_torchdynamo_orig_callable")
+        for part in step.model.modules()
+    )
+
+
+def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> float | None:
+    """Count the FLOPs per sample, forward and backward, of a few samples in the uncompiled model; collective.
+
+    Weights, buffers, gradients and random state stay as they are. It is collective because a task's loss may be.
+
+    Args:
+        step: of the training.
+        micro_batch: whose first samples are taken.
+        world: the ranks.
+
+    Returns:
+        FLOPs; None where the model or the task refuses so few samples.
+    """
+    model = inner(step.model)
+    few = min(TRIAL_SAMPLES, micro_batch.num_samples)
+    if not few:
+        return None
+    batch = map_tensors(
+        lambda tensor: tensor[:few] if tensor.ndim and len(tensor) == micro_batch.num_samples else tensor,
+        micro_batch.batch,
+    )
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    random_state = random.getstate()
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        eager = torch.compiler.set_stance("force_eager")
+        with eager, torch.random.fork_rng(list(world.gpus)), FlopCount() as count:
+            loss = step.loss(micro_batch._replace(batch=batch, num_samples=few), model)
+            torch.autograd.grad(loss, parameters, allow_unused=True)
+    except Exception as error:  # a user's code may refuse two samples alone; that must not fail the run
+        log.info("FLOPs are not counted: the model fails on %s samples alone (%s)", few, error)
+        return None
+    finally:
+        random.setstate(random_state)
+        with torch.no_grad():
+            for buffer, saved in buffers:
+                buffer.copy_(saved)
+    return (count.total or 0) / few or None
+
+
 def flops_text(flops_per_sample: float, global_batch_size: int) -> str:
-    """``1.3 TFLOP per step, 20.2 GFLOP per sample, forward and backward``."""
+    """Format as ``1.3 TFLOP per step, 20.2 GFLOP per sample, forward and backward``."""
     step, sample = (_scaled(flops) for flops in (flops_per_sample * global_batch_size, flops_per_sample))
     return f"{step} per step, {sample} per sample, forward and backward"
 

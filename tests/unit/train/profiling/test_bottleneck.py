@@ -4,7 +4,6 @@ import pytest
 
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer
-from hpctrain.run.bottleneck import PARTS
 from hpctrain.train.profiling.bottleneck import find_bottleneck
 from hpctrain.train.profiling.measurements import Measurements, RankReport
 
@@ -43,21 +42,6 @@ def found(measurements):
     """The main finding, and the others."""
     bottleneck = find_bottleneck(measurements, flops_per_sample=None, mfu=None)
     return bottleneck.text, bottleneck.also
-
-
-def test_the_shares_are_of_the_whole_time(config):
-    shares = measured(config, rank(data=0.101), train_s=999 * 0.25, eval_s=200.0, save_s=50.25).shares
-    assert tuple(shares) == PARTS
-    assert sum(shares.values()) == pytest.approx(1)
-    assert shares["data"] == pytest.approx(0.101 * 999 / 500)
-    assert shares["evaluation"] == 0.4
-    assert shares["between_steps"] == pytest.approx(0.05 * 999 / 500)
-
-
-def test_timed_steps_that_were_slower_than_all_are_scaled(config):
-    shares = measured(config, train_s=999 * 0.05).shares
-    assert sum(shares.values()) == pytest.approx(1)
-    assert shares["between_steps"] == 0
 
 
 def test_nothing_but_the_models_own_compute(config):

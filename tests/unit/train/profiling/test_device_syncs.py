@@ -7,11 +7,11 @@ from collections import Counter
 
 import pytest
 
-from hpctrain.train.profiling.device_syncs import MESSAGE, NOTICE, named_syncs, place_of
+from hpctrain.train.profiling.device_syncs import MESSAGE, NOTICE, counted_syncs, user_line
 
 
 class Mode:
-    """What torch.cuda has for this; the real one warns on a GPU alone."""
+    """Stands in for torch.cuda, which warns on a GPU only."""
 
     def __init__(self) -> None:
         self.mode = 0
@@ -38,7 +38,7 @@ def task(tmp_path, monkeypatch):
 
 def test_each_call_is_counted_at_its_line(task):
     found, mode = Counter(), Mode()
-    with named_syncs(found, mode):
+    with counted_syncs(found, mode):
         task.loss()
         task.loss()
         assert mode.mode == "warn"
@@ -46,31 +46,31 @@ def test_each_call_is_counted_at_its_line(task):
     assert mode.mode == 0
 
 
-def test_a_place_elsewhere_has_its_whole_path(task, tmp_path, monkeypatch):
+def test_a_file_outside_of_the_working_directory_has_its_whole_path(task, tmp_path, monkeypatch):
     (tmp_path / "away").mkdir()
     monkeypatch.chdir(tmp_path / "away")
     found = Counter()
-    with named_syncs(found, Mode()):
+    with counted_syncs(found, Mode()):
         task.loss()
     assert found == {f"{tmp_path}/mine.py:3": 1}
 
 
-def test_other_warnings_pass_and_the_mode_ends_with_an_error(task):
+def test_other_warnings_pass_and_errors_reset_the_mode(task):
     mode = Mode()
 
     def fail():
-        with named_syncs(Counter(), mode):
+        with counted_syncs(Counter(), mode):
             warnings.warn("something else", UserWarning, stacklevel=1)
 
     with pytest.warns(UserWarning, match="something else"):
         fail()
     mode.mode = 1
-    with pytest.raises(LookupError), named_syncs(Counter(), mode):
+    with pytest.raises(LookupError), counted_syncs(Counter(), mode):
         raise LookupError
     assert mode.mode == 1
 
 
-def test_what_the_loop_itself_waits_for_is_nobodys():
+def test_waits_of_hpctrain_itself_are_not_a_users():
     code = compile("def inside(look):\n    return look()\n", "", "exec")
 
     def called_from(path):
@@ -79,10 +79,11 @@ def test_what_the_loop_itself_waits_for_is_nobodys():
         for constant in code.co_consts:
             if hasattr(constant, "co_filename"):
                 names["inside"].__code__ = constant.replace(co_filename=path)
-        return names["inside"](lambda: place_of(sys._getframe(1)))
+        return names["inside"](lambda: user_line(sys._getframe(1)))
 
     package = __import__("hpctrain").__path__[0]
-    assert called_from(f"{package}/train/scaling.py") is None
+    assert called_from(f"{package}/train/step.py") is None
+    assert called_from(f"{package}/metrics/meter.py") is None
     assert called_from(f"{package}/tasks/digits.py").endswith("hpctrain/tasks/digits.py:2")
     assert called_from("/home/me/task.py") == "/home/me/task.py:2"
     # torch's own Python between the user's line and the wait

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -9,7 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.train.profiling.flops import PEAKS, FlopCount, peak_flops
+from hpctrain.data.plan import BatchPlan
+from hpctrain.tasks.task import Task
+from hpctrain.train.profiling.flops import PEAKS, FlopCount, FlopCounter, flops_by_trial, is_compiled, peak_flops
+
+PLAN = BatchPlan(1200, global_batch_size=12, micro_batch_size=6, world_size=1, drop_last=False)
 
 
 def test_linear_layers():
@@ -41,7 +46,7 @@ def test_attention_on_the_cpu():
     assert count.total == 2.5 * forward
 
 
-def test_what_is_counted_is_computed_as_ever():
+def test_counting_does_not_change_results():
     def trained(*, counted):
         torch.manual_seed(0)
         layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, 3)]
@@ -74,8 +79,8 @@ def flexible(layer, x):
     [(branch, 0), (flexible, 3 * 2 * 32 * 8 * 8 + 2 * 2 * (2 * 16 * 16 * 8))],
     ids=["torch.cond", "flex_attention"],
 )
-def test_what_calls_the_compiler_by_itself_computes_the_same(function, flops):
-    """Inside of a mode that the compiler minds, torch.cond gives no gradient to what its branches close over."""
+def test_counting_does_not_change_operators_that_call_the_compiler(function, flops):
+    """In a mode that the compiler notices, torch.cond gives no gradient to what its branches close over."""
 
     def gradient(*, counted):
         torch.manual_seed(0)
@@ -90,7 +95,7 @@ def test_what_calls_the_compiler_by_itself_computes_the_same(function, flops):
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_formula_that_fails_ends_the_counting_and_nothing_else(caplog):
+def test_a_formula_that_fails_only_ends_the_counting(caplog):
     caplog.set_level(logging.INFO, "hpctrain.train")
     ragged = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
     square = torch.nested.nested_tensor([torch.eye(3), torch.eye(3)])
@@ -104,7 +109,7 @@ def test_a_formula_that_fails_ends_the_counting_and_nothing_else(caplog):
     assert "FLOPs are not counted: torch's formula for aten.bmm" in caplog.text
 
 
-def test_no_compiler_is_imported():
+def test_counting_does_not_import_the_compiler():
     program = (
         "import sys, torch; from hpctrain.train.profiling.flops import FlopCount; model = torch.nn.Linear(2, 2)\n"
         "with FlopCount() as count: model(torch.ones(1, 2)).sum().backward()\n"
@@ -135,6 +140,79 @@ def test_peaks(name, precision, tflops):
     assert peak_flops(name, precision) == (None if tflops is None else tflops * 1e12)
 
 
-def test_no_name_hides_a_later_one():
+def test_no_name_in_the_table_hides_a_later_one():
     for place, (name, _) in enumerate(PEAKS):
         assert peak_flops(f"NVIDIA {name}", "fp32") == PEAKS[place][1][2] * 1e12
+
+
+class Ragged(nn.Linear):
+    """Has a product for which torch's formula fails."""
+
+    def forward(self, features):
+        parts = torch.nested.nested_tensor([features[:2], features[2:]])
+        product = torch.bmm(parts, torch.nested.nested_tensor([torch.eye(8), torch.eye(8)]))
+        return super().forward(torch.cat(product.unbind()))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(("kind", "flops"), [(nn.Linear, 2 * 2 * 8 * 10), (Ragged, None)])
+def test_a_step_is_done_even_if_its_flops_cannot_be_counted(step_over, supply, lone_world, kind, flops):
+    model = kind(8, 10)
+    before = model.weight.detach().clone()
+    counter = FlopCounter(step_over(model), PLAN, lone_world, "fp32", None)
+    counter.in_step(0, supply())
+    assert counter.per_sample == flops
+    assert not torch.equal(model.weight, before)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 10))
+
+
+def state(model):
+    values = [value.flatten().double() for value in model.state_dict().values()]
+    return torch.cat([*values, torch.random.get_rng_state().double()]), random.getstate()
+
+
+def test_a_trial_counts_what_a_step_counts_and_changes_nothing(step_over, supply, lone_world):
+    model = network()
+    step = step_over(model)
+    before = state(model)
+    found = flops_by_trial(step, next(supply()), lone_world)
+    after = state(model)
+    assert torch.equal(before[0], after[0])
+    assert before[1] == after[1]
+    assert all(parameter.grad is None for parameter in model.parameters())
+    with FlopCount() as count:
+        step(0, supply())
+    assert found == count.total / 12
+
+
+def test_a_trial_uses_the_uncompiled_model(step_over, supply, lone_world):
+    plain, compiled = network(), network()
+    assert not is_compiled(step_over(plain))
+    compiled[0].compile(backend="eager")
+    step = step_over(compiled)
+    assert is_compiled(step)
+    assert is_compiled(step_over(nn.Sequential(torch.compile(network(), backend="eager"))))
+    forward_alone = network()
+    forward_alone.forward = torch.compile(forward_alone.forward, backend="eager")
+    assert is_compiled(step_over(nn.Sequential(forward_alone)))
+    step(0, supply())
+    micro_batch = next(supply())
+    assert flops_by_trial(step, micro_batch, lone_world) == flops_by_trial(step_over(plain), micro_batch, lone_world)
+
+
+class Whole(Task):
+    def train_dataset(self):
+        raise NotImplementedError
+
+    def loss(self, model, batch):
+        return model(batch[0]).reshape(6, 10).mean()
+
+
+def test_a_trial_that_fails_counts_nothing(step_over, supply, lone_world):
+    assert flops_by_trial(step_over(network(), Whole()), next(supply()), lone_world) is None
+    nothing = next(supply())._replace(num_samples=0)
+    assert flops_by_trial(step_over(network()), nothing, lone_world) is None

@@ -4,15 +4,15 @@ import random
 
 import pytest
 
-from hpctrain.train.profiling.growth import MAX_LOOKS, Growth
+from hpctrain.train.profiling.memory_growth import MAX_READINGS, MemoryGrowth
 
 MB = 2**20
 
 
 def grown(used, steps):
-    growth = Growth()
+    growth = MemoryGrowth()
     for step in range(steps):
-        growth.look(step, int(used(step)))
+        growth.add(step, int(used(step)))
     return growth.bytes_per_step()
 
 
@@ -31,22 +31,22 @@ def test_a_steady_rise_is_found(steps):
         lambda step: 300 * MB + min(step, 150) * MB,  # a cache that fills
         lambda step: 300 * MB + (200 * MB if step > 100 else 0),  # an evaluation's memory, once
         lambda step: 300 * MB + step % 50 * MB,
-        lambda step: 300 * MB + step * 4096,  # nobody's business
-        lambda step: 4000 * MB + step * MB / 2,  # little of what there is
+        lambda step: 300 * MB + step * 4096,  # too little to matter
+        lambda step: 4000 * MB + step * MB / 2,  # a small share of what is in use
         lambda step: 500 * MB - step * MB,
     ],
 )
-def test_anything_else_is_not(used):
+def test_other_shapes_are_not_growth(used):
     assert grown(used, 300) == 0
 
 
-def test_too_few_looks_tell_nothing():
+def test_too_few_readings_are_not_growth():
     assert grown(lambda step: step * 100 * MB, 6) == 0
 
 
-def test_the_looks_stay_few():
-    growth = Growth()
+def test_readings_are_thinned_out():
+    growth = MemoryGrowth()
     for step in range(10_000):
-        growth.look(step, step)
-    assert len(growth._looks) <= MAX_LOOKS
-    assert growth._looks[-1][0] > 9_000
+        growth.add(step, step)
+    assert len(growth._readings) <= MAX_READINGS
+    assert growth._readings[-1][0] > 9_000

@@ -6,12 +6,12 @@ import logging
 import pytest
 import torch
 
-from hpctrain.train.profiling.profile import Profile
+from hpctrain.train.profiling.torch_profile import TorchProfile
 
 
 @pytest.fixture
 def profile(tmp_path):
-    return Profile(3, 5, tmp_path / "profile" / "rank_0.pt.trace.json", torch.device("cpu"))
+    return TorchProfile(3, 5, tmp_path / "profile" / "rank_0.pt.trace.json", torch.device("cpu"))
 
 
 def traced(tmp_path):
@@ -20,40 +20,40 @@ def traced(tmp_path):
 
 
 def steps(profile, begin, end):
-    """Does steps as the loop would; which of them were traced, counted from 1."""
+    """Do steps as the loop does; return the traced ones, counted from 1."""
     found = []
     for step in range(begin, end):
         if profile.next_after(step) == step:
             assert profile.wants(step)
-            profile(step, lambda: torch.ones(2, 2) @ torch.ones(2, 2))
+            profile.trace(step, lambda: torch.ones(2, 2) @ torch.ones(2, 2))
             found.append(step + 1)
     return found
 
 
-def test_the_steps_that_were_asked_for_are_in_the_trace(profile, tmp_path):
+def test_the_trace_has_the_configured_steps(profile, tmp_path):
     assert steps(profile, 0, 9) == [3, 4, 5]
     assert traced(tmp_path) == 3
 
 
-def test_an_attempt_that_begins_in_the_middle_traces_the_rest(profile, tmp_path):
+def test_an_attempt_that_starts_in_the_middle_traces_the_rest(profile, tmp_path):
     assert steps(profile, 3, 9) == [4, 5]
     assert traced(tmp_path) == 2
 
 
-def test_one_that_begins_after_it_traces_nothing(profile, tmp_path):
+def test_an_attempt_that_starts_later_traces_nothing(profile, tmp_path):
     assert steps(profile, 5, 9) == []
     profile.close()
     assert not (tmp_path / "profile").exists()
 
 
-def test_a_run_that_ends_within_leaves_what_there_is(profile, tmp_path):
+def test_a_run_that_ends_early_writes_what_was_traced(profile, tmp_path):
     assert steps(profile, 0, 4) == [3, 4]
     profile.close()
     assert traced(tmp_path) == 2
 
 
-def test_a_file_system_that_refuses_is_a_warning(profile, tmp_path, caplog):
+def test_a_failed_write_is_a_warning(profile, tmp_path, caplog):
     (tmp_path / "profile").touch()
     with caplog.at_level(logging.WARNING, "hpctrain.train"):
         steps(profile, 0, 9)
-    assert "the trace can't be written" in caplog.text
+    assert "cannot write the trace" in caplog.text

@@ -1,0 +1,209 @@
+"""The profiler of an attempt: what the loop calls to have steps measured, and the bottleneck found."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from hpctrain.data.loader import MicroBatch, TrainLoader
+from hpctrain.distributed.agreement import Agreement
+from hpctrain.run.bottleneck import Bottleneck
+from hpctrain.run.times import Times
+from hpctrain.train.parts import Parts
+from hpctrain.train.profiling.bottleneck import find_bottleneck
+from hpctrain.train.profiling.flops import FlopCounter
+from hpctrain.train.profiling.measurements import Measurements, RankReport
+from hpctrain.train.profiling.sampler import StepSampler
+from hpctrain.train.profiling.torch_profile import TorchProfile
+
+LOG_EVERY_S = 1.0
+"""Between records of values that change slowly."""
+WRITE_EVERY_S = 10.0
+"""Between two writes of `verdict.json`."""
+
+log = logging.getLogger("hpctrain.train")
+
+
+class Profiler:
+    """Measures some of an attempt's steps, and reports what holds the run back; see docs/adr/0006.
+
+    Each step goes through `do_step` if as many steps are completed as `next_step` says; the loop does all others
+    itself. That comparison is all that measuring adds to most steps.
+
+    Args:
+        parts: of the training.
+        loader: of this rank's training batches.
+        agreement: of the ranks.
+        times: of this attempt.
+        start_step: completed steps at its start.
+        flops_per_sample: as an earlier attempt counted them.
+        trace: the file for `trainer.profile`; None on ranks that write none.
+        clock: monotonic seconds.
+
+    Attributes:
+        next_step: completed steps before the next step for `do_step`; -1 where none follows.
+        logging_s: seconds spent on writing metrics; the loop adds to it.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        loader: TrainLoader,
+        agreement: Agreement,
+        times: Times,
+        *,
+        start_step: int,
+        flops_per_sample: float | None = None,
+        trace: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        config, world = parts.config, parts.world
+        self._parts = parts
+        self._world = world
+        self._agreement = agreement
+        self._times = times
+        self._start_step = start_step
+        self._clock = clock
+        self._flops = FlopCounter(parts.step, parts.plan, world, config.precision.kind, flops_per_sample)
+        self._sampler: StepSampler | None = None
+        if config.logger.measure:
+            self._sampler = StepSampler(parts.step, world, loader, start_step=start_step, clock=clock)
+        self._trace: TorchProfile | None = None
+        if trace is not None and config.trainer.profile is not None:
+            first, last = config.trainer.profile
+            self._trace = TorchProfile(first, last, trace, world.device)
+        self._reports: list[RankReport] = []
+        self._records = 0
+        self._saves = 0
+        self._evaluations = 0
+        self._logged_at = float("-inf")
+        self._written_at = float("-inf")
+        self.logging_s = 0.0
+        self.next_step = self._next(start_step)
+
+    def do_step(self, step: int, micro_batches: Iterator[MicroBatch]) -> None:
+        """Do step ``step``, counted from 0, and measure it; collective."""
+        if self._sampler is not None and self._flops.by_trial and step == self._start_step + 1:
+            micro_batches = self._flops.before_step(micro_batches)
+        if self._trace is not None and self._trace.wants(step):
+            self._trace.trace(step, partial(self._parts.step, step, micro_batches))
+        elif self._sampler is None:
+            self._parts.step(step, micro_batches)
+        elif step == self._start_step:
+            self._flops.in_step(step, micro_batches)
+        else:
+            self._sampler.do_step(step, micro_batches)
+        self.next_step = self._next(step + 1)
+
+    def metrics(self, step: int, samples_per_s: float) -> dict[str, float]:
+        """Return memory, throughput per device and MFU, at most every `LOG_EVERY_S` and on rank zero; collective.
+
+        Args:
+            step: completed steps, after which a record is written.
+            samples_per_s: over all ranks, since the last record.
+        """
+        if self._sampler is None:
+            return {}
+        self._sampler.read_memory(step)
+        self._records += 1
+        if self._records & (self._records - 1) == 0:
+            # the 1st, 2nd, 4th, 8th ... record: often enough to be known early, too rarely to cost anything
+            self._gather(step)
+        now = self._clock()
+        if not self._world.is_rank_zero or now - self._logged_at < LOG_EVERY_S:
+            return {}
+        self._logged_at = now
+        if now - self._written_at >= WRITE_EVERY_S:
+            self._write(step)
+        per_device = samples_per_s / self._num_devices
+        values = {
+            "throughput/samples_per_s_per_device": per_device,
+            "throughput/waiting_for_data": self._sampler.data_share(),
+            "memory/peak_gb": self._sampler.memory.peak() / 1e9,
+        }
+        mfu = self._flops.mfu(per_device)
+        return values if mfu is None else values | {"throughput/mfu": mfu}
+
+    def before_evaluation(self, step: int) -> None:
+        """Count an evaluation, and gather the ranks' reports; collective."""
+        self._evaluations += 1
+        self._gather(step)
+
+    def before_save(self, step: int) -> None:
+        """Count a save, and gather the ranks' reports; collective."""
+        self._saves += 1
+        self._gather(step)
+
+    def finish(self, step: int) -> None:
+        """End the attempt after ``step`` completed steps: write the trace, and log the bottleneck on rank zero."""
+        if self._trace is not None:
+            self._trace.close()
+        if self._sampler is None or not self._world.is_rank_zero:
+            return
+        found = self._write(step)
+        self._sampler.memory.close()
+        if found.shares:
+            listed = ", ".join(f"{part.replace('_', ' ')} {share:.0%}" for part, share in found.shares.items())
+            log.info("time since the first step: %s", listed)
+        log.info("verdict: %s", found.text)
+        for line in found.also:
+            log.info("also: %s", line)
+
+    @property
+    def _num_devices(self) -> int:
+        """Over all ranks; a process on the CPU counts as one."""
+        return self._world.size * max(1, len(self._world.gpus))
+
+    def _next(self, completed: int) -> int:
+        candidates = []
+        if self._sampler is not None:
+            # the attempt's first step goes through `do_step` because FLOPs are counted in it
+            first = completed <= self._start_step
+            candidates.append(completed if first else max(completed, self._sampler.next_step))
+        if self._trace is not None and (traced := self._trace.next_after(completed)) is not None:
+            candidates.append(traced)
+        return min(candidates, default=-1)
+
+    def _gather(self, step: int) -> None:
+        if self._sampler is not None:
+            self._reports = self._world.gather(self._sampler.report(step)) or []
+
+    def _write(self, step: int) -> Bottleneck:
+        self._written_at = self._clock()
+        if self._world.size == 1:
+            # with several ranks this would be a collective, and only rank zero is here
+            self._gather(step)
+        measured = self._measurements(step)
+        mfu = self._flops.mfu(measured.samples_per_s_per_device)
+        found = find_bottleneck(measured, flops_per_sample=self._flops.per_sample, mfu=mfu)
+        # an attempt that timed no step leaves the file of the attempt before as the newest one
+        if self._times.claim is not None and found.shares:
+            found.write(self._times.claim)
+        return found
+
+    def _measurements(self, step: int) -> Measurements:
+        spent, plan = self._times.spent(), self._parts.plan
+        begun = min(step, self._start_step + 1)
+        return Measurements(
+            config=self._parts.config,
+            reports=self._reports,
+            step=step,
+            steps=step - begun,
+            samples=plan.samples_seen(step) - plan.samples_seen(begun),
+            total_steps=self._parts.total_steps,
+            steps_per_epoch=plan.steps_per_epoch,
+            train_s=spent.get("train_s", 0.0),
+            eval_s=spent.get("eval_s", 0.0),
+            save_s=spent.get("save_s", 0.0),
+            evaluations=self._evaluations,
+            saves=self._saves,
+            agreement_s=self._agreement.waited_s,
+            logging_s=self.logging_s,
+            num_workers=self._parts.num_workers,
+            num_devices=self._num_devices,
+            cores=self._world.cores,
+            on_gpu=self._world.device.type == "cuda",
+        )

@@ -1,0 +1,142 @@
+"""Measure a few steps of one rank closely, and scale what they show up to the whole attempt."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+
+from hpctrain.data.loader import MicroBatch, TrainLoader
+from hpctrain.distributed.world import World
+from hpctrain.metrics.memory import Memory
+from hpctrain.train.profiling.device_syncs import counted_syncs
+from hpctrain.train.profiling.measurements import RankReport
+from hpctrain.train.profiling.memory_growth import MemoryGrowth
+from hpctrain.train.profiling.timing import PartTimer, stopwatch
+from hpctrain.train.step import TrainStep
+
+SAMPLE_EVERY_S = 0.25
+"""Between timed steps; timing one costs microseconds on a CPU and a tenth of a millisecond on a GPU."""
+SAMPLES_AT_START = 3
+"""Consecutive timed steps at the start, for short runs."""
+SYNC_SAMPLES = 6
+"""Timed steps in which waits for the GPU are counted."""
+VARIATION = 7
+"""Strides between timed steps vary by less than this number of steps."""
+LONGEST_STRIDE = 1000
+"""Steps; for runs whose steps get much longer later on."""
+MEMORY_EVERY_S = 0.05
+
+
+class StepSampler:
+    """Times some steps on one rank, at most every `SAMPLE_EVERY_S`: the cost is a share of the time, not of the steps.
+
+    Args:
+        step: the step of the training.
+        world: the ranks.
+        loader: of this rank's training batches; it measures its waits in every step.
+        start_step: completed steps at the start of the attempt; the first new one is cold, and isn't timed.
+        clock: monotonic seconds.
+
+    Attributes:
+        next_step: completed steps before the next step to be timed; the loop compares it.
+        growth: of the memory in use.
+        memory: of this rank's device.
+    """
+
+    def __init__(
+        self,
+        step: TrainStep,
+        world: World,
+        loader: TrainLoader,
+        *,
+        start_step: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._world = world
+        self._clock = clock
+        self._loader = loader
+        self._step = step
+        self._watch = stopwatch(world.device)
+        self._timer = PartTimer(step.model, self._watch)
+        self._totals: defaultdict[str, float] = defaultdict(float)
+        self._steps_timed = 0
+        self._samples = 0
+        self._sync_samples = 0
+        self._syncs: Counter[str] = Counter()
+        self._last_sample: tuple[int, float] | None = None
+        self._begun: tuple[int, float] | None = None
+        self._last_wait: tuple[float, float] | None = None
+        self.growth = MemoryGrowth()
+        self.memory = Memory(world.device)
+        self._memory_at = float("-inf")
+        self.next_step = start_step + 1
+
+    def do_step(self, step: int, micro_batches: Iterator[MicroBatch]) -> None:
+        """Do step ``step``, counted from 0, and time it; collective."""
+        now = self._clock()
+        if self._begun is None:
+            self._begun = step, self._loader.waited_s
+        counts_syncs = self._world.device.type == "cuda" and self._sync_samples < SYNC_SAMPLES
+        with counted_syncs(self._syncs) if counts_syncs else nullcontext():
+            self._step(step, micro_batches, self._timer)
+        self._sync_samples += counts_syncs
+        self._take()
+        self.next_step = step + self._stride(step, now)
+
+    def read_memory(self, step: int) -> None:
+        """Read the memory in use after ``step`` completed steps, at most every `MEMORY_EVERY_S`."""
+        now = self._clock()
+        if now - self._memory_at >= MEMORY_EVERY_S:
+            self._memory_at = now
+            self.growth.add(step, self.memory.used())
+
+    def report(self, step: int) -> RankReport:
+        """Return this rank's report after ``step`` completed steps."""
+        self._take()
+        parts = {part: seconds / self._steps_timed for part, seconds in self._totals.items()}
+        if parts and self._world.device.type == "cpu" and self._begun is not None and step > self._begun[0]:
+            # exact, where the timed steps are a sample
+            parts["data"] = (self._loader.waited_s - self._begun[1]) / (step - self._begun[0])
+        return RankReport(
+            rank=self._world.rank,
+            host=socket.gethostname(),
+            steps_timed=self._steps_timed,
+            parts=parts,
+            memory_peak_bytes=self.memory.peak(),
+            growth_bytes=self.growth.bytes_per_step(),
+            syncs={place: times / self._sync_samples for place, times in self._syncs.items()},
+        )
+
+    def data_share(self) -> float:
+        """Return the share of the time in which this rank waited for data since the last call; 0 at the first one.
+
+        On a GPU it is the share in all timed steps so far: the device may not yet miss what the host waits for.
+        """
+        before, now = self._last_wait, (self._loader.waited_s, self._clock())
+        self._last_wait = now
+        if self._world.device.type == "cuda":
+            total = sum(self._totals.values())
+            return self._totals["data"] / total if total > 0 else 0.0
+        if before is None or now[1] <= before[1]:
+            return 0.0
+        return (now[0] - before[0]) / (now[1] - before[1])
+
+    def _take(self) -> None:
+        for laps in self._watch.take():
+            self._steps_timed += 1
+            for part, seconds in laps.items():
+                self._totals[part] += seconds
+
+    def _stride(self, step: int, now: float) -> int:
+        """Return the number of steps to the next timed one."""
+        self._samples += 1
+        before, self._last_sample = self._last_sample, (step, now)
+        if before is None or self._samples <= SAMPLES_AT_START:
+            return 1
+        per_step_s = (now - before[1]) / max(1, step - before[0])
+        stride = min(LONGEST_STRIDE, int(SAMPLE_EVERY_S / max(per_step_s, 1e-6)))
+        # varied: otherwise timed steps and log records might fall on the same steps for ever
+        return stride + self._samples % VARIATION if stride > VARIATION else max(1, stride)

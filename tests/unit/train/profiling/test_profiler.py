@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+
+import pytest
+
+from hpctrain.config.compose import Composer
+from hpctrain.distributed.agreement import Agreement
+from hpctrain.distributed.stop_request import StopRequest
+from hpctrain.run.bottleneck import read_bottleneck
+from hpctrain.run.times import Times
+from hpctrain.train.parts import Parts
+from hpctrain.train.profiling.profiler import Profiler
+
+TASK = """
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from hpctrain.data.tensors import TensorBatches
+from hpctrain.tasks.task import Task
+
+class Tiny(Task):
+    def __init__(self, compiled=False):
+        self.compiled = compiled
+
+    def build_model(self):
+        model = nn.Linear(8, 10)
+        if self.compiled:
+            model.compile(backend="eager")
+        return model
+
+    def train_dataset(self):
+        return TensorBatches(torch.randn(1200, 8), torch.randint(0, 10, (1200,)))
+
+    def loss(self, model, batch):
+        return cross_entropy(model(batch[0]), batch[1])
+"""
+WORDS = ("task=custom", "task._target_=tiny_task.Tiny", "trainer.max_epochs=null", "trainer.max_steps=50")
+BATCH = ("trainer.global_batch_size=12", "trainer.micro_batch_size=6")
+
+
+class Side:
+    """A profiler, and what it measures."""
+
+    def __init__(self, words, world, clock, folder, *, start_step, flops):
+        self.parts = Parts(Composer().compose([*WORDS, *BATCH, *words]), world, None)
+        self.times, self.clock = Times(0.0, clock), clock
+        self.times.keep_in(folder)
+        self.times.enter("first_step_s")
+        self.step, self.loader = start_step, self.parts.loader(start_step)
+        self.profiler = Profiler(
+            self.parts,
+            self.loader,
+            Agreement(world, StopRequest()),
+            self.times,
+            start_step=start_step,
+            flops_per_sample=flops,
+            trace=folder / "rank_0.pt.trace.json",
+            clock=clock,
+        )
+
+    def train(self, end):
+        """Do steps as the loop does, one per second; return those that went through the profiler."""
+        micro_batches, begin, profiled = iter(self.loader), self.step, []
+        for number in range(begin, end):
+            if number == self.profiler.next_step:
+                self.profiler.do_step(number, micro_batches)
+                profiled.append(number)
+            else:
+                self.parts.step(number, micro_batches)
+            self.clock.now += 1.0
+            if number == begin:
+                self.times.enter("train_s")
+            self.profiler.metrics(number + 1, 12.0)
+        return profiled
+
+
+@pytest.fixture
+def make(lone_world, clock, tmp_path, monkeypatch):
+    """Make a profiler by words of the configuration."""
+    (tmp_path / "tiny_task.py").write_text(TASK)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield lambda *words, start_step=0, flops=None: Side(
+        words, lone_world, clock, tmp_path, start_step=start_step, flops=flops
+    )
+    sys.modules.pop("tiny_task", None)
+
+
+def test_flops_are_counted_in_the_first_step_and_later_ones_are_timed(make, tmp_path, caplog):
+    side = make()
+    with caplog.at_level(logging.INFO, "hpctrain.train"):
+        assert side.train(12) == list(range(12))
+        side.profiler.finish(12)
+    found = read_bottleneck(tmp_path)
+    # forward, and the gradients of the weights
+    assert found.flops_per_sample == 2 * 2 * 8 * 10
+    assert (found.step, found.steps_timed) == (12, 11)
+    assert found.samples_per_s_per_device == 12.0
+    assert caplog.messages[0].startswith("flops       3840 FLOP per step, 320 FLOP per sample")
+    assert caplog.messages[-1] == f"verdict: {found.text}"
+
+
+def test_flops_of_an_earlier_attempt_are_taken_over(make, tmp_path):
+    side = make(start_step=20, flops=7.0)
+    side.train(24)
+    side.profiler.finish(24)
+    assert read_bottleneck(tmp_path).flops_per_sample == 7.0
+
+
+def test_flops_of_a_compiled_model_are_counted_before_its_second_step(make, tmp_path):
+    side = make("+task.compiled=true")
+    side.train(4)
+    side.profiler.finish(4)
+    assert read_bottleneck(tmp_path).flops_per_sample == 2 * 2 * 8 * 10
+
+
+def test_an_attempt_without_a_step_writes_nothing(make, tmp_path):
+    make(start_step=50).profiler.finish(50)
+    assert read_bottleneck(tmp_path) is None
+
+
+def test_without_measuring_only_traced_steps_go_through_the_profiler(make, tmp_path):
+    side = make("logger.measure=false", "trainer.profile=[3,4]")
+    assert side.train(8) == [2, 3]
+    side.profiler.finish(8)
+    assert read_bottleneck(tmp_path) is None
+    assert (tmp_path / "rank_0.pt.trace.json").exists()
+
+
+def test_metrics_come_once_a_second(make, clock):
+    profiler, found = make().profiler, []
+    for step in range(1, 41):
+        clock.now += 0.1
+        if profiler.metrics(step, 100.0):
+            found.append(step)
+    assert len(found) == 4
+    assert all(later - earlier >= 10 for earlier, later in itertools.pairwise(found))
+    clock.now += 1
+    assert set(profiler.metrics(41, 100.0)) == {
+        "throughput/samples_per_s_per_device",
+        "throughput/waiting_for_data",
+        "memory/peak_gb",
+    }

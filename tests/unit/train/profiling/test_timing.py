@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hpctrain.train.profiling.timing import DeviceStopwatch, HostStopwatch, LastGradient, PartTimer, stopwatch
+
+
+def test_the_time_since_the_last_mark_counts_for_the_part(clock):
+    watch = HostStopwatch(clock)
+    watch.begin()
+    for part, seconds in (("data", 1), ("forward", 2), ("data", 4), ("forward", 8), ("optimizer", 16)):
+        clock.now += seconds
+        watch.mark(part)
+    assert watch.take() == [{"data": 5.0, "forward": 10.0, "optimizer": 16.0}]
+    assert watch.take() == []
+
+
+def test_a_step_without_an_end_is_dropped(clock):
+    watch = HostStopwatch(clock)
+    watch.begin()
+    watch.mark("data")
+    watch.begin()
+    clock.now += 3
+    watch.mark("forward")
+    assert watch.take() == [{"forward": 3.0}]
+
+
+def test_stopwatch_of_a_device():
+    assert isinstance(stopwatch(torch.device("cpu")), HostStopwatch)
+    assert isinstance(stopwatch(torch.device("cuda", 0)), DeviceStopwatch)
+
+
+def test_a_device_stopwatch_without_finished_steps_returns_none():
+    assert DeviceStopwatch(torch.device("cuda", 0)).take() == []
+
+
+def test_a_host_stopwatch_uses_a_real_clock_by_default():
+    watch = HostStopwatch()
+    watch.begin()
+    sum(range(10_000))
+    watch.mark("forward")
+    assert watch.take()[0]["forward"] == pytest.approx(0, abs=60)
+
+
+def test_after_the_first_backward_only_the_last_gradient_is_watched():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
+    last, calls = LastGradient(model.parameters()), []
+    features = torch.ones(2, 4)
+    for expected in (6, 1, 1):
+        loss = model(features).sum()
+        last.watch(lambda: calls.append(1))
+        loss.backward()
+        assert last.settle()
+        assert len(calls) == expected
+        calls.clear()
+    model(features).sum().backward()
+    assert calls == []
+    assert not last.settle()
+
+
+def test_all_are_watched_again_if_the_last_one_gets_no_gradient():
+    first, second = nn.Linear(2, 2), nn.Linear(2, 1)
+    last, calls = LastGradient([*first.parameters(), *second.parameters()]), []
+    features = torch.ones(1, 2)
+    found = []
+    for both in (True, False, False, True):
+        loss = second(first(features) if both else features).sum()
+        last.watch(lambda: calls.append(1))
+        loss.backward()
+        found.append((last.settle(), len(calls)))
+        calls.clear()
+    assert found[:3] == [(True, 4), (False, 0), (True, 2)]
+
+
+def test_frozen_parameters_are_not_watched():
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    last = LastGradient(frozen.parameters())
+    last.watch(lambda: None)
+    assert not last.settle()
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 10))
+
+
+def test_parts_of_a_step_are_timed_in_their_order(step_over, supply):
+    watch = HostStopwatch()
+    step = step_over(network())
+    step(0, supply(), PartTimer(step.model, watch))
+    assert [part for part, _ in watch._marks] == ["", *["data", "forward", "backward"] * 2, "optimizer"]
+    (laps,) = watch.take()
+    assert all(seconds > 0 for seconds in laps.values())
+
+
+def test_a_timed_step_computes_what_a_plain_one_does(step_over, supply):
+    plain, other = step_over(network()), step_over(network())
+    timer = PartTimer(other.model, HostStopwatch())
+    straight, mixed = supply(), supply()
+    for step in range(6):
+        plain(step, straight)
+        other(step, mixed, timer if step % 2 else None)
+    for expected, found in zip(plain.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(expected, found)
+    assert plain._meter.means() == other._meter.means()
+
+
+def test_a_timed_step_takes_only_its_own_micro_batches(step_over, supply):
+    micro_batches = supply()
+    step = step_over(network())
+    step(0, micro_batches, PartTimer(step.model, HostStopwatch()))
+    third = next(micro_batches)
+    assert not third.is_last
