@@ -13,7 +13,7 @@ from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.ledger import Ledger
-from hpctrain.run.stacks import answer, ask
+from hpctrain.run.stacks import answer, request_stacks
 from hpctrain.status.search import run_of
 from hpctrain.status.state import RunState
 
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
         parser.error("--rank and --wait can't be negative")
     directory = run_of(options.run, Path(options.runs_dir))
     attempt = _running_attempt(directory)
-    token = ask(directory.stacks_request(attempt))
+    token = request_stacks(directory.stacks_request(attempt))
     answers, missing = _collect(directory, attempt, token, options.rank, options.wait)
     for _, text in sorted(answers.items()):
         print(text)

@@ -1,6 +1,6 @@
-"""Stacks on demand: who wants them leaves a request in the attempt's claim, the ranks answer into the run's logs.
+"""Stacks on request: a command leaves a request in the attempt's claim, and the ranks answer in the run's logs.
 
-It needs a file system that all sides see, and neither a signal nor a connection to the nodes.
+This needs a file system that all sides share, but neither a signal nor a connection to the nodes.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from hpctrain.errors import RunDirectoryError
 from hpctrain.files import write_atomic
 
 
-def ask(request: Path) -> str:
+def request_stacks(request: Path) -> str:
     """Ask the ranks of an attempt for their stacks.
 
     Args:
         request: `RunDirectory.stacks_request` of the attempt.
 
     Returns:
-        The token that will mark the answers.
+        The token that marks the answers.
 
     Raises:
         RunDirectoryError: the request can't be written.
@@ -29,16 +29,16 @@ def ask(request: Path) -> str:
         write_atomic(request, token, durable=False)
     except OSError as error:
         raise RunDirectoryError(
-            f"{request}: can't be written ({error.strerror}); who asks must be allowed to write into the run directory"
+            f"{request}: can't be written ({error.strerror}); ask as a user who may write into the run directory"
         ) from error
     return token
 
 
-class Requests:
-    """The requests that reach one attempt, as a rank sees them; a look that finds nothing new costs one stat.
+class StacksRequests:
+    """The requests to one attempt, as a rank sees them; a look that finds nothing new costs one stat.
 
     Args:
-        path: where they are left.
+        path: the file where they are left.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,7 +46,7 @@ class Requests:
         self._seen: tuple[int, int] | None = None
 
     def new(self) -> str | None:
-        """The token of a request that this rank hasn't seen yet."""
+        """The token of a request that this rank hasn't seen yet; None without one."""
         try:
             found = self._path.stat()
             if (found.st_ino, found.st_mtime_ns) == self._seen:
@@ -58,13 +58,13 @@ class Requests:
         return token
 
 
-def framed(head: str, token: str) -> tuple[str, str]:
-    """The lines around an answer, by which it is found again and known to be complete."""
-    return f"==== {head} [{token}]\n", f"==== end [{token}]\n"
+def framed(title: str, token: str) -> tuple[str, str]:
+    """The lines before and after an answer, which identify it and show that it is complete."""
+    return f"==== {title} [{token}]\n", f"==== end [{token}]\n"
 
 
 def answer(path: Path, token: str) -> str | None:
-    """What a rank answered to a request; None as long as it isn't there, or not to its end."""
+    """A rank's answer to a request; None until it is complete."""
     try:
         text = path.read_text(errors="replace")
     except OSError:

@@ -7,7 +7,7 @@ import sys
 
 from hpctrain.distributed.stop_request import STOP_SIGNALS
 
-# before the slow imports: a stop signal that arrives during start-up stays pending until `StopRequest.install`
+# before the slow imports: a signal that arrives during start-up stays pending until `StopRequest.install`
 signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 from hpctrain.config.stored import load  # noqa: E402 - after the signals are blocked

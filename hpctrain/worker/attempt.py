@@ -1,4 +1,4 @@
-"""One attempt on one rank: meet the others, join them, train, leave."""
+"""One attempt on one rank: meet the other ranks, join them, train, leave."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ from hpctrain.worker.rank import Rank
 
 DIRECTORY_KEY = "hpctrain/run_dir"
 ATTEMPT_KEY = "hpctrain/attempt"
-TOLD_KEY = "hpctrain/told"
-TOLD_WITHIN_S = 60.0
-"""Seconds that rank zero waits for the others to hear that there is no run to train."""
+REFUSAL_KEY = "hpctrain/refusal"
+REFUSALS_READ_KEY = "hpctrain/refusals_read"
+REFUSAL_TIMEOUT_S = 60.0
+"""Seconds that rank zero waits for the others to read why there is no run to train."""
 
 DETERMINISM_COSTS = (
-    "trainer.deterministic=true: cuDNN tries out no faster algorithms, some operations take slower ones, and those "
-    "without a deterministic one raise"
+    "trainer.deterministic=true: cuDNN doesn't search for faster algorithms, some operations take slower ones, and "
+    "those without a deterministic one raise"
 )
 
 log = logging.getLogger("hpctrain.train")
@@ -48,8 +49,8 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
     """Train as part of the world; collective.
 
     Args:
-        rank: this rank; what becomes known is noted in it.
-        make_directory: makes the run directory, on rank zero; None where it is there.
+        rank: this rank; it enters the attempt, the world and the training here.
+        make_directory: makes the run directory, on rank zero; None where it exists.
 
     Returns:
         `completed`, or why the ranks stopped.
@@ -62,11 +63,12 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
     if threads is not None:
         torch.set_num_threads(threads)
     store = _meet(rank)
-    _learn_directory(rank, store, make_directory)
-    directory, attempt = _directory(rank)
+    directory, attempt = _agree_on_attempt(rank, store, make_directory)
+    rank.enter_attempt(directory, attempt)
     log_stream = None if rank.handover.logged else _log_to_file(directory, environment.rank)
     set_determinism(config.trainer.deterministic)
-    world = rank.world = _join(rank, store)
+    world = _join(rank, store)
+    rank.join_world(world)
     if world.local_rank == 0:
         clear_left_behind()
     departure = Departure(world, environment)
@@ -75,7 +77,7 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
     if hosts is not None:
         rank.times.keep_in(directory.claim(attempt))
     rank.times.enter("build_s")
-    rank.trainer = Trainer(
+    trainer = Trainer(
         config,
         directory,
         world,
@@ -85,10 +87,11 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
         times=rank.times,
         log_stream=log_stream,
     )
+    rank.start_training(trainer)
     if hosts is not None:
-        _record_start(rank, ledger, attempt, hosts)
-        rank.trainer.log_start(attempt, hosts)
-    finished = rank.trainer.run()
+        _record_start(rank, trainer, ledger, attempt, hosts)
+        trainer.log_start(attempt, hosts)
+    finished = trainer.run()
     world.close()
     return Reason.COMPLETED if finished else departure.reason
 
@@ -98,13 +101,17 @@ def _meet(rank: Rank) -> Store | None:
     choose_interface(config.cluster.network_interface)
     if environment.world_size == 1:
         return None
-    token = rank.handover.token or environment.token
-    patience_s = config.health.meeting_timeout_s
-    return meet(environment, init_method=config.parallel.init_method, token=token, timeout_s=patience_s)
+    return meet(
+        environment,
+        init_method=config.parallel.init_method,
+        token=rank.handover.token or environment.token,
+        timeout_s=config.health.meeting_timeout_s,
+    )
 
 
 def _join(rank: Rank, store: Store | None) -> World:
-    config, devices = rank.config, devices_of(rank)
+    config = rank.config
+    devices = devices_of(rank)
     return join(
         rank.environment,
         store,
@@ -117,27 +124,33 @@ def _join(rank: Rank, store: Store | None) -> World:
 
 
 def devices_of(rank: Rank) -> tuple[torch.device, ...]:
-    """Where this rank computes: the GPUs that its configuration asks for, as far as torch finds any.
+    """The devices of this rank: the GPUs that its configuration asks for, as far as torch finds any.
 
     Raises:
-        ConfigError: it finds none, and the configuration can't do without.
+        ConfigError: torch finds none, and the configuration needs them.
     """
     cluster = rank.config.cluster
     asked = cluster.gpus_per_node
-    # a SLURM job that asked for no GPU leaves alone those that it happens to see
+    # a SLURM job that asked for no GPU leaves those alone that a site without cgroups shows it
     use_gpu = asked != 0 and not (asked is None and isinstance(cluster, Slurm))
     each = None if rank.config.parallel.kind == "data_parallel" else cluster.gpus_per_process
     devices = choose_devices(rank.environment, each, use_gpu=use_gpu)
     if devices[0].type == "cpu":
         _refuse_without_gpu(rank.config)
-    elif rank.config.trainer.deterministic and rank.environment.rank == 0:
+    elif rank.config.trainer.deterministic and rank.is_rank_zero:
         log.warning(DETERMINISM_COSTS)
     return devices
 
 
-def _record_start(rank: Rank, ledger: Ledger, attempt: int, hosts: list[str]) -> None:
-    environment, trainer = rank.environment, rank.trainer
-    assert trainer is not None
+def _refuse_without_gpu(config: Config) -> None:
+    host = socket.gethostname()
+    refuse_without_gpu(config, f"see why torch finds none on {host} (nvidia-smi)")
+    if config.cluster.gpus_per_node:
+        log.warning("torch finds none of the %d GPUs on %s: training on the CPU", config.cluster.gpus_per_node, host)
+
+
+def _record_start(rank: Rank, trainer: Trainer, ledger: Ledger, attempt: int, hosts: list[str]) -> None:
+    environment = rank.environment
     ledger.require_ownership(attempt)
     ledger.start(
         attempt,
@@ -152,60 +165,65 @@ def _record_start(rank: Rank, ledger: Ledger, attempt: int, hosts: list[str]) ->
     )
 
 
-def _refuse_without_gpu(config: Config) -> None:
-    host = socket.gethostname()
-    refuse_without_gpu(config, f"see why torch finds none on {host} (nvidia-smi)")
-    if config.cluster.gpus_per_node:
-        log.warning("torch finds none of the %d GPUs on %s: the CPU trains", config.cluster.gpus_per_node, host)
+def _agree_on_attempt(
+    rank: Rank, store: Store | None, make_directory: Callable[[], RunDirectory] | None
+) -> tuple[RunDirectory, int]:
+    """The run directory and the attempt's number, which rank zero shares with the others through the store.
 
-
-def _learn_directory(rank: Rank, store: Store | None, make: Callable[[], RunDirectory] | None) -> None:
+    Raises:
+        RunDirectoryError: rank zero could not make the directory or claim the attempt; raised on the other ranks.
+    """
+    if not rank.is_rank_zero:
+        assert store is not None
+        return _read_attempt(store)
     try:
-        if rank.environment.rank == 0:
-            if rank.directory is None:
-                assert make is not None
-                rank.directory = make()
-            rank.attempt = rank.handover.attempt
-            if rank.attempt is None:
-                close_silent_by_hand(rank.directory, rank.environment)
-                rank.attempt = Ledger(rank.directory).claim()
-                if rank.environment.job_id is None:
-                    Owner.write(rank.directory.claim(rank.attempt))
+        directory, attempt = _claim_attempt(rank, make_directory)
     except Exception as error:
         if store is not None:
-            _tell_that_there_is_none(store, str(error), rank.environment.world_size - 1)
+            _share_refusal(store, str(error), rank.environment.world_size - 1)
         raise
-    if store is None:
-        return
-    if rank.environment.rank == 0:
-        store.set(DIRECTORY_KEY, str(rank.directory.path) if rank.directory else "")
-        store.set(ATTEMPT_KEY, str(rank.attempt))
-        return
-    path, attempt = store.get(DIRECTORY_KEY).decode(), store.get(ATTEMPT_KEY).decode()
+    if store is not None:
+        store.set(DIRECTORY_KEY, str(directory.path))
+        store.set(ATTEMPT_KEY, str(attempt))
+    return directory, attempt
+
+
+def _claim_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -> tuple[RunDirectory, int]:
+    directory = rank.directory
+    if directory is None:
+        assert make_directory is not None
+        directory = make_directory()
+    if rank.attempt is not None:
+        return directory, rank.attempt
+    # the ranks were started by hand: no launcher has closed earlier attempts or claimed this one
+    close_silent_by_hand(directory, rank.environment)
+    attempt = Ledger(directory).claim()
+    if rank.environment.job_id is None:
+        Owner.write(directory.claim(attempt))
+    return directory, attempt
+
+
+def _read_attempt(store: Store) -> tuple[RunDirectory, int]:
+    path = store.get(DIRECTORY_KEY).decode()
     if not path:
-        store.add(TOLD_KEY, 1)
-        raise RunDirectoryError(attempt)
-    rank.directory, rank.attempt = RunDirectory.existing(path), int(attempt)
+        refusal = store.get(REFUSAL_KEY).decode()
+        store.add(REFUSALS_READ_KEY, 1)
+        raise RunDirectoryError(refusal)
+    return RunDirectory.existing(path), int(store.get(ATTEMPT_KEY).decode())
 
 
-def _tell_that_there_is_none(store: Store, why: str, others: int) -> None:
+def _share_refusal(store: Store, why: str, others: int) -> None:
+    store.set(REFUSAL_KEY, why)
     store.set(DIRECTORY_KEY, "")
-    store.set(ATTEMPT_KEY, why)
-    deadline = time.monotonic() + TOLD_WITHIN_S
-    # the store ends with this process, and a rank that comes later would look for it until its patience is over
-    while store.add(TOLD_KEY, 0) < others and time.monotonic() < deadline:
+    deadline = time.monotonic() + REFUSAL_TIMEOUT_S
+    # the store ends with this process, and a rank that comes later would look for it until the rendezvous times out
+    while store.add(REFUSALS_READ_KEY, 0) < others and time.monotonic() < deadline:
         time.sleep(0.05)
-
-
-def _directory(rank: Rank) -> tuple[RunDirectory, int]:
-    assert rank.directory is not None
-    assert rank.attempt is not None
-    return rank.directory, rank.attempt
 
 
 def _log_to_file(directory: RunDirectory, rank: int) -> TextIO:
     handler = logging.FileHandler(directory.rank_log(rank))
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logging.getLogger("hpctrain").addHandler(handler)
-    assert handler.stream is not None  # it is opened at once unless it is told to delay
+    assert handler.stream is not None  # without delay=True it opens the file at once
     return handler.stream

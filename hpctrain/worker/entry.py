@@ -1,36 +1,154 @@
-"""Become a rank: the one door from the login half to the worker half."""
+"""The entry of a rank's process: signals first, then the attempt, then its exit record."""
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
+import signal
+import socket
 import sys
+import traceback
 from collections.abc import Callable
 
+from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
+from hpctrain.distributed.stop_request import STOP_SIGNALS, StopRequest
+from hpctrain.errors import ExitCode, HpctrainError, RendezvousError, SupersededError
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.handover import Handover
+from hpctrain.run.reason import Reason
+from hpctrain.run.times import Times, process_age_s
+from hpctrain.worker.classification import classify
+from hpctrain.worker.rank import Rank
+from hpctrain.worker.watchdog import Watchdog
+
+PR_SET_PDEATHSIG = 1
+
+log = logging.getLogger("hpctrain.train")
 
 
 def run_rank(
     config: Config, directory: RunDirectory | None, make_directory: Callable[[], RunDirectory] | None = None
 ) -> int:
-    """Be a rank of the run, to its end.
+    """Train as one rank of the run, to its end.
 
     Args:
         config: of the run.
         directory: the run directory, where it exists already.
-        make_directory: makes it, on rank zero; the other ranks are told.
+        make_directory: makes it, on rank zero; the other ranks learn its path from rank zero.
 
     Returns:
         An `ExitCode`.
+
+    Raises:
+        ClusterEnvironmentError: this process's place can't be derived.
     """
     os.environ.update(config.cluster.env)
-    from hpctrain.worker.rank import main  # the one door to the worker half: what is above it never imports torch
-
-    return main(config, directory, make_directory)
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    stop = StopRequest()
+    stop.install()
+    handover = Handover.read(os.environ)
+    end_with_parent(handover.parent)
+    environment = ClusterEnvironment.from_environment(os.environ, master_port=config.cluster.master_port)
+    log_to_console(environment.rank)
+    # a process that has imported torch already did something else before, and its age isn't this rank's start-up
+    times = Times(0.0 if "torch" in sys.modules else process_age_s())
+    rank = Rank(config, environment, handover, stop, times, directory=directory, attempt=handover.attempt)
+    try:
+        return _run(rank, make_directory)
+    finally:
+        close_log_files()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def end_process(code: int) -> None:
-    """Leave at once: neither threads of a broken process group nor a write must keep a process that is over."""
+    """End this process at once, whatever threads of a broken process group or a writer would keep it."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _run(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -> int:
+    try:
+        with Watchdog(rank.config.health, rank):
+            # imports torch, which takes seconds: the handlers and the watchdog are there by now
+            from hpctrain.worker.attempt import run_attempt
+
+            reason = run_attempt(rank, make_directory)
+    except SupersededError as error:
+        log.warning("%s", error)
+        rank.write_exit_record(Reason.INTERRUPTED, error)
+        rank.leave_world()
+        return ExitCode.INTERRUPTED
+    except HpctrainError as error:
+        if rank.directory is None and not rank.is_rank_zero and not isinstance(error, RendezvousError):
+            return error.exit_code  # rank zero prints the error for all
+        return _fail(rank, error)
+    except KeyboardInterrupt as error:
+        rank.write_exit_record(Reason.INTERRUPTED, error)
+        rank.leave_world()
+        rank.close_attempt(Reason.INTERRUPTED, "a second Ctrl-C")
+        return ExitCode.INTERRUPTED
+    except BaseException as error:
+        return _fail(rank, error)
+    rank.write_exit_record(reason)
+    if rank.is_rank_zero:
+        rank.close_attempt(reason)
+    return reason.meaning.exit_code
+
+
+def _fail(rank: Rank, error: BaseException) -> int:
+    found = classify(error, rank.environment.world_size)
+    rank.write_exit_record(found.reason, error, blames_peer=found.peer)
+    rank.leave_world()
+    place = f"rank {rank.environment.rank} on {socket.gethostname()}"
+    detail = f"{place}: {type(error).__name__}: {error}"
+    if found.peer:
+        verb = {Reason.INFRASTRUCTURE: "lost", Reason.HANG: "waited too long for"}.get(found.reason, "ends with")
+        log.warning("%s %s another rank: %s", place, verb, str(error).splitlines()[0])
+    else:
+        _print_error(place, error)
+    rank.finish_writing()
+    if found.peer:
+        rank.close_attempt_for_peer(found.reason, detail)
+    else:
+        rank.close_attempt(found.reason, detail)
+    return error.exit_code if isinstance(error, HpctrainError) else ExitCode.FAILED
+
+
+def _print_error(place: str, error: BaseException) -> None:
+    if isinstance(error, HpctrainError):
+        text = f"hpctrain: {place}: {error}"
+    else:
+        text = f"hpctrain: {place} failed:\n{''.join(traceback.format_exception(error))}"
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - logging may be what failed
+
+
+def end_with_parent(parent: int | None) -> None:
+    """Have the kernel kill this process when its launcher dies (Linux, prctl(2))."""
+    if parent is None:
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the call
+        os._exit(ExitCode.INTERRUPTED)
+
+
+def log_to_console(rank: int) -> None:
+    """Log rank zero's progress to standard output, and the warnings of the others to standard error."""
+    logger = logging.getLogger("hpctrain")
+    logger.handlers.clear()
+    logger.propagate = False
+    logger.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+    handler = logging.StreamHandler(sys.stdout if rank == 0 else sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
+    logger.addHandler(handler)
+
+
+def close_log_files() -> None:
+    """Close the log files of this attempt, so that a sweep in one process doesn't collect open files."""
+    logger = logging.getLogger("hpctrain")
+    for handler in [handler for handler in logger.handlers if isinstance(handler, logging.FileHandler)]:
+        logger.removeHandler(handler)
+        handler.close()

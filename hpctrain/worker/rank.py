@@ -1,111 +1,199 @@
-"""A rank from its environment to its exit record; light, so that signals are handled before torch is imported."""
+"""One rank of an attempt: what is known of it so far, and what it records when it ends."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
-import signal
 import socket
-import sys
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
-from hpctrain.distributed.stop_request import STOP_SIGNALS, StopRequest
-from hpctrain.errors import ExitCode, HpctrainError, RendezvousError, SupersededError
+from hpctrain.distributed.stop_request import StopRequest
+from hpctrain.errors import HpctrainError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
 from hpctrain.run.handover import Handover
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
-from hpctrain.run.stacks import ask
-from hpctrain.run.times import Times, process_age_s
+from hpctrain.run.stacks import request_stacks
+from hpctrain.run.times import Times
 from hpctrain.worker.by_hand import close_by_hand
-from hpctrain.worker.classification import blame
-from hpctrain.worker.hang import watch
+from hpctrain.worker.stacks import STDERR
+from hpctrain.worker.watchdog import Hang
 
 if TYPE_CHECKING:
     from hpctrain.distributed.world import World
     from hpctrain.train.trainer import Trainer
 
-PR_SET_PDEATHSIG = 1
-PEER_PATIENCE_S = 2.5
-"""Seconds that the peers get for their own last words; they look for requests every `watchdog.LOOK_S`."""
-WRITE_PATIENCE_S = 20.0
+PEERS_S = 3.0
+"""Seconds that the other ranks get to leave their exit records and stacks; they look every `watchdog.LOOK_S`."""
+FINISH_WRITING_S = 20.0
 """Seconds that a checkpoint gets that is being written when its rank fails: rank zero has all of it in memory. SLURM
-kills what a failed rank leaves over after its KillWait, 30 s where a site says nothing else."""
+kills the rest of a failed step after its KillWait, 30 s by default."""
 
 log = logging.getLogger("hpctrain.train")
 
 
 @dataclass(slots=True)
 class Rank:
-    """What is known of this rank so far; whatever ends it finds here what to write down.
+    """One rank, from its environment to its exit record.
+
+    It begins with its configuration and its place. Then it learns which attempt of which run it is part of
+    (`enter_attempt`), joins the other ranks (`join_world`) and builds its trainer (`start_training`), in this order.
+    Whatever ends it records what is known by then. The watchdog reads it from other threads (`watchdog.Watched`).
 
     Attributes:
         config: of the run.
         environment: its place.
         handover: from its launcher.
         stop: its request to stop.
+        times: where its time goes.
         directory: of the run, once it is known.
         attempt: its number, once it is known.
         world: the ranks, once they have met.
         trainer: once it is built.
-        times: where its time goes.
     """
 
     config: Config
     environment: ClusterEnvironment
     handover: Handover
     stop: StopRequest
+    times: Times
     directory: RunDirectory | None = None
     attempt: int | None = None
     world: World | None = None
     trainer: Trainer | None = None
-    times: Times = field(default_factory=lambda: Times(0.0))
+
+    def enter_attempt(self, directory: RunDirectory, attempt: int) -> None:
+        """Be part of this attempt from now on: exit record and stacks go into its claim and the run's logs."""
+        self.directory = directory
+        self.attempt = attempt
+
+    def join_world(self, world: World) -> None:
+        """Be one of these ranks from now on."""
+        self.world = world
+
+    def start_training(self, trainer: Trainer) -> None:
+        """Take step and progress from this trainer from now on."""
+        self.trainer = trainer
+
+    @property
+    def is_rank_zero(self) -> bool:
+        """Whether this rank acts for all."""
+        return self.environment.rank == 0
 
     @property
     def step(self) -> int:
-        """Steps that are completed, as far as this rank knows."""
+        """Completed steps, as far as this rank knows."""
         return self.trainer.step if self.trainer is not None else 0
 
     @property
+    def doing(self) -> str:
+        """The kind of work that takes its time now."""
+        return self.times.doing
+
+    @property
     def progress(self) -> object:
-        """Another value whenever this rank got on."""
+        """A value that changes whenever this rank makes progress."""
         return self.trainer.progress if self.trainer is not None else None
 
-    def leave_record(self, reason: Reason, error: BaseException | None = None, *, blames_peer: bool = False) -> None:
-        """Write the exit record; nothing where the attempt isn't known yet, or the file system refuses."""
+    @property
+    def claim(self) -> Path | None:
+        """The claim of its attempt, once that is known."""
+        return None if self.directory is None or self.attempt is None else self.directory.claim(self.attempt)
+
+    @property
+    def stacks(self) -> Path | None:
+        """The file for its stacks, once its attempt is known."""
         if self.directory is None or self.attempt is None:
+            return None
+        return self.directory.stacks(self.attempt, self.environment.rank)
+
+    @property
+    def stacks_request(self) -> Path | None:
+        """Where requests for stacks are left, once its attempt is known."""
+        return None if self.directory is None or self.attempt is None else self.directory.stacks_request(self.attempt)
+
+    @property
+    def description(self) -> str:
+        """Rank, host, attempt and step."""
+        place = f"rank {self.environment.rank} of {self.environment.world_size} on {socket.gethostname()}"
+        return f"{place}, attempt {self.attempt}, step {self.step}"
+
+    def write_exit_record(
+        self, reason: Reason, error: BaseException | None = None, *, blames_peer: bool = False
+    ) -> None:
+        """Write the exit record; nothing where the attempt isn't known yet, or the file system refuses."""
+        if self.claim is None:
             return
-        record = ExitRecord(
-            rank=self.environment.rank,
-            host=socket.gethostname(),
-            reason=reason,
-            step=self.step,
+        record = self._exit_record(
+            reason,
             message="" if error is None else f"{type(error).__name__}: {error}",
-            traceback="" if error is None else "".join(traceback.format_exception(error)),
+            trace="" if error is None else "".join(traceback.format_exception(error)),
             blames_peer=blames_peer,
             stop_signal=self.stop.last_signal,
-            time=time.time(),
         )
         try:
-            record.write(self.directory.claim(self.attempt))
+            record.write(self.claim)
         except OSError as refused:
             log.warning("the exit record can't be written: %s", refused)
 
+    def record_hang(self, hang: Hang) -> None:
+        """Record that this rank hangs; runs in the watchdog's thread."""
+        if self.directory is None or self.attempt is None or self.claim is None:
+            return
+        alone = self.environment.world_size == 1
+        record = self._exit_record(
+            Reason.HANG,
+            message=f"{hang.message}; stacks: {self.stacks}",
+            trace=hang.stack,
+            blames_peer=hang.waits and not alone,
+            stop_signal=None,  # a rank that hangs acts on no signal
+        )
+        record.write(self.claim)
+        # the others' connections break when this process ends, so they record first what they see now
+        cause = record if alone else self.cause_among_peers(ask_for_stacks=True) or record
+        detail = _detail(cause)
+        owner = Owner.read(self.claim)
+        if owner is not None and owner.is_here and owner.pid == os.getpid():
+            # the launcher, which closes the attempt otherwise, is this process and ends with it
+            Ledger(self.directory).end(self.attempt, reason=Reason.HANG, step=self.step, detail=detail)
+            resume = f"python -m hpctrain resume {self.directory.as_typed}"
+            os.write(STDERR, f"hpctrain: stacks: {self.stacks}; to resume: {resume}\n".encode())
+        else:
+            self.close_attempt(Reason.HANG, detail)
+
+    def cause_among_peers(self, *, ask_for_stacks: bool) -> ExitRecord | None:
+        """The record of the rank that failed first, after the others had time to leave theirs; None without one."""
+        if self.claim is None or self.stacks_request is None:
+            return None
+        if ask_for_stacks:
+            # a rank that keeps the others waiting may still be able to show where it is
+            with contextlib.suppress(HpctrainError):
+                request_stacks(self.stacks_request)
+        time.sleep(PEERS_S)
+        return first_cause(read_exit_records(self.claim))
+
     def leave_world(self) -> None:
-        """Leave the others without waiting for them: after the exit record, since they look for it when they notice."""
+        """Leave the others without waiting for them; after the exit record, which they look for when they notice."""
         if self.world is not None:
             self.world.abort()
 
+    def finish_writing(self) -> None:
+        """Wait for a checkpoint that is being written, for `FINISH_WRITING_S` at most or until Ctrl-C."""
+        if self.trainer is not None:
+            with contextlib.suppress(KeyboardInterrupt):
+                self.trainer.give_time(FINISH_WRITING_S)
+
     def close_attempt(self, reason: Reason, detail: str = "") -> None:
-        """Record the attempt's end and see to what follows, where no launcher does: the ranks were started by hand."""
+        """Record the attempt's end where no launcher does, because the ranks were started by hand."""
         if self.directory is None or self.attempt is None or self.handover.attempt is not None:
             return
         close_by_hand(
@@ -119,129 +207,34 @@ class Rank:
             config=self.config,
         )
 
+    def close_attempt_for_peer(self, reason: Reason, detail: str) -> None:
+        """Close the attempt after an error that points at another rank, whose own record is better where it has one.
 
-def main(config: Config, directory: RunDirectory | None, make_directory: Callable[[], RunDirectory] | None) -> int:
-    """Train as one rank.
+        Args:
+            reason: as this rank saw it.
+            detail: as this rank saw it.
+        """
+        cause = self.cause_among_peers(ask_for_stacks=reason is Reason.HANG)
+        if cause is None or cause.rank == self.environment.rank:
+            self.close_attempt(reason, detail)
+        else:
+            self.close_attempt(cause.reason, _detail(cause))
 
-    Args:
-        config: of the run.
-        directory: the run directory, where it exists already.
-        make_directory: makes it, on rank zero.
-
-    Returns:
-        An `ExitCode`.
-
-    Raises:
-        ClusterEnvironmentError: this process's place can't be derived.
-    """
-    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    stop = StopRequest()
-    stop.install()
-    handover = Handover.read(os.environ)
-    end_with_parent(handover.parent)
-    environment = ClusterEnvironment.from_environment(os.environ, master_port=config.cluster.master_port)
-    log_to_console(environment.rank)
-    # a process that has torch did something else before
-    times = Times(0.0 if "torch" in sys.modules else process_age_s())
-    rank = Rank(config, environment, handover, stop, directory, attempt=handover.attempt, times=times)
-    try:
-        return _run(rank, make_directory)
-    finally:
-        close_log_files()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    def _exit_record(
+        self, reason: Reason, *, message: str, trace: str, blames_peer: bool, stop_signal: int | None
+    ) -> ExitRecord:
+        return ExitRecord(
+            rank=self.environment.rank,
+            host=socket.gethostname(),
+            reason=reason,
+            step=self.step,
+            message=message,
+            traceback=trace,
+            blames_peer=blames_peer,
+            stop_signal=stop_signal,
+            time=time.time(),
+        )
 
 
-def _run(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -> int:
-    try:
-        with watch(rank):
-            from hpctrain.worker.attempt import run_attempt
-
-            reason = run_attempt(rank, make_directory)
-    except SupersededError as error:
-        log.warning("%s", error)
-        rank.leave_record(Reason.INTERRUPTED, error)
-        rank.leave_world()
-        return ExitCode.INTERRUPTED
-    except HpctrainError as error:
-        if rank.directory is None and rank.environment.rank and not isinstance(error, RendezvousError):
-            return error.exit_code  # rank zero says it for all, where there is one
-        return _failed(rank, error)
-    except KeyboardInterrupt as error:
-        rank.leave_record(Reason.INTERRUPTED, error)
-        rank.leave_world()
-        rank.close_attempt(Reason.INTERRUPTED, "a second Ctrl-C")
-        return ExitCode.INTERRUPTED
-    except BaseException as error:
-        return _failed(rank, error)
-    rank.leave_record(reason)
-    if rank.environment.rank == 0:
-        rank.close_attempt(reason)
-    return reason.meaning.exit_code
-
-
-def _failed(rank: Rank, error: BaseException) -> int:
-    found = blame(error, rank.environment.world_size)
-    reason, blames_peer = found.reason, found.peer
-    rank.leave_record(reason, error, blames_peer=blames_peer)
-    rank.leave_world()
-    place = f"rank {rank.environment.rank} on {socket.gethostname()}"
-    if blames_peer:
-        missed = {Reason.INFRASTRUCTURE: "lost", Reason.HANG: "waited in vain for"}.get(reason, "ends with")
-        log.warning("%s %s another rank: %s", place, missed, str(error).splitlines()[0])
-    elif isinstance(error, HpctrainError):
-        print(f"hpctrain: {place}: {error}", file=sys.stderr, flush=True)  # noqa: T201 - logging may be the victim
-    else:
-        text = "".join(traceback.format_exception(error))
-        print(f"hpctrain: {place} failed:\n{text}", file=sys.stderr, flush=True)  # noqa: T201 - as above
-    detail = f"{place}: {type(error).__name__}: {error}"
-    if rank.trainer is not None:
-        with contextlib.suppress(KeyboardInterrupt):  # whoever presses Ctrl-C now doesn't want to wait for it
-            rank.trainer.give_time(WRITE_PATIENCE_S)
-    if blames_peer:
-        reason, detail = _hear_peers(rank, reason, detail)
-    rank.close_attempt(reason, detail)
-    return error.exit_code if isinstance(error, HpctrainError) else ExitCode.FAILED
-
-
-def _hear_peers(rank: Rank, reason: Reason, detail: str) -> tuple[Reason, str]:
-    """What the peers have to say, if anything, is better than that they are gone or didn't come."""
-    if rank.directory is None or rank.attempt is None:
-        return reason, detail
-    if reason is Reason.HANG:
-        # who keeps the others waiting may still be able to show where it stands
-        with contextlib.suppress(HpctrainError):
-            ask(rank.directory.stacks_request(rank.attempt))
-    time.sleep(PEER_PATIENCE_S)
-    cause = first_cause(read_exit_records(rank.directory.claim(rank.attempt)))
-    if cause is None or cause.rank == rank.environment.rank:
-        return reason, detail
-    return cause.reason, f"rank {cause.rank} on {cause.host}: {cause.message}"
-
-
-def end_with_parent(parent: int | None) -> None:
-    """Have the kernel kill this process when its launcher dies (Linux, prctl(2))."""
-    if parent is None:
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(ExitCode.INTERRUPTED)
-
-
-def close_log_files() -> None:
-    """Close what this attempt's log went to, so that a sweep in one process doesn't collect open files."""
-    logger = logging.getLogger("hpctrain")
-    for handler in [handler for handler in logger.handlers if isinstance(handler, logging.FileHandler)]:
-        logger.removeHandler(handler)
-        handler.close()
-
-
-def log_to_console(rank: int) -> None:
-    """Rank zero tells how it goes; the others speak up only to warn."""
-    logger = logging.getLogger("hpctrain")
-    logger.handlers.clear()
-    logger.propagate = False
-    logger.setLevel(logging.INFO if rank == 0 else logging.WARNING)
-    handler = logging.StreamHandler(sys.stdout if rank == 0 else sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
-    logger.addHandler(handler)
+def _detail(record: ExitRecord) -> str:
+    return f"rank {record.rank} on {record.host}: {record.message}"

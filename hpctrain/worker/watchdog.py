@@ -1,4 +1,4 @@
-"""The watchdog of each rank: ends it, with its stacks, when nothing moves any more, and shows them to who asks."""
+"""The watchdog of a rank: ends the process, with its stacks, when the rank hangs, and writes stacks on request."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 from hpctrain.config.health import Health
 from hpctrain.errors import ExitCode
-from hpctrain.run.stacks import Requests
-from hpctrain.worker.phase import Phase
-from hpctrain.worker.position import Position
-from hpctrain.worker.silence import Silence
-from hpctrain.worker.stacks import STDERR, write_stacks
+from hpctrain.run.stacks import StacksRequests
+from hpctrain.worker.stacks import STDERR, Position, write_stacks
 
-LAST_WORDS_S = 15.0
-"""Bound on all that is still written once a rank hangs: the file system may be what hangs."""
+RECORD_HANG_S = 15.0
+"""Bound on everything that is written once a rank hangs: the file system may be the reason."""
 LOOK_S = 2.0
 """Seconds between two looks for a request for stacks."""
 ERRORS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
@@ -32,12 +31,12 @@ ERRORS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """What the watchdog saw.
+    """What the watchdog found.
 
     Attributes:
-        message: one line: for how long, which key bounds it, where the rank stood.
+        message: one line: how long nothing moved, which key bounds it, where the rank was.
         stack: of the watched thread, formatted.
-        waits: the rank seems to wait for others; see `Position`.
+        waits: whether the rank seems to wait for others; see `Position`.
     """
 
     message: str
@@ -45,123 +44,193 @@ class Hang:
     waits: bool
 
 
-class Watchdog:
-    """Watches the thread that starts it. A context manager; never a collective.
+class Watched(Protocol):
+    """What a watchdog reads of its rank, in threads of its own.
 
-    The watched thread pays nothing: once a second the watchdog reads what the loop notes anyway, and all that is given
-    here is called in threads of the watchdog's own: one that ends the rank, and one that looks for requests, since the
-    file system that it looks at may be what hangs. It leaves signals alone, and isn't there in a forked child. A thread
-    that keeps Python's lock for ever can't be ended by another one, but a timer that needs no lock writes its stacks to
-    standard error.
+    Nothing here may take a lock that the watched thread could hold.
+    """
+
+    @property
+    def doing(self) -> str:
+        """The kind of work that takes the rank's time now, one of `hpctrain.run.times.SPENT`."""
+
+    @property
+    def progress(self) -> object:
+        """A value that changes whenever the rank makes progress; two are compared by `==`."""
+
+    @property
+    def stacks(self) -> Path | None:
+        """The file for this rank's stacks, once it is known."""
+
+    @property
+    def stacks_request(self) -> Path | None:
+        """The file where requests for stacks are left, once it is known."""
+
+    @property
+    def description(self) -> str:
+        """Rank, host, attempt and step, for the title of the stacks."""
+
+    def record_hang(self, hang: Hang) -> None:
+        """Record the hang; the process ends afterwards, or after `RECORD_HANG_S`."""
+
+
+class Phase(Enum):
+    """What a rank does: how long it may take without progress, the key that sets this, and what is missing then."""
+
+    START = ("start_bound_s", "health.start_timeout_s", "start-up and no first step for")
+    TRAINING = ("hang_timeout_s", "health.hang_timeout_s", "no step for")
+    EVALUATION = ("eval_bound_s", "health.eval_timeout_s", "no evaluated batch for")
+    SAVING = ("save_bound_s", "health.save_timeout_s", "a save that didn't end for")
+
+    def __init__(self, bound: str, key: str, missing: str) -> None:
+        self._bound = bound
+        self._key = key
+        self._missing = missing
+
+    @classmethod
+    def of(cls, doing: str) -> Phase:
+        """The phase of a rank, from the kind of work that takes its time."""
+        return {"train_s": cls.TRAINING, "eval_s": cls.EVALUATION, "save_s": cls.SAVING}.get(doing, cls.START)
+
+    def bound_s(self, health: Health) -> float:
+        """Seconds without progress that are allowed."""
+        seconds: float = getattr(health, self._bound)
+        return seconds
+
+    def complaint(self, health: Health) -> str:
+        """What is missing after that time, and the key that sets it."""
+        return f"{self._missing} {self.bound_s(health):g} s ({self._key})"
+
+
+class Silence:
+    """Adds up the time between looks that found the same mark.
+
+    Args:
+        now: seconds on a monotonic clock.
+        longest_gap_s: the most that one look may add; more than the usual time between two looks.
+    """
+
+    def __init__(self, now: float, longest_gap_s: float) -> None:
+        self._looked_at = now
+        self._longest_gap_s = longest_gap_s
+        self._mark: object = None
+        self.seconds = 0.0
+
+    def look(self, mark: object, now: float) -> float:
+        """Seconds of silence up to now; 0 where the mark isn't that of the last look."""
+        # a look that comes late means that the whole process stood still, suspended by a scheduler perhaps: no hang
+        elapsed = min(now - self._looked_at, self._longest_gap_s)
+        self._looked_at = now
+        self.seconds = self.seconds + elapsed if mark == self._mark else 0.0
+        self._mark = mark
+        return self.seconds
+
+
+class Watchdog:
+    """Watches the thread that creates it. A context manager; never collective.
+
+    The watched thread pays nothing: the watchdog reads once a second what the loop records anyway. A thread that never
+    releases Python's lock can't be ended by another thread; a timer that needs no lock writes its stacks to standard
+    error.
 
     Args:
         health: the bounds.
-        phase: what the rank does now.
-        progress: a value that changes as the rank gets on; two are compared by `==`.
-        files: where stacks go, and where requests for them come from, as soon as that is known.
-        on_hang: says the last words; the process ends after it, or after `LAST_WORDS_S`.
-        describe: who and where this is, for the head of the stacks.
+        watched: the rank.
         clock: monotonic seconds.
         tick_s: seconds between two looks at the progress.
     """
 
     def __init__(
-        self,
-        health: Health,
-        *,
-        phase: Callable[[], Phase],
-        progress: Callable[[], object],
-        files: Callable[[], tuple[Path, Path] | None],
-        on_hang: Callable[[Hang], None],
-        describe: Callable[[], str],
-        clock: Callable[[], float] = time.monotonic,
-        tick_s: float = 1.0,
+        self, health: Health, watched: Watched, *, clock: Callable[[], float] = time.monotonic, tick_s: float = 1.0
     ) -> None:
-        self._health, self._phase, self._progress = health, phase, progress
-        self._files, self._on_hang, self._describe = files, on_hang, describe
-        self._clock, self._tick_s = clock, tick_s
-        self._requests: Requests | None = None
+        self._health = health
+        self._watched = watched
+        self._clock = clock
+        self._tick_s = tick_s
+        self._thread_id = threading.get_ident()
+        self._requests: StacksRequests | None = None
         self._stopped = threading.Event()
+        # two threads: one looks for requests on a file system that may be the very thing that hangs
+        self._watcher = threading.Thread(target=self._watch, name="hpctrain-watchdog", daemon=True)
+        self._listener = threading.Thread(target=self._listen, name="hpctrain-stacks", daemon=True)
 
     def __enter__(self) -> Watchdog:
-        """Start to watch the calling thread."""
-        _spare_forks()
-        self._watched = threading.get_ident()
-        self._thread = threading.Thread(target=self._watch, name="hpctrain-watchdog", daemon=True)
-        self._thread.start()
-        self._listener = threading.Thread(target=self._listen, name="hpctrain-stacks", daemon=True)
+        """Start to watch."""
+        _cancel_timer_before_forks()
+        self._watcher.start()
         self._listener.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Watch no longer."""
+        """Stop to watch, unless the watchdog is recording a hang: then it ends the process."""
         self._stopped.set()
-        # a watchdog that speaks its last words is left to end the process
-        self._thread.join(2 * LAST_WORDS_S)
+        self._watcher.join(2 * RECORD_HANG_S)
         self._listener.join(LOOK_S)
         faulthandler.cancel_dump_traceback_later()
 
     def _watch(self) -> None:
-        _leave_signals_to_others()
+        _block_signals()
         silence = Silence(self._clock(), 2 * self._tick_s)
         while not self._stopped.wait(self._tick_s):
-            now, phase = self._clock(), self._phase()
-            if silence.look((phase, self._progress()), now) >= phase.bound_s(self._health):
+            now = self._clock()
+            phase = Phase.of(self._watched.doing)
+            if silence.look((phase, self._watched.progress), now) >= phase.bound_s(self._health):
                 self._end(phase.complaint(self._health))
+            # fires only if this thread can't come back to postpone it: the watched one keeps Python's lock
             faulthandler.dump_traceback_later(phase.bound_s(self._health), file=STDERR)
 
     def _listen(self) -> None:
-        _leave_signals_to_others()
+        _block_signals()
         while not self._stopped.wait(LOOK_S):
             self._answer()
 
     def _answer(self) -> None:
-        files = self._files()
-        if files is None:
+        path = self._watched.stacks_request
+        if path is None:
             return
         if self._requests is None:
-            self._requests = Requests(files[1])
+            self._requests = StacksRequests(path)
         token = self._requests.new()
         if token is not None:
             self._write("stacks as asked", token)
 
     def _write(self, why: str, token: str) -> None:
-        files = self._files()
-        path = None if files is None else files[0]
-        head = f"{why}: {self._describe()}, {time.strftime('%Y-%m-%d %H:%M:%S %z')}"
+        path = self._watched.stacks
+        title = f"{why}: {self._watched.description}, {time.strftime('%Y-%m-%d %H:%M:%S %z')}"
         try:
-            write_stacks(path, head, token)
+            write_stacks(path, title, token)
         except OSError as error:
-            os.write(STDERR, f"hpctrain: {path}: stacks can't be written: {error.strerror}\n".encode())
+            os.write(STDERR, f"hpctrain: {path}: can't write stacks: {error.strerror}\n".encode())
 
     def _end(self, complaint: str) -> None:
-        faulthandler.dump_traceback_later(LAST_WORDS_S, exit=True, file=os.open(os.devnull, os.O_WRONLY))
+        # ends the process even if what follows hangs as well; its stacks go nowhere, they are written below
+        faulthandler.dump_traceback_later(RECORD_HANG_S, exit=True, file=os.open(os.devnull, os.O_WRONLY))
         try:
-            position = Position.of(self._watched)
+            position = Position.of(self._thread_id)
             message = f"{complaint}; it was at {position.text}"
-            # not by way of logging: the hanging thread may hold its locks
-            os.write(STDERR, f"hpctrain: {self._describe()} hangs: {message}\n".encode())
+            # not through logging: the watched thread may hold its locks
+            os.write(STDERR, f"hpctrain: {self._watched.description} hangs: {message}\n".encode())
             self._write("hang", secrets.token_hex(4))
-            self._on_hang(Hang(message, position.stack, position.waits))
+            self._watched.record_hang(Hang(message, position.stack, position.waits))
         except BaseException:
             os.write(STDERR, traceback.format_exc().encode())
         finally:
             os._exit(ExitCode.FAILED)
 
 
-def _leave_signals_to_others() -> None:
-    """Another thread's mask may leave this one as the only thread that a signal can go to."""
+def _block_signals() -> None:
+    # a signal goes to any thread that doesn't block it, and Python handles it in the main thread alone
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - set(ERRORS))
 
 
-_forks_are_spared = False
+_registered_at_fork = False
 
 
-def _spare_forks() -> None:
-    """A child that is forked while faulthandler's timer runs waits at its exit for a thread that it doesn't have."""
-    global _forks_are_spared  # noqa: PLW0603 - once per process, as the registration is
-    if not _forks_are_spared:
+def _cancel_timer_before_forks() -> None:
+    # a child that is forked while faulthandler's timer runs waits at its exit for a thread that it doesn't have
+    global _registered_at_fork  # noqa: PLW0603 - once per process, as the registration is
+    if not _registered_at_fork:
         os.register_at_fork(before=faulthandler.cancel_dump_traceback_later)
-        _forks_are_spared = True
+        _registered_at_fork = True

@@ -24,7 +24,6 @@ from torch import nn
 
 from hpctrain.config.health import Health
 from hpctrain.worker import watchdog
-from hpctrain.worker.phase import Phase
 
 
 class Loop:
@@ -59,6 +58,23 @@ def shown(values: list[float], unit: str) -> str:
     return f"{statistics.median(values):8.3f} {unit} [{min(values):.3f} .. {max(values):.3f}]"
 
 
+class Watched:
+    """The loop, as the watchdog reads it."""
+
+    doing = "train_s"
+    description = "the loop"
+    record_hang = print
+
+    def __init__(self, loop: Loop, folder: Path) -> None:
+        self.loop = loop
+        self.stacks = folder / "stacks"
+        self.stacks_request = folder / "request"
+
+    @property
+    def progress(self) -> int:
+        return self.loop.step
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=31)
@@ -72,15 +88,7 @@ def main() -> None:
     without, with_it, used = [], [], []
     for number in range(options.rounds):
         for watched in (True, False) if number % 2 else (False, True):
-            dog = watchdog.Watchdog(
-                Health(),
-                phase=lambda: Phase.TRAINING,
-                progress=lambda: loop.step,
-                files=lambda: (folder / "stacks", folder / "request"),
-                on_hang=print,
-                describe=str,
-                tick_s=1 / options.faster,
-            )
+            dog = watchdog.Watchdog(Health(), Watched(loop, folder), tick_s=1 / options.faster)
             with dog if watched else nullcontext():
                 (with_it if watched else without).append(loop.run(options.seconds))
                 if watched:

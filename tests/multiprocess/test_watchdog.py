@@ -164,7 +164,7 @@ def test_a_run_in_one_process_closes_itself(ended):
     assert (done.code, attempt.reason, attempt.end_step) == (1, Reason.HANG, 4), done.output
     assert "it was at _act in " in attempt.detail
     assert done.output.endswith(
-        f"hpctrain: stacks: {run.directory.stacks(1, 0)}; to go on: python -m hpctrain resume {run.directory.path}\n"
+        f"hpctrain: stacks: {run.directory.stacks(1, 0)}; to resume: python -m hpctrain resume {run.directory.path}\n"
     )
     assert "in _act\n" in run.stacks[0]
 

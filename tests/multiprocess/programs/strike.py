@@ -20,14 +20,13 @@ STRUCK = "struck.jsonl"
 PHASES = {
     "before the handlers": [
         ("hpctrain.worker.entry:run_rank", 1),
-        ("hpctrain.worker.rank:main", 1),
         ("hpctrain.distributed.stop_request:StopRequest.install", 1),
     ],
-    "import": [("hpctrain.run.handover:Handover.read", 1), ("hpctrain.worker.hang:watch", 1)],
+    "import": [("hpctrain.run.handover:Handover.read", 1), ("hpctrain.worker.watchdog:Watchdog.__enter__", 1)],
     "rendezvous": [
         ("hpctrain.worker.attempt:run_attempt", 1),
         ("hpctrain.worker.attempt:_meet", 1),
-        ("hpctrain.worker.attempt:_learn_directory", 1),
+        ("hpctrain.worker.attempt:_agree_on_attempt", 1),
         ("hpctrain.distributed.world:join", 1),
         ("hpctrain.distributed.world:World.gather", 1),
     ],
@@ -65,8 +64,8 @@ PHASES = {
     "after it": [
         ("hpctrain.train.checkpointing:Continuity.finish", 1),
         ("hpctrain.distributed.world:World.close", 1),
-        ("hpctrain.worker.rank:Rank.leave_record", 1),
-        ("hpctrain.worker.rank:close_log_files", 1),
+        ("hpctrain.worker.rank:Rank.write_exit_record", 1),
+        ("hpctrain.worker.entry:close_log_files", 1),
     ],
     "the stop": [
         ("hpctrain.train.stopping:Departure.begin", 1),

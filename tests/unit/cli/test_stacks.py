@@ -20,7 +20,7 @@ RANK = """
 import sys, time
 from hpctrain.config.health import Health
 from hpctrain.worker import watchdog
-from hpctrain.worker.phase import Phase
+from types import SimpleNamespace
 from hpctrain.run.directory import RunDirectory
 
 def train():
@@ -29,15 +29,14 @@ def train():
 
 watchdog.LOOK_S = 0.1
 directory, rank = RunDirectory.at(sys.argv[1]), int(sys.argv[2])
-with watchdog.Watchdog(
-    Health(),
-    phase=lambda: Phase.START,
-    progress=lambda: 0,
-    files=lambda: (directory.stacks(1, rank), directory.stacks_request(1)),
-    on_hang=lambda hang: None,
-    describe=lambda: f"rank {rank} of 2",
-    tick_s=0.05,
-):
+watched = SimpleNamespace(
+    doing="import_s",
+    progress=0,
+    stacks=directory.stacks(1, rank),
+    stacks_request=directory.stacks_request(1),
+    description=f"rank {rank} of 2",
+)
+with watchdog.Watchdog(Health(), watched, tick_s=0.05):
     print("running", flush=True)
     train()
 """

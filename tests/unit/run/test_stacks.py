@@ -3,28 +3,28 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.errors import RunDirectoryError
-from hpctrain.run.stacks import Requests, answer, ask, framed
+from hpctrain.run.stacks import StacksRequests, answer, framed, request_stacks
 
 
 def test_each_request_is_seen_once(tmp_path):
     path = tmp_path / "request"
-    requests = Requests(path)
+    requests = StacksRequests(path)
     assert requests.new() is None
-    first = ask(path)
+    first = request_stacks(path)
     assert (requests.new(), requests.new()) == (first, None)
-    second = ask(path)
+    second = request_stacks(path)
     assert second != first
     assert (requests.new(), requests.new()) == (second, None)
 
 
 def test_a_request_from_before_is_answered_too(tmp_path):
-    token = ask(tmp_path / "request")
-    assert Requests(tmp_path / "request").new() == token
+    token = request_stacks(tmp_path / "request")
+    assert StacksRequests(tmp_path / "request").new() == token
 
 
 def test_a_request_that_cannot_be_left_is_an_error_that_names_the_place(tmp_path):
     with pytest.raises(RunDirectoryError, match=r"gone/request: can't be written \(No such file"):
-        ask(tmp_path / "gone" / "request")
+        request_stacks(tmp_path / "gone" / "request")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -24,7 +24,7 @@ def composer():
 def rank(composer):
     def build(*words):
         environment = ClusterEnvironment.from_environment({})
-        return Rank(composer.compose(words), environment, handover=None, stop=None)
+        return Rank(composer.compose(words), environment, handover=None, stop=None, times=None)
 
     return build
 
@@ -59,7 +59,7 @@ def test_a_rank_computes_on_what_torch_finds(rank, torch_finds, words, expected)
     assert devices_of(rank(*words)) == expected
 
 
-def test_a_rank_without_the_gpus_it_asked_for_says_so_or_refuses(rank, torch_finds, caplog):
+def test_a_rank_without_the_gpus_it_asked_for_warns_or_refuses(rank, torch_finds, caplog):
     torch_finds(0)
     caplog.set_level(logging.WARNING, "hpctrain.train")
     assert devices_of(rank("precision=bf16")) == (CPU,)

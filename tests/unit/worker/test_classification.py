@@ -5,7 +5,7 @@ from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
 from hpctrain.errors import CheckpointError, CheckpointUnlikeError, RendezvousError
 from hpctrain.run.reason import Reason
-from hpctrain.worker.classification import Blame, blame
+from hpctrain.worker.classification import Classification, classify
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/{}] "
 CLOSED = GLOO.format("pair.cc:553") + "Connection closed by peer [127.0.0.1]:9093. This is typically caused by a crash."
@@ -67,24 +67,28 @@ NCCL_SAYS = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCC
         (ConnectionResetError(104, "Connection reset by peer"), "failed"),
     ],
 )
-def test_whom_an_error_among_several_ranks_blames(error, reason):
-    assert blame(error, 2) == Blame(Reason(reason), peer=reason != "failed")
-    assert blame(error, 1) == Blame(Reason.FAILED), "alone there is nobody else"
+def test_errors_among_several_ranks(error, reason):
+    assert classify(error, 2) == Classification(Reason(reason), peer=reason != "failed")
+    assert classify(error, 1) == Classification(Reason.FAILED), "a single rank has no peers"
 
 
 @pytest.mark.parametrize("waited", [True, False])
-def test_ranks_that_did_not_meet_are_no_fault_of_the_task(waited):
+def test_ranks_that_did_not_meet_are_not_the_tasks_fault(waited):
     error = RendezvousError("rank zero did not answer", waited=waited)
-    assert blame(error, 2) == Blame(Reason.INFRASTRUCTURE, peer=waited)
+    assert classify(error, 2) == Classification(Reason.INFRASTRUCTURE, peer=waited)
 
 
-def test_what_befell_another_ranks_checkpoint_is_that_ranks_to_tell():
-    assert blame(CheckpointError("rank zero could not write it", elsewhere=True), 2) == Blame(Reason.FAILED, peer=True)
-    assert blame(CheckpointError("the disk is full"), 2) == Blame(Reason.FAILED)
+def test_an_error_with_another_ranks_checkpoint_points_at_that_rank():
+    assert classify(CheckpointError("rank zero could not write it", elsewhere=True), 2) == Classification(
+        Reason.FAILED, peer=True
+    )
+    assert classify(CheckpointError("the disk is full"), 2) == Classification(Reason.FAILED)
 
 
 def test_other_bytes_on_one_node_are_the_nodes_fault():
-    assert blame(CheckpointUnlikeError("model.pt doesn't match its checksum"), 2) == Blame(Reason.INFRASTRUCTURE)
+    assert classify(CheckpointUnlikeError("model.pt doesn't match its checksum"), 2) == Classification(
+        Reason.INFRASTRUCTURE
+    )
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -98,4 +102,4 @@ def test_other_bytes_on_one_node_are_the_nodes_fault():
     ],
 )
 def test_errors_of_the_machine(error, world_size):
-    assert blame(error, world_size) == Blame(Reason.INFRASTRUCTURE)
+    assert classify(error, world_size) == Classification(Reason.INFRASTRUCTURE)

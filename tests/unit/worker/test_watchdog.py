@@ -10,7 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from hpctrain.config.health import Health
+from hpctrain.errors import ConfigError
 from hpctrain.run.stacks import answer
+from hpctrain.run.times import SPENT, STARTING, WORKING
+from hpctrain.worker.watchdog import Phase, Silence
 
 PROGRAM = Path(__file__).parent / "programs" / "watched.py"
 HANGING = {
@@ -25,8 +29,8 @@ OTHERS = (
     "takes_its_time",
     "evaluates_batch_after_batch",
     "waits_its_turn",
-    "has_nothing_to_say",
-    "talks_for_ever",
+    "fails_to_record_it",
+    "records_it_for_ever",
     "keeps_the_lock",
     "forks",
     "is_suspended",
@@ -54,8 +58,8 @@ def ended(tmp_path_factory):
     for name, (folder, process) in begun.items():
         out, err = process.communicate(timeout=60)
         file = folder / "stacks"
-        said = err if name == "keeps_the_lock" else TIMER.sub("", err)
-        found[name] = SimpleNamespace(code=process.returncode, out=out, err=said, file=file, stacks="")
+        output = err if name == "keeps_the_lock" else TIMER.sub("", err)
+        found[name] = SimpleNamespace(code=process.returncode, out=out, err=output, file=file, stacks="")
         found[name].stacks = file.read_text() if file.exists() else ""
     found["is_suspended"].out = first + found["is_suspended"].out
     return found
@@ -83,15 +87,15 @@ def test_a_phase_may_take_its_own_time(ended, name):
     assert (left.code, left.out, left.err, left.stacks) == (0, "the end\n", "", "")
 
 
-def test_the_process_ends_even_if_the_last_words_fail(ended):
-    left = ended["has_nothing_to_say"]
+def test_the_process_ends_even_if_recording_the_hang_fails(ended):
+    left = ended["fails_to_record_it"]
     assert left.code == 1
-    assert left.err.endswith("LookupError: no words\n")
+    assert left.err.endswith("LookupError: no record\n")
     assert "in stand" in left.stacks
 
 
-def test_the_process_ends_even_if_the_last_words_never_do(ended):
-    left = ended["talks_for_ever"]
+def test_the_process_ends_even_if_recording_the_hang_never_ends(ended):
+    left = ended["records_it_for_ever"]
     assert (left.code, left.out) == (1, "")
     assert "in stand" in left.stacks
 
@@ -116,7 +120,7 @@ def test_a_suspended_process_did_not_hang(ended):
     assert (left.code, left.out, left.stacks) == (0, "ready\nthe end\n", "")
 
 
-def test_stacks_that_are_asked_for_are_written_and_the_rank_goes_on(ended):
+def test_stacks_that_are_asked_for_are_written_and_the_rank_continues(ended):
     left = ended["is_asked"]
     first, second, end = left.out.splitlines()
     assert (left.code, left.err, end) == (0, "", "the end")
@@ -129,3 +133,65 @@ def test_stacks_that_are_asked_for_are_written_and_the_rank_goes_on(ended):
 
 def test_signals_go_to_the_main_thread_alone(ended):
     assert ended["blocks_signals"].out == "unblocking\nhandled\nthe end\n"
+
+
+def bounds(**keys):
+    health = Health(**keys)
+    return {phase.name: phase.bound_s(health) for phase in Phase}
+
+
+def test_every_phase_is_one_that_the_times_know():
+    phases = {doing: Phase.of(doing) for doing in SPENT}
+    assert {doing for doing, phase in phases.items() if phase is Phase.START} == set(STARTING)
+    assert [phases[doing] for doing in WORKING] == [Phase.TRAINING, Phase.EVALUATION, Phase.SAVING]
+
+
+def test_a_shorter_bound_on_steps_leaves_the_other_phases_their_time():
+    assert bounds(hang_timeout_s=60) == {"START": 1800, "TRAINING": 60, "EVALUATION": 1800, "SAVING": 1800}
+
+
+def test_a_longer_bound_on_steps_holds_for_all():
+    assert set(bounds(hang_timeout_s=7200).values()) == {7200}
+
+
+def test_each_phase_has_a_key_of_its_own():
+    given = {"hang_timeout_s": 1, "start_timeout_s": 2, "eval_timeout_s": 3, "save_timeout_s": 4}
+    assert bounds(**given) == {"TRAINING": 1, "START": 2, "EVALUATION": 3, "SAVING": 4}
+
+
+@pytest.mark.parametrize("key", ["hang_timeout_s", "start_timeout_s", "eval_timeout_s", "save_timeout_s"])
+@pytest.mark.parametrize("value", [0.5, float("inf"), float("nan"), -1])
+def test_bounds_that_cannot_be_are_refused(key, value):
+    with pytest.raises(ConfigError, match=rf"health\.{key}=.*must lie in \[1, 1e\+07\]"):
+        Health(**{key: value})
+
+
+@pytest.mark.parametrize("longest", ["hang_timeout_s", "start_timeout_s", "eval_timeout_s", "save_timeout_s"])
+def test_collectives_wait_longer_than_any_watchdog(longest):
+    health = Health(**{longest: 9000})
+    assert health.collective_timeout_s > 9000
+    assert all(phase.bound_s(health) < health.collective_timeout_s for phase in Phase)
+
+
+def test_the_complaint_names_the_key_to_change():
+    health = Health(hang_timeout_s=90, start_timeout_s=600)
+    assert Phase.TRAINING.complaint(health) == "no step for 90 s (health.hang_timeout_s)"
+    assert Phase.START.complaint(health) == "start-up and no first step for 600 s (health.start_timeout_s)"
+
+
+def test_the_rendezvous_times_out_before_the_watchdog_ends_the_start():
+    health = Health(start_timeout_s=100)
+    assert health.meeting_timeout_s == 90
+
+
+def test_silence_adds_up_until_the_mark_changes():
+    silence = Silence(now=100.0, longest_gap_s=2.0)
+    looks = [(1, 101.0), (1, 102.0), (1, 103.5), (2, 104.0), (2, 105.0), (1, 106.0)]
+    assert [silence.look(mark, now) for mark, now in looks] == [0.0, 1.0, 2.5, 0.0, 1.0, 0.0]
+
+
+def test_a_process_that_was_suspended_did_not_hang():
+    silence = Silence(now=0.0, longest_gap_s=2.0)
+    silence.look("mark", 1.0)
+    assert silence.look("mark", 7200.0) == 2.0
+    assert silence.look("mark", 7201.0) == 3.0

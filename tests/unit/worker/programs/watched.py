@@ -11,10 +11,9 @@ import time
 from pathlib import Path
 
 from hpctrain.config.health import Health
-from hpctrain.run.stacks import answer, ask
+from hpctrain.run.stacks import answer, request_stacks
 from hpctrain.run.times import STARTING, Times
 from hpctrain.worker import watchdog
-from hpctrain.worker.phase import Phase
 from hpctrain.worker.watchdog import Watchdog
 
 HANG_TIMEOUT_S = 3
@@ -47,7 +46,7 @@ def hangs_before_the_first_step():
 
 
 def hangs_where_the_file_system_does():
-    os.mkfifo(folder / "request")  # nobody writes to it: to open it takes for ever
+    os.mkfifo(folder / "request")  # opening it blocks for ever, since no process writes to it
     move(3)
     stand()
 
@@ -94,13 +93,13 @@ def waits_its_turn():
         move(0.1)
 
 
-def has_nothing_to_say():
+def fails_to_record_it():
     move(0.3)
     stand()
 
 
-def talks_for_ever():
-    watchdog.LAST_WORDS_S = 5
+def records_it_for_ever():
+    watchdog.RECORD_HANG_S = 5
     move(0.3)
     stand()
 
@@ -132,7 +131,7 @@ def is_suspended():
 
 def is_asked():
     for _ in range(2):
-        token = ask(folder / "request")
+        token = request_stacks(folder / "request")
         while answer(folder / "stacks", token) is None:
             move(0.1)
         print(token)
@@ -149,25 +148,34 @@ def blocks_signals():
     move(0.1)
 
 
-def on_hang(hang):
-    if name == "has_nothing_to_say":
-        raise LookupError("no words")
-    if name == "talks_for_ever":
-        stand()
-    print(hang.message, hang.waits, hang.stack, sep="\n", flush=True)
+class Rank:
+    """What the watchdog reads of this process."""
+
+    description = "rank 3 of 4 on here"
+
+    def __init__(self, folder):
+        self.stacks = folder / "stacks"
+        self.stacks_request = folder / "request"
+
+    @property
+    def doing(self):
+        return times.doing
+
+    @property
+    def progress(self):
+        return moves[0]
+
+    def record_hang(self, hang):
+        if name == "fails_to_record_it":
+            raise LookupError("no record")
+        if name == "records_it_for_ever":
+            stand()
+        print(hang.message, hang.waits, hang.stack, sep="\n", flush=True)
 
 
 name, folder = sys.argv[1], Path(sys.argv[2])
 bound_s = {"takes_its_time": 12, "hangs_after_an_evaluation": None}.get(name, HANG_TIMEOUT_S)
 health = Health(hang_timeout_s=HANG_TIMEOUT_S, start_timeout_s=bound_s, eval_timeout_s=bound_s, save_timeout_s=bound_s)
-with Watchdog(
-    health,
-    phase=lambda: Phase.of(times.doing),
-    progress=lambda: moves[0],
-    files=lambda: (folder / "stacks", folder / "request"),
-    on_hang=on_hang,
-    describe=lambda: "rank 3 of 4 on here",
-    tick_s=0.05,
-):
+with Watchdog(health, Rank(folder), tick_s=0.05):
     globals()[name]()
 print("the end")

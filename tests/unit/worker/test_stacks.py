@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from hpctrain.worker.position import Position
+from hpctrain.worker.stacks import Position
 
 PROGRAM = """
 def {name}():
@@ -51,7 +51,7 @@ def position(thread, name):
         ("get", "/site-packages/torch/utils/data/dataloader.py", False),
     ],
 )
-def test_the_innermost_function_tells_whether_others_are_waited_for(name, path, waits):
+def test_the_innermost_function_shows_whether_others_are_waited_for(name, path, waits):
     with a_thread_in(name, path) as thread:
         found = position(thread, name)
     assert found.text == f"{name} in {path}:3"
@@ -59,8 +59,8 @@ def test_the_innermost_function_tells_whether_others_are_waited_for(name, path, 
     assert f'File "{path}", line 6, in main' in found.stack
 
 
-def test_a_thread_that_is_gone_has_no_position():
+def test_a_thread_that_has_ended_has_no_position():
     thread = threading.Thread(target=int)
     thread.start()
     thread.join()
-    assert Position.of(thread.ident) == Position("a thread that is gone", "", waits=False)
+    assert Position.of(thread.ident) == Position("a thread that has ended", "", waits=False)

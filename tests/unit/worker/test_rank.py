@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.config.root import Config
+from hpctrain.distributed.stop_request import StopRequest
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.exit_record import ExitRecord, read_exit_records
+from hpctrain.run.handover import Handover
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.owner import Owner
+from hpctrain.run.reason import Reason
+from hpctrain.run.times import Times
+from hpctrain.worker import rank as rank_module
+from hpctrain.worker.rank import Rank
+from hpctrain.worker.watchdog import Hang
+
+SECOND_OF_TWO = {
+    "RANK": "1",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29400",
+}
+HANG = Hang("no step for 3 s", "the stack", waits=True)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    directory = RunDirectory.at(tmp_path / "R")
+    directory.create(0o750)
+    return directory
+
+
+@pytest.fixture
+def make(monkeypatch):
+    monkeypatch.setattr(rank_module, "PEERS_S", 0.0)
+
+    def build(variables=SECOND_OF_TWO, *, attempt=1):
+        environment = ClusterEnvironment.from_environment(variables)
+        return Rank(Config(), environment, Handover(attempt=attempt), StopRequest(), Times(0.0), attempt=attempt)
+
+    return build
+
+
+def test_a_rank_without_an_attempt_writes_nothing(make, tmp_path):
+    rank = make()
+    assert (rank.claim, rank.stacks, rank.stacks_request, rank.step, rank.progress) == (None, None, None, 0, None)
+    rank.write_exit_record(Reason.FAILED, ValueError("early"))
+    rank.record_hang(HANG)
+    rank.leave_world()
+    rank.finish_writing()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_records_its_end_in_its_attempt(make, directory):
+    rank = make()
+    rank.enter_attempt(directory, Ledger(directory).claim())
+    rank.write_exit_record(Reason.FAILED, ValueError("wrong"), blames_peer=True)
+    record = read_exit_records(directory.claim(1))[1]
+    assert (record.reason, record.message, record.blames_peer) == (Reason.FAILED, "ValueError: wrong", True)
+    assert record.host == socket.gethostname()
+    assert "ValueError: wrong" in record.traceback
+    assert rank.description == f"rank 1 of 2 on {socket.gethostname()}, attempt 1, step 0"
+
+
+def test_a_file_system_that_refuses_the_exit_record_is_a_warning(make, directory, caplog):
+    rank = make()
+    rank.enter_attempt(directory, 7)
+    rank.write_exit_record(Reason.COMPLETED)
+    assert "the exit record can't be written" in caplog.text
+
+
+def test_a_hang_among_several_ranks_is_recorded_and_stacks_are_requested(make, directory):
+    rank = make()
+    rank.enter_attempt(directory, Ledger(directory).claim())
+    rank.record_hang(HANG)
+    record = read_exit_records(directory.claim(1))[1]
+    assert record.message == f"no step for 3 s; stacks: {directory.stacks(1, 1)}"
+    assert (record.reason, record.traceback, record.blames_peer) == (Reason.HANG, "the stack", True)
+    assert directory.stacks_request(1).exists()
+    assert Ledger(directory).attempts() == [], "the launcher closes it"
+
+
+def test_a_hang_in_the_launchers_own_process_closes_the_attempt(make, directory, capfd):
+    rank = make({})
+    rank.enter_attempt(directory, Ledger(directory).claim())
+    Owner.write(directory.claim(1))
+    rank.record_hang(HANG)
+    assert not read_exit_records(directory.claim(1))[0].blames_peer, "a single rank has no peers"
+    entry = Ledger(directory).attempts()[0]
+    assert entry.reason is Reason.HANG
+    assert f"to resume: python -m hpctrain resume {directory.path}\n" in capfd.readouterr().err
+    assert Owner.read(directory.claim(1)).pid == os.getpid()
+
+
+def test_the_cause_is_the_rank_that_failed_first(make, directory):
+    rank = make()
+    rank.enter_attempt(directory, Ledger(directory).claim())
+    assert rank.cause_among_peers(ask_for_stacks=False) is None
+    ExitRecord(rank=0, host="n1", reason=Reason.FAILED, step=3, message="ValueError: theirs").write(directory.claim(1))
+    rank.write_exit_record(Reason.INFRASTRUCTURE, RuntimeError("lost"), blames_peer=True)
+    assert rank.cause_among_peers(ask_for_stacks=False).message == "ValueError: theirs"
