@@ -9,19 +9,37 @@ from torch import Tensor
 
 @runtime_checkable
 class BatchDataset(Protocol):
-    """A dataset that returns many samples at once, already collated; for what lies in memory.
+    """A dataset that returns many samples at once, already collated: for data that lies in memory.
 
-    The loader picks the first of these that a dataset has:
+    There is nothing to inherit from: a `torch.utils.data.Dataset` with these methods is one.
+
+    The loader uses the first of these protocols that a dataset has:
 
     1. `get_batch(indices)`, this protocol: one call per micro-batch, no collation, no seeding;
     2. `__getitems__(indices)`, PyTorch's own: one call per micro-batch returns the list of samples, which are collated;
-    3. `__getitem__(index)`.
+    3. `__getitem__(index)`: one call per sample.
 
-    An attribute `draws_per_sample` says whether the samples use the global generators of `random`, NumPy and PyTorch,
+    The attribute `draws_per_sample` says whether the samples use the global generators of `random`, NumPy and PyTorch,
     for augmentation say. True: samples come one by one through `__getitem__`, and before each the three generators are
-    seeded from (seed, epoch, index): the same draws at any world size and with any number of workers. False: nothing
-    is seeded. Without the attribute it is True for 3 and False for 1; for 2 the generators are seeded once per
-    micro-batch, which is exact for a resume, but not across world sizes.
+    seeded from (seed, epoch, index), so that the draws are the same at any world size and with any number of workers.
+    False: nothing is seeded. Without the attribute it is True for 3 and False for 1; for 2 the generators are seeded
+    once per micro-batch, which is exact for a resume, but not across world sizes.
+
+    Example:
+        A table in memory, from which a batch is one indexing operation::
+
+            class Table(torch.utils.data.Dataset):
+                def __init__(self, rows, targets):
+                    self.rows, self.targets = rows, targets
+
+                def __len__(self):
+                    return len(self.rows)
+
+                def __getitem__(self, index):
+                    return self.rows[index], self.targets[index]
+
+                def get_batch(self, indices):
+                    return self.rows[indices], self.targets[indices]
     """
 
     def __len__(self) -> int:
@@ -33,5 +51,8 @@ class BatchDataset(Protocol):
 
         Args:
             indices: int64 of shape [n], on the CPU, n >= 1; may repeat.
+
+        Returns:
+            What the task's `loss` and `evaluate` get as their batch, on the CPU.
         """
         ...

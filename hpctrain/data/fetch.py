@@ -9,8 +9,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from hpctrain.data.dataset import BatchDataset
-from hpctrain.data.draws import lent_generators, seed_generators
-from hpctrain.data.keyed import IntArray, keyed_bits
+from hpctrain.data.keyed_random import IntArray, keyed_bits, lent_generators, seed_generators
 from hpctrain.data.stream import StreamReader, stream_length
 from hpctrain.data.tensors import TensorBatches
 from hpctrain.errors import TaskError
@@ -22,17 +21,17 @@ _SALT = 0x73616D706C65  # "sample": keeps these bits apart from others drawn fro
 
 
 class BatchFetcher(Dataset[Any]):
-    """Fetches micro-batches from a dataset, by the fastest protocol that it has (`BatchDataset` lists them).
+    """Fetches micro-batches from a dataset by the fastest protocol that it has (`BatchDataset` lists them).
 
     To PyTorch's `DataLoader` it is a dataset whose index is a pair (epoch, indices) and whose item is a batch.
 
     Args:
-        dataset: with `__len__` and `__getitem__`, or an iterable one (`SeekableStream` tells more).
+        dataset: with `__len__` and `__getitem__`, or iterable (see `SeekableStream`).
         seed: of the run: with epoch and index the key of a sample's random draws.
         collate_fn: makes a batch of a list of samples; PyTorch's default collation if None.
 
     Raises:
-        TaskError: a dataset that is neither.
+        TaskError: the dataset is neither.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int, collate_fn: Collate | None = None) -> None:
@@ -51,11 +50,9 @@ class BatchFetcher(Dataset[Any]):
         if isinstance(self._dataset, IterableDataset):
             self._reader = StreamReader(self._dataset)
             return self._streamed
-        # A Subset has __getitems__ whatever it holds: the dataset inside decides.
-        inner = self._dataset
-        while isinstance(inner, Subset):
-            inner = inner.dataset
-        known = isinstance(inner, (BatchDataset, TensorDataset))  # these draw nothing unless they say so
+        # a Subset has __getitems__ whatever it holds: the dataset inside decides
+        inner = without_subsets(self._dataset)
+        known = isinstance(inner, (BatchDataset, TensorDataset))  # these draw nothing unless their attribute says so
         draws = getattr(inner, "draws_per_sample", False if known else None)
         if draws or (draws is None and not hasattr(inner, "__getitems__")):
             return self._one_by_one
@@ -92,10 +89,16 @@ class BatchFetcher(Dataset[Any]):
             return self._collate(samples)
 
 
+def without_subsets(dataset: Any) -> Any:
+    """The dataset that a `Subset`, or a subset of one, was taken from."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return dataset
+
+
 def _length(dataset: Dataset[Any]) -> int | None:
-    kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
         return stream_length(dataset)
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise TaskError(f"{kind} can't be used as a dataset: expected __len__ and __getitem__")
+        raise TaskError(f"{type(dataset).__name__} can't be used as a dataset: expected __len__ and __getitem__")
     return len(dataset)

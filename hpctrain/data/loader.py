@@ -4,67 +4,47 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from hpctrain.data.assignment import Assignment, assign
 from hpctrain.data.fetch import BatchFetcher, Collate, Request
-from hpctrain.data.keyed import IntArray
+from hpctrain.data.keyed_random import IntArray
+from hpctrain.data.micro_batch import MicroBatch, iterate_tensors
 from hpctrain.data.order import Order
 from hpctrain.data.plan import BatchPlan
-from hpctrain.data.tree import map_tensors
-from hpctrain.data.workers import fetch_in_workers
+from hpctrain.data.workers import IN_PROCESS, Workers, fetch_batches
 from hpctrain.errors import TaskError
 
-
-class MicroBatch(NamedTuple):
-    """What one forward and backward pass works on.
-
-    Attributes:
-        batch: what the dataset and its collation give, on the CPU.
-        num_samples: samples in it; 0 where the rank has none left in a partial step. The batch then holds one stand-in
-            sample, with which the rank takes part in the collectives; its loss must not be counted.
-        divisor: what the mean loss is divided by before backward (`BatchPlan.divisor`): the accumulation in a full
-            step, infinite for a stand-in, so that its gradients are zero.
-        is_last: the step's last micro-batch: synchronise gradients, then update.
-        indices: the samples' numbers, int64; of a stand-in too.
-        on_device: the batch is on the rank's device already (`hpctrain.data.prefetch`).
-    """
-
-    batch: Any
-    num_samples: int
-    divisor: float
-    is_last: bool
-    indices: IntArray
-    on_device: bool = False
+_CHUNK_STEPS = 256
+_CHUNK_SAMPLES = 16_384
 
 
 class TrainLoader:
     """An endless iterable over this rank's micro-batches, in step order, across epochs.
 
-    Stateless: the position is the loop's step counter, and a resume is a loader with that `start_step`; what workers
-    have fetched ahead doesn't count. Workers live as long as the iterator: end it with its `close()`.
+    It has no state: the position is the loop's step counter, and a resume is a loader with that `start_step`. What
+    workers have fetched ahead doesn't count. Workers live as long as the iterator: call the iterator's `close()`.
 
     Args:
-        dataset: with `__len__` and `__getitem__`; `BatchDataset` tells what else is used.
+        dataset: the training samples (`BatchDataset` lists the protocols).
         order: which sample stands at which position of an epoch.
         plan: the batch arithmetic.
         rank: whose micro-batches.
         seed: of the run: with epoch and index the key of a sample's random draws.
-        num_workers: processes that fetch; with 0 the batches are fetched in this process when they are asked for.
         start_step: the first step, from 0, counted over the whole run.
-        pin_memory: return tensors in page-locked memory; without CUDA it has no effect.
         collate_fn: makes a batch of a list of samples; PyTorch's default collation if None.
-        prefetch_factor: micro-batches that every worker fetches ahead.
+        workers: how batches are fetched.
 
     Attributes:
-        waited_s: seconds that whoever iterates has waited for micro-batches so far.
+        waited_s: seconds that the consumer has waited for micro-batches so far.
 
     Raises:
-        TaskError: the dataset has another length than the plan's.
+        TaskError: the length of the dataset differs from the plan's.
     """
 
     def __init__(
@@ -75,55 +55,113 @@ class TrainLoader:
         *,
         rank: int,
         seed: int,
-        num_workers: int = 0,
         start_step: int = 0,
-        pin_memory: bool = False,
         collate_fn: Collate | None = None,
-        prefetch_factor: int = 2,
+        workers: Workers = IN_PROCESS,
     ) -> None:
         self._fetcher = BatchFetcher(dataset, seed, collate_fn)
         if self._fetcher.num_samples not in (None, plan.num_samples):
             raise TaskError(f"the dataset has {self._fetcher.num_samples} samples, the plan {plan.num_samples}")
-        self._order, self._plan, self._rank, self._start_step = order, plan, rank, start_step
-        self._num_workers, self._prefetch_factor = num_workers, prefetch_factor
-        self._pin_memory = pin_memory and torch.cuda.is_available()
+        self._order = order
+        self._plan = plan
+        self._rank = rank
+        self._start_step = start_step
+        self._workers = workers
         self.waited_s = 0.0
 
     def __iter__(self) -> Generator[MicroBatch, None, None]:
         """Start at `start_step`."""
-        assignments = assign(self._plan, self._order, self._rank, self._start_step)
-        return self._from_workers(assignments) if self._num_workers else self._from_here(assignments)
-
-    def _from_here(self, assignments: Iterator[Assignment]) -> Generator[MicroBatch, None, None]:
-        fetcher, pin_memory, clock = self._fetcher, self._pin_memory, time.perf_counter
-        asked = clock()
-        for request, num_samples, divisor, is_last in assignments:
-            batch = fetcher[request]
-            if pin_memory:
-                batch = map_tensors(torch.Tensor.pin_memory, batch)
-            self.waited_s += clock() - asked
-            yield MicroBatch(batch, num_samples, divisor, is_last, request[1])
-            asked = clock()
-
-    def _from_workers(self, assignments: Iterator[Assignment]) -> Generator[MicroBatch, None, None]:
-        asked: deque[Assignment] = deque()
+        fetching: deque[Assignment] = deque()
 
         def requests() -> Iterator[Request]:
-            for assignment in assignments:
-                asked.append(assignment)
+            for assignment in assign(self._plan, self._order, self._rank, self._start_step):
+                fetching.append(assignment)
                 yield assignment.request
 
-        batches = fetch_in_workers(
-            self._fetcher,
-            requests(),
-            num_workers=self._num_workers,
-            prefetch_factor=self._prefetch_factor,
-            pin_memory=self._pin_memory,
-        )
         clock = time.perf_counter
         begin = clock()
-        for batch in batches:
-            request, num_samples, divisor, is_last = asked.popleft()
+        for batch in fetch_batches(self._fetcher, requests(), self._workers):
+            request, num_samples, divisor, is_last = fetching.popleft()
             self.waited_s += clock() - begin
             yield MicroBatch(batch, num_samples, divisor, is_last, request[1])
             begin = clock()
+
+
+class Assignment(NamedTuple):
+    """One micro-batch of one rank before it is fetched; `MicroBatch` explains the last three."""
+
+    request: Request
+    num_samples: int
+    divisor: float
+    is_last: bool
+
+
+def assign(plan: BatchPlan, order: Order, rank: int, start_step: int) -> Iterator[Assignment]:
+    """A rank's micro-batches from a step on, across epochs, without end.
+
+    Raises:
+        TaskError: the order returned a shape that differs from that of the positions.
+    """
+    # The order is asked for many steps at once, since each call has a fixed cost that a single step would feel; for few
+    # steps at first, since every run and every resume begins with one.
+    largest = max(1, min(_CHUNK_STEPS, _CHUNK_SAMPLES // (plan.accumulation * plan.micro_batch_size)))
+    chunk = 1
+    while True:
+        steps = np.arange(start_step, start_step + chunk)
+        starts, counts = plan.pieces(steps, rank)
+        epochs = steps // plan.steps_per_epoch
+        # an empty micro-batch gets a stand-in; its start may be one past the end, hence the bound
+        positions = np.minimum(starts[..., None] + np.arange(plan.micro_batch_size), plan.num_samples - 1)
+        indices = _ordered(order, epochs[:, None, None], positions)
+        lengths, epoch_numbers = counts.tolist(), epochs.tolist()
+        for row in range(chunk):
+            step = start_step + row
+            last = plan.micro_batches(step) - 1
+            for turn in range(last + 1):
+                count = lengths[row][turn]
+                request = epoch_numbers[row], indices[row, turn, : count or 1]
+                yield Assignment(request, count, plan.divisor(step, count), turn == last)
+        start_step += chunk
+        chunk = min(2 * chunk, largest)
+
+
+def _ordered(order: Order, epochs: IntArray, positions: IntArray) -> IntArray:
+    indices = np.asarray(order(epochs, positions), dtype=np.int64)
+    if indices.shape != positions.shape:
+        raise TaskError(
+            f"the order {type(order).__name__} returned shape {indices.shape} for positions of shape "
+            f"{positions.shape}: expected one sample index per position"
+        )
+    return indices
+
+
+def copied_ahead(
+    micro_batches: Generator[MicroBatch, None, None], move: Callable[[Any], Any], device: torch.device
+) -> Generator[MicroBatch, None, None]:
+    """Copy micro-batches to the GPU while it computes the step before; on a CPU they are returned unchanged.
+
+    Args:
+        micro_batches: of one rank; closed with the returned generator.
+        move: copies a batch to the device without waiting; called once for each.
+        device: of this rank.
+    """
+    return micro_batches if device.type != "cuda" else _copied(micro_batches, move, device)
+
+
+def _copied(
+    micro_batches: Generator[MicroBatch, None, None], move: Callable[[Any], Any], device: torch.device
+) -> Generator[MicroBatch, None, None]:
+    # The copies have a stream of their own, which waits for nothing; the computing stream waits for the copy, and the
+    # host, which runs ahead of the GPU, for neither (if the batch is in page-locked memory).
+    copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    with closing(micro_batches):
+        for micro_batch in micro_batches:
+            with torch.cuda.stream(copies):
+                batch = move(micro_batch.batch)
+            computing = torch.cuda.current_stream(device)
+            computing.wait_stream(copies)
+            for tensor in iterate_tensors(batch):
+                if tensor.is_cuda:
+                    # the allocator must not reuse the copying stream's memory before the computing stream is done
+                    tensor.record_stream(computing)
+            yield micro_batch._replace(batch=batch, on_device=True)

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hpctrain.data.keyed import IntArray, keyed_bits
+from hpctrain.data.keyed_random import IntArray, keyed_bits
 from hpctrain.errors import TaskError
 
 _ROUNDS = 10  # those of FF1, NIST SP 800-38G

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from hpctrain.config.batch import refuse_indivisible
-from hpctrain.data.keyed import IntArray
+from hpctrain.data.keyed_random import IntArray
 from hpctrain.errors import ConfigError, TaskError
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import IterableDataset
 
-from hpctrain.data.keyed import IntArray
+from hpctrain.data.keyed_random import IntArray
 from hpctrain.errors import TaskError
 
 log = logging.getLogger("hpctrain.data")

@@ -1,4 +1,4 @@
-"""Processes that fetch batches beside the training."""
+"""Fetching batches, in this process or in DataLoader workers."""
 
 from __future__ import annotations
 
@@ -11,59 +11,101 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from hpctrain.data.fetch import BatchFetcher, Request
+from hpctrain.data.dataset import BatchDataset
+from hpctrain.data.fetch import BatchFetcher, Request, without_subsets
+from hpctrain.data.micro_batch import map_tensors
 from hpctrain.run.process import signals_blocked
+
+MAX_WORKERS = 8
+"""More than these rarely feed a rank faster, and each takes memory."""
+CPU_SHARE = 4
+"""On a CPU one core in so many is left to the workers: the others compute."""
 
 _IGNORED = (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _ALL = (*_IGNORED, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 
 
-def fetch_in_workers(
-    fetcher: BatchFetcher,
-    requests: Iterable[Request],
-    *,
-    num_workers: int,
-    prefetch_factor: int,
-    pin_memory: bool,
-) -> Iterator[Any]:
-    """Batches in the order of the requests, fetched ahead; the workers end when the iterator is dropped.
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """How batches are fetched.
 
-    Draws nothing from this process's random streams.
+    Attributes:
+        num_workers: processes that fetch, each on one thread; with 0 this process fetches a batch when it is needed.
+        prefetch_factor: batches that each worker fetches ahead.
+        pin_memory: return tensors in page-locked memory; without CUDA it has no effect.
+    """
+
+    num_workers: int = 0
+    prefetch_factor: int = 2
+    pin_memory: bool = False
+
+
+IN_PROCESS = Workers()
+
+
+def default_num_workers(dataset: Dataset[Any], cores: int, *, on_gpu: bool) -> int:
+    """Default number of DataLoader workers.
+
+    Args:
+        dataset: of the task.
+        cores: CPU cores that are the rank's share.
+        on_gpu: whether the rank computes on a GPU; one core drives it.
+    """
+    inner: Any = without_subsets(dataset)
+    in_batches = isinstance(inner, BatchDataset | TensorDataset) and not getattr(inner, "draws_per_sample", False)
+    if in_batches or isinstance(inner, IterableDataset):
+        # workers only cost: a batch in memory is fetched faster than sent, and each worker would read the whole stream
+        return 0
+    return min(MAX_WORKERS, cores - 1 if on_gpu else cores // CPU_SHARE)
+
+
+def fetch_batches(fetcher: BatchFetcher, requests: Iterable[Request], workers: Workers) -> Iterator[Any]:
+    """Batches in the order of the requests; the workers end when the iterator is dropped.
+
+    Draws nothing from this process's random generators.
 
     Args:
         fetcher: turns a request (epoch, indices) into a batch.
         requests: may be endless.
-        num_workers: at least 1; each computes on one thread.
-        prefetch_factor: requests handed to every worker ahead of need.
-        pin_memory: return tensors in page-locked memory; needs CUDA.
+        workers: how batches are fetched.
     """
+    pin_memory = workers.pin_memory and torch.cuda.is_available()
+    if not workers.num_workers:
+        return _fetch_here(fetcher, requests, pin_memory=pin_memory)
     loader = DataLoader(
         fetcher,
         batch_size=None,
         sampler=requests,
-        num_workers=num_workers,
-        prefetch_factor=prefetch_factor,
+        num_workers=workers.num_workers,
+        prefetch_factor=workers.prefetch_factor,
         pin_memory=pin_memory,
-        collate_fn=_as_it_is,
-        worker_init_fn=quiet_worker,
+        collate_fn=_unchanged,
+        worker_init_fn=init_worker,
         generator=torch.Generator(),
         multiprocessing_context=_Fork() if multiprocessing.get_start_method() == "fork" else None,
     )
-    with signals_blocked(_ALL):  # in the workers, until `quiet_worker` has run there
+    with signals_blocked(_ALL):  # in the workers, until `init_worker` has run there
         return iter(loader)
 
 
-class _Fork(multiprocessing.context.ForkContext):
-    """Forks as Linux does by default, but a worker's death can't hold its rank.
+def _fetch_here(fetcher: BatchFetcher, requests: Iterable[Request], *, pin_memory: bool) -> Iterator[Any]:
+    for request in requests:
+        batch = fetcher[request]
+        yield map_tensors(torch.Tensor.pin_memory, batch) if pin_memory else batch
 
-    PyTorch tells its workers to end by an event, whose lock each of them takes for every batch: `Event.set` of the rank
-    waits for ever where a worker was killed while it had the lock.
+
+class _Fork(multiprocessing.context.ForkContext):
+    """Forks as Linux does by default, but a worker's death can't block its rank.
+
+    PyTorch tells its workers to end by an event, whose lock each of them takes for every batch. If a worker is killed
+    while it holds the lock, the rank's `Event.set` waits forever.
     """
 
     def Event(self) -> _Flag:  # type: ignore[override]  # noqa: N802  # PyTorch only sets and reads it
@@ -71,7 +113,7 @@ class _Fork(multiprocessing.context.ForkContext):
 
 
 class _Flag:
-    """One byte that a process and those forked from it share; once set it stays so."""
+    """One byte that a process shares with the processes forked from it; once set it stays set."""
 
     def __init__(self) -> None:
         self._byte = mmap.mmap(-1, 1)
@@ -83,22 +125,24 @@ class _Flag:
         return self._byte[0] == 1
 
 
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch
 
 
-def quiet_worker(_worker_id: int) -> None:
-    """Make a worker deaf to the signals that SLURM or a terminal sends to every process of a job.
+def init_worker(_worker_id: int) -> None:
+    """Make a worker ignore the signals that SLURM or a terminal sends to every process of a job, and die with its rank.
 
-    The rank stops at a step boundary and needs its workers until then. SIGTERM is obeyed from the worker's own rank
-    only: that is how PyTorch and multiprocessing end a worker that is stuck. A worker dies with its rank: PyTorch's own
-    watch leaves it 5 s, in which it keeps the rank's sockets open, and with them the port of the next attempt's store.
+    The rank stops after a step and needs its workers until then. They obey SIGTERM from their own rank alone, which is
+    how PyTorch and multiprocessing end a worker that is stuck.
     """
-    if sys.platform == "linux":  # prctl(2)
+    if sys.platform == "linux":
+        # prctl(2). PyTorch's own check leaves an orphan 5 s, in which it keeps the rank's sockets open, and with them
+        # the port of the next attempt's store.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     rank = multiprocessing.parent_process()
     if rank is not None and rank.pid != os.getppid():
-        os._exit(0)  # it died before; PyTorch would take whoever inherited this process for it, and wait for ever
+        # the rank died before prctl; PyTorch would take the process that adopted this one for it, and wait forever
+        os._exit(0)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)

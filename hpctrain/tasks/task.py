@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from hpctrain.data.micro_batch import iterate_tensors, map_tensors
 from hpctrain.data.order import Order
-from hpctrain.data.tree import iterate_tensors, map_tensors
 from hpctrain.errors import TaskError
 
 Sums: TypeAlias = dict[str, tuple[Tensor | float, Tensor | int]]

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from hpctrain.checkpoint.rng import restore_rng, rng_state
 from hpctrain.config.data import Data
 from hpctrain.data.eval_loader import EvalLoader
-from hpctrain.data.share import chosen_workers
+from hpctrain.data.workers import Workers, default_num_workers
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.replica import inner
 from hpctrain.distributed.stop_request import Stop
@@ -61,15 +61,16 @@ class Evaluation:
         largest_slice = -(-len(dataset) // world.size)  # type: ignore[arg-type]  # the loader refuses what has no length
         self._turns = -(-largest_slice // micro_batch_size)
         on_gpu = world.device.type == "cuda"
-        chosen = chosen_workers(dataset, world.cores, on_gpu=on_gpu)
+        num_workers = data.num_workers
+        if num_workers is None:
+            num_workers = default_num_workers(dataset, world.cores, on_gpu=on_gpu)
         self._loader = EvalLoader(
             dataset,
             micro_batch_size,
             rank=world.rank,
             world_size=world.size,
-            num_workers=data.num_workers if data.num_workers is not None else chosen,
-            pin_memory=data.pin_memory and on_gpu,
             collate_fn=task.collate_fn,
+            workers=Workers(num_workers, pin_memory=data.pin_memory and on_gpu),
         )
 
     def __call__(self, agreement: Agreement) -> dict[str, float] | Stop:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hpctrain.config.root import Config
-from hpctrain.data.loader import MicroBatch
+from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.data.plan import BatchPlan
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest

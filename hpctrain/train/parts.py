@@ -8,12 +8,12 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from hpctrain.config.root import Config
-from hpctrain.data.loader import MicroBatch, TrainLoader
+from hpctrain.data.loader import TrainLoader, copied_ahead
+from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.data.order import Order, SequentialOrder, ShuffledOrder
 from hpctrain.data.plan import BatchPlan
-from hpctrain.data.prefetch import prefetched
-from hpctrain.data.share import chosen_workers
 from hpctrain.data.stream import stream_length
+from hpctrain.data.workers import Workers, default_num_workers
 from hpctrain.distributed.seed import seed_everything
 from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
@@ -69,7 +69,8 @@ class Parts:
         kind, device = config.precision.kind, world.device
         self.step = TrainStep(self.task, self.model, self.update, self.meter, precision=kind, device=device)
         workers, on_gpu = config.data.num_workers, world.device.type == "cuda"
-        self.num_workers = chosen_workers(self.train_data, world.cores, on_gpu=on_gpu) if workers is None else workers
+        chosen = default_num_workers(self.train_data, world.cores, on_gpu=on_gpu)
+        self.num_workers = chosen if workers is None else workers
 
     @property
     def total_steps(self) -> int:
@@ -81,23 +82,22 @@ class Parts:
     def loader(self, start_step: int) -> TrainLoader:
         """This rank's training batches from a step on."""
         data = self.config.data
+        pin_memory = data.pin_memory and self.world.device.type == "cuda"
         return TrainLoader(
             self.train_data,
             self._order(),
             self.plan,
             rank=self.world.rank,
             seed=self.config.seed,
-            num_workers=self.num_workers,
             start_step=start_step,
-            pin_memory=data.pin_memory and self.world.device.type == "cuda",
             collate_fn=self.task.collate_fn,
-            prefetch_factor=data.prefetch_factor,
+            workers=Workers(self.num_workers, data.prefetch_factor, pin_memory),
         )
 
     def on_their_way(self, micro_batches: Generator[MicroBatch, None, None]) -> Generator[MicroBatch, None, None]:
         """The same micro-batches, copied to a GPU beside what it does."""
         device = self.world.device
-        return prefetched(micro_batches, lambda batch: self.task.to_device(batch, device), device)
+        return copied_ahead(micro_batches, lambda batch: self.task.to_device(batch, device), device)
 
     def evaluation(self) -> Evaluation | None:
         """The evaluation; None where the task holds no samples out."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hpctrain.config.precision import Precision
-from hpctrain.data.tree import map_tensors
+from hpctrain.data.micro_batch import map_tensors
 
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 PURE_TYPES = {"bf16_pure": torch.bfloat16}

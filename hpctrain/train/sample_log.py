@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
 
-from hpctrain.data.loader import MicroBatch
+from hpctrain.data.micro_batch import MicroBatch
 
 
 def recorded(

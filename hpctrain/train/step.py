@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpctrain.data.loader import MicroBatch
+from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.task import Task

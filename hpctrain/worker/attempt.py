@@ -15,7 +15,6 @@ from torch._C._distributed_c10d import Store
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.cross import check_batch, refuse_without_gpu
 from hpctrain.config.root import Config
-from hpctrain.data.shared_memory import clear_left_behind
 from hpctrain.distributed.compiler import spare_compiler
 from hpctrain.distributed.determinism import set_determinism
 from hpctrain.distributed.rendezvous import choose_interface, meet
@@ -69,8 +68,6 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
     set_determinism(config.trainer.deterministic)
     world = _join(rank, store)
     rank.join_world(world)
-    if world.local_rank == 0:
-        clear_left_behind()
     departure = Departure(world, environment)
     ledger = Ledger(directory)
     hosts = world.gather(socket.gethostname())

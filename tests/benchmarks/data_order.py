@@ -36,7 +36,7 @@ class Sized:
 
 
 def hpctrain_order(num_samples: int, begin: int) -> Callable[[], object]:
-    from hpctrain.data.assignment import assign
+    from hpctrain.data.loader import assign
     from hpctrain.data.order import ShuffledOrder
     from hpctrain.data.plan import BatchPlan
 

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.parallel import Parallel
 from hpctrain.config.trainer import Trainer
-from hpctrain.data.loader import MicroBatch
+from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.replica import replicate
 from hpctrain.distributed.world import choose_devices, join
 from hpctrain.metrics.meter import Meter

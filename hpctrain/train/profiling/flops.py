@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hpctrain.data.loader import MicroBatch
+from hpctrain.data.micro_batch import MicroBatch, map_tensors
 from hpctrain.data.plan import BatchPlan
-from hpctrain.data.tree import map_tensors
 from hpctrain.distributed.replica import inner
 from hpctrain.distributed.world import World
 from hpctrain.train.step import TrainStep

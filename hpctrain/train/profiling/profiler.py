@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from hpctrain.data.loader import MicroBatch, TrainLoader
+from hpctrain.data.loader import TrainLoader
+from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.times import Times

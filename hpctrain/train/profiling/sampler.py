@@ -8,7 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
-from hpctrain.data.loader import MicroBatch, TrainLoader
+from hpctrain.data.loader import TrainLoader
+from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.world import World
 from hpctrain.metrics.memory import Memory
 from hpctrain.train.profiling.device_syncs import counted_syncs

@@ -9,12 +9,13 @@ from trial import Noisy, table
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.order import SequentialOrder
 from hpctrain.data.plan import BatchPlan
+from hpctrain.data.workers import Workers
 
 
 def main(path):
     """Write down who loads, and die."""
     loader = TrainLoader(
-        Noisy(*table(8)), SequentialOrder(8), BatchPlan(8, 4, 4, 1, True), rank=0, seed=0, num_workers=2
+        Noisy(*table(8)), SequentialOrder(8), BatchPlan(8, 4, 4, 1, True), rank=0, seed=0, workers=Workers(2)
     )
     batches = iter(loader)
     next(batches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from trial import Trial
 
-from hpctrain.data.shared_memory import OF_PYTORCH
 from hpctrain.files import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ was cut off. The step's processes are its children, with names of their own."""
 PATIENCE_S = 45.0
 """SLURM ends what is left of a job within KillWait, and a job that preempted another one is over soon."""
 
+OF_PYTORCH = re.compile(r"torch_\d+_\d+_\d+")
+"""Shared memory of PyTorch (ATen/MapAllocator.cpp, NewProcessWideShmHandle)."""
 MOST_CUT_OFF = 2
 """Loading processes of one run's last attempts, so many of which a kill may meet in the microseconds that matter."""
 
@@ -96,7 +98,7 @@ def shared_memory(sandbox: SlurmSandbox) -> dict[str, Path]:
 def more_than_the_killed_leave(files: list[str]) -> list[str]:
     """Files of shared memory, without those of loading processes that were killed while they made one.
 
-    Nobody is there to remove such a file before the next attempt on the node; a loading process makes one at a time.
+    A worker makes a file, maps it and removes its name at once; nothing removes the file of one killed in between.
     """
     cut_off = [file for file in files if OF_PYTORCH.fullmatch(Path(file).name)]
     return files if len(cut_off) > MOST_CUT_OFF else [file for file in files if file not in cut_off]

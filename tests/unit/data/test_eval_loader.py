@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 
 from hpctrain.data.eval_loader import EvalLoader
 from hpctrain.data.tensors import TensorBatches
+from hpctrain.data.workers import Workers
 
 
 class Drawing(Dataset[Any]):
@@ -39,12 +40,12 @@ def test_every_sample_is_seen_exactly_once(num_samples: int, micro: int, world_s
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_every_pass_is_the_same_with_any_number_of_workers(num_workers: int) -> None:
     expected = [[field.tolist() for field in batch] for batch in EvalLoader(Drawing(), 2, rank=1, world_size=2)]
-    loader = EvalLoader(Drawing(), 2, rank=1, world_size=2, num_workers=num_workers)
+    loader = EvalLoader(Drawing(), 2, rank=1, world_size=2, workers=Workers(num_workers))
     for _ in range(2):
         assert [[field.tolist() for field in batch] for batch in loader] == expected
 
 
 def test_a_rank_without_samples_starts_no_worker() -> None:
-    loader = EvalLoader(TensorBatches(torch.arange(1)), 2, rank=0, world_size=2, num_workers=2)
+    loader = EvalLoader(TensorBatches(torch.arange(1)), 2, rank=0, world_size=2, workers=Workers(2))
     assert len(loader) == 0
     assert list(loader) == []

@@ -17,10 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
-from hpctrain.data.loader import MicroBatch, TrainLoader
+from hpctrain.data.loader import TrainLoader, copied_ahead
+from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.data.order import ShuffledOrder
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.tensors import TensorBatches
+from hpctrain.data.workers import Workers
 from hpctrain.errors import TaskError
 
 SEED = 3
@@ -112,7 +114,7 @@ def test_workers_change_nothing(start: int) -> None:
     plan = BatchPlan(29, global_batch_size=8, micro_batch_size=2, world_size=2, drop_last=False)
     dataset = Augmented(29)
     here = first(20, loader(plan, dataset, rank=1, start_step=start))
-    there = first(20, loader(plan, dataset, rank=1, start_step=start, num_workers=2))
+    there = first(20, loader(plan, dataset, rank=1, start_step=start, workers=Workers(2)))
     assert [shown(batch) for batch in there] == [shown(batch) for batch in here]
     pids = {pid for batch in there for pid in batch.batch[4].tolist()}
     assert len(pids) == 2  # the same two through five epochs
@@ -145,7 +147,7 @@ def test_the_processs_own_streams_are_not_disturbed(num_workers: int) -> None:
         return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
 
     before = streams()
-    first(6, loader(plan, Augmented(16), num_workers=num_workers))
+    first(6, loader(plan, Augmented(16), workers=Workers(num_workers)))
     assert streams() == before
 
 
@@ -158,7 +160,7 @@ def test_a_rank_without_samples_gets_a_stand_in() -> None:
 
 def test_workers_outlive_the_signals_of_a_stop() -> None:
     plan = BatchPlan(64, 4, 4, 1, True)
-    batches = iter(loader(plan, Augmented(64), num_workers=2, prefetch_factor=1))
+    batches = iter(loader(plan, Augmented(64), workers=Workers(2, prefetch_factor=1)))
     pids = {int(next(batches).batch[4][0]) for _ in range(4)}
     for pid in pids:
         for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
@@ -211,7 +213,7 @@ class Sluggish(Dataset[int]):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_the_wait_for_data_is_known(num_workers: int) -> None:
     plan = BatchPlan(8, global_batch_size=4, micro_batch_size=2, world_size=1, drop_last=False)
-    slow = loader(plan, Sluggish(), num_workers=num_workers)
+    slow = loader(plan, Sluggish(), workers=Workers(num_workers))
     batches = iter(slow)
     next(batches)
     assert slow.waited_s >= 0.1  # half of it: a worker begins a moment before anybody waits for it
@@ -222,3 +224,8 @@ def test_the_wait_for_data_is_known(num_workers: int) -> None:
     next(batches)
     assert slow.waited_s > before
     batches.close()
+
+
+def test_on_a_cpu_micro_batches_are_not_copied() -> None:
+    micro_batches = iter(loader(BatchPlan(8, 4, 2, 1, True)))
+    assert copied_ahead(micro_batches, lambda batch: 1 / 0, torch.device("cpu")) is micro_batches

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data.keyed import IntArray
+from hpctrain.data.keyed_random import IntArray
 from hpctrain.data.order import ShuffledOrder
 from hpctrain.data.plan import BatchPlan
 from hpctrain.errors import ConfigError, TaskError

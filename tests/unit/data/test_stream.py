@@ -10,6 +10,7 @@ from hpctrain.data.loader import TrainLoader
 from hpctrain.data.order import SequentialOrder
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.stream import StreamReader
+from hpctrain.data.workers import Workers
 from hpctrain.errors import TaskError
 
 
@@ -42,7 +43,7 @@ def batches(stream, steps, *, rank=0, world_size=1, start_step=0, num_workers=0)
     plan = BatchPlan(20, 4, 2, world_size, drop_last=False)
     loader = iter(
         TrainLoader(
-            stream, SequentialOrder(20), plan, rank=rank, seed=0, start_step=start_step, num_workers=num_workers
+            stream, SequentialOrder(20), plan, rank=rank, seed=0, start_step=start_step, workers=Workers(num_workers)
         )
     )
     found = [next(loader).batch.tolist() for _ in range(steps * plan.accumulation)]

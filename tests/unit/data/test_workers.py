@@ -9,11 +9,16 @@ import time
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
-from hpctrain.data.workers import quiet_worker
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+from hpctrain.data.tensors import TensorBatches
+from hpctrain.data.workers import default_num_workers, init_worker
 
 
 def be_stuck(ready: Event) -> None:
-    quiet_worker(0)
+    init_worker(0)
     ready.set()
     time.sleep(60)
 
@@ -40,7 +45,7 @@ def lose_the_rank_at_once(place: Path) -> None:
     (place / "new").rename(place / "worker")
     while os.getppid() == rank:
         time.sleep(0.001)
-    quiet_worker(0)
+    init_worker(0)
     (place / "lives on").touch()
     time.sleep(60)
 
@@ -78,7 +83,7 @@ from multiprocessing.synchronize import SemLock
 import numpy
 import torch
 from hpctrain.data.fetch import BatchFetcher
-from hpctrain.data.workers import fetch_in_workers
+from hpctrain.data.workers import Workers, fetch_batches
 
 class Deadly(torch.utils.data.Dataset):
     def __len__(self):
@@ -92,9 +97,7 @@ class Deadly(torch.utils.data.Dataset):
         return torch.tensor(index)
 
 fetcher = BatchFetcher(Deadly(), 0, None)
-batches = fetch_in_workers(
-    fetcher, [(0, numpy.array([index])) for index in range(100)], num_workers=1, prefetch_factor=2, pin_memory=False
-)
+batches = fetch_batches(fetcher, [(0, numpy.array([index])) for index in range(100)], Workers(1))
 try:
     for batch in batches:
         pass
@@ -110,3 +113,36 @@ def test_a_worker_that_dies_with_all_its_locks_does_not_hold_its_rank() -> None:
         [sys.executable, "-c", DIE_WITH_LOCKS], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "DataLoader worker \nwent on\n", done.stderr
+
+
+class Plain(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return index
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(8))
+
+
+class Drawing(TensorBatches):
+    draws_per_sample = True
+
+
+@pytest.mark.parametrize("dataset", [TensorBatches(torch.arange(8)), TensorDataset(torch.arange(8)), Stream()])
+def test_none_where_they_only_cost(dataset):
+    assert default_num_workers(dataset, 16, on_gpu=True) == 0
+    if not isinstance(dataset, IterableDataset):
+        assert default_num_workers(Subset(dataset, [1, 2]), 16, on_gpu=True) == 0
+
+
+@pytest.mark.parametrize("dataset", [Plain(), Drawing(torch.arange(8)), Subset(Plain(), [1])])
+@pytest.mark.parametrize(
+    ("cores", "on_gpu", "workers"),
+    [(1, True, 0), (4, True, 3), (64, True, 8), (2, False, 0), (8, False, 2), (64, False, 8)],
+)
+def test_by_the_cores_of_the_rank(dataset, cores, on_gpu, workers):
+    assert default_num_workers(dataset, cores, on_gpu=on_gpu) == workers

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from hpctrain.data.loader import MicroBatch
+from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.world import World
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.task import Task

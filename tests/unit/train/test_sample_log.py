@@ -10,6 +10,7 @@ from hpctrain.data.loader import TrainLoader
 from hpctrain.data.order import SequentialOrder
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.tensors import TensorBatches
+from hpctrain.data.workers import Workers
 from hpctrain.train.sample_log import recorded
 
 PLAN = BatchPlan(num_samples=9, global_batch_size=4, micro_batch_size=1, world_size=2, drop_last=False)
@@ -25,7 +26,7 @@ def test_what_was_handed_out_is_written_down_step_by_step(tmp_path, num_workers)
     data = TensorBatches(torch.arange(9))
     expected = {0: [[0, 2], [4, 6], [8], [0, 2]], 1: [[1, 3], [5, 7], [], [1, 3]]}
     for rank in (0, 1):
-        loader = TrainLoader(data, SequentialOrder(9), PLAN, rank=rank, seed=0, num_workers=num_workers)
+        loader = TrainLoader(data, SequentialOrder(9), PLAN, rank=rank, seed=0, workers=Workers(num_workers))
         micro_batches = recorded(iter(loader), tmp_path / str(rank), 0)
         taken = [micro_batch.batch[0].tolist() for micro_batch in islice(micro_batches, 7)]
         micro_batches.close()

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from hpctrain.config.precision import Precision
 from hpctrain.config.trainer import Trainer
-from hpctrain.data.loader import MicroBatch
+from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.task import Task

@@ -5,7 +5,31 @@ import random
 import numpy as np
 import torch
 
-from hpctrain.data.draws import lent_generators, seed_generators
+from hpctrain.data.keyed_random import keyed_bits, lent_generators, seed_generators
+
+
+def test_the_finalizer_is_splitmix64() -> None:
+    # The first output of SplitMix64 seeded with 0, and with 1234567 (Vigna's reference implementation).
+    assert keyed_bits(0).tolist() == [0xE220A8397B1DCDAF]
+    assert keyed_bits(1234567).tolist() == [6457827717110365317]
+
+
+def test_parts_broadcast_and_keep_their_places() -> None:
+    table = keyed_bits(5, np.arange(3)[:, None], np.arange(4))
+    assert table.shape == (3, 4)
+    assert table[2, 1] == keyed_bits(5, 2, 1)[0] != keyed_bits(5, 1, 2)[0]
+    assert np.unique(table).size == 12
+
+
+def test_one_changed_bit_of_the_key_changes_half_of_the_bits() -> None:
+    keys = np.uint64(1) << np.arange(64, dtype=np.uint64)
+    flipped = keyed_bits(7, keys) ^ keyed_bits(7, 0)
+    ones = np.unpackbits(flipped.view(np.uint8)).mean()
+    assert abs(ones - 0.5) < 4 * 0.5 / np.sqrt(64 * 64)
+
+
+def test_seeds_are_taken_modulo_two_to_the_64() -> None:
+    assert keyed_bits(-1).tolist() == keyed_bits(2**64 - 1).tolist()
 
 
 def draw() -> tuple[float, float, float]:

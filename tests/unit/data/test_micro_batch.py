@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hpctrain.data.tree import iterate_tensors, map_tensors
+from hpctrain.data.micro_batch import iterate_tensors, map_tensors
 
 Pair = namedtuple("Pair", ["left", "right"])
 

@@ -1,18 +1,42 @@
-"""Tensors inside the containers that collation makes."""
+"""A micro-batch, and the tensors inside the containers that collation makes."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
+
+from hpctrain.data.keyed_random import IntArray
+
+
+class MicroBatch(NamedTuple):
+    """What one forward and backward pass works on.
+
+    Attributes:
+        batch: what the dataset and its collation return, on the CPU.
+        num_samples: samples in it; 0 where the rank has none left in a partial step. The batch then holds one stand-in
+            sample, with which the rank takes part in the collectives; its loss must not be counted.
+        divisor: what the mean loss is divided by before backward (`BatchPlan.divisor`): the accumulation in a full
+            step, infinite for a stand-in, so that its gradients are zero.
+        is_last: the step's last micro-batch: synchronise gradients, then update.
+        indices: the samples' indices, int64; of a stand-in too.
+        on_device: the batch is on the rank's device already (`copied_ahead`).
+    """
+
+    batch: Any
+    num_samples: int
+    divisor: float
+    is_last: bool
+    indices: IntArray
+    on_device: bool = False
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     """The same batch with every tensor replaced.
 
-    Goes into mappings, tuples (named ones too), lists and dataclasses; anything else is returned as it is.
+    Descends into mappings, tuples (named ones too), lists and dataclasses; anything else is returned unchanged.
     """
     if isinstance(batch, Tensor):
         return function(batch)
@@ -47,6 +71,7 @@ def _rebuilt(original: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
     if type(original) is dict:
         return values
     try:
-        return type(original)(values)  # type: ignore[call-arg]  # what mappings such as OrderedDict and BatchEncoding take
+        # OrderedDict and Hugging Face's BatchEncoding, for example, are made from a dict
+        return type(original)(values)  # type: ignore[call-arg]
     except TypeError:
         return values
