@@ -118,13 +118,21 @@ def _write_all(descriptor: int, data: bytes) -> None:
         raise
 
 
-def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_json_lines(path: Path, *, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:
     """The records of a file of JSON lines, oldest first; lines that a crash tore are passed over.
 
     Yields nothing where there is no such file.
+
+    Args:
+        path: the file.
+        last_bytes: read only this much of the end; None reads the whole file.
     """
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            if last_bytes is not None:
+                # the seek is likely to land within a line; what is left of that line isn't valid JSON
+                file.seek(max(0, file.seek(0, os.SEEK_END) - last_bytes))
+            data = file.read()
     except FileNotFoundError:
         return
     for line in data.splitlines():

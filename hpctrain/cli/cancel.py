@@ -1,8 +1,7 @@
-"""`python -m hpctrain cancel RUN ...`: end runs that wait or run."""
+"""`python -m hpctrain cancel RUN ...`: cancel queued and running runs."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import signal
@@ -10,40 +9,36 @@ import sys
 import time
 from pathlib import Path
 
-from hpctrain.cli.jobs import ask
+from hpctrain.cli.arguments import RUN_HELP, add_runs_dir, command_parser
 from hpctrain.errors import ExitCode, HpctrainError, SchedulerError
+from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.status.report import job_ids, read_status
+from hpctrain.status.report import ask_slurm, job_ids, read_statuses
 from hpctrain.status.search import runs_of
-from hpctrain.status.state import JobPhase
 
 _EPILOG = """\
 examples:
   python -m hpctrain cancel runs/digits/2026-01-31_12-00-00
   python -m hpctrain cancel sweep          # every run under runs/sweep
 
-A run in the queue leaves it. A run that trains stops after the step that it is in, saves if the time allows, and is
-never requeued; `resume` takes it up again. A task of a job array is cancelled alone. A run on this machine gets what
-Ctrl-C would send.
+A queued run leaves the queue. A running run finishes its current step, saves if the time allows, and is never
+requeued; `resume` continues it. Of a job array, only the tasks of these runs are cancelled. A run on this machine
+receives the signal that Ctrl-C sends.
 
-Exit code 0; 1 where something that waits or runs could not be cancelled; 2 where a RUN is none."""
+Exit code 0; 1 if a queued or running run could not be cancelled; 2 if RUN is not a run."""
 
 
 def main(arguments: list[str]) -> int:
-    """Cancel runs; `arguments` are those after the word `cancel`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m hpctrain cancel",
-        description="Cancel the queued and running jobs of runs, or stop them where they run on this machine.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run directory, or its name under the folder of runs")
-    parser.add_argument("--runs-dir", default="runs", metavar="FOLDER", help="where names are looked up (runs)")
+    """Cancel runs; ``arguments`` are those after the word `cancel`."""
+    description = "Cancel the queued and running jobs of runs; stop runs that were started on this machine."
+    parser = command_parser("cancel", description, _EPILOG)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=RUN_HELP)
+    add_runs_dir(parser)
     options = parser.parse_args(arguments)
-    # all names are looked up before anything is cancelled
+    # a misspelt name must not leave half of the runs cancelled
     found = list(dict.fromkeys(run for typed in options.runs for run in runs_of(typed, Path(options.runs_dir))))
     failed = False
     for directory in found:
@@ -58,42 +53,41 @@ def main(arguments: list[str]) -> int:
 
 
 def _cancel(directory: RunDirectory) -> str:
-    """Cancel one run; what was done, in words.
+    """Cancel one run, and describe what was done.
 
     Raises:
-        HpctrainError: it waits or runs where we can't reach it.
+        HpctrainError: the run is queued or running, and can't be reached from here.
     """
     if done := [*_cancel_jobs(directory), *_stop_process(directory)]:
         return "; ".join(done)
-    return f"nothing to cancel, it is {read_status(directory, ask(job_ids(directory))).state}"
+    (status,) = read_statuses([directory])
+    return f"nothing to cancel, it is {status.state}"
 
 
-def _note(directory: RunDirectory, *, cancelled: bool) -> None:
-    """Say so before it happens: SLURM's record of a job that is preempted doesn't tell who ended it."""
-    with contextlib.suppress(OSError):  # a full disk is no reason to let the run go on
+def _record_cancelled(directory: RunDirectory, *, cancelled: bool) -> None:
+    # SLURM's record of a job that is being preempted doesn't show who ended it: the supervisor reads ours
+    with contextlib.suppress(OSError):  # a full disk must not keep a run from being cancelled
         directory.record_job({"cancelled": cancelled, "time": time.time()})
 
 
 def _cancel_jobs(directory: RunDirectory) -> list[str]:
     ids = job_ids(directory)
-    jobs = ask(ids)
+    jobs = ask_slurm(ids)
     if jobs is None:
-        raise HpctrainError(
-            f"SLURM can't be asked from here about job {', '.join(ids)}; type the command on a login node"
-        )
-    phases = {job_id: view.phase for job_id, view in jobs.items() if view is not None}
+        raise HpctrainError(f"SLURM can't be asked from here about job {listed(ids)}; type the command on a login node")
     done: list[str] = []
     for job_id in ids:
-        if phases.get(job_id, JobPhase.ENDED) is JobPhase.ENDED:
+        record = jobs.get(job_id)
+        if record is None or record.state.is_finished:
             continue
-        _note(directory, cancelled=True)
+        _record_cancelled(directory, cancelled=True)
         try:
             Slurm().cancel(job_id)
         except SchedulerError:
             if not done:
-                _note(directory, cancelled=False)
+                _record_cancelled(directory, cancelled=False)
             raise
-        done.append(f"cancelled job {job_id}, which was {phases[job_id]}")
+        done.append(f"cancelled job {job_id}, which was {'pending' if record.state.is_pending else 'running'}")
     return done
 
 
@@ -106,13 +100,14 @@ def _stop_process(directory: RunDirectory) -> list[str]:
         return []
     if owner.alive is None:
         raise HpctrainError(f"it was started on {owner.host}, as process {owner.pid}: type the command there")
+    # the process id may have been given to another program since
     if "hpctrain" not in owner.command:
         raise HpctrainError(
-            f"process {owner.pid} should be the run's, but is `{owner.command[:80]}`: nothing was sent to it"
+            f"process {owner.pid} should be the run's, but it is `{owner.command[:80]}`: no signal was sent"
         )
-    _note(directory, cancelled=True)
+    _record_cancelled(directory, cancelled=True)
     try:
         os.kill(owner.pid, signal.SIGINT)
     except OSError as error:
         raise HpctrainError(f"process {owner.pid} can't be stopped: {error.strerror}") from error
-    return [f"asked process {owner.pid} to stop after its step and save"]
+    return [f"asked process {owner.pid} to stop after its current step and save"]

@@ -1,8 +1,7 @@
-"""`python -m hpctrain env`: what a process here would derive from its environment, and from which variables."""
+"""`python -m hpctrain env`: the cluster environment that a process started here would have."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import socket
@@ -11,27 +10,24 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from hpctrain.cli.arguments import command_parser
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.errors import ClusterEnvironmentError
 
 _EPILOG = """\
-Run it where the training would run, for example:
+examples, run where the training would run:
   python -m hpctrain env
   srun --nodes=2 --ntasks-per-node=4 --label python -m hpctrain env
   torchrun --nproc-per-node=2 -m hpctrain env --json
 
-Exit code 0; 2 where the variables contradict each other, with what to unset."""
+Exit code 0; 2 if the variables contradict each other, with the ones to unset."""
 
 
 def main(arguments: list[str]) -> int:
-    """Print the cluster environment; `arguments` are those after the word `env`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m hpctrain env",
-        description="Print the rank, the world and the address that a process started here would derive from its "
-        "environment variables, and from which ones. Starts nothing and needs no SLURM.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    """Print the cluster environment; ``arguments`` are those after the word `env`."""
+    description = """Print the rank, the world size and the addresses that a process started here would derive from its
+environment variables, and the variables themselves. Nothing is started, and SLURM isn't needed."""
+    parser = command_parser("env", description, _EPILOG)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     as_json = parser.parse_args(arguments).json
     try:
@@ -61,8 +57,8 @@ def _report(variables: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _count_devices(devices: str) -> int:
-    """As CUDA counts them: everything from the first invalid index on is hidden."""
     count = 0
+    # as CUDA does it: everything from the first invalid index on is hidden
     for device in devices.split(","):
         if not device.strip() or device.strip().startswith("-"):
             break

@@ -1,50 +1,46 @@
-"""`python -m hpctrain inspect RUN`: the checkpoints of a run, and whether their bytes are those that were written."""
+"""`python -m hpctrain inspect RUN`: the checkpoints of a run, and whether they are intact."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
+from hpctrain.cli.arguments import RUN_HELP, add_runs_dir, command_parser
 from hpctrain.errors import ExitCode
 from hpctrain.files import TEMPORARY_PREFIX
+from hpctrain.phrases import local_time
 from hpctrain.run.checkpoints import CheckpointInfo, list_checkpoints
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.score import Score, best_steps
+from hpctrain.run.score import best_steps
 from hpctrain.status.search import run_of
 
 _EPILOG = """\
 examples:
   python -m hpctrain inspect runs/digits/2026-01-31_12-00-00
   python -m hpctrain inspect digits --json      # the one run under runs/digits
-  python -m hpctrain inspect digits --quick     # names and sizes alone
+  python -m hpctrain inspect digits --quick     # compare names and sizes only
 
-The fields step, samples_seen, world_size, weights_digest and config_digest are those of the newest intact checkpoint.
-weights_digest is a SHA-256 over the model's named tensors: two runs with the same one have the same weights.
-The best is the intact checkpoint whose step was evaluated best, by the metric that the run is judged by.
+step, samples_seen, world_size, weights_digest and config_digest are those of the newest intact checkpoint.
+weights_digest is a SHA-256 over the model's named tensors: two runs with the same digest have the same weights.
+The best checkpoint is the intact one whose step had the best evaluation, by the run's own metric.
 
-Exit code 0; 1 where there are checkpoints and none of them is intact."""
+Exit code 0; 1 if there are checkpoints and none of them is intact; 2 if RUN is not a run."""
 _OF_THE_NEWEST = ("step", "samples_seen", "world_size", "weights_digest", "config_digest")
 
 
 def main(arguments: list[str]) -> int:
-    """Show the checkpoints; `arguments` are those after the word `inspect`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m hpctrain inspect",
-        description="Read every byte of a run's checkpoints, compare the checksums, and show what is in them.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("run", metavar="RUN", help="a run directory, or its name under the folder of runs")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    """Show the checkpoints; ``arguments`` are those after the word `inspect`."""
+    description = "Read every byte of a run's checkpoints, compare the checksums, and show what they hold."
+    parser = command_parser("inspect", description, _EPILOG)
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.add_argument("--quick", action="store_true", help="compare names and sizes, not every byte")
-    parser.add_argument("--runs-dir", default="runs", metavar="FOLDER", help="where names are looked up (runs)")
+    add_runs_dir(parser)
     options = parser.parse_args(arguments)
     directory = run_of(options.run, Path(options.runs_dir))
-    # a run that goes on may prune a checkpoint while it is being read
+    # a running run may remove a checkpoint while it is being read
     found = [info for info in list_checkpoints(directory, verify=not options.quick) if info.path.is_dir()]
     report = _report(directory, found)
     print(json.dumps(report, indent=2) if options.json else _table(report, found))
@@ -78,17 +74,15 @@ def _table(report: dict[str, Any], found: list[CheckpointInfo]) -> str:
     lines += [f"{name:<14}  {'-' if report[name] is None else report[name]}" for name in _OF_THE_NEWEST]
     lines += ["checkpoints" if found else "checkpoints     none"]
     for info in reversed(found):
-        written = "-" if info.time is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.time))
-        judgement = "intact" if info.intact else f"damaged: {info.problem}"
+        written = "-" if info.time is None else local_time(info.time)
+        condition = "intact" if info.intact else f"damaged: {info.problem}"
         if info.score is not None:
-            judgement += f"  {_score(info.score)}{', the best' if info.step == report['best'] else ''}"
-        lines.append(f"  {info.path.name}  {_size(info.bytes):>10}  {written:<19}  {judgement}")
-    lines += [f"  {Path(path).name}  unfinished: being written, or left by a crash" for path in report["unfinished"]]
+            best = ", the best" if info.step == report["best"] else ""
+            condition += f"  {info.score.name} {info.score.value:.6g}{best}"
+        lines.append(f"  {info.path.name}  {_size(info.bytes):>10}  {written:<19}  {condition}")
+    unfinished = "unfinished: still being written, or left by a crash"
+    lines += [f"  {Path(path).name}  {unfinished}" for path in report["unfinished"]]
     return "\n".join(lines)
-
-
-def _score(score: Score) -> str:
-    return f"{score.name} {score.value:.6g}"
 
 
 def _size(count: int) -> str:

@@ -1,51 +1,46 @@
-"""`python -m hpctrain stacks RUN`: where the ranks of a running run stand, at this moment."""
+"""`python -m hpctrain stacks RUN`: the Python stacks of a running run's ranks."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
 from pathlib import Path
 
-from hpctrain.cli.status import read_statuses
+from hpctrain.cli.arguments import RUN_HELP, add_runs_dir, command_parser
 from hpctrain.errors import ExitCode, RunDirectoryError
+from hpctrain.phrases import counted, listed, numbered
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.stacks import answer, request_stacks
+from hpctrain.status.report import read_statuses
 from hpctrain.status.search import run_of
 from hpctrain.status.state import RunState
 
 LOOK_S = 0.2
 """Seconds between two looks at the answers."""
-SHOWN = 8
-"""Ranks that are named before the rest is left to dots."""
 
 _EPILOG = """\
 examples:
-  python -m hpctrain stacks digits              # the Python stacks of all ranks of the run under runs/digits
+  python -m hpctrain stacks digits              # every rank of the one run under runs/digits
   python -m hpctrain stacks digits --rank 3
-  python -m hpctrain stacks digits --wait 90    # a file system that shows new files to other nodes after a minute
+  python -m hpctrain stacks digits --wait 90    # for a file system that shows new files to other nodes after a minute
 
-The request is a file in the run directory; the run goes on. Each rank answers within about two seconds, once it sees
-the file, into logs/stacks_ATTEMPT_RANK.txt, where the answers stay. The main thread is the one that trains.
+The request is a file in the run directory; the run isn't interrupted. Each rank answers about two seconds after it sees
+the file, in logs/stacks_ATTEMPT_RANK.txt, which stays there. The main thread is the one that trains.
 
-Exit code 0; 1 where a rank did not answer in time; 2 where RUN is none, or isn't running."""
+Exit code 0; 1 if a rank did not answer in time; 2 if RUN is not a run, or isn't running."""
 
 
 def main(arguments: list[str]) -> int:
-    """Ask for stacks and show them; `arguments` are those after the word `stacks`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m hpctrain stacks",
-        description="Show the Python stacks of all threads of a running run's ranks, without disturbing it.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("run", metavar="RUN", help="a run directory, or its name under the folder of runs")
-    parser.add_argument("--rank", type=int, metavar="N", help="of one rank only")
+    """Request stacks and print them; ``arguments`` are those after the word `stacks`."""
+    description = "Print the Python stacks of every thread of a running run's ranks, without interrupting it."
+    parser = command_parser("stacks", description, _EPILOG)
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("--rank", type=int, metavar="N", help="only this rank")
     parser.add_argument("--wait", type=float, default=10.0, metavar="S", help="seconds to wait for answers (10)")
-    parser.add_argument("--runs-dir", default="runs", metavar="FOLDER", help="where names are looked up (runs)")
+    add_runs_dir(parser)
     options = parser.parse_args(arguments)
     if (options.rank or 0) < 0 or options.wait < 0:
         parser.error("--rank and --wait can't be negative")
@@ -56,7 +51,7 @@ def main(arguments: list[str]) -> int:
     for _, text in sorted(answers.items()):
         print(text)
     if missing or not answers:
-        print(f"hpctrain: {_silence(missing, options.wait)}", file=sys.stderr)
+        print(f"hpctrain: {_no_answer(missing, options.wait)}", file=sys.stderr)
         return ExitCode.FAILED
     return ExitCode.FINISHED
 
@@ -64,25 +59,25 @@ def main(arguments: list[str]) -> int:
 def _running_attempt(directory: RunDirectory) -> int:
     attempt = Ledger(directory).last_claim()
     (status,) = read_statuses([directory])
-    # what can't be seen from here may be running all the same
+    # a run that can't be seen from here may be running
     if attempt and status.state in (RunState.STARTING, RunState.RUNNING, RunState.UNKNOWN):
         return attempt
     written = sorted(os.path.relpath(path) for path in directory.logs.glob("stacks_*.txt"))
-    earlier = f"; stacks from before: {', '.join(written[:SHOWN])}" if written else ""
+    earlier = f"; earlier stacks: {listed(written)}" if written else ""
     raise RunDirectoryError(
-        f"{os.path.relpath(directory.path)}: the run is {status.state}, and only a running one can be asked{earlier}"
+        f"{os.path.relpath(directory.path)} is {status.state}, and only a running run has stacks to show{earlier}"
     )
 
 
 def _collect(
     directory: RunDirectory, attempt: int, token: str, only: int | None, wait_s: float
 ) -> tuple[dict[int, str], list[int]]:
-    """The answers by rank, and the ranks that owe one after so many seconds."""
+    """Wait for answers; returns them by rank, and the ranks that didn't answer in time."""
     answers: dict[int, str] = {}
     deadline = time.monotonic() + wait_s
     while True:
         expected = _expected(directory, attempt, only)
-        for rank in _possible(directory, attempt) if expected is None else expected:
+        for rank in _with_stacks(directory, attempt) if expected is None else expected:
             if rank not in answers and (text := answer(directory.stacks(attempt, rank), token)) is not None:
                 answers[rank] = text
         missing = sorted((expected or set()) - answers.keys())
@@ -92,27 +87,26 @@ def _collect(
 
 
 def _expected(directory: RunDirectory, attempt: int, only: int | None) -> set[int] | None:
-    """The ranks that still run; None as long as the attempt's start doesn't tell how many there are."""
+    """The ranks that still run; None until the attempt's start has recorded how many there are."""
     entry = next((entry for entry in Ledger(directory).attempts() if entry.attempt == attempt), None)
     world_size = entry.world_size if entry is not None else None
     if world_size is None:
         return None if only is None else {only}
     if only is not None and only >= world_size:
-        raise RunDirectoryError(f"--rank {only}: the run has {world_size} ranks, counted from 0")
+        raise RunDirectoryError(f"--rank {only}: the run has {counted(world_size, 'rank')}, counted from 0")
     ranks = set(range(world_size)) if only is None else {only}
     return ranks - read_exit_records(directory.claim(attempt)).keys()
 
 
-def _possible(directory: RunDirectory, attempt: int) -> list[int]:
+def _with_stacks(directory: RunDirectory, attempt: int) -> list[int]:
     names = (path.stem.rpartition("_")[2] for path in directory.logs.glob(f"stacks_{attempt}_*.txt"))
     return [int(name) for name in names if name.isdecimal()]
 
 
-def _silence(missing: list[int], wait_s: float) -> str:
+def _no_answer(missing: list[int], wait_s: float) -> str:
     if not missing:
-        return f"no rank answered within {wait_s:g} s; the run has only begun to start, or has just ended: try again"
-    shown = ", ".join(map(str, missing[:SHOWN])) + (", ..." if len(missing) > SHOWN else "")
+        return f"no rank answered within {wait_s:g} s: the run is just starting, or has just ended; try again"
     return (
-        f"rank {shown} did not answer within {wait_s:g} s: stopped, its machine gone, in a call that lets no other "
-        "thread run, or its file system slow to show new files (--wait)"
+        f"{numbered('rank', missing)} did not answer within {wait_s:g} s: the process is stopped, its node is down, it "
+        "is in a call that blocks every other thread, or its file system is slow to show new files (see --wait)"
     )

@@ -1,10 +1,10 @@
-"""`python -m hpctrain status [RUN ...]`: what has become of the runs."""
+"""`python -m hpctrain status [RUN ...]`: the state of runs."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
+import os
 import shutil
 import sys
 import time
@@ -13,11 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hpctrain.cli.jobs import ask
-from hpctrain.cli.status_text import detail, table
+from hpctrain.cli.arguments import RUN_HELP, add_runs_dir, command_parser
+from hpctrain.cli.run_details import run_details
 from hpctrain.errors import ExitCode
-from hpctrain.run.directory import RunDirectory
-from hpctrain.status.report import RunStatus, job_ids, read_status
+from hpctrain.phrases import counted, duration
+from hpctrain.status.report import RunStatus, read_statuses
 from hpctrain.status.search import find_runs, runs_of
 
 SHOWN = 20
@@ -27,30 +27,27 @@ _EPILOG = f"""\
 examples:
   python -m hpctrain status                                     # the {SHOWN} newest runs under runs/
   python -m hpctrain status runs/digits/2026-01-31_12-00-00     # one run: attempts, metrics, what to type next
-  python -m hpctrain status sweep --json                        # all runs under runs/sweep
+  python -m hpctrain status sweep --json                        # every run under runs/sweep
 
-States: queued starting running interrupted completed failed cancelled unknown. An interrupted run was stopped, or died
-without a word, and goes on with `resume`. Works without SLURM and without its accounting, then from the run directories
-alone.
+States: queued starting running interrupted completed failed cancelled unknown. An interrupted run was stopped, or ended
+without an exit record; `resume` continues it. Without SLURM, or without its accounting, the states are those that the
+run directories show.
 
---json prints one object for one run, a list of them otherwise; times are epoch seconds; a metric that is null was NaN
-or infinite.
+--json prints one object for one run, and a list for several; times are epoch seconds; a metric that was NaN or infinite
+is null.
 
-Exit code 0; 2 where a RUN is none."""
+Exit code 0; 2 if RUN is not a run."""
+_HEAD = ("RUN", "STATE", "STEP", "LOSS", "ACCURACY", "ATTEMPTS", "JOB", "LAST")
 
 
 def main(arguments: list[str]) -> int:
-    """Show runs; `arguments` are those after the word `status`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m hpctrain status",
-        description="Show the runs under a folder, newest first, or one run in detail.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="a run directory, or its name under the folder of runs")
-    parser.add_argument("--runs-dir", default="runs", metavar="FOLDER", help="the folder of runs (runs)")
-    parser.add_argument("--json", action="store_true", help="JSON instead of text")
-    parser.add_argument("--all", action="store_true", help=f"all runs, not just the {SHOWN} newest")
+    """Show runs; ``arguments`` are those after the word `status`."""
+    description = "Show the runs under a folder, newest first, or one run in detail."
+    parser = command_parser("status", description, _EPILOG)
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=RUN_HELP)
+    add_runs_dir(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument("--all", action="store_true", help=f"show every run, not only the {SHOWN} newest")
     options = parser.parse_args(arguments)
     runs_dir = Path(options.runs_dir)
     if options.runs:
@@ -61,29 +58,51 @@ def main(arguments: list[str]) -> int:
     statuses = read_statuses(shown)
     single = len(options.runs) == 1 and len(statuses) == 1
     if options.json:
-        records = [as_json(status) for status in statuses]
+        records = [_as_json(status) for status in statuses]
         print(json.dumps(records[0] if single else records, indent=2, allow_nan=False))
     elif single:
-        print(detail(statuses[0], time.time()))
+        print(run_details(statuses[0], time.time()))
     elif statuses:
-        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        print(table(statuses, runs_dir, time.time(), columns))
+        print(_table(statuses, runs_dir, time.time()))
         if len(shown) < len(found):
-            print(f"{len(found) - len(shown)} older runs: --all shows them")
+            print(f"{counted(len(found) - len(shown), 'older run')}: --all shows them")
     else:
         print(f"no runs under {runs_dir}/; `python -m hpctrain` starts one")
     return ExitCode.FINISHED
 
 
-def read_statuses(directories: Sequence[RunDirectory]) -> list[RunStatus]:
-    """The statuses of runs; the scheduler is asked once for all of them."""
-    ids = {directory: job_ids(directory) for directory in directories}
-    jobs = ask([job_id for of_one in ids.values() for job_id in of_one])
-    return [read_status(directory, jobs, time.time) for directory in directories]
+def _table(statuses: Sequence[RunStatus], runs_dir: Path, now: float) -> str:
+    """One line per run, in the given order; the reason for its state comes last, as far as the terminal has room."""
+    rows = [_HEAD, *(_row(status, runs_dir, now) for status in statuses)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    notes = ["", *(status.note for status in statuses)]
+    lines = [f"{line}  {note}".rstrip() for line, note in zip(lines, notes, strict=True)]
+    if sys.stdout.isatty():
+        columns = shutil.get_terminal_size().columns
+        lines = [line if len(line) <= columns else line[: columns - 3] + "..." for line in lines]
+    return "\n".join(lines)
 
 
-def as_json(status: RunStatus) -> dict[str, Any]:
-    """A status as plain values that JSON can hold."""
+def _row(status: RunStatus, runs_dir: Path, now: float) -> tuple[str, ...]:
+    # the name as the commands take it
+    name = os.path.relpath(status.path, runs_dir)
+    loss = status.metrics.get("train/loss", status.metrics.get("eval/loss"))
+    accuracy = status.metrics.get("eval/accuracy")
+    last = status.last_sign
+    return (
+        os.path.relpath(status.path) if name.startswith("..") else name,
+        status.state,
+        str(status.step) if status.total_steps is None else f"{status.step}/{status.total_steps}",
+        "-" if loss is None else f"{loss:.4g}",
+        "-" if accuracy is None else f"{accuracy:.4f}",
+        str(len(status.attempts)),
+        status.job_ids[-1] if status.job_ids else "-",
+        "-" if last is None else f"{duration(now - last)} ago",
+    )
+
+
+def _as_json(status: RunStatus) -> dict[str, Any]:
     record = asdict(status)
     record["path"] = str(status.path)
     record["metrics"] = {

@@ -18,6 +18,7 @@ from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.compose import PRIMARY, Composer, open_overrides
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError
 from hpctrain.run.directory import RunDirectory
+from hpctrain.status.report import require_stopped
 
 EXPERIMENT = (
     "write what it changes into CONFIG_DIR/experiment/NAME.yaml, and add --config-dir CONFIG_DIR experiment=NAME"
@@ -51,13 +52,13 @@ def main(arguments: Sequence[str]) -> int:
     if options.multirun:
         from hpctrain.sweep.multirun import multirun
 
-        return multirun(composer, options.overrides, _command(arguments), _refuse_running)
+        return multirun(composer, options.overrides, _command(arguments))
     from hpctrain.launch.launcher import launch
 
     config = composer.compose(options.overrides)
     directory = None if config.run_dir is None or config.cluster.dry_run else RunDirectory.at(config.run_dir)
     if directory is not None and directory.config.is_file():
-        _refuse_running(directory)
+        require_stopped(directory)
     return launch(config, _command(arguments))
 
 
@@ -68,12 +69,6 @@ def _parser() -> argparse.ArgumentParser:
         if action.dest in REFUSED:
             action.help = argparse.SUPPRESS
     return parser
-
-
-def _refuse_running(directory: RunDirectory) -> None:
-    from hpctrain.cli.resume import refuse_running
-
-    refuse_running(directory)
 
 
 def _command(arguments: Sequence[str]) -> list[str]:

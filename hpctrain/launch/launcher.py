@@ -52,10 +52,10 @@ def submit_run(config: Config, command: Sequence[str]) -> int:
     tell_submitted(job_id, directory)
     if not config.cluster.wait:
         return ExitCode.FINISHED
-    from hpctrain.status.follow import Follower
+    from hpctrain.status.follow import wait_for
 
     try:
-        return Follower(directory, job_id, seen_bytes).follow()
+        return wait_for(directory, skip_bytes=seen_bytes)
     except KeyboardInterrupt:
         print(f"\nthe job goes on; to end it: python -m hpctrain cancel {directory.as_typed}")
         return ExitCode.INTERRUPTED

@@ -1,144 +1,140 @@
-"""Following submitted runs to their end: their states, rank zero's output, and the exit code."""
+"""Follow a run to its end: its log as it grows, the changes of its state, and its exit code."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import closing
 from typing import TextIO
 
 from hpctrain.attempt.outcome import describe
-from hpctrain.errors import ExitCode, SchedulerError
+from hpctrain.errors import ExitCode
+from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
-from hpctrain.run.ledger import Ledger
-from hpctrain.scheduler.explain import explain_pending
-from hpctrain.scheduler.job import JobRecord
-from hpctrain.scheduler.slurm import Slurm
+from hpctrain.status.log import RunLog
+from hpctrain.status.report import Jobs, RunStatus, ask_slurm, job_ids, read_status
+from hpctrain.status.state import RunState
 
-POLL_S = 1.0
-SETTLE_S = 15.0
-"""Seconds that a finished job's last words may take to cross a shared file system."""
+LOOK_EVERY_S = 0.2
+"""Seconds between two looks at the log and the run directory."""
+ASK_EVERY_S = 10.0
+"""Seconds between two questions to SLURM: many users may follow runs at the same time."""
+ASK_SOON_S = 1.0
+"""The same while the end is near, and for a command that waits for the job itself."""
+SETTLE_S = 1.0
+"""Seconds for which a run must look over: between two attempts it may look so for a moment."""
+LATE_RECORD_S = 15.0
+"""Seconds that a record of the next attempt, or of the end, may take to cross a shared file system."""
 
 
-@dataclass
 class Follower:
-    """Follows one run.
+    """Copies a run's log as it grows, and reports the changes of its state, until the run is over.
+
+    Args:
+        log: the log to copy.
+        messages: where the changes are reported.
+        until_job_ends: follow until SLURM's job is over as well, which may be seconds after the run's end.
+    """
+
+    def __init__(self, log: RunLog, messages: TextIO, *, until_job_ends: bool = False) -> None:
+        self._log = log
+        self._directory = log.directory
+        self._messages = messages
+        self._until_job_ends = until_job_ends
+        self._ask_at = 0.0
+        self._job_ids: list[str] = []
+        self._jobs: Jobs | None = {}
+        self._over_since: float | None = None
+        self._reported = ""
+
+    def follow(self) -> RunStatus:
+        """Follow the run; returns its status at the end."""
+        while True:
+            has_log = self._log.copy()
+            status = self._look()
+            if self._is_over(status):
+                self._log.copy()
+                return status
+            if self._over_since is None:
+                self._report_change(status, quiet=has_log)
+            time.sleep(LOOK_EVERY_S)
+
+    def say(self, text: str) -> None:
+        """Print a message of hpctrain's own."""
+        print(f"hpctrain: {text}", file=self._messages, flush=True)
+
+    def _look(self) -> RunStatus:
+        ids = job_ids(self._directory)
+        if ids != self._job_ids or time.monotonic() >= self._ask_at:
+            self._jobs = ask_slurm(ids)
+            self._job_ids = ids
+            soon = self._until_job_ends or self._over_since is not None
+            self._ask_at = time.monotonic() + (ASK_SOON_S if soon and self._jobs is not None else ASK_EVERY_S)
+        return read_status(self._directory, self._jobs)
+
+    def _is_over(self, status: RunStatus) -> bool:
+        # what can't be seen from here may still continue
+        unseen = self._jobs is None and (self._until_job_ends or status.state is RunState.INTERRUPTED)
+        continues = status.state.may_change or status.state is RunState.UNKNOWN
+        if continues or unseen or (self._until_job_ends and self._holds_nodes()):
+            self._over_since = None
+            return False
+        if self._over_since is None:
+            self._over_since = time.monotonic()
+            self._ask_at = 0.0
+        settle_s = LATE_RECORD_S if self._expects_record(status) else SETTLE_S
+        return time.monotonic() - self._over_since >= settle_s
+
+    def _holds_nodes(self) -> bool:
+        return any(record is not None and record.state.is_running for record in (self._jobs or {}).values())
+
+    def _expects_record(self, status: RunStatus) -> bool:
+        """Whether the run's job is over, and its records aren't: they may be on their way from another node."""
+        if not self._job_ids or not status.attempts or status.state is RunState.CANCELLED:
+            return False
+        last = status.attempts[-1]
+        return last.open or "next" in last.extra
+
+    def _report_change(self, status: RunStatus, *, quiet: bool) -> None:
+        """Report the state if it changed; ``quiet``: not the first one, which the log shows, unless the run waits."""
+        nodes = status.attempts[-1].nodes if status.attempts else ()
+        where = f" on {listed(nodes, separator=' ')}" if nodes and status.state is RunState.RUNNING else ""
+        text = f"the run is {status.described}{where}"
+        if text == self._reported:
+            return
+        if self._reported or not quiet or status.state is RunState.QUEUED:
+            self.say(text)
+        self._reported = text
+
+
+def wait_for(directory: RunDirectory, *, skip_bytes: int = 0) -> ExitCode:
+    """Follow a submitted run on the standard output.
 
     Args:
         directory: the run.
-        job_id: its job.
-        seen_bytes: how much of rank zero's log, from earlier attempts, is not shown again.
-        slurm: who is asked.
-        out: where output goes.
-        sleep: waits so many seconds.
+        skip_bytes: how much of rank zero's log, from earlier attempts, isn't shown again.
+
+    Returns:
+        The run's exit code.
     """
-
-    directory: RunDirectory
-    job_id: str
-    seen_bytes: int = 0
-    slurm: Slurm = field(default_factory=Slurm)
-    out: TextIO = field(default_factory=lambda: sys.stdout)
-    sleep: Callable[[float], None] = time.sleep
-
-    def follow(self) -> int:
-        """Print what happens until the job is over.
-
-        Returns:
-            The run's `ExitCode`.
-        """
-        said, position, unanswered, patience = "", self.seen_bytes, 0, SETTLE_S
-        while True:
-            position = self._copy_log(position)
-            try:
-                record = self.slurm.find([self.job_id])[self.job_id]
-                unanswered = 0
-            except SchedulerError as error:
-                unanswered += 1
-                if unanswered == 1:
-                    self._say(f"SLURM doesn't answer ({error}); asking again")
-                self.sleep(POLL_S * min(unanswered, 30))
-                continue
-            said = self._say_state(record, said)
-            if record is None or record.state.is_finished:
-                if successor := self._successor():
-                    self.job_id, patience = successor, SETTLE_S
-                    self._say(f"the run goes on in job {successor}")
-                    continue
-                if not self._goes_on() or patience <= 0:
-                    self._copy_log(position)
-                    return self._finish(record)
-                patience -= POLL_S
-            self.sleep(POLL_S)
-
-    def _successor(self) -> str | None:
-        """The job that was submitted for the run after this one."""
-        ids = [str(job["job_id"]) for job in self.directory.job_records() if "job_id" in job]
-        return ids[-1] if self.job_id in ids[:-1] else None
-
-    def _goes_on(self) -> bool:
-        """Whether the newest attempt ended with a word that another one follows."""
-        last = next(reversed(Ledger(self.directory).attempts()), None)
-        return last is not None and "next" in last.extra
-
-    def _copy_log(self, position: int) -> int:
-        try:
-            with self.directory.rank_log(0).open("rb") as log:
-                log.seek(position)
-                data = log.read()
-        except FileNotFoundError:
-            return position
-        if data:
-            self.out.write(data.decode(errors="replace"))
-            self.out.flush()
-        return position + len(data)
-
-    def _say_state(self, record: JobRecord | None, said: str) -> str:
-        if record is None:
-            return said
-        if record.state.is_pending:
-            text = f"job {self.job_id} is queued: {explain_pending(record.reason)}"
-        else:
-            text = f"job {self.job_id} is {record.state.value.lower()}"
-            if record.nodes and record.state.is_running:
-                text += f" on {' '.join(record.nodes)}"
-        if text != said:
-            self._say(text)
-        return text
-
-    def _say(self, text: str) -> None:
-        self.out.write(f"hpctrain: {text}\n")
-        self.out.flush()
-
-    def _finish(self, record: JobRecord | None) -> int:
-        ledger, deadline = Ledger(self.directory), time.monotonic() + SETTLE_S
-        attempts = ledger.attempts()
-        while (not attempts or attempts[-1].open) and time.monotonic() < deadline:
-            if record is not None and record.state.value == "CANCELLED":
-                break
-            self.sleep(POLL_S / 4)
-            attempts = ledger.attempts()
-        if not attempts or attempts[-1].reason is None:
-            return self._without_end(record)
-        last = attempts[-1]
-        assert last.reason is not None
+    sys.stdout.flush()
+    with closing(RunLog(directory, 0, sys.stdout.buffer, skip_bytes=skip_bytes)) as log:
+        follower = Follower(log, sys.stdout, until_job_ends=True)
+        status = follower.follow()
+    resume = f"to resume: python -m hpctrain resume {directory.as_typed}"
+    last = status.attempts[-1] if status.attempts else None
+    if last is not None and last.reason is not None:
+        follower.say(f"{last.reason} at step {last.end_step}; run directory {directory.path}")
         code = last.reason.meaning.exit_code
-        self._say(f"{last.reason} at step {last.end_step}; run directory {self.directory.path}")
         if code is not ExitCode.FINISHED:
-            self._blame(last.attempt, last.detail)
+            cause = first_cause(read_exit_records(directory.claim(last.attempt)))
+            follower.say(describe(cause) if cause and not cause.blames_peer else last.detail)
+            follower.say(resume)
         return code
-
-    def _blame(self, attempt: int, detail: str) -> None:
-        cause = first_cause(read_exit_records(self.directory.claim(attempt)))
-        self._say(describe(cause) if cause and not cause.blames_peer else detail)
-        self._say(f"to go on: python -m hpctrain resume {self.directory.as_typed}")
-
-    def _without_end(self, record: JobRecord | None) -> int:
-        state = "gone" if record is None else record.state.value
-        if state == "CANCELLED":
-            self._say(f"job {self.job_id} was cancelled; to go on: python -m hpctrain resume {self.directory.as_typed}")
-            return ExitCode.CANCELLED
-        logs = [str(job["log"]) for job in self.directory.job_records() if "log" in job]
-        self._say(f"job {self.job_id} is {state} and left no word; see {logs[-1] if logs else self.directory.logs}")
-        return ExitCode.FAILED
+    if status.state is RunState.CANCELLED:
+        follower.say(f"the run was cancelled; {resume}")
+        return ExitCode.CANCELLED
+    logs = [str(job["log"]) for job in directory.job_records() if "log" in job]
+    follower.say(f"the run is {status.described}; see {logs[-1] if logs else directory.logs}")
+    return ExitCode.FAILED

@@ -1,47 +1,54 @@
-"""What has become of a run, from its directory and from what the scheduler says about its jobs."""
+"""The status of a run, read from its directory and from SLURM's records of its jobs."""
 
 from __future__ import annotations
 
-import json
-import os
+import contextlib
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from hpctrain.errors import RunDirectoryError, SchedulerError, SchedulerMissingError
 from hpctrain.run.bottleneck import Bottleneck, last_bottleneck
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.run.times import read_times
+from hpctrain.scheduler.job import JobRecord
+from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.accounting import Account, account
-from hpctrain.status.state import Evidence, JobPhase, JobView, RunState, judge
+from hpctrain.status.metrics import read_metrics
+from hpctrain.status.state import RunFacts, RunState, derive_state
 
 TAIL_BYTES = 64 * 2**10
 """How much of the end of metrics.jsonl is read; a few hundred records."""
 
+Jobs = Mapping[str, JobRecord | None]
+"""SLURM's records by job id; None for a job that SLURM doesn't know (any more)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """A run as a person wants to know it; times are epoch seconds.
+    """The status of a run; times are epoch seconds.
 
     Attributes:
         name: the run's name in its configuration.
         path: its directory.
-        state: where it stands.
-        note: why, in one line; empty where there is nothing to say.
+        state: its state.
+        note: the reason for the state, in one line; empty where the state needs none.
         step: the last step known to be completed.
-        total_steps: where the run ends; None where only its epochs are known.
-        metrics: the last value of each metric; NaN and infinities as they were.
+        total_steps: the step at which the run ends; None where only its epochs are known.
+        metrics: the last value of each metric, NaN and infinities included.
         metrics_time: when the last of them was logged.
         checkpoint_step: of the newest published checkpoint.
-        attempts: oldest first; an open one with the times that it has kept so far.
+        attempts: oldest first; an open one with the times that it has recorded so far.
         account: where the wall time went.
-        verdict: what holds its training back, as its newest attempt found out; None where none did.
-        job_ids: all that it ever had, oldest first.
+        verdict: the bottleneck that its newest attempt found; None where it found none.
+        job_ids: every job that it ever had, oldest first.
         may_start: when a queued run is expected to start.
     """
 
@@ -60,48 +67,77 @@ class RunStatus:
     job_ids: tuple[str, ...] = ()
     may_start: float | None = None
 
+    @property
+    def described(self) -> str:
+        """The state with its reason, as in ``queued (waiting for nodes)``."""
+        return f"{self.state} ({self.note})" if self.note else str(self.state)
+
+    @property
+    def last_sign(self) -> float | None:
+        """When the run last logged a metric, began an attempt or ended one; None before the first."""
+        times = [when for attempt in self.attempts for when in (attempt.start_time, attempt.end_time)]
+        return max((when for when in (self.metrics_time, *times) if when is not None), default=None)
+
+
+def read_statuses(directories: Sequence[RunDirectory]) -> list[RunStatus]:
+    """Read the statuses of runs; SLURM is asked once for all of them."""
+    ids = {directory: job_ids(directory) for directory in directories}
+    jobs = ask_slurm([job_id for of_one in ids.values() for job_id in of_one])
+    return [read_status(directory, jobs) for directory in directories]
+
+
+def require_stopped(directory: RunDirectory) -> None:
+    """Refuse to start a second attempt of a run that has one.
+
+    Raises:
+        RunDirectoryError: the run is queued, starting or running.
+    """
+    (status,) = read_statuses([directory])
+    if status.state.may_change:
+        remedy = f"end it first: `python -m hpctrain cancel {directory.as_typed}`"
+        raise RunDirectoryError(f"{directory.path} is {status.state}; {remedy}")
+
+
+def ask_slurm(job_ids: Sequence[str]) -> Jobs | None:
+    """Ask SLURM about jobs, all in one question; None where SLURM can't be asked from here."""
+    if not job_ids:
+        return {}
+    try:
+        return Slurm().find(job_ids)
+    except SchedulerMissingError:
+        return None
+    except SchedulerError as error:
+        print(f"hpctrain: warning: {error}", file=sys.stderr)
+        return None
+
 
 def job_ids(directory: RunDirectory) -> list[str]:
-    """The jobs of a run, from its submissions and its attempts, oldest first.
-
-    The id of a whole array is left out where one of its tasks is known: it stands for the other runs as well.
-    """
+    """The jobs of a run, from its submissions and its attempts, oldest first."""
     submitted = [record.get("job_id") for record in directory.job_records()]
     started = [attempt.job_id for attempt in Ledger(directory).attempts()]
     ids = list(dict.fromkeys(str(job_id) for job_id in [*submitted, *started] if job_id))
+    # the id of a whole array stands for the other runs as well
     arrays = {job_id.partition("_")[0] for job_id in ids if "_" in job_id}
     return [job_id for job_id in ids if job_id not in arrays]
 
 
-def read_status(
-    directory: RunDirectory, jobs: Mapping[str, JobView | None] | None, clock: Callable[[], float] = time.time
-) -> RunStatus:
-    """The status of a run; reads the run directory.
+def read_status(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
+    """Read the status of a run.
 
     Args:
         directory: the run.
-        jobs: the scheduler's view by job id, None for one that it doesn't know (any more); None altogether where it
-            can't be asked from here.
-        clock: epoch seconds.
+        jobs: SLURM's records of its jobs, see `ask_slurm`.
     """
-    ledger = Ledger(directory)
-    attempts = [_with_times(attempt, directory) for attempt in ledger.attempts()]
-    number, ids = ledger.last_claim(), tuple(job_ids(directory))
-    evidence = Evidence(
-        attempt=attempts[-1] if attempts and attempts[-1].attempt >= number else Attempt(attempt=number),
-        owner=Owner.read(directory.claim(number)) if number else None,
-        cancelled_at=_cancelled_at(directory),
-        job_ids=ids,
-        jobs=jobs,
-    )
-    state, note = judge(evidence)
+    attempts = [_with_times(attempt, directory) for attempt in Ledger(directory).attempts()]
+    facts = _facts(directory, attempts, jobs)
+    state, note = derive_state(facts)
     metrics_step, metrics_time, metrics = _last_metrics(directory.metrics)
     saved = next(reversed(directory.checkpoint_steps()), None)
     config = _config(directory.config)
     last = attempts[-1] if attempts else Attempt(attempt=0)
     # what was logged after the step that a resume started from is void, until the resume logs it again
     step = last.end_step if last.end_step is not None else max(metrics_step, last.start_step or 0)
-    pending = list(evidence.in_phase(JobPhase.PENDING).values())
+    pending = list(facts.pending_jobs().values())
     return RunStatus(
         name=str(config.get("name") or directory.path.name),
         path=directory.path,
@@ -113,17 +149,28 @@ def read_status(
         metrics_time=metrics_time,
         checkpoint_step=saved,
         attempts=tuple(attempts),
-        account=account(attempts, directory.job_records(), state=state, saved_step=saved or 0, now=clock()),
+        account=account(attempts, directory.job_records(), state=state, saved_step=saved or 0, now=time.time()),
         verdict=last_bottleneck(directory),
-        job_ids=ids,
-        may_start=pending[-1].may_start if pending and state is RunState.QUEUED else None,
+        job_ids=facts.job_ids,
+        may_start=pending[-1].start_time if pending and state is RunState.QUEUED else None,
+    )
+
+
+def _facts(directory: RunDirectory, attempts: Sequence[Attempt], jobs: Jobs | None) -> RunFacts:
+    number = Ledger(directory).last_claim()
+    return RunFacts(
+        attempt=attempts[-1] if attempts and attempts[-1].attempt >= number else Attempt(attempt=number),
+        owner=Owner.read(directory.claim(number)) if number else None,
+        cancelled_at=_cancelled_at(directory),
+        job_ids=tuple(job_ids(directory)),
+        jobs=jobs,
     )
 
 
 def _with_times(attempt: Attempt, directory: RunDirectory) -> Attempt:
-    """An open attempt's times aren't in the ledger yet."""
     if not attempt.open:
         return attempt
+    # the ledger gets an attempt's times with its end
     return replace(attempt, extra={**attempt.extra, **read_times(directory.claim(attempt.attempt))})
 
 
@@ -137,15 +184,16 @@ def _cancelled_at(directory: RunDirectory) -> float | None:
 
 
 def _total_steps(attempts: list[Attempt], config: Mapping[str, Any]) -> int | None:
-    told = [attempt.extra.get("total_steps") for attempt in attempts]
+    recorded = [attempt.extra.get("total_steps") for attempt in attempts]
     trainer = config.get("trainer")
-    total = next((steps for steps in reversed(told) if steps), trainer.get("max_steps") if trainer else None)
+    total = next((steps for steps in reversed(recorded) if steps), trainer.get("max_steps") if trainer else None)
     return total if isinstance(total, int) else None
 
 
 def _config(path: Path) -> Mapping[str, Any]:
-    """The configuration as plain values; OmegaConf would take longer to import than everything else here."""
+    """The configuration as plain values; empty where it can't be read."""
     try:
+        # by yaml alone: importing OmegaConf would take longer than everything else here
         config = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, yaml.YAMLError):
         return {}
@@ -154,22 +202,10 @@ def _config(path: Path) -> Mapping[str, Any]:
 
 def _last_metrics(path: Path) -> tuple[int, float | None, dict[str, float]]:
     """Step and time of the last record, and the last value of each metric in the file's tail."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            lines = file.read().splitlines()
-    except OSError:
-        return 0, None, {}
     step, when = 0, None
     values: dict[str, float] = {}
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-            continue
-        step, when = record.pop("step"), record.pop("time", None)
-        values |= {name: value for name, value in record.items() if isinstance(value, int | float)}
-        values |= {name: float(word) for name, word in (record.get("nonfinite") or {}).items()}
+    with contextlib.suppress(OSError):  # a file that can't be read hides the metrics alone
+        for record in read_metrics(path, last_bytes=TAIL_BYTES):
+            step, when = record.step, record.time
+            values |= record.values
     return step, when, values

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpctrain.config.cluster import Slurm
@@ -16,6 +16,8 @@ from hpctrain.launch.launcher import discard_unstarted, dry_run, launch
 from hpctrain.launch.prepare import prepare
 from hpctrain.launch.submission import sbatch_parameters, script, submit, submitit_folder
 from hpctrain.run.directory import RunDirectory
+from hpctrain.status.follow import wait_for
+from hpctrain.status.report import require_stopped
 from hpctrain.status.search import find_runs
 
 
@@ -26,12 +28,10 @@ class Sweep:
     Args:
         home: the sweep's directory.
         command: the words that were typed, for the manifests.
-        refuse: raises for a run that is there and goes on, before anything is written.
     """
 
     home: RunDirectory
     command: Sequence[str]
-    refuse: Callable[[RunDirectory], None]
 
     def place(self, configs: Sequence[Config], first: int) -> list[Config]:
         """Give each run its directory, by its number in the sweep."""
@@ -58,7 +58,7 @@ class Sweep:
             assert config.run_dir is not None
             directory = RunDirectory.at(config.run_dir)
             if directory.config.is_file():
-                self.refuse(directory)
+                require_stopped(directory)
         if isinstance(placed[0].cluster, Slurm):
             return self._submit(placed)
         return self._one_after_another(placed)
@@ -75,11 +75,9 @@ class Sweep:
 
     def _submit(self, configs: Sequence[Config]) -> list[int]:
         runs = [prepare(config, self.command) for config in configs]
-        job_ids: dict[int, str] = {}
         try:
             for group in by_resources(configs):
                 submitted = submit([configs[n] for n in group], [runs[n] for n in group], self.home)
-                job_ids |= dict(zip(group, submitted, strict=True))
                 print(_submission(submitted))
         except HpctrainError:
             self._discard_unstarted(runs)
@@ -95,7 +93,7 @@ class Sweep:
         print(f"  python -m hpctrain cancel {self.home.as_typed}", flush=True)
         if not configs[0].cluster.wait:
             return [ExitCode.FINISHED] * len(configs)
-        return self._follow(runs, job_ids)
+        return self._follow(runs)
 
     def _discard_unstarted(self, runs: Sequence[RunDirectory]) -> None:
         for run in runs:
@@ -107,11 +105,9 @@ class Sweep:
                 self.home.logs.rmdir()
                 self.home.path.rmdir()
 
-    def _follow(self, runs: Sequence[RunDirectory], job_ids: dict[int, str]) -> list[int]:
-        from hpctrain.status.follow import Follower
-
+    def _follow(self, runs: Sequence[RunDirectory]) -> list[int]:
         try:
-            return [Follower(run, job_ids[number]).follow() for number, run in enumerate(runs)]
+            return [wait_for(run) for run in runs]
         except KeyboardInterrupt:
             print(f"\nthe jobs go on; to end them: python -m hpctrain cancel {self.home.as_typed}")
             return [ExitCode.INTERRUPTED] * len(runs)

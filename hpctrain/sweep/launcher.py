@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import types
 from collections.abc import Sequence
@@ -14,8 +15,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from hpctrain.errors import ExitCode, RunFailedError
-from hpctrain.files import read_json_lines
 from hpctrain.run.directory import RunDirectory
+from hpctrain.status.metrics import read_metrics
 from hpctrain.sweep.batch import Sweep, refuse_mixed
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ def own(overrides: Sequence[str]) -> list[str]:
 
 def last_objective(directory: RunDirectory) -> float | None:
     """The run's last evaluation loss; None where it has none."""
-    values = [record[OBJECTIVE] for record in read_json_lines(directory.metrics) if OBJECTIVE in record]
-    return values[-1] if values else None
+    values = [record.values[OBJECTIVE] for record in read_metrics(directory.metrics) if OBJECTIVE in record.values]
+    return values[-1] if values and math.isfinite(values[-1]) else None
 
 
 def register() -> None:

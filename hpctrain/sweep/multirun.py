@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.types import RunMode
@@ -20,16 +20,13 @@ ONE_FOR_ALL = ("cluster", "cluster.kind", "cluster.wait", "cluster.dry_run", "ru
 """Keys that say how the sweep itself is launched."""
 
 
-def multirun(
-    composer: Composer, overrides: Sequence[str], command: Sequence[str], refuse: Callable[[RunDirectory], None]
-) -> int:
+def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str]) -> int:
     """Launch a sweep.
 
     Args:
         composer: of the command line's folders.
         overrides: with comma-separated values, ranges and so on, as Hydra's sweeper takes them.
         command: the words that were typed.
-        refuse: raises for a run that is there and goes on.
 
     Returns:
         An `ExitCode`: 0 when all runs finished or were submitted, else that of the first that didn't finish.
@@ -42,13 +39,13 @@ def multirun(
         node = composer.hydras(open_overrides(overrides), RunMode.MULTIRUN)
     sweeper = node.hydra.sweeper
     if sweeper.get("_target_") != BASIC:
-        return _by_sweeper(composer, list(overrides), command, refuse)
+        return _by_sweeper(composer, list(overrides), command)
     params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
     with composer.explaining(overrides):
         (jobs,) = BasicSweeper.split_arguments(composer.parse([*params, *overrides]), None)
     configs = [composer.compose(own(job)) for job in jobs]
     refuse_mixed(configs)
-    codes = Sweep(_home(configs[0]), command, refuse).launch(configs)
+    codes = Sweep(_home(configs[0]), command).launch(configs)
     return next((code for code in codes if code != ExitCode.FINISHED), ExitCode.FINISHED)
 
 
@@ -68,15 +65,13 @@ def _home(config: Config) -> RunDirectory:
     return RunDirectory.at(default_path(config.name) if config.cluster.dry_run else claim_default_path(config.name))
 
 
-def _by_sweeper(
-    composer: Composer, overrides: list[str], command: Sequence[str], refuse: Callable[[RunDirectory], None]
-) -> int:
+def _by_sweeper(composer: Composer, overrides: list[str], command: Sequence[str]) -> int:
     """Hand over to a sweeper that was installed beside Hydra, such as Optuna's; it learns the runs' losses."""
     plain = [str(override.input_line) for override in composer.parse(overrides) if not override.is_sweep_override()]
     first = composer.compose(own(plain))
     home = _home(first)
     register()
-    ArrayLauncher.composer, ArrayLauncher.sweep = composer, Sweep(home, command, refuse)
+    ArrayLauncher.composer, ArrayLauncher.sweep = composer, Sweep(home, command)
     where = [f"hydra.sweep.dir='{home.path}'", "hydra.mode=MULTIRUN"]
     try:
         with composer.explaining(overrides):

@@ -126,7 +126,7 @@ def test_four_nodes_train_what_four_processes_here_do(
     job = job_id(work / "R")
     told = done.stdout
     assert told.startswith(f"submitted job {job}\nrun directory {work}/R\n  python -m hpctrain status {work}/R\n")
-    running, ended = told.index(f"job {job} is running on n1"), told.index(f"job {job} is completed")
+    running, ended = told.index("the run is running on n1"), told.index("completed at step 40")
     assert running < told.index("step 10/40") < told.index("step 40/40  eval/accuracy") < ended
     assert "\x1b" not in told, "plain lines in a log"
 
@@ -254,7 +254,7 @@ def test_what_is_asked_for_reaches_slurm_and_the_ranks(
     assert failed.returncode == 1, failed.stdout + failed.stderr
     refusal = r"trainer\.sync_batchnorm=True: torch has no .* on a CPU; see why torch finds none on n\d"
     assert re.search(refusal, failed.stdout)
-    assert f"to go on: python -m hpctrain resume '{work}/on gpu'\n" in failed.stdout
+    assert f"to resume: python -m hpctrain resume '{work}/on gpu'\n" in failed.stdout
     refused = misspelt.result()
     assert refused.returncode == 1, refused.stdout + refused.stderr
     assert "unrecognized option '--no-such-option'" in refused.stdout

@@ -11,11 +11,11 @@ import sys
 import pytest
 
 from hpctrain.cli.cancel import main
-from hpctrain.cli.status import read_statuses
 from hpctrain.errors import RunDirectoryError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
+from hpctrain.status.report import read_statuses
 from hpctrain.status.state import RunState
 
 TRAINING = """
@@ -71,7 +71,8 @@ def test_a_run_on_this_machine_stops_as_by_ctrl_c(make_run, capsys):
         assert state(directory) == RunState.RUNNING
         assert main(["digits"]) == 0
         assert process.wait(60) == 0
-    assert capsys.readouterr().out == f"runs/digits: asked process {process.pid} to stop after its step and save\n"
+    asked = f"asked process {process.pid} to stop after its current step and save"
+    assert capsys.readouterr().out == f"runs/digits: {asked}\n"
     assert Ledger(directory).attempts()[0].reason == Reason.INTERRUPTED
     assert state(directory) == RunState.CANCELLED
     assert main(["digits"]) == 0
@@ -87,7 +88,7 @@ def test_a_process_that_is_not_the_runs_gets_nothing(make_run, capsys):
         assert process.poll() is None
         process.kill()
     error = capsys.readouterr().err
-    assert f"process {process.pid} should be the run's, but is `{sleep} 60`: nothing was sent to it" in error
+    assert f"process {process.pid} should be the run's, but it is `{sleep} 60`: no signal was sent" in error
 
 
 def test_a_run_on_another_machine_is_not_reached(make_run, capsys):

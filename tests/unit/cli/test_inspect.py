@@ -109,7 +109,7 @@ def test_the_table_is_for_people(directory, capsys):
     assert "step_00000120     3." in lines[7]
     assert "damaged: weights.pt doesn't match" in lines[7]
     assert lines[8].endswith("intact")
-    assert lines[9] == "  .tmp-step_00000140-0123abcd  unfinished: being written, or left by a crash"
+    assert lines[9] == "  .tmp-step_00000140-0123abcd  unfinished: still being written, or left by a crash"
 
 
 def test_the_best_intact_one_is_marked(directory, capsys):

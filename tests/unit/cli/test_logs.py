@@ -80,9 +80,7 @@ def test_what_is_no_text_is_shown_as_it_is(directory, capfdbinary):
 def test_a_rank_without_a_log_is_an_error_that_names_the_others(directory):
     for rank in (0, 10, 2):
         directory.rank_log(rank).touch()
-    with pytest.raises(
-        RunDirectoryError, match="--rank 7: there is no log of this rank; there are logs of rank 0, 2, 10"
-    ):
+    with pytest.raises(RunDirectoryError, match="--rank 7: this rank has no log; there are logs of ranks 0, 2, 10"):
         main(["digits", "--rank", "7"])
 
 
@@ -134,7 +132,7 @@ def test_following_goes_over_attempts_and_cut_logs_to_the_end(directory, follow)
     log, ledger = directory.rank_log(0), Ledger(directory)
     number = begin(directory)
     process = follow()
-    assert process.stderr.readline() == "hpctrain: the run is running\n"
+    assert process.stderr.readline() == "hpctrain: the run is running on here\n"
     append(log, "one\n")
     assert process.stdout.readline() == "one\n"
     before, number = number, begin(directory)

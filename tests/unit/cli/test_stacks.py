@@ -112,22 +112,20 @@ def test_a_run_that_is_only_starting_shows_who_is_there(directory, capsys):
         assert main(["digits", "--wait", "3"]) == 0
     assert "rank 1 of 2" in capsys.readouterr().out
     assert main(["digits", "--wait", "0"]) == 1
-    assert "the run has only begun to start, or has just ended" in capsys.readouterr().err
+    assert "the run is just starting, or has just ended" in capsys.readouterr().err
 
 
 def test_a_run_that_is_over_is_an_error_that_names_the_stacks_it_has(directory):
     Ledger(directory).end(begin(directory), reason=Reason.HANG, step=7)
     directory.stacks(1, 0).touch()
-    expected = (
-        r"runs/digits/now: the run is failed, and only a running one can be asked; stacks from before: runs/.*/sta"
-    )
+    expected = r"runs/digits/now is failed, and only a running run has stacks to show; earlier stacks: runs/.*/sta"
     with pytest.raises(RunDirectoryError, match=expected):
         main(["digits"])
     assert not directory.stacks_request(1).exists()
 
 
 def test_a_run_that_never_began_is_an_error(directory):
-    with pytest.raises(RunDirectoryError, match=r"the run is unknown, and only a running one can be asked$"):
+    with pytest.raises(RunDirectoryError, match=r"now is unknown, and only a running run has stacks to show$"):
         main(["digits"])
 
 

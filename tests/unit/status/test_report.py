@@ -12,8 +12,16 @@ from hpctrain.metrics.json_lines import JsonLinesSink
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
+from hpctrain.scheduler.job import JobRecord
+from hpctrain.scheduler.state import JobState
 from hpctrain.status.report import job_ids, read_status
-from hpctrain.status.state import JobPhase, JobView, RunState
+from hpctrain.status.state import RunState
+
+
+def job(state, reason="", **fields):
+    return JobRecord(
+        job_id="12", number=12, name="digits", partition="low", state=JobState(state), reason=reason, **fields
+    )
 
 
 @pytest.fixture
@@ -26,8 +34,8 @@ def directory(tmp_path):
 
 def test_a_run_that_was_only_submitted(directory):
     directory.record_job({"job_id": "12", "time": 1.0, "log": "x"})
-    status = read_status(directory, {"12": JobView(JobPhase.PENDING, "waiting for resources", may_start=99.0)})
-    assert (status.state, status.note, status.may_start) == (RunState.QUEUED, "waiting for resources", 99.0)
+    status = read_status(directory, {"12": job("PENDING", "Licenses", start_time=99)})
+    assert (status.state, status.note, status.may_start) == (RunState.QUEUED, "it waits for a license (Licenses)", 99)
     assert (status.name, status.step, status.total_steps, status.job_ids) == ("digits", 0, 460, ("12",))
     assert (status.metrics, status.checkpoint_step, status.attempts) == ({}, None, ())
 
@@ -41,12 +49,12 @@ def test_a_run_in_its_second_attempt(directory):
     ledger.claim()
     ledger.start(2, job_id="12", nodes=["n2"], world_size=1, step=140)
     directory.checkpoint(140).mkdir()
-    assert read_status(directory, {"12": JobView(JobPhase.RUNNING)}).step == 140
+    assert read_status(directory, {"12": job("RUNNING")}).step == 140
     sink = JsonLinesSink(directory.metrics, 140, clock=lambda: 510.0)
     sink.log(150, {"train/loss": 0.5, "eval/accuracy": 0.875})
     sink.log(160, {"train/loss": math.inf})
     sink.flush()
-    status = read_status(directory, {"12": JobView(JobPhase.RUNNING)})
+    status = read_status(directory, {"12": job("RUNNING")})
     assert (status.state, status.step, status.checkpoint_step) == (RunState.RUNNING, 160, 140)
     assert status.metrics == {"train/loss": math.inf, "eval/accuracy": 0.875}
     assert status.metrics_time == 510.0
@@ -106,7 +114,7 @@ def test_a_job_cancelled_in_the_queue_that_slurm_forgot(directory):
     directory.record_job({"cancelled": True, "time": 2.0})
     assert read_status(directory, {"12": None}).state == RunState.CANCELLED
     directory.record_job({"job_id": "13", "time": 3.0})
-    assert read_status(directory, {"12": None, "13": JobView(JobPhase.PENDING)}).state == RunState.QUEUED
+    assert read_status(directory, {"12": None, "13": job("PENDING")}).state == RunState.QUEUED
 
 
 def test_a_whole_array_is_not_this_runs_job(directory):

@@ -15,7 +15,6 @@ from hydra.core.utils import JobStatus
 from hydra.plugins.sweeper import Sweeper
 
 from hpctrain.cli import main
-from hpctrain.cli.resume import refuse_running
 from hpctrain.config.compose import Composer
 from hpctrain.errors import RunFailedError
 from hpctrain.files import read_json_lines
@@ -84,7 +83,7 @@ def launcher(tmp_path):
     register()
     launcher = ArrayLauncher()
     home = RunDirectory.at(tmp_path / "sweep")
-    ArrayLauncher.composer, ArrayLauncher.sweep = Composer(), Sweep(home, ["a", "test"], refuse_running)
+    ArrayLauncher.composer, ArrayLauncher.sweep = Composer(), Sweep(home, ["a", "test"])
     yield launcher
     del ArrayLauncher.composer, ArrayLauncher.sweep
 

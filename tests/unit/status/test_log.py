@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.status.tail import Tail
+from hpctrain.status.log import Tail, start_of_last_lines
 
 
 def append(path, text):
@@ -69,13 +69,14 @@ def test_a_file_that_goes_away_may_come_back(tmp_path):
         ("a", 1, "a"),
         ("\n", 1, "\n"),
         ("a\nb\n", 0, ""),
+        ("a\nb", 0, ""),
         ("", 3, ""),
     ],
 )
 def test_it_may_begin_with_the_last_lines(tmp_path, content, lines, expected):
     path = tmp_path / "log"
     path.write_text(content)
-    tail = Tail(path, lines)
+    tail = Tail(path, start_of_last_lines(path, lines))
     assert tail.read().decode() == expected
     append(path, "new\n")
     assert tail.read() == b"new\n"
@@ -83,11 +84,11 @@ def test_it_may_begin_with_the_last_lines(tmp_path, content, lines, expected):
 
 
 def test_last_lines_may_lie_far_back(tmp_path, monkeypatch):
-    monkeypatch.setattr("hpctrain.status.tail.CHUNK_BYTES", 7)
+    monkeypatch.setattr("hpctrain.status.log.CHUNK_BYTES", 7)
     path = tmp_path / "log"
     path.write_text("".join(f"line {number}\n" for number in range(20)))
     for lines in range(1, 25):
-        tail = Tail(path, lines)
+        tail = Tail(path, start_of_last_lines(path, lines))
         text = b""
         while data := tail.read():
             text += data

@@ -1,0 +1,159 @@
+"""One run in detail: its state, its attempts, where its time went, and what to type next."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+from hpctrain.phrases import duration, listed, local_time
+from hpctrain.run.bottleneck import Bottleneck
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.exit_record import first_cause, read_exit_records
+from hpctrain.run.ledger import Attempt
+from hpctrain.status.accounting import Account, AttemptAccount
+from hpctrain.status.report import RunStatus
+from hpctrain.status.state import RunState
+
+_MEASURED = (
+    "memory/peak_gb",
+    "throughput/mfu",
+    "throughput/samples_per_s_per_device",
+    "throughput/waiting_for_data",
+)
+"""Metrics that the lines on the bottleneck show in another way."""
+_HEAD = ("", "BEGAN", "STEPS", "LOST", "QUEUED", "START", "RANKS", "JOB", "END")
+_RIGHT_ALIGNED = (0, 3, 4, 5)
+
+
+def run_details(status: RunStatus, now: float) -> str:
+    """Describe a run; ``now`` is in epoch seconds."""
+    of_total = "" if status.total_steps is None else f" of {status.total_steps}"
+    lines = [
+        f"run         {os.path.relpath(status.path)}",
+        f"state       {status.state}" + (f": {status.note}" if status.note else ""),
+        f"step        {status.step}{of_total}",
+        f"checkpoint  {'none yet' if status.checkpoint_step is None else f'step {status.checkpoint_step}'}",
+    ]
+    if status.may_start is not None:
+        wait = duration(status.may_start - now)
+        lines.insert(2, f"may start   {local_time(status.may_start)}, in {wait}, by SLURM's estimate")
+    if status.metrics:
+        when = "" if status.metrics_time is None else f"  ({duration(now - status.metrics_time)} ago)"
+        shown = (name for name in sorted(status.metrics) if name not in _MEASURED)
+        values = (f"{name} {status.metrics[name]:.4g}" for name in shown)
+        lines.append(f"metrics     {'  '.join(values)}{when}")
+    if status.job_ids:
+        lines.append(f"jobs        {' '.join(status.job_ids)}")
+    if status.attempts:
+        lines.append("attempts")
+        lines += [f"  {line}" for line in _attempts_table(status, now)]
+    if spent := _shares_of_time(status.account):
+        lines.append(f"time        {spent}")
+    if status.verdict is not None:
+        lines += _bottleneck_lines(status.verdict)
+    lines.append("next")
+    lines += [f"  python -m hpctrain {command}" for command in _next_commands(status)]
+    return "\n".join(lines)
+
+
+def _bottleneck_lines(found: Bottleneck) -> list[str]:
+    """Lines on the newest attempt's training: where the time went, how fast it was, and what to change."""
+    lines = []
+    if found.shares:
+        shares = "  ".join(f"{part.replace('_', ' ')} {share:.0%}" for part, share in found.shares.items())
+        lines.append(f"training    {shares}")
+    if figures := _figures(found):
+        lines.append(f"speed       {figures}")
+    if found.slowest_rank is not None and found.slowest_ratio is not None:
+        own = f"{found.slowest_ratio:.2f} times the others' own time of a step"
+        lines.append(f"slowest     rank {found.slowest_rank} on {found.slowest_host}: {own}")
+    lines.append(f"verdict     {found.text}")
+    return lines + [f"also        {text}" for text in found.also]
+
+
+def _figures(found: Bottleneck) -> str:
+    figures = []
+    if found.samples_per_s_per_device is not None:
+        figures.append(f"{found.samples_per_s_per_device:.4g} samples/s per device")
+    if found.mfu is not None:
+        figures.append(f"MFU {found.mfu:.1%}")
+    if found.memory_peak_bytes:
+        figures.append(f"memory peak {found.memory_peak_bytes / 1e9:.2f} GB")
+    return "  ".join(figures)
+
+
+def _next_commands(status: RunStatus) -> list[str]:
+    run = shlex.quote(os.path.relpath(status.path))
+    if status.state.may_change:
+        return [f"logs {run} --follow", f"cancel {run}"]
+    if status.state is RunState.COMPLETED:
+        return [f"inspect {run}", f"logs {run}"]
+    logs = f"logs {run}"
+    if status.attempts:
+        directory = RunDirectory(status.path)
+        cause = first_cause(read_exit_records(directory.claim(status.attempts[-1].attempt)))
+        logs += f" --rank {cause.rank}" if cause is not None and cause.rank else ""
+    return [logs, f"resume {run}"]
+
+
+def _attempts_table(status: RunStatus, now: float) -> list[str]:
+    """A line of heads and one line per attempt, without the columns that are empty."""
+    accounts = {one.attempt: one for one in status.account.attempts}
+    rows = [_row(attempt, accounts[attempt.attempt], status, now) for attempt in status.attempts]
+    shown = [column for column in range(len(_HEAD)) if any(row[column] != "-" for row in rows)]
+    widths = {column: max(len(row[column]) for row in (_HEAD, *rows)) for column in shown}
+    return [
+        "  ".join(_cell(row[column], column, widths[column]) for column in shown).rstrip() for row in (_HEAD, *rows)
+    ]
+
+
+def _shares_of_time(account: Account) -> str:
+    """The shares of the wall time, largest first, and the effective training time ratio; empty without any time."""
+    spent = account.spent
+    if spent.ratio is None:
+        return ""
+    shares = sorted(spent.shares.items(), key=lambda item: -item[1])
+    text = "  ".join(f"{name} {_percent(share)}" for name, share in shares if share > 0)
+    return f"{text}  of {duration(spent.total_s)}; effective training time ratio {spent.ratio:.2f}"
+
+
+def _row(attempt: Attempt, account: AttemptAccount, status: RunStatus, now: float) -> tuple[str, ...]:
+    nodes = listed(attempt.nodes, shown=4, separator=" ")
+    spent = account.spent
+    steps, ended = _steps_and_end(attempt, status, now)
+    return (
+        str(attempt.attempt),
+        "never" if attempt.start_time is None else local_time(attempt.start_time),
+        steps,
+        str(account.steps_lost or "-"),
+        duration(spent.queued_s) if spent.queued_s else "-",
+        duration(spent.starting_s) if spent.starting_s else "-",
+        f"{attempt.world_size} on {nodes or '?'}",
+        attempt.job_id or "-",
+        ended,
+    )
+
+
+def _steps_and_end(attempt: Attempt, status: RunStatus, now: float) -> tuple[str, str]:
+    """The attempt's steps, and how it ended."""
+    began = attempt.start_time
+    if attempt.reason is not None:
+        took = "0 s" if began is None else duration((attempt.end_time or 0) - began)
+        ended = f"{attempt.reason} after {took}" + (f": {attempt.detail}" if attempt.detail else "")
+        return f"{_known(attempt.start_step)} -> {_known(attempt.end_step)}", ended
+    if status.state in (RunState.RUNNING, RunState.STARTING) and attempt is status.attempts[-1]:
+        steps = f"{_known(attempt.start_step)} -> {status.step} so far"
+        return steps, f"{status.state} for {duration(now - (began or now))}"
+    return f"{_known(attempt.start_step)} -> ?", "no end was recorded"
+
+
+def _cell(text: str, column: int, width: int) -> str:
+    return text.rjust(width) if column in _RIGHT_ALIGNED else text.ljust(width)
+
+
+def _known(step: int | None) -> str:
+    return "?" if step is None else str(step)
+
+
+def _percent(share: float) -> str:
+    return "<1%" if share < 0.005 else f"{share:.0%}"

@@ -1,0 +1,156 @@
+"""The logs of a run, read while they grow."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+from hpctrain.run.directory import RunDirectory
+
+CHUNK_BYTES = 2**20
+
+
+class Tail:
+    """Reads what was appended to a file since the last read; the file may appear later, be cut, or be replaced.
+
+    Args:
+        path: the file.
+        start: the offset of the first read, in bytes.
+    """
+
+    def __init__(self, path: Path, start: int = 0) -> None:
+        self.path = path
+        self._start = start
+        self._file: BinaryIO | None = None
+
+    def read(self) -> bytes:
+        """Read what is new, at most 1 MiB; empty where there is nothing new, or no file.
+
+        Raises:
+            OSError: the file is there and can't be read.
+        """
+        try:
+            on_disk = self.path.stat()
+        except FileNotFoundError:
+            on_disk = None
+        if self._file is None:
+            return b"" if on_disk is None else self._open()
+        if data := self._file.read(CHUNK_BYTES):
+            return data
+        opened = os.fstat(self._file.fileno())
+        if on_disk is not None and (on_disk.st_dev, on_disk.st_ino) != (opened.st_dev, opened.st_ino):
+            self.close()
+            return self._open()
+        if opened.st_size < self._file.tell():
+            self._file.seek(0)
+            return self._file.read(CHUNK_BYTES)
+        return b""
+
+    def close(self) -> None:
+        """Close the file; the next read begins at its beginning."""
+        self._start = 0
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self) -> bytes:
+        self._file = self.path.open("rb", buffering=0)
+        self._file.seek(self._start)
+        return self._file.read(CHUNK_BYTES)
+
+
+def start_of_last_lines(path: Path, lines: int) -> int:
+    """The offset, in bytes, at which the last ``lines`` lines of a file begin."""
+    with path.open("rb") as file:
+        end = position = file.seek(0, os.SEEK_END)
+        if lines == 0:
+            return end
+        wanted = lines + 1  # newlines to find, the one that ends the file among them
+        while position > 0:
+            start = max(0, position - CHUNK_BYTES)
+            file.seek(start)
+            block = file.read(position - start)
+            if position == end and not block.endswith(b"\n"):
+                wanted -= 1
+            found = len(block)
+            while wanted and (found := block.rfind(b"\n", 0, found)) >= 0:
+                wanted -= 1
+            if not wanted:
+                return start + found + 1
+            position = start
+    return 0
+
+
+class RunLog:
+    """Copies what a rank printed, over all attempts; the batch script's log until that rank has printed anything.
+
+    Args:
+        directory: the run.
+        rank: None is rank zero, or the batch script where rank zero has no log.
+        output: where the log is copied to.
+        last_lines: copy only this many lines of what is there at first; None copies all.
+        skip_bytes: leave out this much of the beginning.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        rank: int | None,
+        output: BinaryIO,
+        *,
+        last_lines: int | None = None,
+        skip_bytes: int = 0,
+    ) -> None:
+        self.directory = directory
+        self.rank = rank
+        self._output = output
+        self._last_lines = last_lines
+        self._skip_bytes = skip_bytes
+        self._tail: Tail | None = None
+
+    def copy(self) -> bool:
+        """Copy what is new; returns whether there is a log at all."""
+        path = self._path()
+        if path is not None and (self._tail is None or self._tail.path != path):
+            if self._tail is not None:
+                self._copy_rest(self._tail)
+                self._tail.close()
+            elif path != self._rank_log:
+                notice = f"no rank has printed anything yet; this is the batch script's log, {path}"
+                print(f"hpctrain: {notice}", file=sys.stderr, flush=True)
+            start = self._skip_bytes if self._last_lines is None else start_of_last_lines(path, self._last_lines)
+            self._tail = Tail(path, start)
+            # the log that comes after the batch script's is new: all of it is copied
+            self._last_lines = None
+        if self._tail is not None:
+            self._copy_rest(self._tail)
+        return self._tail is not None
+
+    def close(self) -> None:
+        """Close the file that was copied last."""
+        if self._tail is not None:
+            self._tail.close()
+
+    def ranks(self) -> list[int]:
+        """The ranks that have a log."""
+        names = (path.stem.partition("_")[2] for path in self.directory.logs.glob("rank_*.log"))
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    @property
+    def _rank_log(self) -> Path:
+        return self.directory.rank_log(self.rank or 0)
+
+    def _path(self) -> Path | None:
+        paths = [self._rank_log]
+        if self.rank is None:
+            jobs = reversed(self.directory.job_records())
+            paths += [Path(str(record["log"])) for record in jobs if record.get("log")]
+        # srun creates the ranks' logs long before anything is in them
+        return next((path for path in paths if path.exists() and path.stat().st_size), None)
+
+    def _copy_rest(self, tail: Tail) -> None:
+        while data := tail.read():
+            self._output.write(data)
+        self._output.flush()

@@ -1,0 +1,42 @@
+"""The records of a run's metrics.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.files import read_json_lines
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedMetrics:
+    """One record.
+
+    Attributes:
+        step: the step after which it was logged.
+        time: when it was logged, in epoch seconds; None where the record doesn't have it.
+        values: by the metric's name, NaN and infinities included.
+    """
+
+    step: int
+    time: float | None
+    values: Mapping[str, float]
+
+
+def read_metrics(path: Path, *, last_bytes: int | None = None) -> Iterator[LoggedMetrics]:
+    """Read the records of metrics.jsonl, oldest first; what isn't a record of a step is skipped.
+
+    Yields nothing where there is no such file.
+
+    Args:
+        path: the file.
+        last_bytes: read only this much of the end; None reads the whole file.
+    """
+    for record in read_json_lines(path, last_bytes=last_bytes):
+        step, time = record.pop("step", None), record.pop("time", None)
+        if isinstance(step, int):
+            # JSON has no NaN and no infinity: such a value is null, and spelled out in `nonfinite`
+            nonfinite = {name: float(text) for name, text in (record.pop("nonfinite", None) or {}).items()}
+            finite = {name: value for name, value in record.items() if isinstance(value, int | float)}
+            yield LoggedMetrics(step, time, finite | nonfinite)
