@@ -57,7 +57,7 @@ class Follower:
                 self._log.copy()
                 return status
             if self._over_since is None:
-                self._report_change(status, quiet=has_log)
+                self._report_change(status, quiet=has_log and not self._until_job_ends)
             time.sleep(LOOK_EVERY_S)
 
     def say(self, text: str) -> None:
@@ -97,13 +97,13 @@ class Follower:
         return last.open or "next" in last.extra
 
     def _report_change(self, status: RunStatus, *, quiet: bool) -> None:
-        """Report the state if it changed; ``quiet``: not the first one, which the log shows, unless the run waits."""
+        """Report the state if it changed; ``quiet``: only if the run is queued, since the log shows the rest."""
         nodes = status.attempts[-1].nodes if status.attempts else ()
         where = f" on {listed(nodes, separator=' ')}" if nodes and status.state is RunState.RUNNING else ""
         text = f"the run is {status.described}{where}"
         if text == self._reported:
             return
-        if self._reported or not quiet or status.state is RunState.QUEUED:
+        if not quiet or status.state is RunState.QUEUED:
             self.say(text)
         self._reported = text
 
