@@ -50,13 +50,13 @@ def run_details(status: RunStatus, now: float) -> str:
     if spent := _shares_of_time(status.account):
         lines.append(f"time        {spent}")
     if status.verdict is not None:
-        lines += _bottleneck_lines(status.verdict)
+        lines += bottleneck_lines(status.verdict)
     lines.append("next")
     lines += [f"  python -m hpctrain {command}" for command in _next_commands(status)]
     return "\n".join(lines)
 
 
-def _bottleneck_lines(found: Bottleneck) -> list[str]:
+def bottleneck_lines(found: Bottleneck) -> list[str]:
     """Lines on the newest attempt's training: where the time went, how fast it was, and what to change."""
     lines = []
     if found.shares:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hpctrain.cli.status_text import bottleneck_lines
+from hpctrain.cli.run_details import bottleneck_lines
 from hpctrain.run.bottleneck import Bottleneck
 
 
