@@ -1,1 +1,1 @@
-"""The ranks of one attempt as one: rendezvous, process group, agreement, replicas."""
+"""How the ranks of one attempt work together: rendezvous, process group, agreement, replicas."""

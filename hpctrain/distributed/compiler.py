@@ -1,4 +1,9 @@
-"""torch's compiler, kept out of ranks that compile nothing: importing it takes about as long as torch itself."""
+"""Keeping torch's compiler out of ranks that compile nothing.
+
+Importing the compiler takes about as long as importing torch itself, and the first optimizer of a plain script imports
+it. Without that import a run reaches its first step in 0.81 of the time that a hand-written loop takes
+(tests/benchmarks/startup.py), which is why this module patches torch.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +21,15 @@ from torch.nn.parallel import DistributedDataParallel
 _COMPILER = "torch._dynamo"
 _OPTIMIZERS = sys.modules[torch.optim.Optimizer.__module__].__file__
 _VARIANT = "__dynamo_disable"
-"""Where torch keeps the variant of a function that its compiler passes over."""
+"""Where torch keeps the variant of a function that its compiler skips."""
 
 
 def spare_compiler() -> None:
-    """Have optimizers and DDP not import the compiler; for the whole process, and to be called any number of times.
+    """Stop optimizers and DDP from importing the compiler; for the whole process, and idempotent.
 
-    Some of their methods are wrapped (`torch._disable_dynamo`): at the first call the compiler is imported, to make a
-    variant that it passes over. Every optimizer's step imports it, to tell it where graphs break. As long as nobody
-    else has imported it, the methods inside do as well. What compiles imports it by itself, and then finds torch's own
-    behaviour.
+    Some of their methods are wrapped (`torch._disable_dynamo`): the first call imports the compiler, to make a variant
+    that it skips. Every optimizer's step imports it, to mark where graphs break. Until something else imports the
+    compiler, the wrapped methods do as well. Code that compiles imports it, and then finds torch's own behaviour.
     """
     for kind in vars(torch.optim).values():
         if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
@@ -37,7 +41,7 @@ def spare_compiler() -> None:
 
 @contextmanager
 def compiler_spared() -> Iterator[None]:
-    """Inside, DDP's constructor asks a stand-in how the compiler would treat it, where the compiler isn't there."""
+    """Give DDP's constructor a stand-in for the compiler that it asks for its mode, unless the compiler is imported."""
     if _COMPILER in sys.modules or "_dynamo" in vars(torch):
         yield
         return
@@ -51,17 +55,16 @@ def compiler_spared() -> Iterator[None]:
 
 
 def compile_in_place(model: nn.Module, mode: str = "default") -> None:
-    """Have torch.compile take over the model's forward; names of weights and the model itself stay as they are.
-
-    Its own `compile` method begins in a frame of torch's, which the compiler passes over: of a model that is a
-    torch.nn.Sequential it would compile nothing, without a word. So the first frame is one of ours.
+    """Compile the model's forward; the model itself and the names of its weights stay as they are.
 
     Args:
         model: not wrapped yet.
-        mode: as torch.compile has it.
+        mode: of torch.compile.
     """
     forward: Callable[..., Any] = model.forward
 
+    # Not `model.compile()`: that begins in a frame of torch's, which the compiler skips, so that it would silently
+    # compile nothing of a torch.nn.Sequential. The first frame has to be ours.
     def begin(*arguments: Any, **keywords: Any) -> Any:
         return forward(*arguments, **keywords)
 
@@ -90,7 +93,7 @@ def _spare_step(kind: type[torch.optim.Optimizer]) -> None:
         with torch.set_grad_enabled(optimizer.defaults["differentiable"]):
             return step.__wrapped__(optimizer, *args, **kwargs)
 
-    setattr(kind, "step", call)  # noqa: B010 - mypy would have its overloads repeated
+    setattr(kind, "step", call)  # noqa: B010 - an assignment would have to repeat the overloads for mypy
 
 
 def _until_compiling(function: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,11 +109,11 @@ def _until_compiling(function: Callable[..., Any], wrapper: Callable[..., Any]) 
 
 
 def _usual_mode() -> str:
-    return "ddp_optimizer"
+    return "ddp_optimizer"  # torch._dynamo.config.optimize_ddp is True by default
 
 
 class _StandIn:
-    """A module of which some names are known; for others it is imported."""
+    """A module of which some attributes are known; any other attribute imports it."""
 
     def __init__(self, name: str, **known: object) -> None:
         self._name = name

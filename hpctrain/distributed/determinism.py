@@ -1,29 +1,45 @@
-"""What torch needs to give the same bits twice."""
+"""What torch needs to produce the same bits twice: deterministic algorithms and seeds."""
 
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import MutableMapping
 
+import numpy as np
 import torch
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+GOLDEN = 0x9E3779B97F4A7C15
+"""2^64 over the golden ratio: spreads consecutive ranks (SplitMix64, Steele et al. 2014)."""
 
 
 def set_determinism(on: bool, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Deterministic algorithms only, or torch's default; for the whole process, before CUDA is initialised.
+    """Choose deterministic algorithms only, or torch's default; for the whole process, before CUDA is initialised.
 
-    An operation that has no deterministic algorithm then raises, with its name. cuBLAS reads its variable when it is
-    initialised; one that the user has set stays.
+    An operation without a deterministic algorithm then raises an error that names it.
 
     Args:
         on: `trainer.deterministic`.
         environ: of this process.
     """
     if on:
+        # cuBLAS reads it once, when it is initialised; a value that the user exported stays
         environ.setdefault(WORKSPACE, ":4096:8")
         torch.backends.cudnn.benchmark = False
+    # not called without need: it imports torch's compiler
     if on or torch.are_deterministic_algorithms_enabled():
-        # not without need: it imports torch's compiler
         torch.use_deterministic_algorithms(on)
         torch.backends.cudnn.deterministic = on
+
+
+def rank_seed(seed: int, rank: int) -> int:
+    """The seed of one rank's generators; rank zero's is the run's own, as in a script of one process."""
+    return (seed + rank * GOLDEN) % 2**63
+
+
+def seed_everything(seed: int) -> None:
+    """Seed `random`, NumPy, and torch on every device."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

@@ -21,28 +21,29 @@ from hpctrain.errors import RendezvousError
 
 TOKEN_KEY = "hpctrain/token"
 HANDSHAKE_S = 5.0
-"""Bound on one connection to a candidate port; a stranger may listen there and never answer."""
+"""Bound on one connection to a candidate port: another program may listen there and never answer."""
 PAUSE_S = 0.05
+"""Seconds between two rounds over the candidate ports."""
 CHOSEN_PORT_SPARES = 5
-"""Ports that are tried from a chosen one on."""
+"""Ports that are tried, from the one that the user chose."""
 
 
 def meet(environment: ClusterEnvironment, *, init_method: str, token: str, timeout_s: float) -> Store:
     """Open the store that all ranks of this attempt share; collective.
 
-    With `env://`, rank zero listens on the first free one of the environment's candidate ports and leaves a token
-    there; the other ranks try the candidates in turn and stay where they find it, so that a port in use, by another
-    run even, costs a moment and not the run. So is torchrun's own store: it would keep what ranks that were restarted
-    have left there, and no number of the restart is known to all nodes.
+    With `env://`, rank zero listens on the first free one of the environment's candidate ports and stores a token
+    there. The other ranks try the candidates in turn and stay where they find the token, so that a port in use, even by
+    another run, costs a moment and not the run. torchrun's own store isn't used: after a restart it would still hold
+    the keys of the ranks before, and no restart number is known to all nodes.
 
     Args:
         environment: this rank's place.
         init_method: `env://`, `tcp://HOST:PORT` or `file:///PATH`.
         token: the same for all ranks of an attempt, and different for other runs.
-        timeout_s: bound in seconds on the meeting, and afterwards on every wait for a key.
+        timeout_s: bound in seconds on the rendezvous, and afterwards on every wait for a key.
 
     Raises:
-        RendezvousError: no rank zero was found in time, or it could not listen anywhere.
+        RendezvousError: rank zero was not found in time, or found no port to listen on.
     """
     url = urlsplit(init_method)
     if url.scheme == "file":
@@ -54,7 +55,7 @@ def meet(environment: ClusterEnvironment, *, init_method: str, token: str, timeo
         assert url.port is not None
         address, ports = url.hostname, (url.port,)
     elif len(ports) == 1:
-        # a chosen port may be in use all the same; the token tells whose store answers
+        # the chosen port may be in use; the token identifies whose store answers
         ports = tuple(port for port in range(ports[0], ports[0] + CHOSEN_PORT_SPARES) if port < 65536)
     if environment.rank == 0:
         return _listen(address, ports, token, timeout_s)
@@ -81,7 +82,8 @@ def _listen(address: str, ports: Sequence[int], token: str, timeout_s: float) ->
 
 def _connect(address: str, ports: Sequence[int], token: str, timeout_s: float) -> Store:
     deadline = time.monotonic() + timeout_s
-    problem, strangers = "nothing listens there yet", ""
+    problem = "nothing listens there yet"
+    wrong_token = ""
     while time.monotonic() < deadline:
         for port in ports:
             try:
@@ -93,36 +95,36 @@ def _connect(address: str, ports: Sequence[int], token: str, timeout_s: float) -
             if store is not None:
                 store.set_timeout(timedelta(seconds=timeout_s))
                 return store
-            strangers = f"what listens on port {port} is not this run's rank zero"
+            wrong_token = f"what listens on port {port} is not this run's rank zero"
         time.sleep(PAUSE_S)
-    problem = strangers or problem
     raise RendezvousError(
-        f"rank zero did not answer at {address}, ports {', '.join(map(str, ports))}, in {timeout_s:.0f} s ({problem}); "
+        f"rank zero did not answer at {address}, ports {', '.join(map(str, ports))}, in {timeout_s:.0f} s "
+        f"({wrong_token or problem}); "
         "see its log first; if it waits as well, set cluster.network_interface to a network that joins the nodes",
         waited=True,
     )
 
 
 def probe(address: str, port: int, *, own_port: int | None = None) -> None:
-    """Find out whether something listens there.
+    """Connect, to find out whether something listens there.
 
     Args:
-        address: a host's.
-        port: there.
-        own_port: to connect from; None: the kernel chooses one.
+        address: of a host.
+        port: on that host.
+        own_port: the port to connect from; None: the kernel chooses one.
 
     Raises:
-        OSError: nothing does, or it can't be reached.
+        OSError: nothing listens there, or the host can't be reached.
     """
     source = None if own_port is None else (address, own_port)
     with socket.create_connection((address, port), HANDSHAKE_S, source) as connection:
-        # the kernel may choose that very port where nothing listens on it, and both ends are this one (RFC 9293, 3.5)
+        # where nothing listens the kernel may choose that very port, and TCP connects to itself (RFC 9293, 3.5)
         if connection.getsockname() == connection.getpeername():
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
 
 
 def _try_store(address: str, port: int, token: str) -> Store | None:
-    """The store there if it holds the token; TCPStore itself would wait for ever for a stranger's first word."""
+    """The store there if it holds the token."""
     found: list[Store] = []
 
     def attempt() -> None:
@@ -132,6 +134,7 @@ def _try_store(address: str, port: int, token: str) -> Store | None:
             if store.check([TOKEN_KEY]) and store.get(TOKEN_KEY) == token.encode():
                 found.append(store)
 
+    # in a thread: TCPStore waits forever for the first answer of a program that listens there and never writes
     thread = threading.Thread(target=attempt, name="rendezvous", daemon=True)
     thread.start()
     thread.join(HANDSHAKE_S)
@@ -139,7 +142,7 @@ def _try_store(address: str, port: int, token: str) -> Store | None:
 
 
 def choose_interface(name: str | None) -> None:
-    """Have gloo and NCCL use this network interface; what the user exported stands."""
+    """Have gloo and NCCL use this network interface, unless the user exported another."""
     if name is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", name)

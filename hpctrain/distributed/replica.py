@@ -1,4 +1,4 @@
-"""The model as this rank trains it: synchronised batch norm, DDP, and buckets that are the same in every attempt."""
+"""The model as this rank trains it: synchronised batch norm, DDP, and the same buckets in every attempt."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError
 
 DATA_PARALLEL_IS_SLOW = (
-    "nn.DataParallel over %d GPUs: in each step it copies the model to all of them, and one Python process drives them "
-    "by threads that wait for one another; parallel=ddp keeps a replica per process and overlaps what it sends"
+    "nn.DataParallel over %d GPUs copies the model to all of them in each step, and drives them by threads of one "
+    "Python process, which wait for one another; parallel=ddp keeps a replica per process and overlaps communication"
 )
 
 log = logging.getLogger("hpctrain.train")
@@ -29,7 +29,7 @@ def synchronise_batchnorm(model: nn.Module) -> nn.Module:
     """Replace every batch norm by one over all ranks' samples.
 
     Raises:
-        ConfigError: the model has no batch norm of torch's to replace.
+        ConfigError: the model has no batch norm of torch.nn to replace.
     """
     if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         raise ConfigError(
@@ -42,7 +42,7 @@ def synchronise_batchnorm(model: nn.Module) -> nn.Module:
 def replicate(model: nn.Module, world: World, parallel: Parallel) -> nn.Module:
     """Wrap the model in DDP, or leave it as it is in a world of one; collective.
 
-    Rank zero's weights and buffers are sent to all. A model on several devices of this rank is one replica.
+    DDP sends rank zero's weights and buffers to all. A model on several devices of this rank is one replica.
     """
     if parallel.kind == "data_parallel":
         if world.is_rank_zero:
@@ -66,7 +66,7 @@ def replicate(model: nn.Module, world: World, parallel: Parallel) -> nn.Module:
 
 
 def broadcast_weights(module: nn.Module, world: World) -> None:
-    """Give every rank rank zero's parameters and buffers, as DDP does for the model that it wraps; collective."""
+    """Copy rank zero's parameters and buffers to all ranks, as DDP does for the model that it wraps; collective."""
     if world.size > 1:
         with torch.no_grad():
             for tensor in (*module.parameters(), *module.buffers()):
@@ -83,10 +83,10 @@ def _compress(replica: DistributedDataParallel, gradient_format: str) -> None:
 def settle_buckets(model: nn.Module, world: World, backward: Callable[[], None]) -> None:
     """Have DDP reach its final bucket layout before the first step; collective.
 
-    DDP reduces its first backward with one layout and rebuilds it for all others. From three ranks on the order of
-    summation is then another, and a resumed run, whose first step is a later one, would differ in the last bits. A
-    throwaway backward at the start of every attempt puts that behind; buffers, gradients and the random state are
-    restored. In a world of one or two a model needs none, unless its graph is promised to be static.
+    DDP reduces its first backward with one layout and rebuilds it for all later ones. With three ranks or more the
+    order of summation changes with it, and a resumed run, whose first step is a later one, would differ in the last
+    bits. So every attempt starts with a throwaway backward, after which buffers, gradients and the random state are
+    restored. In a world of one or two only a static graph needs it.
 
     Args:
         model: from `replicate`.
@@ -95,7 +95,8 @@ def settle_buckets(model: nn.Module, world: World, backward: Callable[[], None])
     """
     if not isinstance(model, DistributedDataParallel):
         return
-    # with a static graph the first backward takes its measure, and must send gradients: an accumulated one doesn't
+    # A static graph is recorded in the first backward, which must then be one that sends gradients: the first backward
+    # of a step with accumulation isn't.
     if not model.static_graph and (world.size <= 2 or model.find_unused_parameters):
         return
     buffers = [buffer.detach().clone() for buffer in model.buffers()]

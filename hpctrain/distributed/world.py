@@ -20,35 +20,32 @@ _ALLOCATED = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """The process group and this rank's device; in a world of one there is no group, and every call is free.
+    """The process group and this rank's devices; in a world of one there is no group, and no call communicates.
 
     Attributes:
         rank: in the world.
         size: number of ranks.
         local_rank: on the node.
-        device: where this rank computes; the first of `devices`.
-        devices: all of them: more than one where a task spreads its model, or with nn.DataParallel.
+        devices: where this rank computes: more than one where a task spreads its model, or with nn.DataParallel.
         cores: CPU cores that are this rank's share.
-        store: what the ranks met at; None in a world of one.
-        control: a gloo group on the CPU for words between ranks that must not stall a GPU; None in a world of one.
+        control: a gloo group on the CPU for messages between ranks that must not stall a GPU; None in a world of one.
     """
 
     rank: int
     size: int
     local_rank: int
-    device: torch.device
-    devices: tuple[torch.device, ...] = ()
+    devices: tuple[torch.device, ...]
     cores: int = 1
-    store: Store | None = None
     control: dist.ProcessGroup | None = None
 
-    def __post_init__(self) -> None:
-        if not self.devices:
-            object.__setattr__(self, "devices", (self.device,))
+    @property
+    def device(self) -> torch.device:
+        """Where batches arrive, and where this rank reduces: the first of its devices."""
+        return self.devices[0]
 
     @property
     def gpus(self) -> tuple[torch.device, ...]:
-        """The devices, where they are GPUs."""
+        """The devices, if they are GPUs."""
         return self.devices if self.device.type == "cuda" else ()
 
     @property
@@ -100,20 +97,18 @@ def choose_devices(
 ) -> tuple[torch.device, ...]:
     """This rank's devices: its share of the visible GPUs, or the CPU as often as it would have GPUs.
 
-    A scheduler shows a process all GPUs of the node, or its own alone, as index 0; so the index counts among what is
-    visible.
-
     Args:
         environment: this rank's place.
         gpus_per_process: how many; None: every visible one.
-        use_gpu: whether those that torch finds are to be used.
+        use_gpu: whether to use the GPUs that torch finds.
     """
-    # counted first: the driver is asked without being started, and where torch is built without CUDA nothing is
+    # device_count asks the driver without starting it, and finds nothing where torch is built without CUDA
     visible = torch.cuda.device_count() if use_gpu else 0
     if not visible or not torch.cuda.is_available():
         return (torch.device("cpu"),) * (gpus_per_process or 1)
     share = gpus_per_process or visible
     first = environment.local_rank * share
+    # modulo: some schedulers show a process all GPUs of the node, others its own alone, as index 0
     return tuple(torch.device("cuda", (first + number) % visible) for number in range(share))
 
 
@@ -122,8 +117,7 @@ def join(
     store: Store | None,
     *,
     backend: str,
-    device: torch.device,
-    devices: tuple[torch.device, ...] = (),
+    devices: tuple[torch.device, ...],
     cores: int = 1,
     timeout_s: float,
 ) -> World:
@@ -133,45 +127,38 @@ def join(
         environment: this rank's place.
         store: from `meet`; None in a world of one.
         backend: `nccl`, `gloo` or `auto`.
-        device: this rank's.
-        devices: all of this rank's, where there are several; the first is ``device``.
+        devices: of this rank.
         cores: of this rank (`cpu_cores`).
         timeout_s: bound in seconds on each collective.
     """
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    world = World(
-        rank=environment.rank,
-        size=environment.world_size,
-        local_rank=environment.local_rank,
-        device=device,
-        devices=devices,
-        cores=cores,
-    )
+    rank, size = environment.rank, environment.world_size
+    world = World(rank=rank, size=size, local_rank=environment.local_rank, devices=devices, cores=cores)
+    if world.gpus:
+        torch.cuda.set_device(world.device)
     if store is None:
         return world
     if backend == "auto":
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        backend = "nccl" if world.gpus else "gloo"
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(
         backend,
         store=PrefixStore("world", store),
-        rank=environment.rank,
-        world_size=environment.world_size,
+        rank=rank,
+        world_size=size,
         timeout=timeout,
-        device_id=bound_device(backend, device, devices),
+        device_id=bound_device(backend, devices),
     )
     control = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
-    return replace(world, store=store, control=control)
+    return replace(world, control=control)
 
 
-def bound_device(backend: str, device: torch.device, devices: tuple[torch.device, ...] = ()) -> torch.device | None:
-    """The device that NCCL binds to at once, which finds a broken one at the start; None for gloo.
+def bound_device(backend: str, devices: tuple[torch.device, ...]) -> torch.device | None:
+    """The device that NCCL binds to when the group is made, which finds a broken one at the start; None for gloo.
 
-    A group that is bound refuses tensors on any other device, so with several it binds to each when it is first used:
-    DDP sends a module that is spread over them from where its parts are.
+    With several devices NCCL binds to each when it is first used: a bound group refuses tensors on any other device,
+    and DDP sends a module that is spread over devices from where its parts are.
     """
-    return device if backend == "nccl" and len(devices) <= 1 else None
+    return devices[0] if backend == "nccl" and len(devices) == 1 else None
 
 
 def cpu_threads(
@@ -179,14 +166,14 @@ def cpu_threads(
 ) -> int | None:
     """Threads for one rank's operations; None leaves torch's own choice.
 
-    The user's OMP_NUM_THREADS stands; then its cores (`cpu_cores`), unless it has all of this machine's. More threads
-    than cores cost far more than they gain: they spin.
+    The user's OMP_NUM_THREADS comes first, then the rank's cores (`cpu_cores`), unless it has all of this machine's.
     """
     if "OMP_NUM_THREADS" in variables:
         return None
     allocated = environment.source is Source.SLURM and bool({*variables} & set(_ALLOCATED))
     if cpus_per_process is None and not allocated and environment.local_world_size == 1:
         return None
+    # more threads than cores cost far more than they gain: they spin
     return cpu_cores(environment, cpus_per_process, variables)
 
 

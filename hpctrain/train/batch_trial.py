@@ -62,7 +62,7 @@ def _trial(config: Config, size: int) -> dict[str, Any]:
     devices = choose_devices(environment, each, use_gpu=cluster.gpus_per_node != 0)
     if devices[0].type == "cpu":
         refuse_without_gpu(config, "run fit-batch where the GPUs are")
-    world = World(rank=0, size=1, local_rank=0, device=devices[0], devices=devices)
+    world = World(rank=0, size=1, local_rank=0, devices=devices)
     found: dict[str, Any] = {"device": str(devices[0]), "limit_bytes": _limit_bytes(world), "fits": False}
     try:
         found |= _steps(config, world, size)

@@ -21,8 +21,8 @@ from hpctrain.checkpoint.state import Head, Snapshot, capture, held_bytes
 from hpctrain.checkpoint.writer import CheckpointWriter
 from hpctrain.config.identity import config_digest
 from hpctrain.config.root import Config
+from hpctrain.distributed.determinism import rank_seed, seed_everything
 from hpctrain.distributed.replica import settle_buckets
-from hpctrain.distributed.seed import rank_seed, seed_everything
 from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointError, SupersededError

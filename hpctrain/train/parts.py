@@ -14,7 +14,7 @@ from hpctrain.data.order import Order, SequentialOrder, ShuffledOrder
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.stream import stream_length
 from hpctrain.data.workers import Workers, default_num_workers
-from hpctrain.distributed.seed import seed_everything
+from hpctrain.distributed.determinism import seed_everything
 from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter

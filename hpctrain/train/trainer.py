@@ -15,7 +15,7 @@ from hpctrain.checkpoint.warm_start import warm_start
 from hpctrain.config.root import Config
 from hpctrain.data.loader import TrainLoader
 from hpctrain.distributed.agreement import Agreement
-from hpctrain.distributed.seed import rank_seed, seed_everything
+from hpctrain.distributed.determinism import rank_seed, seed_everything
 from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError

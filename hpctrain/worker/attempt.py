@@ -108,13 +108,11 @@ def _meet(rank: Rank) -> Store | None:
 
 def _join(rank: Rank, store: Store | None) -> World:
     config = rank.config
-    devices = devices_of(rank)
     return join(
         rank.environment,
         store,
         backend=config.parallel.backend,
-        device=devices[0],
-        devices=devices,
+        devices=devices_of(rank),
         cores=cpu_cores(rank.environment, config.cluster.cpus_per_process, os.environ),
         timeout_s=config.health.collective_timeout_s,
     )

@@ -60,7 +60,7 @@ def be_rank(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     environment = ClusterEnvironment.from_environment(os.environ)
     store = meet(environment, init_method="env://", token="", timeout_s=60)
-    world = join(environment, store, backend="gloo", device=torch.device("cpu"), timeout_s=60)
+    world = join(environment, store, backend="gloo", devices=(torch.device("cpu"),), timeout_s=60)
     loop = Loop()
     loop.run(500, None)
     # the same number on all ranks, or they would wait for each other forever
@@ -111,7 +111,7 @@ def agreements_us(world: World) -> tuple[float, float]:
 
 def idle_us() -> list[float]:
     """Microseconds of a call after a step at which nothing is due, as at nearly all; not collective."""
-    world = World(rank=0, size=2, local_rank=0, device=torch.device("cpu"), control=torch.distributed.group.WORLD)
+    world = World(rank=0, size=2, local_rank=0, devices=(torch.device("cpu"),), control=torch.distributed.group.WORLD)
     found = []
     for _ in range(9):
         agreement = Agreement(world, StopRequest())

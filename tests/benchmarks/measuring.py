@@ -86,7 +86,7 @@ class Side:
 
     def __init__(self, config: Config, folder: Path, faster: float = 1.0) -> None:
         self.faster = faster
-        self.config, self.world = config, World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+        self.config, self.world = config, World(rank=0, size=1, local_rank=0, devices=(torch.device("cpu"),))
         self.parts, self.times, self.step = Parts(config, self.world, None), Times(0.0), 0
         folder.mkdir()
         self.times.keep_in(folder)

@@ -93,7 +93,7 @@ def joined():
 
     def join_with(*devices):
         environment = ClusterEnvironment.from_environment({})
-        return join(environment, store, backend="auto", device=devices[0], devices=devices, timeout_s=60)
+        return join(environment, store, backend="auto", devices=devices, timeout_s=60)
 
     yield join_with
     if dist.is_initialized():

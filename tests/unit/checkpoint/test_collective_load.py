@@ -13,7 +13,7 @@ from hpctrain.checkpoint.state import Head, capture
 from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointUnlikeError
 
-ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+ALONE = World(rank=0, size=1, local_rank=0, devices=(torch.device("cpu"),))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ def path(writer):
 def test_only_an_optimizer_on_the_cpu_keeps_what_is_read(directory, path):
     found = load_together(directory, ALONE)
     assert (found.path, found.gives_away) == (path, True)
-    on_a_gpu = World(rank=0, size=1, local_rank=0, device=torch.device("cuda", 0))
+    on_a_gpu = World(rank=0, size=1, local_rank=0, devices=(torch.device("cuda", 0),))
     assert not load_together(directory, on_a_gpu).gives_away
 
 
@@ -49,7 +49,7 @@ def test_a_node_that_reads_other_bytes_than_rank_zero_finds_out(directory, path,
     data = bytearray((path / name).read_bytes())
     data[len(data) // 2] ^= 8
     (path / name).write_bytes(data)
-    place = {"size": 4, "device": torch.device(device), "chosen": path}
+    place = {"size": 4, "devices": (torch.device(device),), "chosen": path}
     with pytest.raises(CheckpointUnlikeError, match=rf"{name} doesn't match .* rank zero read it intact"):
         load_together(directory, ElsewhereInTheWorld(rank=2, local_rank=0, **place))
 
@@ -57,7 +57,7 @@ def test_a_node_that_reads_other_bytes_than_rank_zero_finds_out(directory, path,
 def test_only_the_first_rank_of_a_node_compares(directory, path, monkeypatch):
     compared = []
     monkeypatch.setattr("hpctrain.checkpoint.reader.verify", lambda path, checksum: compared.append(path) or "")
-    place = {"size": 4, "device": torch.device("cpu"), "chosen": path}
+    place = {"size": 4, "devices": (torch.device("cpu"),), "chosen": path}
     load_together(directory, ElsewhereInTheWorld(rank=3, local_rank=1, **place))
     assert not compared
     load_together(directory, ElsewhereInTheWorld(rank=2, local_rank=0, **place))

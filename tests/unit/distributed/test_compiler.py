@@ -13,7 +13,7 @@ from hpctrain.distributed.replica import replicate
 from hpctrain.distributed.world import World
 
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
-world = World(rank=0, size=2, local_rank=0, device=torch.device("cpu"), control=dist.group.WORLD)
+world = World(rank=0, size=2, local_rank=0, devices=(torch.device("cpu"),), control=dist.group.WORLD)
 
 def train(optimizer_type, model):
     torch.manual_seed(0)

@@ -7,7 +7,7 @@ from hpctrain.distributed.replica import inner, replicate, settle_buckets, synch
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError
 
-ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+ALONE = World(rank=0, size=1, local_rank=0, devices=(torch.device("cpu"),))
 
 
 def test_alone_a_model_stays_as_it_is():

@@ -36,7 +36,7 @@ def environment():
 
 
 def test_a_world_of_one_costs_no_call():
-    world = World(rank=0, size=1, local_rank=0, device=CPU)
+    world = World(rank=0, size=1, local_rank=0, devices=(CPU,))
     assert world.is_rank_zero
     assert world.gather("mine") == ["mine"]
     assert world.broadcast({"a": 1}) == {"a": 1}
@@ -48,8 +48,8 @@ def test_a_world_of_one_costs_no_call():
 
 
 def test_joining_alone_makes_no_process_group(environment):
-    world = join(environment({}), None, backend="auto", device=CPU, timeout_s=1)
-    assert (world.rank, world.size, world.local_rank, world.store, world.control) == (0, 1, 0, None, None)
+    world = join(environment({}), None, backend="auto", devices=(CPU,), timeout_s=1)
+    assert (world.rank, world.size, world.local_rank, world.device, world.control) == (0, 1, 0, CPU, None)
     assert not torch.distributed.is_initialized()
 
 
@@ -61,9 +61,9 @@ def test_without_a_gpu_the_device_is_the_cpu(environment):
 
 def test_nccl_binds_to_a_device_that_is_the_only_one():
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
-    assert bound_device("nccl", first) == bound_device("nccl", first, (first,)) == first
-    assert bound_device("nccl", first, (first, second)) is None
-    assert bound_device("gloo", first, (first,)) is None
+    assert bound_device("nccl", (first,)) == first
+    assert bound_device("nccl", (first, second)) is None
+    assert bound_device("gloo", (first,)) is None
 
 
 @pytest.mark.parametrize(

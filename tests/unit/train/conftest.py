@@ -28,7 +28,7 @@ class Sorting(Task):
 
 @pytest.fixture
 def lone_world():
-    return World(rank=0, size=1, local_rank=0, device=CPU)
+    return World(rank=0, size=1, local_rank=0, devices=(CPU,))
 
 
 @pytest.fixture
