@@ -1,1 +1,1 @@
-"""What a run measures about itself, and where it writes that: meters, throughput, and the sinks of its metrics."""
+"""What a run measures about itself, and where it writes that: meters, memory, and the sinks of its metrics."""

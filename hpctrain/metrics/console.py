@@ -1,4 +1,4 @@
-"""Progress for the person who watches."""
+"""Progress on the terminal."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _CLEAR_LINE = "\r\x1b[K"
 _REDRAW_S = 0.05
 _LINE_S = 1.0
 _OWN_PLACE = ("train/epoch", "train/lr")
-"""Shown elsewhere on the line, or not at all."""
+"""Shown in another place on the line, or not at all."""
 _OF_THE_MACHINE = ("throughput/", "memory/")
-"""Not shown, but for the speed."""
+"""Not shown, except for the speed."""
 
 
 class ConsoleSink:
@@ -26,13 +26,13 @@ class ConsoleSink:
 
     ``step 120/460  epoch 2  train/loss 0.123  5210 samples/s  eta 0:12``
 
-    A stream that is gone (a closed pipe, a full disk) ends the display, not the training.
+    If the stream fails (a closed pipe, a full disk), the display ends, not the training.
 
     Args:
         stream: where to write; a terminal is recognised.
-        total_steps: where the run ends; None where it isn't known.
+        total_steps: where the run ends; None if unknown.
         step: steps completed before this attempt.
-        clock: seconds, monotonic.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -41,7 +41,8 @@ class ConsoleSink:
         self._stream = stream
         self._terminal = stream.isatty()
         self._total_steps = total_steps
-        self._start_step, self._start_time = step, clock()
+        self._start_step = step
+        self._start_time = clock()
         self._clock = clock
         self._drawn_at = float("-inf")
         self._line_open = False
@@ -67,10 +68,10 @@ class ConsoleSink:
             self._line_open = True
 
     def flush(self) -> None:
-        """Nothing waits: every line is written at once."""
+        """Do nothing: every line is written at once."""
 
     def close(self) -> None:
-        """Leave the last progress line standing."""
+        """End the last progress line."""
         if self._line_open:
             self._put("\n")
             self._line_open = False
@@ -105,7 +106,7 @@ class ConsoleSink:
             self._stream.flush()
         except OSError as error:
             self._gone = True
-            logger.warning("progress can't be shown any longer (%s); the training goes on", error.strerror)
+            logger.warning("progress is no longer shown (%s); training continues", error.strerror)
 
 
 def duration(seconds: float) -> str:

@@ -10,28 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.files import write_atomic
-from hpctrain.metrics.patient_file import PatientFile
+from hpctrain.metrics.sink import RecordFile
 
 WRITE_EVERY_S = 0.1
+"""A write costs as much as a step of a small model, and more on a shared file system."""
 
 
 class JsonLinesSink:
     """Appends ``{"step": 20, "time": 1763.2, "train/loss": 0.5}`` to a file; time is in epoch seconds.
 
-    JSON knows no NaN and no infinity: such a value is null, and the record's ``nonfinite`` spells it, as in
+    JSON has no NaN and no infinity: such a value is null, and the record's ``nonfinite`` spells it, as in
     ``{"step": 20, "time": 1763.2, "train/loss": null, "nonfinite": {"train/loss": "nan"}}``.
 
-    Where records come faster than ten a second, several go into one write, with the first record a tenth of a second
-    later or the next `flush`: a write costs as much as a step of a small model, on a shared file system more.
-
-    A file that can't be written for a while doesn't stop the training (see `PatientFile`).
+    Records that come faster than ten a second are written together, with the first record a tenth of a second later or
+    the next `flush`. While the file system fails, training continues (see `RecordFile`).
 
     Args:
-        path: the file; made where it isn't there.
-        resume_step: what later steps left here is dropped, and so is a last line that a crash tore; None drops all. The
-            file is replaced, never cut: an attempt that was superseded writes on into the old one, which is gone.
+        path: the file; made if it is missing.
+        resume_step: records of later steps are dropped, and so is a last line that a crash cut short; None drops all.
         clock: epoch seconds.
-        evaluation_due: that step will be evaluated, perhaps again: what is here of it is dropped as well.
+        evaluation_due: `resume_step` is going to be evaluated again: the records of its evaluation are dropped, too.
 
     Raises:
         OSError: the file can't be made or replaced.
@@ -46,8 +44,9 @@ class JsonLinesSink:
         evaluation_due: bool = False,
     ) -> None:
         self._clock = clock
+        # replaced, never truncated: a superseded attempt that still appends does so to the old file, which has no name
         write_atomic(path, _kept(path, resume_step, evaluation_due))
-        self._file = PatientFile(path)
+        self._file = RecordFile(path)
         self._waiting: list[tuple[int, float, Mapping[str, float]]] = []
         self._written_at = float("-inf")
 
@@ -55,12 +54,12 @@ class JsonLinesSink:
         """Append one record."""
         now = self._clock()
         self._waiting.append((step, now, dict(values)))
-        # a clock that was set back keeps none, and after an evaluation it may be long until the next record
+        # a clock that was set back must not hold records back; after an evaluation the next record may be far away
         if not 0 <= now - self._written_at < WRITE_EVERY_S or _is_evaluation(values):
             self._write()
 
     def flush(self) -> None:
-        """Make the records durable, as far as the file system lets us."""
+        """Make the records durable; a failure is a warning."""
         self._write()
         self._file.sync()
 
@@ -96,7 +95,7 @@ def _kept(path: Path, resume_step: int | None, evaluation_due: bool) -> bytes:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """The record in a line; None for what is torn or no record of a step."""
+    """The record in a line; None if the line was cut short, or isn't the record of a step."""
     try:
         record = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:

@@ -1,4 +1,4 @@
-"""How much memory this rank uses: a GPU's as torch's allocator counts it, the process's own otherwise."""
+"""How much memory this rank uses: tensors on a GPU as torch's allocator counts them, otherwise the process's own."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _STATUS = Path("/proc/self/status")
 
 
 class Memory:
-    """Use now and at its highest, in bytes; 0 where the system doesn't tell.
+    """Memory in use now and at its peak, in bytes; 0 where the system doesn't report it.
 
-    Of a process only what is its own counts: pages of mapped files, a token file's say, come and go as they please.
+    Of a process only its own pages count: the kernel evicts pages of mapped files, such as token files, at any time.
 
     Args:
         device: of this rank.
@@ -28,7 +28,7 @@ class Memory:
         self._statm = os.open(_STATM, os.O_RDONLY) if self._device is None and _STATM.exists() else None
 
     def used(self) -> int:
-        """In use now, bytes: by tensors on a GPU, by the process without mapped files elsewhere."""
+        """Bytes in use now: by tensors on a GPU, otherwise by the process without mapped files."""
         if self._device is not None:
             return torch.cuda.memory_allocated(self._device)
         if self._statm is None:
@@ -37,7 +37,7 @@ class Memory:
         return (int(resident) - int(shared)) * _PAGE
 
     def peak(self) -> int:
-        """The most that was in use, bytes: by tensors on a GPU, by the process with everything elsewhere (proc(5))."""
+        """Bytes in use at the peak: by tensors on a GPU, otherwise by the process with mapped files (proc(5))."""
         if self._device is not None:
             return torch.cuda.max_memory_allocated(self._device)
         try:
@@ -47,7 +47,7 @@ class Memory:
         return 0 if found is None else int(found[1]) * 1024
 
     def close(self) -> None:
-        """Look no more."""
+        """Close the file that `used` reads."""
         if self._statm is not None:
             os.close(self._statm)
             self._statm = None

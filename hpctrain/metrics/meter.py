@@ -1,8 +1,10 @@
-"""Means over samples, summed up at the speed of the loop and reduced over ranks when they are asked for."""
+"""Means over samples, reduced over ranks when they are read, and samples per second."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -14,16 +16,15 @@ Reduce = Callable[[Tensor], Tensor]
 class Meter:
     """Sums and counts by metric name; a mean is their ratio over all ranks, never a mean of means.
 
-    Sums are float64, in which float32 losses of one window add up exactly or nearly so: order and world size leave no
-    trace in the logged digits. On a CPU `item` costs less than any tensor operation and there is nothing to stall, so
-    sums are plain floats; elsewhere they stay on the device until they are asked for.
+    Sums are float64, in which float32 losses of one window add up exactly or nearly so: order and world size don't
+    change the logged digits. On a CPU sums are plain floats; elsewhere they stay on the device until they are read.
 
     Args:
         device: where the values live and where the reduction happens.
         reduce: sums a 1-d float64 tensor on ``device`` over all ranks; None for a world of one.
-        names: metrics that take part in every reduction, on a rank without a single sample too. For a name that isn't
-            among them each rank must have had samples, or been told by `expect`, before the next reduction.
-        sums_on_device: None is yes for every device but the CPU.
+        names: metrics that take part in every reduction, also on a rank without a sample. For any other name each rank
+            must have added samples, or called `expect`, before the next reduction.
+        sums_on_device: None: yes for every device but the CPU.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Meter:
         self._device = device
         self._reduce = reduce
         self._names = tuple(names)
+        # on a CPU `item` costs less than any tensor operation, and there is no device to stall
         self._on_host = device.type == "cpu" if sums_on_device is None else not sums_on_device
         self._sums: dict[str, float | Tensor] = {}
         self._counts: dict[str, float | Tensor] = {}
@@ -53,7 +55,7 @@ class Meter:
         return tuple(sorted(self._sums))
 
     def expect(self, names: Iterable[str]) -> None:
-        """Let metrics take part in every reduction from now on, such as those that other ranks had samples of."""
+        """Have metrics take part in every reduction from now on, such as those that other ranks added samples to."""
         self._names = tuple(dict.fromkeys([*self._names, *names]))
         for name in self._names:
             self._sums.setdefault(name, 0.0)
@@ -70,7 +72,7 @@ class Meter:
         counts[name] = counts.get(name, 0.0) + count
 
     def add_sum(self, name: str, total: Tensor, count: int | Tensor) -> None:
-        """Add a sum (0-d, any dtype) over ``count`` samples; the count may be a 0-d tensor, of unmasked tokens say."""
+        """Add a sum (0-d, any dtype) over ``count`` samples; the count may be a 0-d tensor (of unmasked tokens)."""
         self._accumulate(self._sums, name, total, 1)
         if isinstance(count, Tensor):
             self._accumulate(self._counts, name, count, 1)
@@ -85,7 +87,7 @@ class Meter:
         return {name: total / count if count else float("nan") for name, (total, count) in self.state().items()}
 
     def state(self) -> dict[str, tuple[float, float]]:
-        """Sum and count by name over all ranks, for a checkpoint in mid-window.
+        """Sum and count by name over all ranks, for a checkpoint within a window.
 
         Collective, and waits for the device.
         """
@@ -97,7 +99,7 @@ class Meter:
         return dict(zip(names, zip(values[: len(names)], values[len(names) :], strict=True), strict=True))
 
     def load_state(self, state: Mapping[str, tuple[float, float]], *, rank: int) -> None:
-        """Go on from what `state` returned, at any world size: every rank calls it, rank zero takes the values."""
+        """Continue from what `state` returned, at any world size: every rank calls it, rank zero takes the values."""
         self.reset()
         self._sums |= {name: total if rank == 0 else 0.0 for name, (total, _) in state.items()}
         self._counts |= {name: count if rank == 0 else 0.0 for name, (_, count) in state.items()}
@@ -128,3 +130,35 @@ class Meter:
             if isinstance(entry, Tensor):
                 gathered[index] = entry
         return gathered
+
+
+class Throughput:
+    """Samples per second of an attempt, without the time paused; costs nothing per step.
+
+    Args:
+        samples_seen: samples over all ranks before this attempt.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, samples_seen: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._paused_s = 0.0
+        self._begin_s = clock()
+        self._samples_seen = samples_seen
+
+    def rate(self, samples_seen: int) -> float:
+        """Samples per second, over all ranks, since the last call; 0.0 where no time has passed."""
+        now_s = self._clock() - self._paused_s
+        seconds, samples = now_s - self._begin_s, samples_seen - self._samples_seen
+        self._begin_s = now_s
+        self._samples_seen = samples_seen
+        return samples / seconds if seconds > 0 else 0.0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Don't count the time inside: an evaluation, a synchronous save."""
+        begin = self._clock()
+        try:
+            yield
+        finally:
+            self._paused_s += self._clock() - begin

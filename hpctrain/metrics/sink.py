@@ -1,13 +1,21 @@
-"""What everything that takes metrics has in common."""
+"""Where metrics go: what all sinks have in common, and the file that two of them append to."""
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Protocol
+
+logger = logging.getLogger(__name__)
+
+MAX_PENDING_BYTES = 16 * 2**20
+"""Bytes kept while the file can't be written, about a hundred thousand records; later records are dropped."""
 
 
 class Sink(Protocol):
-    """A place for metrics; only rank zero has any. Nothing here is collective.
+    """A destination for metrics; only rank zero has any. No method is collective.
 
     Metric names: ``train/loss``, ``train/lr``, ``train/epoch``, ``eval/loss``, ``eval/accuracy``,
     ``throughput/samples_per_s``, and what a task adds.
@@ -22,5 +30,57 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """Flush and release; nothing is logged after it."""
+        """Flush and release; nothing is logged afterwards."""
         ...
+
+
+class RecordFile:
+    """A file that whole records are appended to, each in one write, without blocking while the file system fails.
+
+    While it fails (full, read-only, unmounted), records wait in memory, up to 16 MiB, and follow in order as soon as a
+    write succeeds; a record that was written in part is completed. The first failure and the recovery are logged as
+    warnings.
+
+    Args:
+        path: an existing file; only this process writes it.
+
+    Raises:
+        OSError: it can't be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._pending = b""
+        self._failing = False
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+
+    def append(self, record: bytes) -> None:
+        """Write one record, after those that wait."""
+        if len(self._pending) + len(record) <= MAX_PENDING_BYTES:
+            self._pending += record
+        try:
+            while self._pending:
+                written = os.write(self._descriptor, self._pending)
+                self._pending = self._pending[written:]
+        except OSError as error:
+            # not `retry`: waiting for the file system here would hold up the training
+            if not self._failing:
+                logger.warning("%s can't be written (%s): records wait in memory", self._path, error.strerror)
+            self._failing = True
+            return
+        if self._failing:
+            logger.warning("%s can be written again", self._path)
+            self._failing = False
+
+    def sync(self) -> None:
+        """Make the records durable; a failure is a warning."""
+        self.append(b"")
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            logger.warning("%s could not be made durable (%s)", self._path, error.strerror)
+
+    def close(self) -> None:
+        """Sync and close."""
+        self.sync()
+        os.close(self._descriptor)

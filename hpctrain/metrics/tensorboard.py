@@ -1,32 +1,42 @@
-"""Metrics for TensorBoard."""
+"""Metrics for TensorBoard.
+
+Event files are written without TensorBoard's own writer, which takes 0.1 s to import, starts a thread, and keeps
+records for up to two minutes. A record is 16 bytes of frame around a protocol buffer (TFRecord, as in TensorBoard's
+`record_writer.py`).
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import re
+import socket
+import struct
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hpctrain.metrics.event_file import event_files, frame, make_event_file
-from hpctrain.metrics.patient_file import PatientFile
+from hpctrain.metrics.sink import RecordFile
 
 logger = logging.getLogger(__name__)
 
 _PAUSE_S = 0.1
-"""TensorBoard draws a thousand points of a curve (its default), and an event costs it 0.1 ms here."""
+"""TensorBoard draws a thousand points of a curve by default, and an event costs 0.1 ms."""
+_CASTAGNOLI = 0x82F63B78
+_MASK_DELTA = 0xA282EAD8
 
 
 class TensorBoardSink:
-    """Scalars in an event file of this attempt; the file and the import (10 ms) wait for the first record.
+    """Scalars in an event file of this attempt, made with the first record.
 
-    A resume tells TensorBoard to forget what later steps left in the files of earlier attempts
+    A resume has TensorBoard drop what later steps left in the files of earlier attempts
     (``purge_step=resume_step+1``), so a curve never doubles back; with ``--load_fast=false`` it still shows them.
-    Of records that follow each other within 0.1 s only the first is taken, and whatever was evaluated: the metrics file
-    has them all. A file that can't be written for a while doesn't stop the training (see `PatientFile`).
+    Of records within 0.1 s of each other only the first is taken, and every evaluation: the metrics file has them all.
+    While the file system fails, training continues (see `RecordFile`).
 
     Args:
-        directory: the run's TensorBoard folder; made where it isn't there.
-        resume_step: the step that the attempt starts from; None forgets all that is there.
+        directory: the run's TensorBoard folder; made if it is missing.
+        resume_step: the step that the attempt starts from; None drops everything there.
         clock: epoch seconds.
     """
 
@@ -34,7 +44,7 @@ class TensorBoardSink:
         self._directory = directory
         self._purge_step = 0 if resume_step is None else resume_step + 1
         self._clock = clock
-        self._file: PatientFile | None = None
+        self._file: RecordFile | None = None
         self._failing = False
         self._logged_at = float("-inf")
 
@@ -44,7 +54,7 @@ class TensorBoardSink:
         if 0 <= now - self._logged_at < _PAUSE_S and not any(name.startswith("eval/") for name in values):
             return
         self._logged_at = now
-        # The protocol alone: `torch.utils.tensorboard` imports for 0.1 s, and TensorFlow too where there is one.
+        # 10 ms for the protocol alone; `torch.utils.tensorboard` takes 0.1 s, and imports TensorFlow if it is there
         from tensorboard.compat.proto.event_pb2 import Event
 
         if self._file is None:
@@ -56,7 +66,7 @@ class TensorBoardSink:
             self._file.append(frame(event.SerializeToString()))
 
     def flush(self) -> None:
-        """Make the events durable, as far as the file system lets us."""
+        """Make the events durable; a failure is a warning."""
         if self._file is not None:
             self._file.sync()
 
@@ -66,15 +76,15 @@ class TensorBoardSink:
             self._file.close()
             self._file = None
 
-    def _open(self) -> PatientFile | None:
+    def _open(self) -> RecordFile | None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         earlier = event_files(self._directory)
         try:
-            file = PatientFile(make_event_file(self._directory))
+            file = RecordFile(make_event_file(self._directory))
         except OSError as error:
             if not self._failing:
-                logger.warning("%s: no event file can be made (%s); tried again", self._directory, error.strerror)
+                logger.warning("no event file can be made in %s (%s); trying again", self._directory, error.strerror)
             self._failing = True
             return None
         file.append(frame(Event(wall_time=self._clock(), file_version="brain.Event:2").SerializeToString()))
@@ -83,3 +93,55 @@ class TensorBoardSink:
             purge = Event(wall_time=self._clock(), step=self._purge_step, session_log=start)
             file.append(frame(purge.SerializeToString()))
         return file
+
+
+def _crc_table() -> tuple[int, ...]:
+    table = []
+    for byte in range(256):
+        crc = byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (_CASTAGNOLI if crc & 1 else 0)
+        table.append(crc)
+    return tuple(table)
+
+
+_TABLE = _crc_table()
+
+
+def masked_crc32c(data: bytes) -> int:
+    """CRC-32C (Castagnoli, RFC 3720 appendix B.4) of ``data``, rotated by 15 bits and offset, as TFRecord requires."""
+    crc, table = 0xFFFFFFFF, _TABLE
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def frame(data: bytes) -> bytes:
+    """One record: length, its checksum, the data, their checksum; little-endian."""
+    length = struct.pack("<Q", len(data))
+    return b"".join((length, struct.pack("<I", masked_crc32c(length)), data, struct.pack("<I", masked_crc32c(data))))
+
+
+def event_files(directory: Path) -> list[Path]:
+    """The event files in ``directory``, in the order in which TensorBoard reads them."""
+    return sorted(directory.glob("events.out.tfevents.*"))
+
+
+def make_event_file(directory: Path) -> Path:
+    """Make an empty event file whose name sorts after all others there, even if the clock of an earlier host was ahead.
+
+    Args:
+        directory: made if it is missing.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    second = int(time.time())
+    for path in event_files(directory):
+        if match := re.match(r"events\.out\.tfevents\.(\d+)\.", path.name):
+            second = max(second, int(match[1]) + 1)
+    path = directory / f"events.out.tfevents.{second:010d}.{socket.gethostname()}.{os.getpid()}"
+    path.touch(exist_ok=False)
+    return path

@@ -11,9 +11,8 @@ from hpctrain.data.plan import BatchPlan
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
 from hpctrain.errors import CheckpointError
-from hpctrain.metrics.meter import Meter
+from hpctrain.metrics.meter import Meter, Throughput
 from hpctrain.metrics.sink import Sink
-from hpctrain.metrics.throughput import Throughput
 from hpctrain.run.times import Times
 from hpctrain.train.profiling.profiler import Profiler
 from hpctrain.train.step import TrainStep

@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from hpctrain.metrics.patient_file import PatientFile
+from hpctrain.metrics.sink import RecordFile
 
 
 @contextlib.contextmanager
@@ -22,25 +22,25 @@ def full_disk(limit_bytes):
 def test_records_wait_for_a_full_disk_and_keep_their_order(tmp_path, caplog):
     path = tmp_path / "records"
     path.touch()
-    file = PatientFile(path)
+    file = RecordFile(path)
     file.append(b"first\n")
     with full_disk(10):
         file.append(b"second\n")
         file.append(b"third\n")
         assert path.read_bytes() == b"first\nseco"
     assert [record.message for record in caplog.records] == [
-        f"{path} can't be written (File too large): records are kept and tried again"
+        f"{path} can't be written (File too large): records wait in memory"
     ]
     file.append(b"fourth\n")
     file.close()
     assert path.read_bytes() == b"first\nsecond\nthird\nfourth\n"
-    assert caplog.records[-1].message == f"{path} is written again"
+    assert caplog.records[-1].message == f"{path} can be written again"
 
 
-def test_closing_tries_once_more(tmp_path):
+def test_closing_tries_again(tmp_path):
     path = tmp_path / "records"
     path.touch()
-    file = PatientFile(path)
+    file = RecordFile(path)
     with full_disk(3):
         file.append(b"record\n")
     file.close()
@@ -48,10 +48,10 @@ def test_closing_tries_once_more(tmp_path):
 
 
 def test_memory_stays_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("hpctrain.metrics.patient_file.MAX_PENDING_BYTES", 12)
+    monkeypatch.setattr("hpctrain.metrics.sink.MAX_PENDING_BYTES", 12)
     path = tmp_path / "records"
     path.touch()
-    file = PatientFile(path)
+    file = RecordFile(path)
     with full_disk(0):
         for record in (b"first\n", b"second\n", b"third\n"):
             file.append(record)
@@ -61,4 +61,4 @@ def test_memory_stays_bounded(tmp_path, monkeypatch):
 
 def test_there_must_be_a_file(tmp_path):
     with pytest.raises(FileNotFoundError):
-        PatientFile(tmp_path / "absent")
+        RecordFile(tmp_path / "absent")
