@@ -12,13 +12,16 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# a loaded machine takes its time for a single example: that is no finding
+# how long one example takes says nothing on a loaded machine
 settings.register_profile("hpctrain", deadline=None)
-settings.register_profile("gate", deadline=None, derandomize=True)
+settings.register_profile("gate", deadline=None, derandomize=True, max_examples=25)
+settings.register_profile("nightly", deadline=None, max_examples=300)
 settings.load_profile("hpctrain")
-sys.path.insert(0, str(Path(__file__).parent / "slurm" / "programs"))
+ONLY_WHEN_NAMED = ("soak", "nightly")
+for folder in ("support", "slurm/programs"):
+    sys.path.insert(0, str(Path(__file__).parent / folder))
 
-# A shell starts what goes into the background deaf to Ctrl-C, and so would be the commands that tests start.
+# A shell starts background jobs with SIGINT ignored, and the commands that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -44,9 +47,9 @@ def untouched_logging():
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what is marked `soak`, unless the expression of -m speaks of it."""
-    if "soak" in config.getoption("markexpr"):
-        return
-    for item in items:
-        if item.get_closest_marker("soak"):
-            item.add_marker(pytest.mark.skip("pytest -m soak runs it"))
+    """Skip what is marked `soak` or `nightly`, unless the expression of -m names the marker."""
+    for name in ONLY_WHEN_NAMED:
+        if name not in config.getoption("markexpr"):
+            for item in items:
+                if item.get_closest_marker(name):
+                    item.add_marker(pytest.mark.skip(f"pytest -m {name} runs it"))

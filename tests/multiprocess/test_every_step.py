@@ -1,4 +1,4 @@
-"""A run that is killed in the middle of any of its steps, once or three times in a row, ends as the straight run."""
+"""A run that is killed in the middle of any of its steps ends as an uninterrupted run does."""
 
 from __future__ import annotations
 
@@ -33,22 +33,23 @@ WORDS = (
     "checkpoint.keep_best=1",
 )
 """Three steps an epoch, the last one half full; accumulation of 8, 4 and 2 at world sizes 1, 2 and 4."""
-ONCE = [(cut,) for cut in range(STEPS)]
-"""Steps that are done when it happens: none, amid an epoch, at its end (3, 6) and right after it (4)."""
-THRICE = [(0, (1, 3, 5)), (2, (1, 3, 5)), (2, (2, 4, 6))]
-"""With loading processes too: so many, and the steps."""
+CHAIN = tuple(range(STEPS))
+"""Steps that are done when the ranks die: none, amid an epoch, at its end (3, 6) and right after it (4). In a chain the
+next attempt resumes there, so an attempt dies in each of the steps, and one resumes from each.
+"""
 
 
 def killing(world_size, start, cut):
     """Has every rank die in the step after ``cut``, between two micro-batches where it has several."""
     plan = BatchPlan(SAMPLES, BATCH, MICRO, world_size, drop_last=False)
     done = sum(plan.micro_batches(step) for step in range(start, cut))
-    call = done + min(2, plan.micro_batches(cut)) + int(world_size > 2)  # three ranks and more begin with a throwaway
+    # three ranks and more begin with a throwaway backward
+    call = done + min(2, plan.micro_batches(cut)) + int(world_size > 2)
     return ",".join(f"{rank}:{call}:SIGKILL" for rank in range(world_size))
 
 
 def samples(run, world_size):
-    """What each rank took at each step; where a step was done again, the last time counts."""
+    """What each rank took at each step; the last time, where a step was done again."""
     logs = [run.directory.sample_log(rank).read_text().splitlines() for rank in range(world_size)]
     return [{entry["step"]: entry["samples"] for entry in map(json.loads, log)} for log in logs]
 
@@ -64,27 +65,51 @@ def straight():
     return {}
 
 
+@pytest.fixture
+def killed_at(train, straight):
+    """Kill a run in each of these steps, finish it, and compare it with an uninterrupted one."""
+
+    def run_chain(world_size, cuts, workers):
+        if world_size not in straight:
+            code, run, output = train("straight", *WORDS, "data.num_workers=0", world_size=world_size)
+            assert code == 0, output
+            straight[world_size] = outcome(run, world_size)
+            assert len(straight[world_size][1]) == 4 + 3  # windows of the log, evaluations
+        starts = (0, *cuts)
+        acts = [killing(world_size, start, cut) for start, cut in zip(starts, cuts, strict=False)]
+        for number, act in enumerate([*acts, ""]):
+            num_workers = workers[number * len(workers) // (len(acts) + 1)]
+            words = [*WORDS, f"data.num_workers={num_workers}"]
+            code, run, output = train("run", *words, world_size=world_size, TRIAL_ACT=act)
+            assert code == (-9 if act else 0), output
+        assert [start for start, _, _ in run.attempts] == list(starts)
+        assert outcome(run, world_size) == straight[world_size]
+
+    return run_chain
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize(("workers", "cuts"), [*((0, cuts) for cuts in ONCE), *THRICE])
-def test_killed_at_any_step(train, straight, world_size, workers, cuts):
-    if world_size not in straight:
-        code, run, output = train("straight", *WORDS, "data.num_workers=0", world_size=world_size)
-        assert code == 0, output
-        straight[world_size] = outcome(run, world_size)
-        assert len(straight[world_size][1]) == 4 + 3  # windows of the log, evaluations
-    words = [*WORDS, f"data.num_workers={workers}"]
-    for start, cut in zip((0, *cuts), cuts, strict=False):
-        code, _, output = train("run", *words, world_size=world_size, TRIAL_ACT=killing(world_size, start, cut))
-        assert code == -9, output
-    code, run, output = train("run", *words, world_size=world_size)
-    assert code == 0, output
-    assert [start for start, _, _ in run.attempts] == [0, *cuts]
-    assert outcome(run, world_size) == straight[world_size]
+def test_killed_at_every_step_one_after_the_other(killed_at, world_size):
+    """Without loading processes in the first half, with two in the second."""
+    killed_at(world_size, CHAIN, workers=(0, 2))
 
 
-def test_loading_processes_die_with_their_rank(nursery, tmp_path):
-    """Those that live on keep its sockets open, and the port that the next attempt wants to meet at."""
-    (done,) = nursery.wait(nursery.start("abandon:main", str(tmp_path / "pids")))
+def test_killed_after_several_steps_three_times(killed_at):
+    killed_at(2, (2, 4, 6), workers=(2,))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("workers", "cuts"), [*((0, (cut,)) for cut in range(STEPS)), (0, (1, 3, 5)), (2, (1, 3, 5)), (2, (2, 4, 6))]
+)
+def test_killed_at_any_step(killed_at, world_size, workers, cuts):
+    killed_at(world_size, cuts, workers=(workers,))
+
+
+def test_loading_processes_die_with_their_rank(fork_server, tmp_path):
+    """One that survives keeps the rank's sockets open, and so the port of the next attempt's rendezvous."""
+    (done,) = fork_server.wait(fork_server.start("abandon:main", str(tmp_path / "pids")))
     assert done.code == -9, done.output
     pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 2

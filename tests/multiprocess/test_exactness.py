@@ -22,15 +22,15 @@ def overrides(options):
 
 
 @pytest.fixture
-def by_hand(nursery, ranks, tmp_path):
+def by_hand(fork_server, ranks, tmp_path):
     """Trains with the hand-written loop, and returns its weights."""
 
     def run(world_size, **options):
         path = tmp_path / "by_hand.pt"
         numbers = [
-            nursery.start("by_hand:main", str(path), rank, world_size, {**options}) for rank in range(world_size)
+            fork_server.start("by_hand:main", str(path), rank, world_size, {**options}) for rank in range(world_size)
         ]
-        for done in nursery.wait(*numbers):
+        for done in fork_server.wait(*numbers):
             assert done.code == 0, done.output
         return torch.load(path, weights_only=True)
 
@@ -96,7 +96,7 @@ TRAINING = (
 
 
 @pytest.fixture(scope="module")
-def straight(nursery, tmp_path_factory):
+def straight(fork_server, tmp_path_factory):
     """Uninterrupted runs, by world size: made once."""
     return {}
 

@@ -268,18 +268,18 @@ def test_nothing_outlives_a_launcher_that_is_killed(launch, told):
     assert told.attempts == [(0, "infrastructure", 0), (0, "completed", 10)]
 
 
-def test_one_rank_runs_in_the_launching_process(nursery, tmp_path):
+def test_one_rank_runs_in_the_launching_process(fork_server, tmp_path):
     (tmp_path / "record").mkdir()
     words = [f"run_dir={tmp_path / 'run'}", *TRIAL, "trainer.max_steps=3"]
-    (done,) = nursery.wait(nursery.start("command:run", *words, TRIAL_RECORD=str(tmp_path / "record")))
+    (done,) = fork_server.wait(fork_server.start("command:run", *words, TRIAL_RECORD=str(tmp_path / "record")))
     assert done.code == 0, done.output
     assert [path.name for path in (tmp_path / "record").iterdir()] == [f"0_{done.pid}"]
     assert done.output.splitlines()[0] == f"run directory {tmp_path / 'run'}"
 
 
-def test_an_error_in_the_launching_process_is_shown_once(nursery, tmp_path, run_at):
+def test_an_error_in_the_launching_process_is_shown_once(fork_server, tmp_path, run_at):
     words = [f"run_dir={tmp_path / 'run'}", *TRIAL]
-    (done,) = nursery.wait(nursery.start("command:run", *words, TRIAL_ACT="0:2:raise"))
+    (done,) = fork_server.wait(fork_server.start("command:run", *words, TRIAL_ACT="0:2:raise"))
     assert done.code == 1
     assert done.output.count("Traceback") == 1
     assert "in loss\n" in done.output
@@ -299,9 +299,9 @@ def test_ranks_by_variables_set_by_hand_train_and_launch_nothing(ranks, tmp_path
     assert Owner.read(told.directory.claim(1)).pid == done[0].pid
 
 
-def test_a_rank_by_hand_that_finds_no_rank_zero_says_where_it_looked(nursery, port, tmp_path):
+def test_a_rank_by_hand_that_finds_no_rank_zero_says_where_it_looked(fork_server, port, tmp_path):
     words = [f"run_dir={tmp_path / 'run'}", *TRIAL, "health.start_timeout_s=4"]
-    (done,) = nursery.wait(nursery.start("command:run", *words, folder=tmp_path, **rank_variables(1, 2, port)))
+    (done,) = fork_server.wait(fork_server.start("command:run", *words, folder=tmp_path, **rank_variables(1, 2, port)))
     assert done.code == 1
     assert f"rank zero did not answer at 127.0.0.1, ports {port}" in done.output
 

@@ -20,14 +20,14 @@ OVERFLOWS = 2.0**24
 
 
 @pytest.fixture
-def by_hand(nursery, tmp_path):
+def by_hand(fork_server, tmp_path):
     """Trains with the hand-written loop; its weights, and how many updates it skipped."""
 
     def run(world_size, **options):
         path = tmp_path / "by_hand.pt"
         target = "by_hand_precision:main"
-        numbers = [nursery.start(target, str(path), rank, world_size, options) for rank in range(world_size)]
-        found = nursery.wait(*numbers)
+        numbers = [fork_server.start(target, str(path), rank, world_size, options) for rank in range(world_size)]
+        found = fork_server.wait(*numbers)
         for done in found:
             assert done.code == 0, done.output
         return torch.load(path, weights_only=True), int(re.search(r"skipped (\d+)", found[0].output)[1])

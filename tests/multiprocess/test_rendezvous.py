@@ -15,16 +15,16 @@ def ports(free_ports):
 
 
 @pytest.fixture
-def meeting(nursery, ports):
+def meeting(fork_server, ports):
     """Ranks that meet; options are for all, or a list with one for each."""
 
     def run(size, options=None, ranks=None, candidates=None):
         each = options if isinstance(options, list) else [options or {}] * size
         numbers = [
-            nursery.start("meeting:be_rank", rank, size, candidates or ports, each[rank])
+            fork_server.start("meeting:be_rank", rank, size, candidates or ports, each[rank])
             for rank in (range(size) if ranks is None else ranks)
         ]
-        done = nursery.wait(*numbers)
+        done = fork_server.wait(*numbers)
         assert all(process.code == 0 for process in done), "\n".join(process.output for process in done)
         return [process.result for process in done]
 
@@ -32,12 +32,12 @@ def meeting(nursery, ports):
 
 
 @pytest.fixture
-def stranger(nursery, ports, tmp_path):
+def stranger(fork_server, ports, tmp_path):
     """Another run's store at the first port."""
     numbers = []
 
     def serve(token):
-        numbers.append(nursery.start("meeting:serve", ports[0], token, str(tmp_path / "enough")))
+        numbers.append(fork_server.start("meeting:serve", ports[0], token, str(tmp_path / "enough")))
         give_up = time.monotonic() + 60
         while time.monotonic() < give_up:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", ports[0])):
@@ -46,18 +46,18 @@ def stranger(nursery, ports, tmp_path):
 
     yield serve
     (tmp_path / "enough").touch()
-    assert [done.code for done in nursery.wait(*numbers)] == [0]
+    assert [done.code for done in fork_server.wait(*numbers)] == [0]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def mute_meeting(nursery, free_ports):
+def mute_meeting(fork_server, free_ports):
     """Two ranks at ports of which something listens at the first and never answers; it takes seconds, so it is begun
     before all other tests."""
     ports = free_ports(2)
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", ports[0]))
         mute.listen()
-        yield ports, [nursery.start("meeting:be_rank", rank, 2, ports, {}) for rank in range(2)]
+        yield ports, [fork_server.start("meeting:be_rank", rank, 2, ports, {}) for rank in range(2)]
 
 
 def all_heard(size):
@@ -118,13 +118,13 @@ def test_file(meeting, tmp_path):
     assert meeting(3, method) == [{"port": None, "heard": all_heard(3)}] * 3
 
 
-def test_a_file_that_an_earlier_attempt_left_behind(meeting, nursery, tmp_path):
-    (done,) = nursery.wait(nursery.start("meeting:crash", f"{tmp_path}/meeting", "1"))
+def test_a_file_that_an_earlier_attempt_left_behind(meeting, fork_server, tmp_path):
+    (done,) = fork_server.wait(fork_server.start("meeting:crash", f"{tmp_path}/meeting", "1"))
     assert done.code == 0, done.output
     method = {"init_method": f"file://{tmp_path}/meeting", "token": "2"}
     assert meeting(2, method) == [{"port": None, "heard": all_heard(2)}] * 2
 
 
-def test_a_port_where_something_listens_and_never_answers(nursery, mute_meeting):
+def test_a_port_where_something_listens_and_never_answers(fork_server, mute_meeting):
     ports, numbers = mute_meeting
-    assert [done.result for done in nursery.wait(*numbers)] == [{"port": ports[1], "heard": all_heard(2)}] * 2
+    assert [done.result for done in fork_server.wait(*numbers)] == [{"port": ports[1], "heard": all_heard(2)}] * 2

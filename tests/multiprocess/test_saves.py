@@ -82,7 +82,7 @@ def test_the_end_of_a_run_needs_its_checkpoint(refusing):
 
 
 def test_an_error_without_words_is_one_as_well(train):
-    words = ["task._target_=speechless.Unsaved", "trainer.max_steps=3"]
+    words = ["task._target_=unsaveable.WithUnsaveable", "trainer.max_steps=3"]
     code, run, output = train("run", *WORDS, *words, world_size=2)
     assert code == 1, output
     records = read_exit_records(run.directory.claim(1))
@@ -121,7 +121,7 @@ def test_the_best_evaluations_are_saved_and_kept(train):
 
 def test_saves_by_time_go_by_rank_zeros_clock(train):
     """No other rank knows what a save costs, and so how long to wait for the next one."""
-    words = ["task._target_=impatient.Impatient", "checkpoint.auto=true", "checkpoint.asynchronous=false"]
+    words = ["task._target_=saves_early.SavesEarly", "checkpoint.auto=true", "checkpoint.asynchronous=false"]
     code, run, output = train("run", *WORDS, *words, "checkpoint.keep=9", "trainer.max_steps=12", world_size=2)
     assert code == 0, output
     assert output.count("a save every") == 2

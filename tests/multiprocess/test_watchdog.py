@@ -35,7 +35,7 @@ LAUNCHED = {
     "rank 1 is stopped": ([TWO], {"TRIAL_ACT": "1:5:SIGSTOP"}),
     "the others time out": (
         ["cluster.processes_per_node=3", "trainer.global_batch_size=12", "health.hang_timeout_s=100"],
-        {"TRIAL_ACT": "1:6:SIGSTOP", "IMPATIENT": "8"},
+        {"TRIAL_ACT": "1:6:SIGSTOP", "COLLECTIVE_TIMEOUT": "8"},
     ),
     "one rank hangs": ([], {"TRIAL_ACT": "0:5:hang"}),
 }
@@ -47,7 +47,7 @@ BY_HAND = {
 
 @dataclass
 class Started:
-    """A run and the processes that the nursery started for it."""
+    """A run and its processes."""
 
     directory: RunDirectory
     numbers: list[int]
@@ -66,11 +66,11 @@ class Started:
 
 
 @pytest.fixture(scope="module")
-def runs(nursery, composer, variables, tmp_path_factory):
+def runs(fork_server, composer, variables, tmp_path_factory):
     started = {}
     for name, (words, surroundings) in LAUNCHED.items():
         path = tmp_path_factory.mktemp("watchdog") / "run"
-        number = nursery.start("command:run", f"run_dir={path}", *WORDS, *words, **surroundings)
+        number = fork_server.start("command:run", f"run_dir={path}", *WORDS, *words, **surroundings)
         started[name] = Started(RunDirectory.at(path), [number])
     for name, surroundings in BY_HAND.items():
         path, port = tmp_path_factory.mktemp("watchdog") / "run", free_port()
@@ -78,15 +78,15 @@ def runs(nursery, composer, variables, tmp_path_factory):
             patch.syspath_prepend(variables["PYTHONPATH"].partition(os.pathsep)[0])
             prepare(composer.compose([f"run_dir={path}", *WORDS], world_size=2), WORDS)
         places = [rank_variables(rank, 2, port) for rank in range(2)]
-        numbers = [nursery.start("command:rank", str(path), **place, **surroundings) for place in places]
+        numbers = [fork_server.start("command:rank", str(path), **place, **surroundings) for place in places]
         started[name] = Started(RunDirectory.at(path), numbers)
     return started
 
 
 @pytest.fixture(scope="module")
-def ended(nursery, runs):
+def ended(fork_server, runs):
     def wait(name):
-        done = nursery.wait(*runs[name].numbers)
+        done = fork_server.wait(*runs[name].numbers)
         (attempt,) = Ledger(runs[name].directory).attempts()
         return runs[name], done, attempt
 

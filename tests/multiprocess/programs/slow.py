@@ -1,6 +1,6 @@
 """A user's task that takes its time where it may: SLOW_START and SLOW_EVAL are seconds, for all and for each batch.
 
-IMPATIENT are the seconds after which the ranks' collectives give up.
+COLLECTIVE_TIMEOUT are the seconds after which the ranks' collectives give up.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Slow(Trial):
 
     def prepare(self):
         time.sleep(float(os.environ.get("SLOW_START", "0")))
-        if "IMPATIENT" in os.environ:
-            timeout = timedelta(seconds=float(os.environ["IMPATIENT"]))
+        if "COLLECTIVE_TIMEOUT" in os.environ:
+            timeout = timedelta(seconds=float(os.environ["COLLECTIVE_TIMEOUT"]))
             distributed_c10d._set_pg_timeout(timeout, dist.group.WORLD)
 
     def evaluate(self, model, batch):

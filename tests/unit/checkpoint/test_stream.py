@@ -30,7 +30,7 @@ def size_limit(limit):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None)
 @given(st.lists(st.sampled_from([0, 1, 511, 4096, 70_001, BLOCK - 1, BLOCK, BLOCK + 513]), max_size=5))
 def test_every_byte_arrives_whatever_the_pieces(tmp_path_factory, sizes):
     path = tmp_path_factory.getbasetemp() / "stream"

@@ -80,7 +80,7 @@ def plans(draw: st.DrawFn) -> BatchPlan:
     return BatchPlan(draw(st.integers(size if drop_last else 1, 80)), size, micro, world_size, drop_last)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None)
 @given(plan=plans(), start=st.integers(0, 20))
 def test_the_ranks_together_get_the_order_that_the_plan_slices(plan: BatchPlan, start: int) -> None:
     order = ShuffledOrder(plan.num_samples, SEED)
@@ -99,7 +99,7 @@ def test_the_ranks_together_get_the_order_that_the_plan_slices(plan: BatchPlan, 
                 assert batch.is_last == (turn == plan.micro_batches(step) - 1)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None)
 @given(plan=plans(), start=st.integers(0, 30))
 def test_a_resumed_loader_goes_on_where_a_straight_one_is(plan: BatchPlan, start: int) -> None:
     before, after = micro_batches(plan, range(start)), micro_batches(plan, range(start, start + 5))

@@ -207,7 +207,7 @@ def test_a_run_without_checkpoints_has_none(directory):
     assert list_checkpoints(directory) == []
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None)
 @given(st.binary(max_size=5_000), st.integers(0, 3))
 def test_the_checksum_is_that_of_all_bytes_across_chunks(tmp_path_factory, data, megabytes):
     file = tmp_path_factory.getbasetemp() / "checked"

@@ -1,4 +1,4 @@
-"""What `command` has, in a process that is struck by signals at a point of its code that was named beforehand."""
+"""Run what `command` has in a process that sends signals once it calls a certain function for the n-th time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from types import CodeType, FrameType
 
 import command
 
-STRUCK = "struck.jsonl"
+SENT = "sent.jsonl"
 PHASES = {
     "before the handlers": [
         ("hpctrain.worker.entry:run_rank", 1),
@@ -72,13 +72,13 @@ PHASES = {
         ("hpctrain.train.loop:Loop._leave", 1),
     ],
 }
-"""By phase the functions, MODULE:NAME, that an attempt may be struck in as it enters them, and how often it enters them
-at most before; 0 stands for as often as there are steps left."""
+"""By phase of an attempt: functions, MODULE:NAME, where signals are sent, and how often an attempt calls them at least;
+0 stands for the number of steps that are left."""
 
 
 @dataclass(frozen=True)
-class Strike:
-    """A signal to a rank, so many seconds after the one before it, or after the point was reached."""
+class PlannedSignal:
+    """A signal to a rank, so many seconds after the one before it, or after the function was called."""
 
     rank: int
     signal: str
@@ -87,25 +87,25 @@ class Strike:
 
 @dataclass(frozen=True)
 class Plan:
-    """Who strikes whom, and when: a rank, as it enters a function, MODULE:NAME, for the n-th time."""
+    """The signals that a rank sends when it calls a function, MODULE:NAME, for the n-th time."""
 
     folder: str
     at: str
     nth: int = 1
     rank: int = 0
-    strikes: list[Strike] = field(default_factory=list)
+    signals: list[PlannedSignal] = field(default_factory=list)
 
     @classmethod
     def read(cls, text: str) -> Plan:
         values = json.loads(text)
-        return cls(**{**values, "strikes": [Strike(**strike) for strike in values["strikes"]]})
+        return cls(**{**values, "signals": [PlannedSignal(**one) for one in values["signals"]]})
 
     def __str__(self) -> str:
         return json.dumps(asdict(self))
 
     @property
     def code(self) -> CodeType:
-        """Of the function; what is renamed is missed at once."""
+        """The function's code; an error where it was renamed."""
         module, _, names = self.at.partition(":")
         found = importlib.import_module(module)
         for name in names.split("."):
@@ -126,12 +126,12 @@ def prepared(text, function, *arguments):
         plan, own = Plan.read(text), int(os.environ.get("RANK", "0"))
         Path(plan.folder, f"pid_{own}").write_text(str(os.getpid()))
         if own == plan.rank:
-            lie_in_wait(plan)
+            send_at_call(plan)
     return function(*arguments)
 
 
-def lie_in_wait(plan):
-    """Have the interpreter tell of every call, in this thread and those to come, until it is the one."""
+def send_at_call(plan):
+    """Follow every call, in this thread and in later ones, until the planned one."""
     code, process, left = plan.code, os.getpid(), plan.nth
 
     def on_event(frame: FrameType, event: str, _argument: object) -> None:
@@ -142,34 +142,35 @@ def lie_in_wait(plan):
         if left == 0:
             sys.setprofile(None)
             threading.setprofile(None)
-            at_once = len(plan.strikes) if not any(strike.after_s for strike in plan.strikes) else 0
-            strike_all(plan, plan.strikes[:at_once])
+            at_once = len(plan.signals) if not any(one.after_s for one in plan.signals) else 0
+            send_all(plan, plan.signals[:at_once])
             if not at_once:
-                threading.Thread(target=strike_all, args=(plan, plan.strikes), daemon=True).start()
+                threading.Thread(target=send_all, args=(plan, plan.signals), daemon=True).start()
 
     threading.setprofile(on_event)
     sys.setprofile(on_event)
 
 
-def strike_all(plan, strikes):
-    for strike in strikes:
-        time.sleep(strike.after_s)
-        place = Path(plan.folder, f"pid_{strike.rank}")
+def send_all(plan, signals):
+    for planned in signals:
+        time.sleep(planned.after_s)
+        place = Path(plan.folder, f"pid_{planned.rank}")
         if not place.exists():
-            continue  # this rank isn't there yet
+            continue  # this rank hasn't started yet
         pid = int(place.read_text())
         if not leads_a_session(pid):
             continue  # it has ended, and the number may be another process's by now
-        number, told = getattr(signal, strike.signal), {"rank": strike.rank, "signal": strike.signal}
-        with Path(plan.folder, STRUCK).open("ab", buffering=0) as record, contextlib.suppress(ProcessLookupError):
-            # nothing between the three that may be done before: it may be about to give the signals back
+        number = getattr(signal, planned.signal)
+        sent = {"rank": planned.rank, "signal": planned.signal}
+        with Path(plan.folder, SENT).open("ab", buffering=0) as record, contextlib.suppress(ProcessLookupError):
+            # nothing else between these three lines: the rank may be about to restore its signal handlers
             handled = handles_signals(pid)
-            record.write(json.dumps(told | {"handled": handled}).encode() + b"\n")
+            record.write(json.dumps(sent | {"handled": handled}).encode() + b"\n")
             os.kill(pid, number)
 
 
 def leads_a_session(pid):
-    """Whether a process is there and may be one of the nursery's."""
+    """Whether a process exists and may be one of the fork server's."""
     try:
         return os.getsid(pid) == pid
     except ProcessLookupError:
@@ -177,7 +178,7 @@ def leads_a_session(pid):
 
 
 def handles_signals(pid):
-    """Whether a process has handlers of its own for all that asks it to stop: proc(5), SigCgt."""
+    """Whether a process handles every signal that asks it to stop (SigCgt in proc(5))."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
