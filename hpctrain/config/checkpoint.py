@@ -9,33 +9,32 @@ from hpctrain.config import require
 
 @dataclass(kw_only=True, slots=True)
 class Checkpoint:
-    """The last step and every stop are always saved."""
+    """Checkpoints; the last step and every stop are always saved."""
 
     every_steps: int | None = None
     """Steps between saves; null: not by steps."""
     every_min: float | None = 15.0
     """Minutes between saves, by rank zero's clock; null: not by time."""
     auto: bool = False
-    """Choose the time between saves by what a save costs and how often this run fails; every_min is then not used."""
+    """Choose the time between saves from the cost of a save and the run's failure rate; every_min is then ignored."""
     asynchronous: bool = True
-    """Write beside training, which stops for the copy to host memory alone; false: training waits for the disk."""
+    """Write in the background; training only waits for the copy to host memory. false: training waits for the disk."""
     verify: str = "on_load"
-    """`on_load`: checksums are compared when a checkpoint is read; `after_save`: also right after it was written."""
+    """`on_load`: verify checksums when a checkpoint is read; `after_save`: also after it was written."""
     on_error: str = "fail"
-    """A save that the file system refuses: `fail` ends the run, `warn` trains on and tries again at the next save."""
+    """If a save fails: `fail` ends the run; `warn` continues, and the next save is the next attempt."""
     keep: int = 2
-    """Newest checkpoints that are kept; the last two intact ones always are."""
+    """Number of newest checkpoints to keep; the last two intact ones are always kept."""
     keep_every: int | None = None
-    """Checkpoints whose step is a multiple of this are kept for good; null: none."""
-
+    """Keep checkpoints whose step is a multiple of this; null: none."""
     keep_best: int = 0
-    """Checkpoints with the best evaluations are kept, so many; a save follows each that is one of them. 0: none."""
+    """Number of checkpoints with the best evaluations to keep; each such evaluation is followed by a save. 0: none."""
     metric: str | None = None
-    """What evaluations are judged by, as metrics.jsonl has it after `eval/`; null: the task's own metric."""
+    """Metric that ranks evaluations, as in metrics.jsonl after `eval/`; null: the task's own metric."""
     metric_mode: str | None = None
-    """Which values of it are better, `min` or `max`; null: what the task says, `min` for `loss`."""
+    """Whether the lowest or the highest metric is best, `min` or `max`; null: as the task defines, `min` for `loss`."""
     safetensors: bool = False
-    """Each checkpoint has the model's weights as model.safetensors too, for programs that read no .pt files."""
+    """Also save the model's weights as model.safetensors, for other programs."""
 
     def __post_init__(self) -> None:
         """Check single values."""

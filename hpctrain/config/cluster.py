@@ -1,4 +1,4 @@
-"""``conf/cluster``: where the ranks run, and what they ask of the scheduler. Owner: hpctrain.launch."""
+"""``conf/cluster``: where the ranks run, and what they request from the scheduler. Owner: hpctrain.launch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWNED_SBATCH_KEYS = {
     "no-kill": "set cluster.spare_nodes",
     "output": "logs go into the run directory",
     "error": "logs go into the run directory",
-    "open-mode": "logs are appended to, so that a requeue loses nothing",
+    "open-mode": "hpctrain appends to logs, so that a requeue keeps them",
     "cpus-per-task": "set cluster.cpus_per_process",
     "gpus": GPUS,
     "gpus-per-node": GPUS,
@@ -35,38 +35,38 @@ OWNED_SBATCH_KEYS = {
     "exclude": "set cluster.exclude",
     "reservation": "set cluster.reservation",
     "signal": "set cluster.signal and cluster.signal_delay_s",
-    "wrap": "the batch script is hpctrain's",
-    "parsable": "the answer of sbatch is hpctrain's to read",
+    "wrap": "hpctrain writes the batch script",
+    "parsable": "hpctrain reads the output of sbatch",
 }
-"""sbatch keys that have a key of their own, and where."""
+"""sbatch options that hpctrain sets, and what to use instead."""
 ASKS_FOR_GPUS = re.compile(r"(^|,)\s*(gres[/:])?gpu\s*([:=(,]|$)")
-"""A value of sbatch's gres or tres-per-task with GPUs in it, alone or among others."""
+"""Matches a value of sbatch's gres or tres-per-task that contains GPUs."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Cluster:
-    """What every kind of cluster has."""
+    """Keys of every cluster."""
 
     kind: str = "local"
-    """`local` for this machine, `slurm` for sbatch; set by the file that is chosen, not by hand."""
+    """`local` for this machine, `slurm` for sbatch; set by the option, not by hand."""
     gpus_per_node: int | None = None
-    """GPUs of a node that the run uses; null: every visible one with cluster=local, none with cluster=slurm."""
+    """GPUs per node; null: all visible ones with cluster=local, none with cluster=slurm."""
     gpus_per_process: int = 1
-    """GPUs of one process; more than 1 for a task that spreads its model over several devices itself."""
+    """GPUs per process; more than 1 for a task that splits its model over several devices."""
     processes_per_node: int | None = None
     """Ranks per node; null: gpus_per_node / gpus_per_process, or 1 without a GPU."""
     cpus_per_process: int | None = None
-    """CPU cores of one process; null: what the scheduler gives, or this machine's cores shared out."""
+    """CPU cores per process; null: the scheduler's default, or an equal share of this machine's cores."""
     network_interface: str | None = None
-    """Interface name for gloo and NCCL, such as ib0; null: they choose (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)."""
+    """Network interface for gloo and NCCL, such as ib0 (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); null: they choose."""
     master_port: int | None = None
-    """TCP port where rank zero listens; null: derived from the job, and the next free one if it is in use."""
+    """TCP port on which rank zero listens; null: derived from the job, or the next free one."""
     env: dict[str, str] = field(default_factory=dict)
     """Environment variables for the ranks, name to value."""
     wait: bool = False
-    """Follow the run to its end and exit with its code; a local run always does."""
+    """Follow the run to its end, and exit with its code; local runs always do."""
     dry_run: bool = False
-    """Print what would be launched, and launch nothing."""
+    """Print what would be launched, without launching it."""
 
     def __post_init__(self) -> None:
         """Check single values."""
@@ -80,9 +80,7 @@ class Cluster:
             require.between("cluster.master_port", self.master_port, 1024, 65535)
         for name, value in self.env.items():
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-                raise ConfigError(
-                    f"cluster.env.{name}", value, "is no name for a variable", "use letters, digits and _"
-                )
+                raise ConfigError(f"cluster.env.{name}", value, "is not a variable name", "use letters, digits and _")
             require.single_line(f"cluster.env.{name}", value)
 
 
@@ -96,7 +94,7 @@ class Slurm(Cluster):
     """A SLURM cluster: one sbatch job per run, one array per sweep."""
 
     kind: str = "slurm"
-    """`slurm`; set by the file that is chosen, not by hand."""
+    """`slurm`; set by the option, not by hand."""
     partition: str | None = None
     """Partition; null: the cluster's default."""
     account: str | None = None
@@ -108,28 +106,28 @@ class Slurm(Cluster):
     time_limit_min: int = 60
     """Wall-clock bound of one attempt in minutes."""
     constraint: str | None = None
-    """Node features that are asked for, as in sbatch --constraint."""
+    """Required node features, as in sbatch --constraint."""
     exclude: str | None = None
-    """Nodes that are never used, as in sbatch --exclude."""
+    """Nodes not to use, as in sbatch --exclude."""
     spare_nodes: int = 0
-    """Nodes that the job asks for beyond `nodes`: where one dies, the ranks begin anew without it, and without the
-    queue. They are idle, and charged for, until then."""
+    """Nodes that the job requests in addition to `nodes`. If a node dies, the ranks restart on the others without going
+    back to the queue. Until then the spare nodes are idle, and are charged."""
     reservation: str | None = None
     """Reservation to run in."""
     signal: str = "USR2"
-    """User signal by which SLURM says that the time limit is near: USR1 or USR2."""
+    """User signal that SLURM sends before the time limit: USR1 or USR2."""
     signal_delay_s: int = 90
-    """Seconds before the time limit at which the signal is asked for; time enough for a save."""
+    """Seconds between the signal and the time limit; must be long enough for a save."""
     setup: list[str] = field(default_factory=list)
     """Shell lines of the batch script before the run, such as `module load cuda`."""
     srun_args: list[str] = field(default_factory=list)
-    """More arguments for srun, one each, such as --cpu-bind=cores."""
+    """Additional arguments for srun, such as --cpu-bind=cores."""
     sbatch: dict[str, Any] = field(default_factory=dict)
-    """Any other sbatch key: name to value, true for a flag; such as +cluster.sbatch.licenses=matlab."""
+    """Other sbatch options, name to value, true for a flag; such as +cluster.sbatch.licenses=matlab."""
     requeue: Requeue = field(default_factory=Requeue)
-    """How often a run goes on by itself, by cause."""
+    """How often a run is continued automatically, by cause."""
     max_parallel_runs: int | None = None
-    """Runs of a sweep that run at the same time; null: as many as the cluster lets."""
+    """Runs of a sweep that may run at the same time; null: no limit of hpctrain's."""
 
     def __post_init__(self) -> None:
         """Check single values."""
@@ -148,7 +146,7 @@ class Slurm(Cluster):
             raise ConfigError(
                 "cluster.signal_delay_s",
                 self.signal_delay_s,
-                f"is not shorter than the time limit of {self.time_limit_min} min",
+                f"must be shorter than the time limit of {self.time_limit_min} min",
                 "shorten it, or raise cluster.time_limit_min",
             )
         for name, value in self.sbatch.items():
@@ -158,12 +156,12 @@ class Slurm(Cluster):
     def _check_sbatch(name: str, value: object) -> None:
         key, spelled = f"cluster.sbatch.{name}", name.replace("_", "-")
         if spelled in OWNED_SBATCH_KEYS:
-            raise ConfigError(key, value, "has a place of its own", OWNED_SBATCH_KEYS[spelled])
+            raise ConfigError(key, value, "has a key of its own", OWNED_SBATCH_KEYS[spelled])
         if spelled in ("gres", "tres-per-task") and ASKS_FOR_GPUS.search(str(value)):
-            # the ranks would be counted without them, and train on the CPU; SLURM takes no type beside gpus_per_node
-            raise ConfigError(key, value, "asks for GPUs, which have a place of their own", GPUS)
+            # hpctrain would not count them, and train on the CPU; SLURM refuses a GPU type together with gpus_per_node
+            raise ConfigError(key, value, "requests GPUs, which have a key of their own", GPUS)
         if not re.fullmatch(r"[a-z][a-z0-9-]*", spelled):
-            raise ConfigError(key, value, "is no name of an sbatch key", "write the long name without its dashes")
+            raise ConfigError(key, value, "is not an sbatch option", "write the long name without its dashes")
         if not isinstance(value, bool | int | float | str):
-            raise ConfigError(key, value, "is not a single value", "give a text, a number, or true for a flag")
+            raise ConfigError(key, value, "is not a single value", "write a text, a number, or true for a flag")
         require.single_line(key, str(value))

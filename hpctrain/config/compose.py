@@ -1,4 +1,4 @@
-"""Composition: Hydra's groups and overrides -> one checked `Config`; every mistake is one ConfigError."""
+"""Compose Hydra's groups and overrides into one checked `Config`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from hpctrain.config import schema
-from hpctrain.config.cross import check
+from hpctrain.config.checks import check
 from hpctrain.config.explain import MISTAKES, Explainer, unreadable
 from hpctrain.config.root import Config
 from hpctrain.config.stored import to_config
@@ -31,11 +31,11 @@ from hpctrain.errors import ConfigError
 
 PRIMARY = "train"
 OPEN_NODES = re.compile(r"^cluster\.(env|sbatch)([.=])")
-"""Keys whose names the user invents: the + that Hydra asks for new keys isn't needed there."""
+"""Keys whose names the user chooses; here new names need no plus sign, which Hydra requires elsewhere."""
 
 
 def conf_dir() -> Path:
-    """The folder of the shipped configuration: inside the package in a wheel, beside it in a checkout."""
+    """Return the folder of hpctrain's configuration: inside the package in a wheel, next to it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
@@ -45,10 +45,10 @@ class Composer:
     """Composes configurations from ``conf/`` and the user's own folder.
 
     Args:
-        config_dir: more configuration, searched before ours; None for none.
+        config_dir: folder of more configuration, searched before hpctrain's own; None for none.
 
     Raises:
-        ConfigError: there is no such folder.
+        ConfigError: the folder doesn't exist.
     """
 
     def __init__(self, config_dir: str | None = None) -> None:
@@ -58,7 +58,9 @@ class Composer:
         self.folder = None if config_dir is None else Path(config_dir).absolute()
         if self.folder is not None:
             if not self.folder.is_dir():
-                raise ConfigError("--config-dir", config_dir, "is no folder", "name the folder that holds your groups")
+                raise ConfigError(
+                    "--config-dir", config_dir, "is not a folder", "name the folder that contains your groups"
+                )
             search_path.prepend(provider="command-line", path=f"file://{self.folder}", anchor="main")
         GlobalHydra.instance().clear()
         self.hydra = Hydra.create_main_hydra2("hpctrain", search_path)
@@ -68,15 +70,15 @@ class Composer:
 
     @property
     def loader(self) -> ConfigLoader:
-        """Hydra's loader, for overrides that are yet to be parsed."""
+        """Hydra's loader, for parsing overrides."""
         return self.hydra.config_loader
 
     def options(self, group: str) -> list[str]:
-        """The options of one group."""
+        """Return the options of one group."""
         return [name for name in self.loader.get_group_options(group) if not name.startswith("base_")]
 
     def explain(self, error: Exception, overrides: Sequence[str]) -> ConfigError:
-        """The ConfigError for one of `MISTAKES`."""
+        """Return the ConfigError for one of `MISTAKES`."""
         if isinstance(error, yaml.YAMLError | UnicodeDecodeError):
             return unreadable(error, self.folder)
         text = "\n".join(filter(None, (str(error), str(error.__cause__ or ""))))
@@ -84,7 +86,7 @@ class Composer:
 
     @contextlib.contextmanager
     def explaining(self, overrides: Sequence[str]) -> Iterator[None]:
-        """Turn `MISTAKES` into ConfigErrors.
+        """Raise `MISTAKES` as ConfigErrors.
 
         Args:
             overrides: as typed on the command line.
@@ -95,14 +97,14 @@ class Composer:
             raise self.explain(error, overrides) from error
 
     def compose(self, overrides: Sequence[str], *, world_size: int | None = None) -> Config:
-        """The checked configuration for these overrides.
+        """Compose and check the configuration for these overrides.
 
         Args:
             overrides: as typed on the command line.
-            world_size: ranks that already run; None: what the configuration asks for.
+            world_size: number of ranks that already run; None for what the configuration asks for.
 
         Raises:
-            ConfigError: an override that can't be applied, a value, or a combination of values, that can't work.
+            ConfigError: an override, a value or a combination of values is invalid.
         """
         with self.explaining(overrides):
             config = to_config(self._raw(overrides))
@@ -110,10 +112,10 @@ class Composer:
         return config
 
     def parse(self, overrides: Sequence[str]) -> list[Override]:
-        """The overrides in Hydra's grammar.
+        """Parse overrides by Hydra's grammar.
 
         Raises:
-            ConfigError: one that can't be read.
+            ConfigError: an override can't be parsed.
         """
         parser, parsed = OverridesParser.create(config_loader=self.loader), []
         for override in open_overrides(overrides):
@@ -122,14 +124,14 @@ class Composer:
         return parsed
 
     def hydras(self, overrides: Sequence[str], mode: RunMode) -> DictConfig:
-        """What Hydra composes, its own keys included; nothing is checked.
+        """Compose with Hydra alone, its own keys included; nothing is checked.
 
         Args:
             overrides: in Hydra's grammar.
             mode: MULTIRUN where they may hold several values.
 
         Raises:
-            ConfigError: a file that isn't made of keys; `MISTAKES` otherwise.
+            ConfigError: a file doesn't consist of keys. Other mistakes raise `MISTAKES`.
         """
         try:
             return self.hydra.compose_config(
@@ -138,11 +140,11 @@ class Composer:
         except MISTAKES:
             raise
         except (OSError, ValueError) as error:
-            # Hydra's for a file that holds a bare number, or a defaults list that is none
-            raise ConfigError("configuration", " ".join(overrides), str(error), "mend the file") from error
+            # what Hydra raises for a file that is a bare number, and for a defaults list that isn't a list
+            raise ConfigError("configuration", " ".join(overrides), str(error), "correct the file") from error
 
     def _known(self, overrides: Sequence[str], text: str) -> list[str]:
-        """Every key of what is chosen, for suggestions; of the defaults where that is what can't be composed."""
+        """Return all keys of the chosen options, for suggestions; of the defaults where those can't be composed."""
         found = _schema_keys(text)
         for words in (overrides, []):
             with contextlib.suppress(ConfigError, *MISTAKES):
@@ -176,34 +178,36 @@ class Composer:
             return False
         value = override.value()
         if not (override.is_delete() or isinstance(value, str)):
-            raise ConfigError(key, value, "is no option of a group", f"choose one of {', '.join(self.options(key))}")
+            raise ConfigError(
+                key, value, f"is not an option of the group {key}", f"choose one of {', '.join(self.options(key))}"
+            )
         return True
 
     def _chosen(self, choices: tuple[str, ...]) -> DictConfig:
-        # a sweep over values composes once: Hydra takes a tenth of a second for it
+        # a sweep over values composes only once, since Hydra needs a tenth of a second
         if choices not in self._composed:
             self._composed[choices] = self.hydras(choices, RunMode.RUN)
         return self._composed[choices]
 
 
 def open_overrides(overrides: Sequence[str]) -> list[str]:
-    """Let the user add names under the open nodes without a plus sign."""
+    """Add the plus signs to overrides of `OPEN_NODES`."""
     return [f"++{override}" if OPEN_NODES.match(override) else override for override in overrides]
 
 
 def _name_of(option: str, node: DictConfig) -> str:
-    """What a run is called: its task's option, or the class where the option is anybody's."""
+    """Return the default name of a run: its task's option, or the class for task=custom."""
     target = OmegaConf.select(node, "task._target_") if option == "custom" else None
     return str(target).rpartition(".")[2].lower() if target else option
 
 
 def _schema_keys(text: str) -> set[str]:
-    """Keys of the dataclasses that a message can be about, by the full key and the type that it names."""
+    """Return the keys of the dataclasses that a message is about, by the full key and the type in it."""
     group, kind = (re.search(pattern, text) for pattern in (r"full_key: (\w+)\.", r"object_type=(\w+)"))
     if group is None or kind is None:
         return set()
     schemas = list(schema.GROUPS.get(group[1], {}).values())
-    # a key of SLURM's is worth suggesting for any cluster: what is wrong then is told next
+    # keys of cluster=slurm are suggested for any cluster; the next message then asks for cluster=slurm
     meant = schemas if group[1] == "cluster" else [one for one in schemas if one.__name__ == kind[1]]
     return {key for one in meant for key in _keys(OmegaConf.structured(one), group[1])}
 

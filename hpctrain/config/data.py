@@ -12,17 +12,16 @@ class Data:
     """Loading, the same for training and evaluation."""
 
     num_workers: int | None = None
-    """Loading processes per rank; 0: samples are fetched in the rank itself. null: by the data and this rank's cores:
-    none for data that comes a batch at a time or as a stream, otherwise all cores but one on a GPU, a quarter of them
-    on a CPU, which needs its cores, and never more than 8."""
+    """Loading processes per rank; 0: the rank fetches samples itself. null: 0 for data that comes in batches or as a
+    stream; otherwise all of the rank's cores but one with a GPU, a quarter of them on a CPU, and at most 8."""
     prefetch_factor: int = 2
-    """Micro-batches that each loading process prepares ahead."""
+    """Micro-batches that each loading process prepares in advance."""
     pin_memory: bool = True
-    """Page-locked host memory for faster copies to a GPU; without effect on a CPU."""
+    """Use page-locked host memory, for faster copies to a GPU; no effect on a CPU."""
     drop_last: bool = False
-    """Leave out the samples that don't fill an epoch's last global batch; false: a smaller last step."""
+    """Drop the last samples of an epoch that don't fill a global batch; false: make the last step smaller."""
     shuffle: bool = True
-    """A new order per epoch, drawn from seed and epoch; false: the data's own order."""
+    """Shuffle each epoch, from seed and epoch; false: keep the data's order."""
 
     def __post_init__(self) -> None:
         """Check single values."""

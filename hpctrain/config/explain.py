@@ -1,4 +1,4 @@
-"""Hydra's and OmegaConf's errors in one line: which key, which value, what to type instead."""
+"""Explain errors of Hydra and OmegaConf in one line: the key, the value and what to type instead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpctrain.config.cluster import Slurm
 from hpctrain.errors import ConfigError
 
 MISTAKES = (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError)
-"""What composing raises for mistakes of the command line, and of the files that it names."""
+"""What composing raises for mistakes on the command line and in configuration files."""
 HELP = "`python -m hpctrain --help` lists groups and keys"
 PLAIN_TYPES = {"bool": "true or false", "Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
 WRONG_TYPE = re.compile(
@@ -34,8 +34,8 @@ class Explainer:
     Args:
         text: the error's text.
         overrides: the command line's overrides, from which the value is shown.
-        keys: every known key, asked only when needed.
-        options: of a group.
+        keys: returns all known keys; called only when needed.
+        options: returns the options of a group.
     """
 
     text: str
@@ -44,7 +44,7 @@ class Explainer:
     options: Callable[[str], list[str]] = lambda _: []
 
     def explain(self) -> ConfigError:
-        """What is wrong, in one line."""
+        """Return the first explanation that fits."""
         for recognise in (
             self._missing_choice,
             self._unknown_group,
@@ -57,7 +57,7 @@ class Explainer:
             found = recognise()
             if found is not None:
                 return found
-        first = next((line for line in self.text.splitlines() if line.strip()), "can't be composed")
+        first = next((line for line in self.text.splitlines() if line.strip()), "cannot be composed")
         return ConfigError("configuration", " ".join(self.overrides), first.rstrip("."), HELP)
 
     def _value(self, key: str) -> str | None:
@@ -74,14 +74,14 @@ class Explainer:
 
     @property
     def _file(self) -> tuple[str, str] | None:
-        """Group and option of the file in which the mistake is; None where it is on the command line."""
+        """Group and option of the file with the mistake; None for a mistake on the command line."""
         match = re.match(r"In '([^']+)/([^/']+)': ", self.text)
         return (match[1], match[2]) if match else None
 
     def _about(self, key: str, problem: str, remedy: str) -> ConfigError:
-        """With the value where it is known: Hydra doesn't say what a file holds."""
+        """Make an error with the value, if the command line has it; Hydra doesn't report the values in files."""
         if self._file is not None:
-            return ConfigError(*self._file, f"holds {key}, which {problem}", remedy)
+            return ConfigError(*self._file, f"contains {key}, which {problem}", remedy)
         value = self._value(key)
         return ConfigError(key, "..." if value is None else value, problem, remedy)
 
@@ -93,13 +93,13 @@ class Explainer:
         if not group:
             return ConfigError(option, self._value(option), "was not found", HELP)
         names = ", ".join(self.options(group)) or "none"
-        return ConfigError(group, option, f"is no option of the group {group}", f"choose one of {names}")
+        return ConfigError(group, option, f"is not an option of the group {group}", f"choose one of {names}")
 
     def _unknown_group(self) -> ConfigError | None:
         match = re.search(r"Could not override '([\w/@.-]+)'\.\s*No match in the defaults list", self.text)
         if match is None:
             return None
-        return self._about(match[1], "is no known group or key", self._suggest(match[1]))
+        return self._about(match[1], "is not a known group or key", self._suggest(match[1]))
 
     def _unknown_key(self) -> ConfigError | None:
         match = (
@@ -113,36 +113,36 @@ class Explainer:
         key = match[1]
         group, _, name = key.partition(".")
         if group == "cluster" and name in Slurm.__dataclass_fields__:
-            remedy = "begin the file with `defaults: [slurm, _self_]`" if self._file else "add cluster=slurm"
-            return self._about(key, "is a key of cluster=slurm only", remedy)
-        return self._about(key, "is no known key", self._suggest(key))
+            remedy = "start the file with `defaults: [slurm, _self_]`" if self._file else "add cluster=slurm"
+            return self._about(key, "exists only with cluster=slurm", remedy)
+        return self._about(key, "is not a known key", self._suggest(key))
 
     def _missing_value(self) -> ConfigError | None:
         if "Missing mandatory value" not in self.text:
             return None
         key = self._full_key
-        return ConfigError(key, "???", "must be given", f"add {key}=VALUE")
+        return ConfigError(key, "???", "is required", f"add {key}=VALUE")
 
     def _wrong_type(self) -> ConfigError | None:
         if not WRONG_TYPE.search(self.text):
             return None
         key = self._full_key
         if self._file is not None and key in ("configuration", self._file[0]):
-            return ConfigError(*self._file, "the file holds no keys", "write KEY: VALUE in each of its lines")
+            return ConfigError(*self._file, "the file contains no keys", "write lines of the form KEY: VALUE")
         given = self._value(key)
         if given and "," in given and not given.startswith(("[", "{", "'", '"')):
-            return ConfigError(key, given, "is several values", "add -m to sweep over them")
+            return ConfigError(key, given, "has several values", "add -m to sweep over them")
         expected = re.search(r"(?:could not be converted to|is not a valid) (\w+)", self.text)
         if expected:
-            problem = f"should be {PLAIN_TYPES.get(expected[1], expected[1])}"
+            problem = f"must be {PLAIN_TYPES.get(expected[1], expected[1])}"
         elif re.search("assigned None|not optional|not Optional|'None'", self.text):
-            problem = "can't be null"
+            problem = "cannot be null"
         elif "is not a ListConfig" in self.text:
             example = "" if given is None or self._file else f": {key}=[{given}]"
-            return self._about(key, "should be a list", f"write it in brackets{example}")
+            return self._about(key, "must be a list", f"write it in brackets{example}")
         else:
             problem = "has the wrong type"
-        return self._about(key, problem, f"give it what docs/reference/configuration.md lists for {key}")
+        return self._about(key, problem, f"see docs/reference/configuration.md for {key}")
 
     def _syntax(self) -> ConfigError | None:
         match = re.search(r"Error parsing override '([^']*)'", self.text)
@@ -151,7 +151,7 @@ class Explainer:
         word = match[1] if match else next((o for o in self.overrides if "=" not in o), self.overrides[-1])
         key, _, value = word.partition("=")
         remedy = "quote values with special characters: 'key=\"a,b\"'"
-        return ConfigError(key or word, value or None, "can't be read as KEY=VALUE", remedy)
+        return ConfigError(key or word, value or None, "cannot be parsed as KEY=VALUE", remedy)
 
     def _interpolation(self) -> ConfigError | None:
         match = re.search(r"Interpolation key '([^']+)' not found", self.text)
@@ -159,7 +159,7 @@ class Explainer:
             return None
         key, target = self._full_key, match[1]
         given = self._value(key) or f"${{{target}}}"
-        return ConfigError(key, given, f"refers to {target}, which is not there", f"set {target} or write a value")
+        return ConfigError(key, given, f"refers to {target}, which does not exist", f"set {target}, or write a value")
 
     def _suggest(self, key: str) -> str:
         known = self.keys()
@@ -171,26 +171,26 @@ class Explainer:
 
 
 def unreadable(error: yaml.YAMLError | UnicodeDecodeError, folder: Path | None) -> ConfigError:
-    """What is wrong with a file that is no YAML, in one line: which file, which line of it.
+    """Explain why a file isn't valid YAML, with its path and the line.
 
     Args:
-        error: what reading it raised.
-        folder: of the user's configuration, where it is looked for if the error doesn't name it.
+        error: raised while reading it.
+        folder: of the user's configuration, searched for the file if the error doesn't name it.
     """
     if isinstance(error, UnicodeDecodeError):
         path, line = _holder_of(error, folder)
-        return _in_file(path, line, folder, "is no UTF-8", "save the file as UTF-8")
+        return _in_file(path, line, folder, "is not UTF-8", "save the file as UTF-8")
     if isinstance(error, yaml.reader.ReaderError):
         path = Path(error.name)
         line = path.read_text(encoding="utf-8").count("\n", 0, error.position) + 1 if path.is_file() else None
-        return _in_file(path, line, folder, str(error).splitlines()[0], "mend the file")
+        return _in_file(path, line, folder, str(error).splitlines()[0], "correct the file")
     mark, begun = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
     if mark is None:
-        return ConfigError("configuration", "...", f"can't be read: {error}", "mend the file")
-    problem = f"can't be read as YAML: {getattr(error, 'problem', None) or 'it is malformed'}"
+        return ConfigError("configuration", "...", f"cannot be read: {error}", "correct the file")
+    problem = f"is not valid YAML: {getattr(error, 'problem', None) or 'it is malformed'}"
     if begun is not None and begun.line != mark.line:
-        problem += f", for what begins in line {begun.line + 1}"
-    return _in_file(Path(mark.name), mark.line + 1, folder, problem, "mend the file")
+        problem += f", in what starts in line {begun.line + 1}"
+    return _in_file(Path(mark.name), mark.line + 1, folder, problem, "correct the file")
 
 
 def _holder_of(error: UnicodeDecodeError, folder: Path | None) -> tuple[Path | None, int | None]:
@@ -203,9 +203,9 @@ def _holder_of(error: UnicodeDecodeError, folder: Path | None) -> tuple[Path | N
 
 
 def _in_file(path: Path | None, line: int | None, folder: Path | None, problem: str, remedy: str) -> ConfigError:
-    """Told as GROUP=OPTION where the file is one."""
+    """Make an error about GROUP=OPTION if the file is an option, otherwise about the file."""
     if path is None:
-        return ConfigError("configuration", "...", f"a file of it {problem}", remedy)
+        return ConfigError("configuration", "...", f"one of its files {problem}", remedy)
     where = path if line is None else f"{path}, line {line},"
     root = None if folder is None else folder.resolve()
     if root is not None and path.resolve().is_relative_to(root):

@@ -1,4 +1,4 @@
-"""``conf/health``: when a silent run counts as hanging. Owner: hpctrain.worker."""
+"""``conf/health``: when a run without progress counts as hanging. Owner: hpctrain.worker."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 from hpctrain.config import require
 
 LONGEST_S = 1e7
-"""Four months: whoever wants no bound sets this one."""
+"""Four months; the largest bound, for runs that want none."""
 USUAL_S = 1800.0
-"""What phases get that have no bound of their own, if hang_timeout_s isn't longer."""
+"""The default bound of a phase, unless hang_timeout_s is longer."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Health:
-    """Bounds on silence, per rank; beyond them the attempt ends as `hang`, with every rank's stacks in logs/."""
+    """Bounds on the time without progress, per rank; beyond them the attempt ends as `hang`, with stacks in logs/."""
 
     hang_timeout_s: float = 1800.0
-    """Seconds without a completed step after which a rank hangs, from the attempt's first completed step on."""
+    """Seconds without a completed step, after the attempt's first step."""
     start_timeout_s: float | None = None
-    """Seconds for start-up and the first step together: preparing the data, meeting the other ranks, loading a
-    checkpoint, compiling. null: 1800, or `hang_timeout_s` where that is longer."""
+    """Seconds for start-up and the first step: preparing the data, rendezvous, loading a checkpoint, compiling.
+    null: 1800, or `hang_timeout_s` if that is longer."""
     eval_timeout_s: float | None = None
-    """Seconds without an evaluated batch during an evaluation. null: 1800, or `hang_timeout_s` where that is longer."""
+    """Seconds without an evaluated batch during an evaluation. null: 1800, or `hang_timeout_s` if that is longer."""
     save_timeout_s: float | None = None
-    """Seconds for one save. null: 1800, or `hang_timeout_s` where that is longer."""
+    """Seconds for one save. null: 1800, or `hang_timeout_s` if that is longer."""
 
     def __post_init__(self) -> None:
         """Check single values."""
@@ -35,27 +35,29 @@ class Health:
 
     @property
     def start_bound_s(self) -> float:
-        """`start_timeout_s`, or what stands for it."""
+        """`start_timeout_s`, or its default."""
         return self._or_usual(self.start_timeout_s)
 
     @property
     def eval_bound_s(self) -> float:
-        """`eval_timeout_s`, or what stands for it."""
+        """`eval_timeout_s`, or its default."""
         return self._or_usual(self.eval_timeout_s)
 
     @property
     def save_bound_s(self) -> float:
-        """`save_timeout_s`, or what stands for it."""
+        """`save_timeout_s`, or its default."""
         return self._or_usual(self.save_timeout_s)
 
     @property
     def meeting_timeout_s(self) -> float:
-        """Bound on the ranks' meeting in seconds: shorter than start-up's, since who waits in vain knows for whom."""
+        """Bound on the rendezvous, in seconds."""
+        # shorter than the bound on start-up: the rendezvous can name the ranks that are missing
         return self.start_bound_s * 0.9
 
     @property
     def collective_timeout_s(self) -> float:
-        """Bound on one collective in seconds: longer than all others, so that whoever watches speaks first."""
+        """Bound on one collective, in seconds."""
+        # longer than all others: the watchdog reports a hang with stacks, the process group only with an error
         bounds = (self.hang_timeout_s, self.start_bound_s, self.eval_bound_s, self.save_bound_s)
         return max(bounds) * 1.25 + 5
 

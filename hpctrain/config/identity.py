@@ -1,4 +1,4 @@
-"""What makes a run this run: the keys that decide its weights."""
+"""The identity of a run: the keys that decide its weights."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ DECIDES_THE_WEIGHTS = (
     "init_strict",
     "trainer.sync_batchnorm",
 )
-"""Keys, and groups of keys, whose change makes another run of it, be it by the rounding of sums alone."""
+"""Keys and groups of keys that change the weights, even if only by the rounding of sums."""
 
 
 def decides_the_weights(key: str) -> bool:
-    """Whether another value of this key leads to other weights."""
+    """Whether another value of this key can lead to other weights."""
     return any(key == group or key.startswith(f"{group}.") for group in DECIDES_THE_WEIGHTS)
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """Every value by its full key."""
+    """Return all values by their full keys."""
     found: dict[str, Any] = {}
 
     def walk(prefix: str, value: object) -> None:
@@ -61,6 +61,6 @@ def flat(config: Config) -> dict[str, Any]:
 
 
 def config_digest(config: Config) -> str:
-    """SHA-256, in hex, over the keys that decide the weights and their values, as sorted JSON."""
+    """Return the SHA-256, in hex, of the keys that decide the weights and their values, as sorted JSON."""
     chosen = {key: value for key, value in flat(config).items() if decides_the_weights(key)}
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""``conf/logger``: what is written down while training. Owner: hpctrain.metrics."""
+"""``conf/logger``: what is logged during training. Owner: hpctrain.metrics."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from hpctrain.config import require
 
 @dataclass(kw_only=True, slots=True)
 class Logger:
-    """metrics.jsonl is always written."""
+    """Logging; metrics.jsonl is always written."""
 
     every_steps: int = 10
-    """Steps between records of the training loss; it is averaged over them and over all ranks."""
+    """Steps between records of the training loss, which is the mean over these steps and all ranks."""
     tensorboard: bool = True
-    """Also write TensorBoard's event files, by rank zero."""
+    """Also write TensorBoard's event files."""
     measure: bool = True
-    """Look at a few steps closely, for the verdict on what holds the run back and for throughput, MFU and memory."""
+    """Time a few steps part by part, to find what holds the run back, and log throughput, MFU and memory."""
     samples: bool = False
-    """Also write the numbers of each step's samples to logs/samples_RANK.jsonl, by every rank."""
+    """Also write the indices of each step's samples to logs/samples_RANK.jsonl, on every rank."""
 
     def __post_init__(self) -> None:
         """Check single values."""

@@ -1,4 +1,4 @@
-"""``conf/model``: the network. ``model=own`` leaves it to the task. Owner: hpctrain.models."""
+"""``conf/model``: the network. ``model=own``: the task builds it. Owner: hpctrain.models."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class ConvNet:
     """A small convolutional net with batch norm."""
 
     _target_: str = "hpctrain.models.convnet.ConvNet"
-    """The class that is built."""
+    """Class to instantiate."""
     width: int = 32
     """Channels of the first layer."""
     dropout: float = 0.0
-    """Share of the features that is dropped before the last layer."""
+    """Dropout probability before the last layer."""
     num_classes: int = 10
-    """Classes that are told apart."""
+    """Number of classes."""
     in_channels: int = 1
-    """Channels of a picture."""
+    """Channels of an image."""
 
     def __post_init__(self) -> None:
         """Check single values."""
@@ -35,17 +35,17 @@ class MLP:
     """A small multilayer perceptron over flattened samples."""
 
     _target_: str = "hpctrain.models.mlp.MLP"
-    """The class that is built."""
+    """Class to instantiate."""
     in_features: int = 64
     """Numbers per sample."""
     width: int = 64
     """Features of the hidden layers."""
     num_layers: int = 2
-    """Linear layers, the last one among them."""
+    """Linear layers, including the last one."""
     num_classes: int = 10
-    """Classes that are told apart."""
+    """Number of classes."""
     dropout: float = 0.0
-    """Share of the features that is dropped after each hidden layer."""
+    """Dropout probability after each hidden layer."""
 
     def __post_init__(self) -> None:
         """Check single values."""
@@ -60,15 +60,15 @@ class ResNet:
     """A residual network (ResNet v1.5) for images of 224 x 224 pixels or so; its weights are named as torchvision's."""
 
     _target_: str = "hpctrain.models.resnet.ResNet"
-    """The class that is built."""
+    """Class to instantiate."""
     depth: int = 50
     """Layers: 18, 34, 50 or 101."""
     num_classes: int = 1000
-    """Classes that are told apart."""
+    """Number of classes."""
     in_channels: int = 3
-    """Channels of a picture."""
+    """Channels of an image."""
     zero_init_residual: bool = True
-    """Begin with residual blocks that are the identity."""
+    """Initialise residual blocks as the identity."""
 
     def __post_init__(self) -> None:
         """Check single values."""
@@ -82,9 +82,9 @@ class GPT:
     """A decoder-only transformer: small by default; `model=gpt2` to `model=gpt2_xl` are the sizes of GPT-2."""
 
     _target_: str = "hpctrain.models.gpt.GPT"
-    """The class that is built."""
+    """Class to instantiate."""
     vocab_size: int = 256
-    """Tokens that are told apart; 256 for bytes."""
+    """Size of the vocabulary; 256 for bytes."""
     context_length: int = 128
     """Longest sequence, in tokens."""
     num_layers: int = 4
@@ -94,7 +94,7 @@ class GPT:
     width: int = 128
     """Features per token; a multiple of num_heads."""
     dropout: float = 0.0
-    """Share of the features that is dropped in each block."""
+    """Dropout probability in each block."""
 
     def __post_init__(self) -> None:
         """Check single values."""

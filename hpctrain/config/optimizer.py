@@ -1,4 +1,4 @@
-"""``conf/optimizer``: any class of torch.optim by ``_target_``; the files here are typed. Owner: hpctrain.train."""
+"""``conf/optimizer``: any class of torch.optim, by ``_target_``. Owner: hpctrain.train."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hpctrain.errors import ConfigError
 
 @dataclass(kw_only=True, slots=True)
 class Handling:
-    """What hpctrain does with the learning rate and the parameters; not handed to the class."""
+    """What hpctrain does with the learning rate and the parameters; not passed to the class."""
 
     lr_scaling: str = "none"
     """`none`; `linear`: lr x global_batch_size / lr_base_batch_size (Goyal et al., 2017); `sqrt`: its square root."""
     lr_base_batch_size: int = 256
-    """Samples of the global batch for which lr was found."""
+    """Global batch size for which lr was chosen."""
     no_decay_norm_bias: bool = False
     """No weight decay for biases and for parameters of fewer than two dimensions, such as those of norms."""
 
@@ -33,7 +33,7 @@ HANDLING_KEYS = tuple(item.name for item in fields(Handling))
 
 
 def handling_of(node: Mapping[str, Any]) -> Handling:
-    """The part of an optimizer's node that is hpctrain's own."""
+    """Return the keys of an optimizer's node that hpctrain handles itself."""
     return Handling(**{key: node[key] for key in HANDLING_KEYS if key in node})
 
 
@@ -42,7 +42,7 @@ class AdamW(Handling):
     """torch.optim.AdamW (Loshchilov & Hutter, 2019)."""
 
     _target_: str = "torch.optim.AdamW"
-    """The class that is built."""
+    """Class to instantiate."""
     lr: float = 3e-3
     """Learning rate at the schedule's factor 1."""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
@@ -52,9 +52,9 @@ class AdamW(Handling):
     weight_decay: float = 0.01
     """Decoupled weight decay, per unit of learning rate."""
     foreach: bool | None = None
-    """One operation over many parameters at a time; null: on GPUs."""
+    """Update many parameters per operation; null: on GPUs."""
     fused: bool | None = None
-    """The whole update in one kernel; null: no."""
+    """Update in one kernel; null: no."""
 
     def __post_init__(self) -> None:
         """Check single values."""
@@ -71,7 +71,7 @@ class SGD(Handling):
     """torch.optim.SGD with momentum."""
 
     _target_: str = "torch.optim.SGD"
-    """The class that is built."""
+    """Class to instantiate."""
     lr: float = 0.1
     """Learning rate at the schedule's factor 1."""
     momentum: float = 0.9
@@ -81,9 +81,9 @@ class SGD(Handling):
     nesterov: bool = False
     """Nesterov's momentum."""
     foreach: bool | None = None
-    """One operation over many parameters at a time; null: on GPUs."""
+    """Update many parameters per operation; null: on GPUs."""
     fused: bool | None = None
-    """The whole update in one kernel; null: no."""
+    """Update in one kernel; null: no."""
 
     def __post_init__(self) -> None:
         """Check single values."""
@@ -96,10 +96,10 @@ class SGD(Handling):
 
 @dataclass(kw_only=True, slots=True)
 class Custom(Handling):
-    """Any other class that takes parameters; its further options are added as +optimizer.NAME=VALUE."""
+    """Any other optimizer class; add its other arguments as +optimizer.NAME=VALUE."""
 
     _target_: str = MISSING
-    """The class that is built, such as torch.optim.RMSprop."""
+    """Class to instantiate, such as torch.optim.RMSprop."""
     lr: float = 1e-3
     """Learning rate at the schedule's factor 1."""
 
@@ -111,4 +111,4 @@ class Custom(Handling):
 
 def _refuse_both(node: AdamW | SGD) -> None:
     if node.fused and node.foreach:
-        raise ConfigError("optimizer.fused", True, "stands beside optimizer.foreach=True", "set one of them")
+        raise ConfigError("optimizer.fused", True, "conflicts with optimizer.foreach=True", "set one of them")

@@ -1,4 +1,4 @@
-"""The reference page of the configuration, generated from the schema: ``python -m hpctrain.config.reference``."""
+"""Generate the reference page of the configuration from the schema: ``python -m hpctrain.config.reference``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ HEAD = """\
 
 This page is generated from the schema by `python -m hpctrain.config.reference > docs/reference/configuration.md`.
 
-A key is changed as `KEY=VALUE` on the command line, an option of a group is chosen as `GROUP=OPTION`. Your own options
-go into a folder that `--config-dir` names, one folder per group: `conf/cluster/mysite.yaml` with
-`defaults: [slurm, _self_]` is chosen as `cluster=mysite`. `python -m hpctrain --cfg job` prints what a command would
-use. A value that can't work is refused in one line, with exit code 2, before anything is written or submitted.
+Change a key with `KEY=VALUE` on the command line, and choose an option of a group with `GROUP=OPTION`. Put your own
+options into a folder, with one subfolder per group, and name it with `--config-dir`: `conf/cluster/mysite.yaml` with
+`defaults: [slurm, _self_]` becomes the option `cluster=mysite`. `python -m hpctrain --cfg job` prints the configuration
+that a command would use. An invalid value is refused with one line and exit code 2, before anything is written or
+submitted.
 """
 
 
@@ -35,7 +36,7 @@ class Field:
 
 
 def fields_of(schema: type) -> Iterator[Field]:
-    """The keys of a schema class, with the docstring that stands below each."""
+    """Yield the keys of a schema class, each with the docstring below it."""
     tree = ast.parse(inspect.getsource(schema)).body[0]
     assert isinstance(tree, ast.ClassDef)
     for node, after in zip(tree.body, tree.body[1:], strict=False):
@@ -67,7 +68,7 @@ def _table(prefix: str, schema: type, leave_out: frozenset[str] = frozenset()) -
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the page."""
     lines = [HEAD, "## Top level", "", *_table("", Config, frozenset(GROUPS))]
     for group, schemas in GROUPS.items():
         module = inspect.getmodule(next(iter(schemas.values())))
@@ -85,10 +86,10 @@ def reference() -> str:
                 lines += [f"### {group}={name}", "", f"{(schema.__doc__ or '').strip()}", ""]
             if group == "cluster" and name == "slurm":
                 lines += ["All keys of `cluster=local`, and:", ""]
-            # what is common to all kinds of cluster is listed with the first one
+            # the keys that all clusters share are listed with the first one
             lines += _table(f"{group}.", schema.__mro__[1] if name == "local" else schema)
     return "\n".join(lines).rstrip() + "\n"
 
 
 if __name__ == "__main__":
-    print(reference(), end="")  # noqa: T201 - the page is this program's output
+    print(reference(), end="")  # noqa: T201 - the program's output

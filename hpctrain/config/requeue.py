@@ -1,4 +1,4 @@
-"""``cluster.requeue``: how often a run goes on by itself, by cause. Owner: hpctrain.run."""
+"""``cluster.requeue``: how often a run is continued automatically, by cause. Owner: hpctrain.run."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from hpctrain.config import require
 
 @dataclass(kw_only=True, slots=True)
 class Requeue:
-    """Budgets over the whole run; a cancelled run and an error of the task's own are never requeued."""
+    """Budgets over the whole run; hpctrain never requeues a cancelled run or a task's own error."""
 
     max_preemptions: int | None = None
-    """Preemptions after which the run ends; null: no bound."""
+    """Preemptions after which the run ends; null: no limit."""
     max_time_limits: int | None = None
-    """Time limits after which the run ends; null: no bound."""
+    """Time limits after which the run ends; null: no limit."""
     max_failures: int = 3
-    """Hangs, infrastructure errors and out-of-memory kills, together, that are survived."""
+    """Hangs, infrastructure errors and out-of-memory kills, in total, after which the run is still continued."""
     max_stalled_attempts: int = 2
-    """Attempts in a row without a step gained after which the run ends; preemption and node failure don't count."""
+    """Consecutive attempts without a new step after which the run ends; preemption and node failure don't count."""
 
     def __post_init__(self) -> None:
         """Check single values."""

@@ -1,4 +1,4 @@
-"""What a run asks for: nodes, processes and GPUs, from the configuration and, for a local run, this machine."""
+"""The resources of a run: nodes, processes and GPUs, from the configuration and, for a local run, this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """Derived once; `world_size` is `num_nodes * processes_per_node`."""
+    """What a run requests; derived once, and passed down."""
 
     num_nodes: int
     processes_per_node: int
@@ -25,12 +25,12 @@ class Resources:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the run."""
+        """Number of ranks."""
         return self.num_nodes * self.processes_per_node
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ, devices: Path = NVIDIA_GPUS) -> int:
-    """NVIDIA GPUs that a process here may use, found without torch; ranks ask torch, which knows more kinds."""
+    """Count the NVIDIA GPUs that a process may use here, without torch; ranks ask torch, which knows other GPUs too."""
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     present = len(list(devices.iterdir())) if devices.is_dir() else 0
     if listed is None:
@@ -40,33 +40,31 @@ def visible_gpus(environ: Mapping[str, str] = os.environ, devices: Path = NVIDIA
 
 
 def resources_of(config: Config, environ: Mapping[str, str] = os.environ) -> Resources:
-    """What the configuration asks for, with the defaults filled in.
+    """Return what the configuration requests, with the defaults filled in.
 
     Raises:
-        ConfigError: more GPUs than are here, or GPUs that the processes can't share evenly.
+        ConfigError: more GPUs than this machine has, or GPUs that the processes can't share evenly.
     """
     cluster = config.cluster
     here = 0 if isinstance(cluster, Slurm) else visible_gpus(environ)
     gpus = here if cluster.gpus_per_node is None else cluster.gpus_per_node
     if not isinstance(cluster, Slurm) and gpus > here:
         raise ConfigError(
-            "cluster.gpus_per_node", gpus, f"but {here} GPUs are visible here", f"set it to {here} or less"
+            "cluster.gpus_per_node", gpus, f"but only {here} GPUs are visible here", f"set it to {here} or less"
         )
     if config.parallel.kind == "data_parallel":
-        return Resources(
-            num_nodes=config.nodes,
-            processes_per_node=1,
-            gpus_per_node=gpus,
-            cpus_per_process=cluster.cpus_per_process,
-        )
-    if gpus % cluster.gpus_per_process and cluster.processes_per_node is None:
+        processes = 1
+    elif cluster.processes_per_node is not None:
+        processes = cluster.processes_per_node
+    elif gpus % cluster.gpus_per_process:
         raise ConfigError(
             "cluster.gpus_per_process",
             cluster.gpus_per_process,
             f"doesn't divide the {gpus} GPUs of a node",
             "choose a divisor of cluster.gpus_per_node",
         )
-    processes = cluster.processes_per_node or max(1, gpus // cluster.gpus_per_process)
+    else:
+        processes = max(1, gpus // cluster.gpus_per_process)
     return Resources(
         num_nodes=config.nodes,
         processes_per_node=processes,

@@ -1,4 +1,4 @@
-"""``conf/resume``: what may change when a run goes on. Owner: hpctrain.launch."""
+"""``conf/resume``: what may change when a run is resumed. Owner: hpctrain.launch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(kw_only=True, slots=True)
 class Resume:
-    """Keys that don't touch the weights (cluster, logger, how long ...) may always change."""
+    """Keys that don't decide the weights (cluster, logger, length, ...) may always change."""
 
     allow_config_change: bool = False
-    """Go on although keys changed that decide the weights; the run is then no longer exact."""
+    """Resume even if keys changed that decide the weights; the run is then no longer exact."""

@@ -1,4 +1,4 @@
-"""The whole configuration of a run: ``conf/train.yaml``."""
+"""The configuration of a run: ``conf/train.yaml``."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from hpctrain.errors import ConfigError
 
 @dataclass(kw_only=True, slots=True)
 class Config:
-    """Top-level keys and one field per group; `task`, `model` and `optimizer` are open: whatever `_target_` takes."""
+    """Top-level keys, and one field per group; task, model and optimizer have the arguments of their `_target_`."""
 
     nodes: int = 1
-    """Machines."""
+    """Number of machines."""
     seed: int = 0
-    """Everything random follows from it."""
+    """Seed of everything random in the run."""
     name: str | None = None
-    """What the run is called, in the queue and under runs/; null: the task's name."""
+    """Name of the run, in the queue and under runs/; null: the task's name."""
     run_dir: str | None = None
-    """Where everything about the run is kept; null: runs/NAME/DATE_TIME."""
+    """Run directory, which contains everything about the run; null: runs/NAME/DATE_TIME."""
     init_from: str | None = None
-    """Begin with the weights of another run, of a checkpoint, or of a .pt or .safetensors file; null: fresh ones."""
+    """Start with the weights of another run, a checkpoint, or a .pt or .safetensors file; null: with new weights."""
     init_match: str = "*"
-    """Names of the weights that are taken, with * and ?, such as encoder.*."""
+    """Names of the weights to load, with * and ?, such as encoder.*."""
     init_strict: bool = True
-    """Refuse to begin unless every name that matches is in the model and in the file, in the same shape."""
+    """Require that every matching name is in the model and in the file, with the same shape."""
     run_mode: str = "0750"
     """Permissions of the run directory, in octal."""
     cluster: Cluster = field(default_factory=Cluster)
@@ -55,17 +55,17 @@ class Config:
     precision: Precision = field(default_factory=Precision)
     """The number format of the forward pass."""
     parallel: Parallel = field(default_factory=Parallel)
-    """How the ranks work together."""
+    """How the ranks share the work."""
     trainer: Trainer = field(default_factory=Trainer)
     """How long, how large, how often."""
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     """When to save and what to keep."""
     logger: Logger = field(default_factory=Logger)
-    """What is written down."""
+    """What is logged."""
     health: Health = field(default_factory=Health)
-    """When a silent run counts as hanging."""
+    """When a run without progress counts as hanging."""
     resume: Resume = field(default_factory=Resume)
-    """What may change when a run goes on."""
+    """What may change when a run is resumed."""
 
     def __post_init__(self) -> None:
         """Check single values."""
@@ -73,14 +73,17 @@ class Config:
         require.between("seed", self.seed, 0, 2**63 - 1)
         require.single_line("run_dir", self.run_dir)
         if self.run_dir is not None and not self.run_dir.strip():
-            raise ConfigError("run_dir", repr(self.run_dir), "is empty", "name a folder, or leave the key out")
+            raise ConfigError("run_dir", repr(self.run_dir), "is empty", "name a folder, or omit the key")
         if self.name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", self.name):
             raise ConfigError(
-                "name", repr(self.name), "can't name a folder and a job", "use letters, digits and any of _ . + -"
+                "name",
+                repr(self.name),
+                "is not usable as a folder name",
+                "use letters, digits and any of _ . + -",
             )
         if not re.fullmatch(r"0?[0-7]{3}", self.run_mode) or int(self.run_mode, 8) & 0o700 != 0o700:
             raise ConfigError(
-                "run_mode", self.run_mode, "must be octal and leave the owner all rights", "set run_mode='0750'"
+                "run_mode", self.run_mode, "must be octal and give the owner all permissions", "set run_mode='0750'"
             )
 
     @property

@@ -12,7 +12,7 @@ KINDS = ("constant", "linear", "cosine", "step", "one_cycle", "wsd")
 
 @dataclass(kw_only=True, slots=True)
 class Schedule:
-    """A closed form of the step: nothing of it needs to be saved. Lengths are given in steps or in epochs."""
+    """A function of the step, without state. Lengths are in steps or in epochs."""
 
     kind: str = "constant"
     """`constant`, `linear`, `cosine`, `step`, `one_cycle` or `wsd` (warmup-stable-decay), after the warm-up."""
@@ -29,7 +29,7 @@ class Schedule:
     drop_at_epochs: list[float] = field(default_factory=list)
     """The same in epochs, instead of steps."""
     drop_factor: float = 0.1
-    """What a drop multiplies the factor by, for step."""
+    """Factor of each drop, for step."""
     decay_steps: int | None = None
     """Steps of the linear decay at the end, for wsd; null: decay_epochs, or a tenth of the run."""
     decay_epochs: float | None = None
@@ -53,7 +53,10 @@ class Schedule:
         self._refuse_both("decay_epochs", "decay_steps")
         if self.kind == "step" and not (self.drop_at_steps or self.drop_at_epochs):
             raise ConfigError(
-                "schedule.drop_at_epochs", "[]", "kind=step has nowhere to drop", "set it, such as [30,60,80]"
+                "schedule.drop_at_epochs",
+                "[]",
+                "schedule.kind=step needs at least one drop",
+                "set it, such as [30,60,80]",
             )
 
     def _refuse_both(self, epochs: str, steps: str) -> None:
@@ -61,6 +64,6 @@ class Schedule:
             raise ConfigError(
                 f"schedule.{epochs}",
                 getattr(self, epochs),
-                f"stands beside schedule.{steps}={getattr(self, steps)}",
+                f"conflicts with schedule.{steps}={getattr(self, steps)}",
                 "set one of them",
             )

@@ -1,4 +1,4 @@
-"""Registers the typed schema with Hydra: ``base_NAME`` in each group, which the files of ``conf/`` build on."""
+"""The typed schema by group, registered with Hydra as ``base_NAME``, which the files of ``conf/`` extend."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ GROUPS: dict[str, dict[str, type]] = {
     "health": {"health": health.Health},
     "resume": {"resume": resume.Resume},
 }
-"""Group -> schema name -> dataclass."""
+"""Dataclasses by group and schema name."""
 
 
 def register() -> None:
-    """Put every schema into Hydra's store."""
+    """Register all schemas in Hydra's store."""
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()

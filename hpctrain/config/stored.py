@@ -1,4 +1,4 @@
-"""A configuration as it is kept in a run directory: plain YAML, everything resolved; needs no Hydra to read."""
+"""Write and read a run's ``config.yaml``: plain YAML with everything resolved, which is read without Hydra."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from hpctrain.config.schema import GROUPS
 from hpctrain.errors import ConfigError
 
 OPEN_GROUPS = ("task", "model", "optimizer")
-"""Groups whose keys belong to the class that `_target_` names."""
+"""Groups whose keys are arguments of the class in `_target_`."""
 
 
 def to_config(node: DictConfig) -> Config:
-    """The typed record of a composed or stored configuration; values are checked group by group.
+    """Convert a composed or stored configuration to the typed one, and check each group.
 
     Raises:
-        ConfigError: a value that can't work.
-        OmegaConfBaseException: a missing value, a wrong type or an interpolation to nowhere.
+        ConfigError: an unknown key or an invalid value.
+        OmegaConfBaseException: a missing value, a wrong type or an interpolation of a key that doesn't exist.
     """
     fields = {field.name for field in dataclasses.fields(Config)}
     for name in sorted(str(key) for key in node if key not in fields):
-        raise ConfigError(name, node[name], "is no known key", "put keys of your own under task, model or optimizer")
+        raise ConfigError(name, node[name], "is not a known key", "put keys of your own under task, model or optimizer")
     for name in sorted(fields - {str(key) for key in node}):
-        raise ConfigError(f"~{name}", None, "a run can't do without it", "leave it in")
+        raise ConfigError(f"~{name}", None, "is required", "do not remove it")
     beyond = list(_beyond_the_schema(node))
     for key in beyond:
         if key.partition(".")[0] not in OPEN_GROUPS:
-            raise ConfigError(key, OmegaConf.select(node, key), "is no known key", "leave it out, or see its spelling")
+            raise ConfigError(key, OmegaConf.select(node, key), "is not a known key", "remove it, or correct it")
     plain = {
         key: OmegaConf.to_container(node[key], resolve=True, throw_on_missing=True)
         for key in OPEN_GROUPS
@@ -49,7 +49,7 @@ def to_config(node: DictConfig) -> Config:
 
 
 def _beyond_the_schema(node: DictConfig, prefix: str = "") -> Iterator[str]:
-    """Full names of the keys that were added to a typed group."""
+    """Yield the full names of the keys that were added to a typed group."""
     schema = OmegaConf.get_type(node)
     known = {field.name for field in dataclasses.fields(schema)} if dataclasses.is_dataclass(schema) else None
     for name in map(str, node):
@@ -73,15 +73,15 @@ def _without(node: DictConfig, keys: Sequence[str]) -> DictConfig:
 
 
 def to_yaml(config: Config) -> str:
-    """What ``config.yaml`` holds: everything, resolved."""
+    """Return the text of ``config.yaml``, with everything resolved."""
     return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
 
 
 def load(path: Path, overrides: list[str] | None = None) -> Config:
-    """The configuration of a run, from its ``config.yaml``, with overrides ``key=value`` on top.
+    """Read the configuration of a run from its ``config.yaml``, and apply overrides ``key=value``.
 
     Raises:
-        ConfigError: a key or value that this version doesn't know, or the file can't be read as YAML.
+        ConfigError: this version doesn't know a key or a value, or the file isn't valid YAML.
     """
     try:
         stored = OmegaConf.load(path)

@@ -1,4 +1,4 @@
-"""``conf/task``: what is trained. A user's own task needs no schema: any ``_target_`` works. Owner: hpctrain.tasks."""
+"""``conf/task``: what is trained. Your own task needs no schema: any ``_target_`` works. Owner: hpctrain.tasks."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ EXTRAS = {
     "hpctrain.tasks.image_folder": ("PIL", "images"),
     "hpctrain.tasks.keras_digits": ("keras", "keras"),
 }
-"""Module of a task -> package that it imports beyond hpctrain's own, and the extra that brings it."""
-
+"""By module of a task: the optional package that it imports, and the extra that installs it."""
 
 READ_A_FOLDER = ("hpctrain.tasks.image_folder.ImageFolder", "hpctrain.tasks.tokens.Tokens")
-"""Tasks that can't begin without the folder task.data."""
+"""Tasks that need the folder task.data."""
 
 
 def missing_folder(node: Mapping[str, Any]) -> Path | None:
-    """The folder that a task reads, where this machine doesn't have it; nodes of a cluster may have another disk."""
+    """Return the folder that a task reads if this machine doesn't have it; the nodes of a cluster may."""
     if node["_target_"] not in READ_A_FOLDER:
         return None
     folder = Path(str(node["data"]))
@@ -34,14 +33,14 @@ def missing_folder(node: Mapping[str, Any]) -> Path | None:
 def refuse_without_extra(
     node: Mapping[str, Any], find: Callable[[str], object | None] = importlib.util.find_spec
 ) -> None:
-    """Refuse a task whose package isn't installed; nothing is imported.
+    """Check that a task's optional package is installed, without importing it.
 
     Args:
         node: of the task.
-        find: looks for a package by name; None where there is none.
+        find: returns None for a package that isn't installed.
 
     Raises:
-        ConfigError: names the extra that brings it.
+        ConfigError: it isn't installed; names the extra.
     """
     target = str(node["_target_"])
     package, extra = EXTRAS.get(target.rpartition(".")[0], (None, ""))
@@ -55,11 +54,11 @@ class Digits:
     """scikit-learn's handwritten digits, 8 x 8 pixels, ten classes."""
 
     _target_: str = "hpctrain.tasks.digits.Digits"
-    """The class that is built."""
+    """Class to instantiate."""
     held_out: float = 0.2
-    """Share of the samples that is kept for evaluation."""
+    """Fraction of the samples held out for evaluation."""
     augment: bool = False
-    """Shift each training picture by up to a pixel, drawn from seed, epoch and sample."""
+    """Shift each training image by up to a pixel, drawn from seed, epoch and sample."""
 
     def __post_init__(self) -> None:
         """Check single values."""
@@ -68,14 +67,14 @@ class Digits:
 
 @dataclass(kw_only=True, slots=True)
 class Text:
-    """Bytes of the English text in Python's own `pydoc_data.topics`, to be continued."""
+    """Language modelling of bytes, on the English text in Python's own `pydoc_data.topics`."""
 
     _target_: str = "hpctrain.tasks.text.Text"
-    """The class that is built."""
+    """Class to instantiate."""
     context_length: int = 128
-    """Bytes that one sample holds."""
+    """Bytes per sample."""
     held_out: float = 0.1
-    """Share of the text that is kept for evaluation."""
+    """Fraction of the text held out for evaluation."""
 
     def __post_init__(self) -> None:
         """Check single values."""
@@ -85,32 +84,32 @@ class Text:
 
 @dataclass(kw_only=True, slots=True)
 class ImageFolder:
-    """Pictures in DATA/train/CLASS and DATA/val/CLASS, ImageNet's usual layout. Needs `hpctrain[images]`."""
+    """Images in DATA/train/CLASS and DATA/val/CLASS, the usual layout of ImageNet. Needs `hpctrain[images]`."""
 
     _target_: str = "hpctrain.tasks.image_folder.ImageFolder"
-    """The class that is built."""
+    """Class to instantiate."""
     data: str = "???"
     """Folder of the data set."""
     train: str = "train"
-    """Folder in it with the training pictures, a folder per class."""
+    """Subfolder of the training images, with a folder per class."""
     eval: str | None = "val"
-    """Folder in it with the held-out pictures; null: no evaluation."""
+    """Subfolder of the held-out images; null: no evaluation."""
     num_classes: int | None = None
-    """Classes that the model tells apart, for a check; conf/task takes them from the model."""
+    """Number of classes of the model, for a check; conf/task takes it from the model."""
     image_size: int = 224
-    """Pixels per side that the model gets."""
+    """Pixels per side of the model's input."""
     min_crop: float = 0.08
-    """Smallest share of a training picture's area that a random crop keeps."""
+    """Smallest fraction of a training image's area that a random crop keeps."""
     crop_share: float = 0.875
-    """Share of the resized picture's shorter side that evaluation's centre crop keeps."""
+    """Fraction of the resized image's shorter side that the centre crop of evaluation keeps."""
     flip: float = 0.5
-    """Probability that a training picture is mirrored."""
+    """Probability of mirroring a training image."""
     label_smoothing: float = 0.0
-    """Share of the training target that is spread over all classes."""
+    """Fraction of the training target spread over all classes."""
     mean: list[float] = field(default_factory=lambda: [0.485, 0.456, 0.406])
-    """Per channel, subtracted; a share of full brightness."""
+    """Subtracted per channel; a fraction of full brightness."""
     deviation: list[float] = field(default_factory=lambda: [0.229, 0.224, 0.225])
-    """Per channel, divided by."""
+    """Divisor per channel; a fraction of full brightness."""
 
     def __post_init__(self) -> None:
         """Check single values."""
@@ -122,29 +121,29 @@ class ImageFolder:
         require.between("task.label_smoothing", self.label_smoothing, 0, 1)
         for key, values in (("mean", self.mean), ("deviation", self.deviation)):
             if len(values) != 3:
-                raise ConfigError(f"task.{key}", values, "needs a number per channel", "give it three")
+                raise ConfigError(f"task.{key}", values, "must have one number per channel", "write three numbers")
         for deviation in self.deviation:
             require.above("task.deviation", deviation, 0)
 
 
 @dataclass(kw_only=True, slots=True)
 class Tokens:
-    """Token files on disk, to be continued: language models at any size. `hpctrain.tasks.make_tokens` makes them."""
+    """Language modelling on token files, at any size; `hpctrain.tasks.make_tokens` creates them."""
 
     _target_: str = "hpctrain.tasks.tokens.Tokens"
-    """The class that is built."""
+    """Class to instantiate."""
     data: str = "???"
     """Folder of the token files."""
     train: str = "train*"
-    """Name, or pattern with * and ?, of its training files: .bin (bare numbers) or .npy."""
+    """Name of the training files, or a pattern with * and ?: .bin (raw numbers) or .npy."""
     eval: str | None = "eval*"
     """The same for the held-out files; null: no evaluation."""
     dtype: str | None = None
-    """Numbers in .bin files: `uint16` or `uint32`, little-endian; null: what tokens.json beside them says."""
+    """Numbers in .bin files: `uint16` or `uint32`, little-endian; null: as in tokens.json next to them."""
     context_length: int = 1024
-    """Tokens that one sample holds."""
+    """Tokens per sample."""
     vocab_size: int | None = None
-    """Tokens that the model tells apart, for a check; conf/task takes them from the model."""
+    """Vocabulary size of the model, for a check; conf/task takes it from the model."""
 
     def __post_init__(self) -> None:
         """Check single values."""
@@ -159,13 +158,13 @@ class Keras:
     """A Keras 3 model on the torch backend: the convnet of Keras's guide, on the digits. Needs `hpctrain[keras]`."""
 
     _target_: str = "hpctrain.tasks.keras_digits.KerasDigits"
-    """The class that is built."""
+    """Class to instantiate."""
     held_out: float = 0.2
-    """Share of the samples that is kept for evaluation."""
+    """Fraction of the samples held out for evaluation."""
     augment: bool = False
-    """Shift each training picture by up to a pixel, drawn from seed, epoch and sample."""
+    """Shift each training image by up to a pixel, drawn from seed, epoch and sample."""
     dropout: float = 0.5
-    """Share of the features that is dropped before the last layer."""
+    """Dropout probability before the last layer."""
     weight_penalty: float = 0.0
     """Strength of the L2 penalty on the kernels of the convolutions; Keras adds it to the loss."""
 

@@ -10,43 +10,43 @@ from hpctrain.errors import ConfigError
 
 @dataclass(kw_only=True, slots=True)
 class Trainer:
-    """The loop's arithmetic; accumulation is derived: global / (micro x world size)."""
+    """The training loop; accumulation is derived: global / (micro x world size)."""
 
     max_steps: int | None = None
-    """Optimizer updates after which the run ends; null: no bound."""
+    """Optimizer updates after which the run ends; null: no limit."""
     max_epochs: int | None = 10
-    """Passes over the training data after which the run ends; null: no bound. Whichever comes first."""
+    """Passes over the training data after which the run ends; null: no limit. Whichever comes first."""
     global_batch_size: int = 64
     """Samples per optimizer update, over all ranks."""
     micro_batch_size: int | None = None
-    """Samples per rank and forward; null: global_batch_size / world size, without accumulation."""
+    """Samples per rank and forward pass; null: global_batch_size / world size, without accumulation."""
     eval_every_steps: int | None = None
     """Steps between evaluations; null: at the end of each epoch. The last step is always evaluated."""
     clip_grad_norm: float | None = None
-    """Largest 2-norm of all gradients together; null: no clipping. The norm before is logged as train/grad_norm."""
+    """Largest 2-norm of all gradients together; null: no clipping. train/grad_norm logs the norm before clipping."""
     clip_grad_value: float | None = None
     """Largest absolute value of any gradient, after clip_grad_norm; null: no clipping."""
     log_grad_norm: bool = False
-    """Log train/grad_norm without clipping too, at the price of computing it in each step."""
+    """Log train/grad_norm without clipping too; computed in each step."""
     ema_decay: float | None = None
-    """Share of the weights' moving average that stays at each step, such as 0.999; null: no average is kept."""
+    """Decay of the weights' exponential moving average, such as 0.999; null: no average."""
     eval_ema: bool = True
-    """Evaluate the averaged weights, where they are kept, instead of the live ones."""
+    """Evaluate the averaged weights, if there are any, instead of the current ones."""
     sync_batchnorm: bool = False
-    """Batch norm over all ranks' samples instead of each rank's own; GPUs only."""
+    """Batch norm over the samples of all ranks instead of each rank's own; GPUs only."""
     deterministic: bool = False
-    """Deterministic algorithms only: bit-equal runs on CUDA too, at a cost in speed."""
+    """Use deterministic algorithms only: bit-identical runs on CUDA too, but slower."""
     compile: bool = False
-    """torch.compile of the model, before DDP; the first steps take long."""
+    """Compile the model with torch.compile, before DDP; the first steps take long."""
     compile_mode: str = "default"
     """`default`, `reduce-overhead` or `max-autotune`, as torch.compile has them."""
     channels_last: bool = False
-    """Keep pictures and convolutions' weights with their channels last, which tensor cores want."""
+    """Store images and convolution weights channels-last, which tensor cores prefer."""
     profile: list[int] | None = None
-    """First and last step of which rank zero writes a trace by torch's profiler, such as [10,15]; null: none."""
+    """First and last step of a trace by torch's profiler on rank zero, such as [10,15]; null: none."""
     activation_checkpointing: list[str] = field(default_factory=list)
-    """Modules by name, such as blocks.*, that forget what is inside and compute it again in the backward pass: less
-    memory, about a third more computing; * and ? stand for parts of one name between dots."""
+    """Modules whose activations are recomputed in the backward pass, by name, such as blocks.*: less memory, a third
+    more compute. * and ? match within one part of the name, between dots."""
 
     def __post_init__(self) -> None:
         """Check single values."""
@@ -59,7 +59,12 @@ class Trainer:
         require.above("trainer.clip_grad_value", self.clip_grad_value, 0)
         require.one_of("trainer.compile_mode", self.compile_mode, ("default", "reduce-overhead", "max-autotune"))
         if self.compile_mode != "default" and not self.compile:
-            raise ConfigError("trainer.compile_mode", self.compile_mode, "compiles nothing", "add trainer.compile=true")
+            raise ConfigError(
+                "trainer.compile_mode",
+                self.compile_mode,
+                "compiles nothing",
+                "add trainer.compile=true",
+            )
         if self.profile is not None and not (len(self.profile) == 2 and 1 <= self.profile[0] <= self.profile[1]):
             problem = "must be the first and the last step of the trace, counted from 1"
             raise ConfigError("trainer.profile", self.profile, problem, "write trainer.profile=[10,15]")

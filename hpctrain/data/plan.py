@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from hpctrain.config.batch import refuse_indivisible
+from hpctrain.config.checks import check_divisible
 from hpctrain.data.keyed_random import IntArray
 from hpctrain.errors import ConfigError, TaskError
 
@@ -46,7 +46,7 @@ class BatchPlan:
     def __post_init__(self) -> None:
         if self.num_samples < 1:
             raise TaskError("train_dataset() has no samples: expected at least one; see what the task reads")
-        refuse_indivisible(self.global_batch_size, self.micro_batch_size, self.world_size)
+        check_divisible(self.global_batch_size, self.micro_batch_size, self.world_size)
         if self.drop_last and self.num_samples < self.global_batch_size:
             raise ConfigError(
                 "data.drop_last",

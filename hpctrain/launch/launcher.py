@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from hpctrain.config.checks import warnings_of
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.cross import warnings_of
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
 from hpctrain.errors import ExitCode, HpctrainError

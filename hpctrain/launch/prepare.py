@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.config.cross import check
+from hpctrain.config.checks import check
 from hpctrain.config.identity import decides_the_weights, flat
 from hpctrain.config.root import Config
 from hpctrain.config.stored import OPEN_GROUPS, load, to_yaml

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpctrain.config.checks import warnings_of
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.cross import warnings_of
 from hpctrain.config.root import Config
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError
 from hpctrain.launch.launcher import discard_unstarted, dry_run, launch

@@ -20,7 +20,7 @@ import torch
 
 from hpctrain.checkpoint.memory import available_memory_bytes
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.config.cross import refuse_without_gpu
+from hpctrain.config.checks import refuse_without_gpu
 from hpctrain.config.root import Config
 from hpctrain.config.stored import load
 from hpctrain.distributed.compiler import spare_compiler

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpctrain.config.cross import NEEDS_A_CLOSURE
+from hpctrain.config.checks import NEEDS_A_CLOSURE
 from hpctrain.config.optimizer import HANDLING_KEYS, Handling, handling_of
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.tasks.task import Task

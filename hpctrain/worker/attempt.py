@@ -12,8 +12,8 @@ from typing import TextIO
 import torch
 from torch._C._distributed_c10d import Store
 
+from hpctrain.config.checks import check_batch, refuse_without_gpu
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.cross import check_batch, refuse_without_gpu
 from hpctrain.config.root import Config
 from hpctrain.distributed.compiler import spare_compiler
 from hpctrain.distributed.determinism import set_determinism

@@ -9,43 +9,47 @@ FILES = {
     "a misspelt key of slurm's": (
         "cluster",
         "defaults: [slurm, _self_]\npartiton: gpu\n",
-        "holds cluster.partiton, which is no known key; did you mean cluster.partition?",
+        "contains cluster.partiton, which is not a known key; did you mean cluster.partition?",
     ),
     "one in a group of the group": (
         "cluster",
         "defaults: [slurm, _self_]\nrequeue:\n  max_failurs: 3\n",
-        "holds cluster.requeue.max_failurs, which is no known key; did you mean cluster.requeue.max_failures?",
+        "contains cluster.requeue.max_failurs, which is not a known key; did you mean cluster.requeue.max_failures?",
     ),
     "a misspelt key of a model that isn't the default one": (
         "model",
         "defaults: [gpt, _self_]\nnum_haeds: 3\n",
-        "holds model.num_haeds, which is no known key; did you mean model.num_heads?",
+        "contains model.num_haeds, which is not a known key; did you mean model.num_heads?",
     ),
     "a misspelt key of an experiment": (
         "experiment",
         "# @package _global_\ntrainer:\n  max_step: 3\n",
-        "holds trainer.max_step, which is no known key; did you mean trainer.max_steps?",
+        "contains trainer.max_step, which is not a known key; did you mean trainer.max_steps?",
     ),
     "slurm's key without slurm": (
         "cluster",
         "partition: gpu\n",
-        "holds cluster.partition, which is a key of cluster=slurm only; begin the file with ",
+        "contains cluster.partition, which exists only with cluster=slurm; start the file with ",
     ),
     "a text for a number": (
         "cluster",
         "defaults: [slurm, _self_]\ntime_limit_min: abc\n",
-        "holds cluster.time_limit_min, which should be a whole number; ",
+        "contains cluster.time_limit_min, which must be a whole number; ",
     ),
     "a text for a list": (
         "cluster",
         "defaults: [slurm, _self_]\nsetup: foo\n",
-        "holds cluster.setup, which should be a list; write it in brackets",
+        "contains cluster.setup, which must be a list; write it in brackets",
     ),
-    "a list of the file itself": ("cluster", "- a\n- b\n", "the file holds no keys; write KEY: VALUE"),
+    "a list of the file itself": (
+        "cluster",
+        "- a\n- b\n",
+        "the file contains no keys; write lines of the form KEY: VALUE",
+    ),
     "a group that isn't there": (
         "experiment",
         "# @package _global_\ndefaults:\n  - override /tsk: digits\n",
-        "holds tsk, which is no known group or key; did you mean task?",
+        "contains tsk, which is not a known group or key; did you mean task?",
     ),
 }
 
@@ -62,20 +66,25 @@ def test_the_file_is_named_and_the_key_suggested(group, held, told, tmp_path):
 def test_a_mistake_in_a_default_is_told_though_the_defaults_cannot_be_composed(tmp_path):
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "default.yaml").write_text("max_step: 3\n")
-    with pytest.raises(ConfigError, match=r"^trainer=default: holds trainer\.max_step, .* mean trainer\.max_steps\?$"):
+    with pytest.raises(
+        ConfigError, match=r"^trainer=default: contains trainer\.max_step, .* mean trainer\.max_steps\?$"
+    ):
         Composer(str(tmp_path)).compose([])
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["cluster=slurm", "cluster.partiton=gpu"], "cluster.partiton=gpu: is no known key; did you mean cluster.part"),
-        (["cluster.partiton=gpu"], "cluster.partiton=gpu: is no known key; did you mean cluster.partition?"),
+        (
+            ["cluster=slurm", "cluster.partiton=gpu"],
+            "cluster.partiton=gpu: is not a known key; did you mean cluster.part",
+        ),
+        (["cluster.partiton=gpu"], "cluster.partiton=gpu: is not a known key; did you mean cluster.partition?"),
         (
             ["model=gpt", "task=text", "model.num_haeds=3"],
-            "model.num_haeds=3: is no known key; did you mean model.num_h",
+            "model.num_haeds=3: is not a known key; did you mean model.num_h",
         ),
-        (["cluster=slurm", "cluster.setup=foo"], "cluster.setup=foo: should be a list; write it in brackets: cluster."),
+        (["cluster=slurm", "cluster.setup=foo"], "cluster.setup=foo: must be a list; write it in brackets: cluster."),
     ],
 )
 def test_the_command_line_is_told_by_what_it_chooses(words, told):

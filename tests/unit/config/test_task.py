@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.config.checks import warnings_of
 from hpctrain.config.compose import Composer
-from hpctrain.config.cross import warnings_of
 from hpctrain.config.task import EXTRAS, refuse_without_extra
 from hpctrain.errors import ConfigError
 
@@ -27,10 +27,10 @@ def test_a_module_that_needs_an_extra_is_there(module: str) -> None:
 
 def test_data_that_this_machine_does_not_have(tmp_path: Path) -> None:
     words = ["task=tokens", "model=gpt", "task.context_length=8", f"task.data={tmp_path / 'nowhere'}"]
-    with pytest.raises(ConfigError, match=r"task\.data=\S+/nowhere: is no folder"):
+    with pytest.raises(ConfigError, match=r"task\.data=\S+/nowhere: is not a folder"):
         Composer().compose(words)
     (warning,) = warnings_of(Composer().compose([*words, "cluster=slurm"]))
-    assert "nowhere is no folder on this machine: the nodes must have it" in warning
+    assert "nowhere is not a folder on this machine: it must exist on the nodes" in warning
     assert warnings_of(Composer().compose([*words, f"task.data={tmp_path}", "cluster=slurm"])) == []
 
 

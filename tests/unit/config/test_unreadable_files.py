@@ -7,10 +7,10 @@ from hpctrain.config.stored import load
 from hpctrain.errors import ConfigError
 
 FILES = {
-    "a bracket": (b"defaults:\n  - slurm\npartition: [gpu\n", "line 4, can't be read as YAML", "begins in line 3"),
-    "a colon": (b"partition: a: b\n", "line 1, can't be read as YAML", "mapping values"),
-    "a key twice": (b"defaults:\n  - slurm\nqos: a\nqos: b\n", "line 4, can't be read as YAML", "duplicate key qos"),
-    "Latin-1": (b"defaults:\n  - slurm\n\naccount: caf\xe9\n", "line 4, is no UTF-8", "save the file as UTF-8"),
+    "a bracket": (b"defaults:\n  - slurm\npartition: [gpu\n", "line 4, is not valid YAML", "starts in line 3"),
+    "a colon": (b"partition: a: b\n", "line 1, is not valid YAML", "mapping values"),
+    "a key twice": (b"defaults:\n  - slurm\nqos: a\nqos: b\n", "line 4, is not valid YAML", "duplicate key qos"),
+    "Latin-1": (b"defaults:\n  - slurm\n\naccount: caf\xe9\n", "line 4, is not UTF-8", "save the file as UTF-8"),
     "a control character": (b'defaults:\n  - slurm\naccount: "\x01"\n', "line 3, unacceptable character", "#x0001"),
 }
 

@@ -110,11 +110,11 @@ def test_a_resume_takes_the_groups_whose_keys_belong_to_a_class(composer, folder
     config = changed_config(directory, ["task=text", "model=gpt", "model.num_layers=3"], None)
     assert (config.task["_target_"], config.model["num_layers"]) == ("hpctrain.tasks.text.Text", 3)
     assert config.optimizer["lr"] == 0.5
-    with pytest.raises(ConfigError, match="optimizer=sg: is no option"):
+    with pytest.raises(ConfigError, match="optimizer=sg: is not an option"):
         changed_config(directory, ["optimizer=sg"], None)
 
 
 def test_a_resume_with_an_unknown_key(composer, folder):
     directory = prepare(composer.compose(["run_dir=R"]), COMMAND)
-    with pytest.raises(ConfigError, match=r"trainer\.max_step=5: is no known key"):
+    with pytest.raises(ConfigError, match=r"trainer\.max_step=5: is not a known key"):
         changed_config(directory, ["trainer.max_step=5"], None)

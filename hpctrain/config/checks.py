@@ -1,4 +1,4 @@
-"""Checks across groups: combinations that can't work, found before anything is written or submitted."""
+"""Checks across groups: find impossible combinations before anything is written or submitted."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpctrain.config.batch import refuse_indivisible
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
 from hpctrain.config.task import missing_folder, refuse_without_extra
 from hpctrain.errors import ConfigError
 
-NEEDS_A_CLOSURE = "computes the loss several times per step by a closure, which this loop doesn't give"
-"""What is wrong with torch.optim.LBFGS."""
+NEEDS_A_CLOSURE = "needs a closure that computes the loss again, which the training loop doesn't pass"
+"""Why torch.optim.LBFGS is refused."""
+SHOWN = 5
+"""How many process counts the message on an indivisible batch suggests."""
 
 
 def check(config: Config, environ: Mapping[str, str] = os.environ, *, world_size: int | None = None) -> None:
-    """Refuse what can't work together.
+    """Check all groups together.
 
     Args:
-        config: values that are each fine.
+        config: each value is already checked by itself.
         environ: this machine's environment, for the GPUs of a local run.
-        world_size: ranks that already run; None: what the configuration asks for.
+        world_size: number of ranks that already run; None for what the configuration asks for.
 
     Raises:
-        ConfigError: one line for the first combination that can't work.
+        ConfigError: the first impossible combination.
     """
     if config.nodes > 1 and not isinstance(config.cluster, Slurm) and world_size is None:
         raise ConfigError(
-            "nodes", config.nodes, "needs a cluster, and cluster=local is one machine", "add cluster=slurm"
+            "nodes", config.nodes, "needs a cluster, but cluster=local is one machine", "add cluster=slurm"
         )
     _check_length(config)
     if config.init_from is not None:
@@ -42,7 +43,7 @@ def check(config: Config, environ: Mapping[str, str] = os.environ, *, world_size
         _check_target(group, getattr(config, group))
     refuse_without_extra(config.task)
     if (folder := missing_folder(config.task)) is not None and not isinstance(config.cluster, Slurm):
-        raise ConfigError("task.data", folder, "is no folder", "name the one that holds the data")
+        raise ConfigError("task.data", folder, "is not a folder", "set it to the folder with the data")
     _check_parallel(config, world_size)
     resources = resources_of(config, environ)
     check_batch(config, world_size or resources.world_size)
@@ -54,10 +55,10 @@ def check(config: Config, environ: Mapping[str, str] = os.environ, *, world_size
 
 def _check_weights(path: str) -> None:
     if not path:
-        # Path("") is the folder where the command is typed, which is there
+        # Path("") is the working directory, which exists
         raise ConfigError("init_from", path, "is empty", "name a run, a checkpoint or a file of weights, or null")
     if not Path(path).exists():
-        raise ConfigError("init_from", path, "is not there", "name a run, a checkpoint or a file of weights")
+        raise ConfigError("init_from", path, "does not exist", "name a run, a checkpoint or a file of weights")
     if Path(path).suffix == ".safetensors" and importlib.machinery.PathFinder.find_spec("safetensors") is None:
         remedy = 'pip install "hpctrain[safetensors]"'
         raise ConfigError("init_from", path, "needs the package safetensors, which isn't installed", remedy)
@@ -66,32 +67,32 @@ def _check_weights(path: str) -> None:
 def _check_length(config: Config) -> None:
     trainer = config.trainer
     if trainer.max_steps is None and trainer.max_epochs is None:
-        raise ConfigError("trainer.max_steps", None, "with trainer.max_epochs=null a run never ends", "set one of them")
+        raise ConfigError("trainer.max_steps", None, "the run would never end", "set it, or trainer.max_epochs")
 
 
 def _check_target(group: str, node: Any) -> None:
     key = f"{group}._target_"
     if not isinstance(node, dict):
-        raise ConfigError(group, node, "is no group of keys", f"choose an option: {group}=NAME")
+        raise ConfigError(group, node, "is not a group of keys", f"choose an option: {group}=NAME")
     target = node.get("_target_")
     if target is None:
         if group == "model":
             return
         raise ConfigError(key, None, "must name a class", f"set {key}=module.Class")
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or "." not in target:
-        raise ConfigError(key, target, "is no import path", f"write {key}=module.Class")
+        raise ConfigError(key, target, "is not an import path", f"write {key}=module.Class")
     if target == "torch.optim.LBFGS":
         raise ConfigError(key, target, NEEDS_A_CLOSURE, "choose another class of torch.optim")
     top = target.split(".")[0]
     places = [str(Path.cwd()), *sys.path]
     # found, not imported: it may import torch, and this runs on a login node
     if top not in sys.modules and importlib.machinery.PathFinder.find_spec(top, places) is None:
-        remedy = "type the command in the folder that holds it, or install it"
-        raise ConfigError(key, target, f"there is no module {top}", remedy)
+        remedy = "run the command in the folder that contains it, or install it"
+        raise ConfigError(key, target, f"the module {top} was not found", remedy)
 
 
 def _check_parallel(config: Config, world_size: int | None) -> None:
-    """Refuse what nn.DataParallel, one process with several GPUs, can't be combined with."""
+    """Check what nn.DataParallel, one process with several GPUs, is combined with."""
     if config.parallel.kind != "data_parallel":
         return
     processes = world_size or config.nodes * (config.cluster.processes_per_node or 1)
@@ -99,54 +100,83 @@ def _check_parallel(config: Config, world_size: int | None) -> None:
         raise ConfigError(
             "parallel.kind",
             "data_parallel",
-            f"is one process with several GPUs, but {processes} processes are asked for",
+            f"runs one process with several GPUs, but {processes} processes are requested",
             "use parallel=ddp, which is faster",
         )
     for key in ("compile", "sync_batchnorm"):
         if getattr(config.trainer, key):
-            problem = "can't be done with the threads of parallel=data_parallel"
+            problem = "doesn't work with the threads of parallel=data_parallel"
             raise ConfigError(f"trainer.{key}", True, problem, "use parallel=ddp, which is faster")
 
 
 def check_batch(config: Config, world_size: int) -> None:
-    """Refuse a global batch that the ranks can't divide; see `refuse_indivisible`."""
-    refuse_indivisible(config.trainer.global_batch_size, config.trainer.micro_batch_size, world_size)
+    """Refuse a global batch that the ranks can't divide; see `check_divisible`."""
+    check_divisible(config.trainer.global_batch_size, config.trainer.micro_batch_size, world_size)
+
+
+def check_divisible(global_batch_size: int, micro_batch_size: int | None, world_size: int) -> None:
+    """Check that the ranks can divide the global batch.
+
+    Args:
+        global_batch_size: samples per step, over all ranks.
+        micro_batch_size: samples per rank and forward; None for all samples of a rank.
+        world_size: number of ranks.
+
+    Raises:
+        ConfigError: they can't; suggests batch sizes for this world size, and world sizes for this batch.
+    """
+    per_window = world_size * (micro_batch_size or 1)
+    if global_batch_size % per_window == 0:
+        return
+    lower = global_batch_size // per_window * per_window
+    sizes = [size for size in (lower, lower + per_window) if size > 0]
+    each = f" of micro-batches of {micro_batch_size}" if micro_batch_size else ""
+    pieces, rest = divmod(global_batch_size, micro_batch_size or 1)
+    fitting = [] if rest else [n for n in range(1, pieces + 1) if pieces % n == 0]
+    names = [str(n) for n in sorted(sorted(fitting, key=lambda n: abs(n - world_size))[:SHOWN])]
+    worlds = f", or run {' or '.join(filter(None, [', '.join(names[:-1]), names[-1]]))} processes" if names else ""
+    raise ConfigError(
+        "trainer.global_batch_size",
+        global_batch_size,
+        f"cannot be divided among {world_size} ranks{each}",
+        f"set it to {' or '.join(map(str, sizes))}{worlds}",
+    )
 
 
 def refuse_without_gpu(config: Config, remedy: str) -> None:
-    """Refuse what a CPU can't do.
+    """Refuse what needs a GPU.
 
     Args:
         config: of a run without GPUs.
         remedy: how to get one.
 
     Raises:
-        ConfigError: names the key that asks for it.
+        ConfigError: a key asks for something that needs a GPU.
     """
     if config.trainer.sync_batchnorm:
-        raise ConfigError("trainer.sync_batchnorm", True, "torch has no synchronised batch norm on a CPU", remedy)
+        raise ConfigError("trainer.sync_batchnorm", True, "torch synchronises batch norm on GPUs only", remedy)
     if config.precision.kind == "tf32":
-        raise ConfigError("precision.kind", "tf32", "is a format of NVIDIA GPUs", f"{remedy}, or use precision=fp32")
+        raise ConfigError("precision.kind", "tf32", "needs NVIDIA GPUs", f"{remedy}, or use precision=fp32")
     if config.parallel.kind == "data_parallel":
         raise ConfigError("parallel.kind", "data_parallel", "needs GPUs", f"{remedy}, or use parallel=ddp")
     if config.parallel.gradient_compression == "bf16":
-        problem = "torch sends bf16 through NCCL alone, which needs GPUs"
+        problem = "needs GPUs: torch sends bf16 only through NCCL"
         raise ConfigError("parallel.gradient_compression", "bf16", problem, f"{remedy}, or use fp16")
     if config.parallel.backend == "nccl":
         raise ConfigError("parallel.backend", "nccl", "needs GPUs", f"{remedy}, or use parallel.backend=gloo")
 
 
 def warnings_of(config: Config) -> list[str]:
-    """What works, but is probably not meant; one line each."""
+    """Return a line on each setting that works, but is probably a mistake."""
     cluster, found = config.cluster, []
     if isinstance(cluster, Slurm) and (folder := missing_folder(config.task)) is not None:
-        found.append(f"task.data={folder} is no folder on this machine: the nodes must have it")
+        found.append(f"task.data={folder} is not a folder on this machine: it must exist on the nodes")
     max_steps, warmup_steps = config.trainer.max_steps, config.schedule.warmup_steps
     if max_steps is not None and warmup_steps >= max_steps:
-        found.append(f"schedule.warmup_steps={warmup_steps} never ends within trainer.max_steps={max_steps}")
+        found.append(f"schedule.warmup_steps={warmup_steps} does not end before trainer.max_steps={max_steps}")
     if isinstance(cluster, Slurm) and cluster.gpus_per_node is None and "gpu" in (cluster.partition or "").lower():
-        asked = f"cluster.partition={cluster.partition} looks like a GPU partition, but no GPU is asked for"
-        found.append(f"{asked}; set cluster.gpus_per_node=N, or 0 if this is meant")
+        asked = f"cluster.partition={cluster.partition} looks like a GPU partition, but the run requests no GPU"
+        found.append(f"{asked}; set cluster.gpus_per_node=N, or 0 if this is intended")
     return found
 
 
@@ -157,8 +187,8 @@ def _check_shapes(config: Config) -> None:
             raise ConfigError(
                 "model.width",
                 model["width"],
-                f"is no multiple of model.num_heads={model['num_heads']}",
-                "change either",
+                f"is not a multiple of model.num_heads={model['num_heads']}",
+                "change one of them",
             )
         needed = task.get("context_length")
         if isinstance(needed, int) and needed > model["context_length"]:
@@ -166,5 +196,5 @@ def _check_shapes(config: Config) -> None:
                 "task.context_length",
                 needed,
                 f"is longer than model.context_length={model['context_length']}",
-                "raise that one as well",
+                "raise that too",
             )
