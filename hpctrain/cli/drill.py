@@ -1,4 +1,4 @@
-"""`python -m hpctrain drill [KEY=VALUE ...]`: prove on this machine, or cluster, that interruptions change nothing."""
+"""`python -m hpctrain drill [KEY=VALUE ...]`: prove that interruptions change nothing."""
 
 from __future__ import annotations
 
@@ -7,17 +7,24 @@ import json
 import os
 import shutil
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from hpctrain.cli.drill_text import Console, table, verdict
+from hpctrain.cli.arguments import add_overrides, command_parser
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer
 from hpctrain.config.resources import resources_of
+from hpctrain.drill.comparison import Row
 from hpctrain.drill.drill import Drill, Report, overrides_of
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.launch.prepare import claim_default_path
+from hpctrain.phrases import counted, numbered
+
+REDRAW_S = 0.1
+MAX_CELL_CHARS = 28
+"""A longer cell of the table, a digest, is cut."""
 
 _EPILOG = """\
 examples:
@@ -25,45 +32,38 @@ examples:
   python -m hpctrain drill task=text cluster.processes_per_node=2 --interruptions 5
   python -m hpctrain drill cluster=slurm nodes=2 trainer.max_steps=500
 
-A short training runs straight, and again with interruptions at random steps: here by SIGTERM or SIGINT to the
-launching process and `resume`, on SLURM by `scontrol requeue`. Then the digests of the weights, the samples that every
-step took, the losses and the evaluations are compared, to the last bit. On GPUs it sets trainer.deterministic=true.
+A short training runs once straight, and once with interruptions at random steps: on this machine by SIGTERM or SIGINT
+to the launching process and `resume`, on SLURM by `scontrol requeue`. Then the digests of the weights, the samples of
+every step, the losses and the evaluations are compared, to the last bit. On GPUs, trainer.deterministic=true is set.
 
 The runs stay in runs/drill/DATE_TIME, or in run_dir, as `straight` and `interrupted`.
 
-Exit code 0 where nothing differs; 1 where something does, a run failed, or no interruption took effect; 2 for overrides
-that can't work."""
+Exit code 0 if nothing differs; 1 if something does, a run failed, or no interruption took effect; 2 for overrides that
+can't work."""
 
 
 def main(arguments: list[str]) -> int:
-    """Do a drill; `arguments` are those after the word `drill`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m hpctrain drill",
-        description="Prove that an interrupted training ends with the same weights as a straight one.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="what to train, and where; as for a run")
-    parser.add_argument("--interruptions", type=_count, default=3, metavar="N", help="how many (3)")
-    parser.add_argument("--seed", type=int, default=0, help="of the steps and signals (0)")
-    parser.add_argument("--config-dir", help="a folder with more configuration")
+    """Do a drill; ``arguments`` are those after the word `drill`."""
+    description = "Prove that an interrupted training ends with the same weights as an uninterrupted one."
+    parser = command_parser("drill", description, _EPILOG)
+    add_overrides(parser, "what to train, and where; as for a run")
+    parser.add_argument("--interruptions", type=_count, default=3, metavar="N", help="how many interruptions (3)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of their steps and signals (0)")
     parser.add_argument("--remove", action="store_true", help="remove both runs if nothing differs")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     options = parser.parse_intermixed_args(arguments)
     composer = Composer(options.config_dir)
     config = composer.compose(overrides_of(options.overrides))
-    gpus = resources_of(config).gpus_per_node > 0
-    typed = overrides_of(options.overrides, gpus=gpus)
-    if gpus:
-        config = composer.compose(typed)
+    resources = resources_of(config)
+    overrides = overrides_of(options.overrides, gpus=resources.gpus_per_node > 0)
     home = _home(config.run_dir)
     console = Console(sys.stderr if options.json else sys.stdout)
+    ranks = counted(resources.world_size, "rank")
     where = "SLURM" if isinstance(config.cluster, Slurm) else "this machine"
-    ranks = resources_of(config).world_size
-    console.say(f"drill of {config.name} with {ranks} rank{'s' * (ranks > 1)} on {where}, in {os.path.relpath(home)}")
+    console.report(f"drill of {config.name} with {ranks} on {where}, in {os.path.relpath(home)}")
     drill = Drill(
-        config=config,
-        overrides=typed,
+        config=composer.compose(overrides),
+        overrides=overrides,
         typed=options.overrides,
         config_dir=options.config_dir,
         home=home,
@@ -72,10 +72,69 @@ def main(arguments: list[str]) -> int:
         progress=console,
     )
     report = drill.run()
-    print(json.dumps(_as_json(report), indent=2) if options.json else f"{table(report)}\n{verdict(report)}")
+    print(json.dumps(_as_json(report), indent=2) if options.json else f"{table(report)}\n{conclusion(report)}")
     if options.remove and report.exact:
         shutil.rmtree(home)
     return ExitCode.FINISHED if report.exact else ExitCode.FAILED
+
+
+class Console:
+    """Prints events; on a terminal also the current step, in one line that is drawn again and again."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._drawn_at = 0.0
+
+    def show_step(self, run: str, step: int) -> None:
+        """See `hpctrain.drill.drill.Progress`."""
+        now = time.monotonic()
+        if self._is_terminal and now - self._drawn_at >= REDRAW_S:
+            self._drawn_at = now
+            self._write(f"\r\x1b[K{run}: step {step}")
+
+    def report(self, event: str) -> None:
+        """See `hpctrain.drill.drill.Progress`."""
+        self._write(f"\r\x1b[K{event}\n" if self._is_terminal else f"{event}\n")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+def table(report: Report) -> str:
+    """What was compared, side by side."""
+    rows = [
+        ("", "STRAIGHT", "INTERRUPTED", ""),
+        ("attempts", "1", str(len(report.interruptions) + 1), ""),
+        *((row.what, _cell(row.straight), _cell(row.interrupted), _result(row)) for row in report.rows),
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = ["  ".join([*map(str.ljust, row[:3], widths), row[3]]).rstrip() for row in rows]
+    return "\n".join(lines)
+
+
+def conclusion(report: Report) -> str:
+    """The result in a sentence or two, and where the runs are."""
+    home = os.path.relpath(report.straight.path.parent)
+    when = f"interrupted after {numbered('step', [one.step for one in report.interruptions])}"
+    if not report.interruptions:
+        return (
+            "nothing is proven: no interruption took effect before the run ended; "
+            f"train for longer with trainer.max_steps. The runs are in {home}"
+        )
+    if report.exact:
+        return f"exact: {when}, nothing differs. The runs are in {home}"
+    differing = ", ".join(row.what for row in report.rows if not row.equal)
+    return f"not exact: {when}, and these differ: {differing}. The runs are in {home}"
+
+
+def _cell(text: str) -> str:
+    return text if len(text) <= MAX_CELL_CHARS else f"{text[:12]}..."
+
+
+def _result(row: Row) -> str:
+    return "equal" if row.equal else ", ".join(filter(None, ("DIFFERS", row.difference)))
 
 
 def _home(run_dir: str | None) -> Path:
@@ -100,5 +159,5 @@ def _as_json(report: Report) -> dict[str, Any]:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 on, found {text}")
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text}")
     return int(text)

@@ -1,1 +1,1 @@
-"""A short training, run straight and run interrupted, and the proof that both end alike."""
+"""Drills: a short training runs once straight and once interrupted, and both must end with the same weights."""

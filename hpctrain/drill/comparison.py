@@ -1,11 +1,36 @@
-"""Two runs' evidence, side by side."""
+"""What two finished trainings left, compared to the last bit."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpctrain.drill.evidence import Evidence
+from hpctrain.files import read_json_lines
+from hpctrain.run.checkpoints import list_checkpoints
+from hpctrain.run.directory import RunDirectory
+from hpctrain.status.metrics import read_metrics
+
+SPEED = ("throughput/", "memory/")
+"""Metrics of the machine, which differ from run to run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingResult:
+    """What a training left that must not depend on interruptions.
+
+    Attributes:
+        step: of the newest intact checkpoint; None where there is none.
+        samples_seen: of the same checkpoint.
+        weights_digest: of the same checkpoint.
+        metrics: name -> step -> value, without those of the machine.
+        samples: step -> rank -> the samples of that step; empty where they weren't recorded.
+    """
+
+    step: int | None
+    samples_seen: int | None
+    weights_digest: str | None
+    metrics: Mapping[str, Mapping[int, float]]
+    samples: Mapping[int, Mapping[int, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,10 +39,10 @@ class Row:
 
     Attributes:
         what: its name.
-        straight: of the uninterrupted run, as text.
-        interrupted: of the other.
+        straight: its value in the uninterrupted run, as text.
+        interrupted: its value in the interrupted run.
         equal: whether they are the same, to the last bit.
-        difference: the first one in a series, in words.
+        difference: the first difference in a series, as text.
     """
 
     what: str
@@ -27,30 +52,61 @@ class Row:
     difference: str = ""
 
 
-def compare(straight: Evidence, interrupted: Evidence) -> list[Row]:
-    """Everything that an exact resume leaves as it is."""
+def read_result(directory: RunDirectory) -> TrainingResult:
+    """Read a run's checkpoints, of which every byte is verified, its metrics and its sample logs."""
+    newest = next((info for info in reversed(list_checkpoints(directory)) if info.intact), None)
+    return TrainingResult(
+        step=None if newest is None else newest.step,
+        samples_seen=None if newest is None else newest.samples_seen,
+        weights_digest=None if newest is None else newest.weights_digest,
+        metrics=_metrics(directory),
+        samples=_samples(directory),
+    )
+
+
+def compare(straight: TrainingResult, interrupted: TrainingResult) -> list[Row]:
+    """Compare everything that an exact resume leaves as it is."""
     one, other = straight, interrupted
     rows = [
-        _single("steps", one.step, other.step),
-        _single("samples seen", one.samples_seen, other.samples_seen),
-        _single("weights digest", one.weights_digest, other.weights_digest),
+        _compare_values("steps", one.step, other.step),
+        _compare_values("samples seen", one.samples_seen, other.samples_seen),
+        _compare_values("weights digest", one.weights_digest, other.weights_digest),
     ]
     names = sorted(one.metrics.keys() | other.metrics.keys())
-    rows += [_series(name, one.metrics.get(name, {}), other.metrics.get(name, {})) for name in names]
+    rows += [_compare_series(name, one.metrics.get(name, {}), other.metrics.get(name, {})) for name in names]
     if one.samples or other.samples:
-        rows.append(_samples(one.samples, other.samples))
+        rows.append(_compare_samples(one.samples, other.samples))
     return rows
 
 
-def _single(what: str, one: object, other: object) -> Row:
-    # what is missing on both sides proves nothing
+def _metrics(directory: RunDirectory) -> dict[str, dict[int, float]]:
+    found: dict[str, dict[int, float]] = {}
+    for record in read_metrics(directory.metrics):
+        for name, value in record.values.items():
+            if not name.startswith(SPEED):
+                found.setdefault(name, {})[record.step] = value
+    return found
+
+
+def _samples(directory: RunDirectory) -> dict[int, dict[int, tuple[int, ...]]]:
+    found: dict[int, dict[int, tuple[int, ...]]] = {}
+    for path in sorted(directory.logs.glob(directory.sample_log(0).name.replace("0", "*"))):
+        rank = int(path.stem.rpartition("_")[2])
+        for record in read_json_lines(path):
+            # a step that was done again counts as it was done last
+            found.setdefault(int(record["step"]), {})[rank] = tuple(record["samples"])
+    return found
+
+
+def _compare_values(what: str, one: object, other: object) -> Row:
+    # a value that is missing on both sides proves nothing
     equal = one == other and one is not None
     left, right = ("-" if value is None else str(value) for value in (one, other))
     return Row(what, left, right, equal)
 
 
-def _series(what: str, one: Mapping[int, float | str], other: Mapping[int, float | str]) -> Row:
-    left, right = (f"{_last(values)}, {len(values)} values" for values in (one, other))
+def _compare_series(what: str, one: Mapping[int, float], other: Mapping[int, float]) -> Row:
+    left, right = (f"{values[max(values)]:.6g}, {len(values)} values" if values else "-" for values in (one, other))
     found = _first_difference(one, other)
     if found is None:
         return Row(what, left, right, equal=True)
@@ -58,7 +114,7 @@ def _series(what: str, one: Mapping[int, float | str], other: Mapping[int, float
     return Row(what, left, right, equal=False, difference=f"first after step {step}: {mine} and {theirs}")
 
 
-def _samples(one: Mapping[int, object], other: Mapping[int, object]) -> Row:
+def _compare_samples(one: Mapping[int, object], other: Mapping[int, object]) -> Row:
     left, right = (f"of {len(steps)} steps" for steps in (one, other))
     found = _first_difference(one, other)
     return Row("samples by rank", left, right, found is None, "" if found is None else f"first in step {found[0]}")
@@ -66,12 +122,8 @@ def _samples(one: Mapping[int, object], other: Mapping[int, object]) -> Row:
 
 def _first_difference(one: Mapping[int, object], other: Mapping[int, object]) -> tuple[int, str, str] | None:
     for step in sorted(one.keys() | other.keys()):
-        if step not in one or step not in other or one[step] != other[step]:
-            mine, theirs = (repr(values[step]) if step in values else "nothing" for values in (one, other))
+        mine, theirs = (repr(values[step]) if step in values else "nothing" for values in (one, other))
+        # as text, which is exact, because NaN isn't equal to itself
+        if mine != theirs:
             return step, mine, theirs
     return None
-
-
-def _last(values: Mapping[int, float | str]) -> str:
-    value = values[max(values)] if values else "-"
-    return value if isinstance(value, str) else f"{value:.6g}"

@@ -1,4 +1,4 @@
-"""The drill: a straight run, an interrupted one, and what they left."""
+"""The drill: a straight run, an interrupted one, and the comparison of what they left."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from typing import Protocol
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
-from hpctrain.drill.comparison import Row, compare
-from hpctrain.drill.evidence import read_evidence
-from hpctrain.drill.local import LocalTraining
+from hpctrain.drill.comparison import Row, compare, read_result
 from hpctrain.drill.plan import Plan, enough_steps
-from hpctrain.drill.slurm import SlurmTraining
-from hpctrain.drill.training import Training
+from hpctrain.drill.training import LocalTraining, SubmittedTraining, Training
+from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.reason import Reason
@@ -30,33 +28,37 @@ DEFAULTS = (
     "logger.tensorboard=false",
     "logger.samples=true",
 )
-"""What a drill trains with; what is typed comes after it."""
+"""The overrides of every drill; those that the user types come after them."""
 FORCED = ("cluster.wait=false", "cluster.dry_run=false")
 ON_GPUS = ("trainer.deterministic=true", "cluster.env.CUBLAS_WORKSPACE_CONFIG=:4096:8")
 """cuBLAS is deterministic only with a workspace of a fixed size."""
 STEPS_KEY = "trainer.max_steps"
-ALONE_S, TOGETHER_S, ON_SLURM_S = 0.15, 1.5, 2.5
-"""Seconds until a stop is acted upon: by one process, by ranks that agree about once a second, by way of SLURM."""
+ONE_PROCESS_S = 0.15
+"""Seconds from an interruption to the last step of an attempt, with one process."""
+SEVERAL_RANKS_S = 1.5
+"""The same for several ranks, which agree on a stop about once a second."""
+ON_SLURM_S = 2.5
+"""The same by way of SLURM."""
 
 
 class Progress(Protocol):
-    """Where a drill tells how it goes."""
+    """Where a drill reports its progress."""
 
-    def step(self, what: str, step: int) -> None:
-        """A training completed a step."""
+    def show_step(self, run: str, step: int) -> None:
+        """Show the last step that a run completed."""
 
-    def say(self, text: str) -> None:
-        """Something happened."""
+    def report(self, event: str) -> None:
+        """Report an event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """One that took effect.
+    """An interruption that took effect.
 
     Attributes:
         how: the signal or command.
-        step: the last one that the attempt completed.
-        reason: as the ledger has it.
+        step: the last step that the attempt completed.
+        reason: why the attempt ended, as the ledger has it.
     """
 
     how: str
@@ -66,12 +68,12 @@ class Interruption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a drill found.
+    """The result of a drill.
 
     Attributes:
         straight: the uninterrupted run.
-        interrupted: the other.
-        interruptions: that took effect.
+        interrupted: the interrupted run.
+        interruptions: those that took effect.
         rows: what was compared.
     """
 
@@ -82,23 +84,23 @@ class Report:
 
     @property
     def exact(self) -> bool:
-        """Whether there was an interruption, and it changed nothing."""
+        """Whether the run was interrupted, and the interruptions changed nothing."""
         return bool(self.interruptions) and all(row.equal for row in self.rows)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Drill:
     """One drill.
 
     Args:
         config: of its trainings.
-        overrides: from which it was composed; see `overrides_of`.
+        overrides: those from which the config was composed; see `overrides_of`.
         typed: those of the user.
-        config_dir: more configuration.
-        home: the folder for both runs; there is none yet.
+        config_dir: a folder with more configuration.
+        home: the folder of both runs, which is empty.
         interruptions: how many.
         seed: of their steps and signals.
-        progress: told how it goes.
+        progress: where progress is reported.
     """
 
     config: Config
@@ -109,10 +111,10 @@ class Drill:
     interruptions: int
     seed: int
     progress: Progress
-    _running: list[Training] = field(default_factory=list)
+    _running: list[Training] = field(default_factory=list, init=False)
 
     def run(self) -> Report:
-        """Do both runs.
+        """Do both runs, and compare them.
 
         Raises:
             RunFailedError: one of them failed by itself.
@@ -121,85 +123,94 @@ class Drill:
             return self._run()
         except BaseException:
             for training in self._running:
-                training.abandon()
+                training.stop()
             raise
 
     def _run(self) -> Report:
         overrides = self.overrides
         straight, last = self._straight(overrides)
-        steps, step_s = last.end_step or 0, _step_s(last)
-        needed = enough_steps(self.interruptions, self._reaction_s, step_s)
-        if steps < needed and not any(_key(word) == STEPS_KEY for word in self.typed):
-            self.progress.say(f"{steps} steps take {steps * step_s:.1f} s: too short, {needed} it will be")
+        needed = enough_steps(self.interruptions, self._reaction_s, _step_s(last))
+        if (last.end_step or 0) < needed and not any(_key(word) == STEPS_KEY for word in self.typed):
+            self.progress.report(f"{last.end_step} steps are over too soon: training {needed} steps instead")
             shutil.rmtree(straight.path)
             overrides = [f"{STEPS_KEY}={needed}" if _key(word) == STEPS_KEY else word for word in overrides]
             straight, last = self._straight(overrides)
-            steps, step_s = last.end_step or 0, _step_s(last)
-        plan = Plan(self.interruptions, self.seed, steps, int(self._reaction_s / max(step_s, 1e-6)) + 1)
-        interrupted, made = self._interrupted(overrides, plan)
-        rows = compare(read_evidence(straight), read_evidence(interrupted))
-        return Report(straight=straight, interrupted=interrupted, interruptions=tuple(made), rows=tuple(rows))
+        reaction_steps = int(self._reaction_s / max(_step_s(last), 1e-6)) + 1
+        plan = Plan(self.interruptions, self.seed, last.end_step or 0, reaction_steps)
+        interrupted, interruptions = self._interrupted(overrides, plan)
+        rows = compare(read_result(straight), read_result(interrupted))
+        return Report(straight=straight, interrupted=interrupted, interruptions=tuple(interruptions), rows=tuple(rows))
 
     @property
     def _reaction_s(self) -> float:
         if isinstance(self.config.cluster, Slurm):
             return ON_SLURM_S
-        return ALONE_S if resources_of(self.config).world_size == 1 else TOGETHER_S
+        return ONE_PROCESS_S if resources_of(self.config).world_size == 1 else SEVERAL_RANKS_S
 
     def _straight(self, overrides: Sequence[str]) -> tuple[RunDirectory, Attempt]:
-        training = self._launched("straight", overrides)
+        training = self._launch("straight", overrides)
         began = time.monotonic()
         last = self._finish(training, 1)
-        self.progress.say(f"straight run: {last.end_step} steps in {time.monotonic() - began:.1f} s")
+        self.progress.report(f"straight run: {last.end_step} steps in {time.monotonic() - began:.1f} s")
         return training.directory, last
 
     def _interrupted(self, overrides: Sequence[str], plan: Plan) -> tuple[RunDirectory, list[Interruption]]:
-        training = self._launched("interrupted", overrides)
-        made: list[Interruption] = []
+        training = self._launch("interrupted", overrides)
+        interruptions: list[Interruption] = []
         done, attempt = 0, 1
         for number in range(plan.interruptions):
             target = plan.target(done, number)
-            if not training.wait(attempt, lambda step: self.progress.step("interrupted run", step), until=target):
+            if not self._reaches(training, attempt, target):
                 break
             how = training.interrupt(plan.signal(number))
-            training.wait(attempt, lambda _: None)
-            entry = training.ended(attempt)
+            entry = training.end_of(attempt)
             done = entry.end_step or 0
+            when = f"interrupted run: {how} after step {target}"
             if entry.reason is Reason.COMPLETED:
-                self.progress.say(f"interrupted run: {how} after step {target} came too late, the run was completed")
+                self.progress.report(f"{when} came too late, the run was completed")
                 break
             assert entry.reason is not None
-            made.append(Interruption(how, done, entry.reason))
-            self.progress.say(f"interrupted run: {how} after step {target}, stopped after step {done} ({entry.reason})")
+            interruptions.append(Interruption(how, done, entry.reason))
+            self.progress.report(f"{when}, stopped after step {done} ({entry.reason})")
             attempt += 1
-            training.go_on()
+            training.resume()
         last = self._finish(training, attempt)
-        self.progress.say(f"interrupted run: {last.end_step} steps in {last.attempt} attempts")
-        return training.directory, made
+        attempts = counted(last.attempt, "attempt")
+        self.progress.report(f"interrupted run: {last.end_step} steps in {attempts}")
+        return training.directory, interruptions
 
-    def _launched(self, name: str, overrides: Sequence[str]) -> Training:
-        kind = SlurmTraining if isinstance(self.config.cluster, Slurm) else LocalTraining
+    def _launch(self, name: str, overrides: Sequence[str]) -> Training:
+        kind = SubmittedTraining if isinstance(self.config.cluster, Slurm) else LocalTraining
         training = kind(RunDirectory.at(self.home / name), overrides, self.config_dir)
         self._running.append(training)
-        training.begin()
+        training.launch()
         return training
 
+    def _reaches(self, training: Training, attempt: int, step: int) -> bool:
+        """Wait until an attempt has done a step; returns whether it got so far."""
+        for done in training.steps(attempt):
+            self.progress.show_step("interrupted run", done)
+            if done >= step:
+                return True
+        return False
+
     def _finish(self, training: Training, attempt: int) -> Attempt:
-        """Wait until the run is completed, whatever else may interrupt it."""
+        """Wait until the run is completed, however often something else interrupts it."""
         name = f"{training.directory.path.name} run"
         while True:
-            training.wait(attempt, lambda step: self.progress.step(name, step))
-            entry = training.ended(attempt)
+            for step in training.steps(attempt):
+                self.progress.show_step(name, step)
+            entry = training.end_of(attempt)
             if entry.reason is Reason.COMPLETED:
                 self._running.remove(training)
                 return entry
-            self.progress.say(f"{name}: {entry.reason} after step {entry.end_step}, by nobody of ours")
+            self.progress.report(f"{name}: {entry.reason} after step {entry.end_step}, not by this drill")
             attempt += 1
-            training.go_on()
+            training.resume()
 
 
 def overrides_of(typed: Sequence[str], *, gpus: bool = False) -> list[str]:
-    """What the trainings of a drill are launched with."""
+    """The overrides with which the trainings of a drill are launched."""
     return [*DEFAULTS, *(ON_GPUS if gpus else ()), *typed, *FORCED]
 
 
@@ -208,6 +219,6 @@ def _key(override: str) -> str:
 
 
 def _step_s(attempt: Attempt) -> float:
-    """Seconds of a step, the first one left out; 0 where nobody measured."""
+    """Seconds of a step, without the first; 0 where it wasn't measured."""
     steps = (attempt.end_step or 0) - (attempt.start_step or 0)
     return float(attempt.extra.get("train_s", 0.0)) / max(1, steps - 1)

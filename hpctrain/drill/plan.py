@@ -1,4 +1,4 @@
-"""When a drill interrupts: steps drawn at random, early enough for the stop to be noticed before the run ends."""
+"""The steps at which a drill interrupts: random, and early enough for the stop to take effect before the run ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 MARGIN = 1.5
-"""How much longer than its reactions to all interruptions a training should be."""
+"""How much longer a training should be than its reactions to all interruptions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +18,9 @@ class Plan:
 
     Args:
         interruptions: how many.
-        seed: of the draws.
+        seed: of the random draws.
         total_steps: of the training.
-        reaction_steps: that may pass between an interruption and the attempt's last step.
+        reaction_steps: how many steps may pass between an interruption and the attempt's last step.
     """
 
     interruptions: int
@@ -29,27 +29,27 @@ class Plan:
     reaction_steps: int
 
     def target(self, done: int, number: int) -> int:
-        """The step after which to interrupt: at least one step of the attempt is done by then.
+        """The step after which to interrupt, by which the attempt has done at least one step.
 
         Args:
             done: steps that earlier attempts completed.
-            number: of the interruption, from 0.
+            number: of the interruption, counted from 0.
         """
         left = self.interruptions - number
-        room = max(0, self.total_steps - done - 1 - self.reaction_steps * left)
-        return done + 1 + self._draws(number).randrange(max(1, math.ceil(room / left)))
+        spare = max(0, self.total_steps - done - 1 - self.reaction_steps * left)
+        return done + 1 + self._random(number).randrange(max(1, math.ceil(spare / left)))
 
     def signal(self, number: int) -> signal.Signals:
-        """The signal of an interruption, where it is made by one."""
-        return self._draws(number + self.interruptions).choice(SIGNALS)
+        """The signal of an interruption, where a signal is used."""
+        return self._random(number + self.interruptions).choice(SIGNALS)
 
-    def _draws(self, number: int) -> random.Random:
-        # a draw of its own each: what one interruption hit doesn't change the next
+    def _random(self, number: int) -> random.Random:
+        # one generator per interruption: when the one before took effect doesn't change the next
         return random.Random(f"{self.seed}.{number}")
 
 
 def enough_steps(interruptions: int, reaction_s: float, step_s: float) -> int:
-    """Steps of a training that leaves room for so many interruptions.
+    """How many steps a training needs for so many interruptions.
 
     Args:
         interruptions: how many.

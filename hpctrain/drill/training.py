@@ -1,126 +1,122 @@
-"""One training of a drill: launched as its user would, and watched through its run directory."""
+"""The trainings of a drill: launched as a user would launch them, and watched through their run directory."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
-from hpctrain.errors import ExitCode, RunDirectoryError, RunFailedError
+from hpctrain.errors import ExitCode, RunDirectoryError, RunFailedError, SchedulerError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
+from hpctrain.scheduler.slurm import Slurm
+from hpctrain.status.metrics import read_metrics
+from hpctrain.status.report import job_ids
 
 TAIL_BYTES = 4096
+"""How much of the end of metrics.jsonl is read for its last step."""
 SHOWN_LINES = 12
+"""Lines of a training's output that an error quotes."""
+STOP_S = 20.0
+"""Seconds that a training gets to end after Ctrl-C on the drill."""
+ASK_EVERY_S = 1.0
+"""Seconds between two questions to SLURM."""
 
 
 class Training(ABC):
-    """A run in a process of its own, or in a job.
+    """A run that a drill launches, and may interrupt.
 
     Args:
-        directory: of the run; made by the training itself.
+        directory: of the run; the training itself creates it.
         overrides: what it is launched with, without the run directory.
-        config_dir: more configuration.
+        config_dir: a folder with more configuration.
 
     Attributes:
         poll_s: seconds between two looks at the run.
-        settle_s: seconds that an ended attempt's last words may take to cross a shared file system.
+        settle_s: seconds that the record of an attempt's end may take to cross a shared file system.
     """
 
-    poll_s = 0.005
-    settle_s = 0.0
+    poll_s: float
+    settle_s: float
 
     def __init__(self, directory: RunDirectory, overrides: Sequence[str], config_dir: str | None) -> None:
         self.directory = directory
-        self.log = directory.path.with_name(f"{directory.path.name}.log")
+        self._log = directory.path.with_name(f"{directory.path.name}.log")
         options = [] if config_dir is None else ["--config-dir", config_dir]
-        self.command = [*options, *overrides, f"run_dir={directory.path}"]
+        self._command = [*options, *overrides, f"run_dir={directory.path}"]
 
     @abstractmethod
-    def begin(self) -> None:
-        """Launch it for the first time."""
+    def launch(self) -> None:
+        """Launch the run for the first time."""
 
     @abstractmethod
-    def over(self, attempt: int) -> bool:
-        """Whether an attempt has ended."""
+    def has_ended(self, attempt: int) -> bool:
+        """Whether an attempt is over."""
 
     @abstractmethod
-    def interrupt(self, number: int) -> str:
-        """Interrupt the attempt that runs, by the signal of this number if by one; says how."""
+    def interrupt(self, signal_number: int) -> str:
+        """Interrupt the running attempt, by this signal where a signal is used; returns how it was done."""
 
     @abstractmethod
-    def go_on(self) -> None:
-        """See to it that there will be another attempt."""
+    def resume(self) -> None:
+        """Start the next attempt, unless it starts by itself."""
 
     @abstractmethod
-    def abandon(self) -> None:
-        """End it, since the drill itself is interrupted."""
+    def stop(self) -> None:
+        """End the run, because the drill itself is interrupted."""
 
-    def wait(self, attempt: int, on_step: Callable[[int], None], until: int | None = None) -> bool:
-        """Wait for the end of an attempt, or until it has done a step.
-
-        Args:
-            attempt: its number.
-            on_step: told the last completed step now and then.
-            until: the step; None waits for the end.
-
-        Returns:
-            Whether it still runs.
-        """
-        while not self.over(attempt):
-            step = self.step(attempt)
+    def steps(self, attempt: int) -> Iterator[int]:
+        """Yield the last completed step of an attempt, again and again until the attempt ends."""
+        while not self.has_ended(attempt):
+            step = self._last_step(attempt)
             if step is not None:
-                on_step(step)
-                if until is not None and step >= until:
-                    return True
+                yield step
             time.sleep(self.poll_s)
-        return False
 
-    def step(self, attempt: int) -> int | None:
-        """The last step that an attempt is known to have completed; None before its first."""
-        entry = self.entry(attempt)
-        if entry is None or entry.start_step is None:
-            return None
-        step = last_step(self.directory.metrics)
-        return step if step > entry.start_step else None
-
-    def entry(self, attempt: int) -> Attempt | None:
-        """What the ledger has of an attempt."""
-        found = Ledger(self.directory).attempts()
-        return next((entry for entry in found if entry.attempt == attempt), None)
-
-    def ended(self, attempt: int) -> Attempt:
-        """An attempt that is over, as the ledger has it.
+    def end_of(self, attempt: int) -> Attempt:
+        """Wait for the end of an attempt, and return the ledger's record of it.
 
         Raises:
-            RunFailedError: it ended in a way after which the run doesn't go on.
+            RunFailedError: the run can't be resumed after such an end.
         """
+        while not self.has_ended(attempt):
+            time.sleep(self.poll_s)
         deadline = time.monotonic() + self.settle_s
-        entry = self.entry(attempt)
+        entry = self._entry(attempt)
         while (entry is None or entry.open) and time.monotonic() < deadline:
             time.sleep(0.1)
-            entry = self.entry(attempt)
+            entry = self._entry(attempt)
         if entry is None or entry.reason is None:
-            raise RunFailedError(f"attempt {attempt} of {self.directory.path} left no end{self._last_words()}")
+            raise RunFailedError(f"attempt {attempt} of {self.directory.path} recorded no end{self._end_of_log()}")
         # a local run has no supervisor: the drill itself resumes it after its ranks were killed
         expected = entry.reason.meaning.resumable or entry.reason in (Reason.COMPLETED, Reason.INFRASTRUCTURE)
         if not expected and "next" not in entry.extra:
-            raise RunFailedError(
-                f"attempt {attempt} of {self.directory.path} ended as {entry.reason}{self._last_words()}"
-            )
+            raise RunFailedError(f"attempt {attempt} of {self.directory.path}: {entry.reason}{self._end_of_log()}")
         return entry
 
-    def run(self, *words: str) -> subprocess.Popen[bytes]:
-        """Start hpctrain, its output going to the log beside the run."""
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as log:
-            # a session of its own: Ctrl-C on the drill reaches it in order, through `abandon`
+    def _last_step(self, attempt: int) -> int | None:
+        """The last step that an attempt is known to have completed; None before its first."""
+        entry = self._entry(attempt)
+        if entry is None or entry.start_step is None:
+            return None
+        records = list(read_metrics(self.directory.metrics, last_bytes=TAIL_BYTES))
+        return records[-1].step if records and records[-1].step > entry.start_step else None
+
+    def _entry(self, attempt: int) -> Attempt | None:
+        attempts = Ledger(self.directory).attempts()
+        return next((entry for entry in attempts if entry.attempt == attempt), None)
+
+    def _start(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start hpctrain, with its output in a log beside the run directory."""
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            # a session of its own: Ctrl-C on the drill reaches it through `stop` alone, and so only once
             return subprocess.Popen(
                 [sys.executable, "-m", "hpctrain", *words],
                 stdin=subprocess.DEVNULL,
@@ -129,36 +125,106 @@ class Training(ABC):
                 start_new_session=True,
             )
 
-    def refuse(self, code: int) -> None:
-        """Raise for a command that launched nothing.
-
-        Raises:
-            RunDirectoryError: by a word about what was asked for.
-            RunFailedError: by something else.
-        """
+    def _raise_not_launched(self, code: int) -> None:
         if code == ExitCode.BAD_CONFIGURATION:
-            raise RunDirectoryError(f"the training was refused{self._last_words()}")
-        raise RunFailedError(f"the training could not be launched (exit code {code}){self._last_words()}")
+            raise RunDirectoryError(f"the training was refused{self._end_of_log()}")
+        raise RunFailedError(f"the training could not be launched (exit code {code}){self._end_of_log()}")
 
-    def _last_words(self) -> str:
+    def _end_of_log(self) -> str:
         try:
-            lines = self.log.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
+            lines = self._log.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
         except OSError:
             return ""
-        return "\n".join([f"; the end of {os.path.relpath(self.log)}:", *(f"  {line}" for line in lines)])
+        return "\n".join([f"; the end of {os.path.relpath(self._log)}:", *(f"  {line}" for line in lines)])
 
 
-def last_step(metrics: Path) -> int:
-    """The newest step in metrics.jsonl; 0 where there is none."""
-    try:
-        with metrics.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            lines = file.read().splitlines(keepends=True)
-    except OSError:
-        return 0
-    for line in reversed(lines):
-        try:
-            return int(json.loads(line)["step"])
-        except (ValueError, TypeError, KeyError):
-            continue
-    return 0
+class LocalTraining(Training):
+    """A process on this machine; interrupted by signals, and continued by `resume`."""
+
+    poll_s = 0.005
+    settle_s = 0.0
+
+    def __init__(self, directory: RunDirectory, overrides: Sequence[str], config_dir: str | None) -> None:
+        super().__init__(directory, overrides, config_dir)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def launch(self) -> None:
+        """See `Training`."""
+        self._process = self._start(*self._command)
+
+    def has_ended(self, attempt: int) -> bool:
+        """See `Training`."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            return False
+        if self._process.returncode and Ledger(self.directory).last_claim() < attempt:
+            self._raise_not_launched(self._process.returncode)
+        return True
+
+    def interrupt(self, signal_number: int) -> str:
+        """See `Training`."""
+        assert self._process is not None
+        self._process.send_signal(signal_number)
+        return signal.Signals(signal_number).name
+
+    def resume(self) -> None:
+        """See `Training`."""
+        self._process = self._start("resume", str(self.directory.path))
+
+    def stop(self) -> None:
+        """See `Training`."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_S)
+            self._process.kill()
+            self._process.wait()
+
+
+class SubmittedTraining(Training):
+    """A job of SLURM's; interrupted by `scontrol requeue`, after which it continues by itself."""
+
+    poll_s = 0.05
+    settle_s = 15.0
+
+    def __init__(self, directory: RunDirectory, overrides: Sequence[str], config_dir: str | None) -> None:
+        super().__init__(directory, overrides, config_dir)
+        self._slurm = Slurm()
+        self._asked_at = float("-inf")
+        self._job_is_over = False
+
+    def launch(self) -> None:
+        """See `Training`."""
+        code = self._start(*self._command).wait()
+        if code:
+            self._raise_not_launched(code)
+
+    def has_ended(self, attempt: int) -> bool:
+        """See `Training`: the next attempt began, or the job is over and none will."""
+        if Ledger(self.directory).last_claim() > attempt:
+            return True
+        now = time.monotonic()
+        if now - self._asked_at >= ASK_EVERY_S:
+            self._asked_at = now
+            # a busy controller is asked again
+            with contextlib.suppress(SchedulerError):
+                record = self._slurm.find([self._job_id])[self._job_id]
+                self._job_is_over = record is None or record.state.is_finished
+        return self._job_is_over
+
+    def interrupt(self, signal_number: int) -> str:  # noqa: ARG002 - SLURM chooses the signal
+        """See `Training`."""
+        self._slurm.requeue(self._job_id)
+        return "scontrol requeue"
+
+    def resume(self) -> None:
+        """See `Training`: SLURM has put the job back into the queue."""
+
+    def stop(self) -> None:
+        """See `Training`."""
+        for job_id in job_ids(self.directory)[-1:]:  # there is none before the submission
+            self._slurm.cancel(job_id)
+
+    @property
+    def _job_id(self) -> str:
+        return job_ids(self.directory)[-1]

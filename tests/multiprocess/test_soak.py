@@ -22,8 +22,7 @@ from signalled import PHASES, SENT
 
 from hpctrain.attempt.outcome import conclude
 from hpctrain.attempt.unrecorded import close_silent
-from hpctrain.drill.comparison import compare
-from hpctrain.drill.evidence import read_evidence
+from hpctrain.drill.comparison import compare, read_result
 from hpctrain.errors import ExitCode
 from hpctrain.launch.local import free_port, rank_variables
 from hpctrain.launch.prepare import prepare
@@ -245,7 +244,7 @@ def straight(fork_server, composer, tmp_path):
     for world_size in WORLD_SIZES:
         run = InterruptedRun(fork_server, composer, tmp_path / f"straight_{world_size}", world_size, random.Random(0))
         run.finish()
-        found[world_size] = read_evidence(run.directory)
+        found[world_size] = read_result(run.directory)
     return found
 
 
@@ -258,7 +257,7 @@ def interrupt_until_completed(run, expected, limit):
         interrupted += run.interrupt(phases[interrupted % len(phases)])
     if not run.completed:
         run.finish()
-    differing = [row for row in compare(expected, read_evidence(run.directory)) if not row.equal]
+    differing = [row for row in compare(expected, read_result(run.directory)) if not row.equal]
     assert not differing, "\n\n".join(map(str, [*differing, *run.history]))
     deadline = time.monotonic() + 15
     while left := run.leftovers():

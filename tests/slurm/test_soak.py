@@ -24,8 +24,7 @@ from performance import perform, staged
 from stage import COMMON, Stage, submitters_variables
 from trial import PATIENCE_S, Trial
 
-from hpctrain.drill.comparison import compare
-from hpctrain.drill.evidence import Evidence, read_evidence
+from hpctrain.drill.comparison import TrainingResult, compare, read_result
 from hpctrain.files import TEMPORARY_PREFIX
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
@@ -58,7 +57,7 @@ OUTCOMES = {
     "KILL": {Reason.INFRASTRUCTURE},
 }
 """What is done to a run, and what its attempt may end by. A signal that comes before anybody hears it kills as well."""
-_straight: dict[Path, Evidence] = {}
+_straight: dict[Path, TrainingResult] = {}
 _lock = Lock()
 
 
@@ -69,7 +68,7 @@ def performances(
     yield from perform(request, sandbox, tmp_path_factory.mktemp("soak"))
 
 
-def straight(home: Path) -> Evidence:
+def straight(home: Path) -> TrainingResult:
     """What a run leaves that nobody disturbs, on this machine without SLURM."""
     with _lock:
         if home not in _straight:
@@ -84,7 +83,7 @@ def straight(home: Path) -> Evidence:
                 timeout=PATIENCE_S,
                 check=True,
             )
-            _straight[home] = read_evidence(RunDirectory.at(path))
+            _straight[home] = read_result(RunDirectory.at(path))
         return _straight[home]
 
 
@@ -164,7 +163,7 @@ def test_a_run_that_is_interrupted_anyhow_ends_as_a_straight_one(stage: Stage, i
         for before, after in itertools.pairwise(trial.attempts):
             assert after.start_step == before.extra.get("saved_step", before.end_step), str(trial)
         differing = [
-            row for row in compare(straight(stage.folder.parent), read_evidence(trial.directory)) if not row.equal
+            row for row in compare(straight(stage.folder.parent), read_result(trial.directory)) if not row.equal
         ]
         assert not differing, f"{differing}\n{trial}"
     except BaseException as error:

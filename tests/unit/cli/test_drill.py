@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.cli.drill import main
-from hpctrain.cli.drill_text import Console, table, verdict
+from hpctrain.cli.drill import Console, conclusion, main, table
 from hpctrain.config.compose import Composer
 from hpctrain.drill.comparison import Row
 from hpctrain.drill.drill import Interruption, Report, overrides_of
@@ -37,20 +36,22 @@ def test_the_table_of_an_exact_drill(report):
         "weights digest  0123456789ab...  0123456789ab...  equal",
     ]
     assert made.exact
-    assert verdict(made) == "exact: interrupted after steps 13, 40, nothing differs. The runs are in runs/drill/now"
+    assert conclusion(made) == "exact: interrupted after steps 13, 40, nothing differs. The runs are in runs/drill/now"
 
 
 def test_what_differs_is_named(report):
     made = report(EQUAL, UNEQUAL)
     assert table(made).splitlines()[-1].endswith("  DIFFERS, first after step 14: 1.0 and 2.0")
     assert not made.exact
-    assert verdict(made).startswith("not exact: interrupted after steps 13, 40, and these differ: train/loss. ")
+    assert conclusion(made).startswith("not exact: interrupted after steps 13, 40, and these differ: train/loss. ")
 
 
 def test_without_an_interruption_nothing_is_proven(report):
     made = report(EQUAL, interruptions=())
     assert not made.exact
-    assert verdict(made).startswith("nothing is proven: no interruption came in time; train longer")
+    assert conclusion(made).startswith(
+        "nothing is proven: no interruption took effect before the run ended; train for longer"
+    )
 
 
 @pytest.mark.parametrize("words", [["trainer.max_steps=none"], ["trainer.max_stepps=5"], ["no.such=1", "--json"]])
@@ -101,9 +102,9 @@ class Stream:
 def test_steps_are_shown_on_a_terminal_alone(terminal, text):
     stream = Stream(terminal)
     console = Console(stream)
-    console.step("a", 1)
-    console.step("a", 2)
-    console.say("done")
+    console.show_step("a", 1)
+    console.show_step("a", 2)
+    console.report("done")
     assert stream.text == text
 
 
@@ -111,4 +112,4 @@ def test_help_tells_the_exit_codes(capsys):
     with pytest.raises(SystemExit) as raised:
         main(["--help"])
     assert raised.value.code == 0
-    assert "Exit code 0 where nothing differs" in capsys.readouterr().out
+    assert "Exit code 0 if nothing differs" in capsys.readouterr().out

@@ -5,14 +5,12 @@ import math
 
 import pytest
 
-from hpctrain.drill.comparison import compare
-from hpctrain.drill.evidence import Evidence, read_evidence
-from hpctrain.drill.training import last_step
+from hpctrain.drill.comparison import TrainingResult, compare, read_result
 from hpctrain.metrics.json_lines import JsonLinesSink
 from hpctrain.run.directory import RunDirectory
 
 
-def evidence(**changes):
+def result(**changes):
     found = {
         "step": 3,
         "samples_seen": 24,
@@ -20,15 +18,15 @@ def evidence(**changes):
         "metrics": {"train/loss": {1: 0.5, 2: 0.25, 3: 0.125}},
         "samples": {1: {0: (5, 4), 1: (3,)}, 2: {0: (1,)}},
     }
-    return Evidence(**{**found, **changes})
+    return TrainingResult(**{**found, **changes})
 
 
 def differing(one, other):
     return {row.what: row.difference for row in compare(one, other) if not row.equal}
 
 
-def test_the_same_evidence():
-    rows = compare(evidence(), evidence())
+def test_the_same_result():
+    rows = compare(result(), result())
     assert [row.what for row in rows] == [
         *("steps", "samples seen", "weights digest", "train/loss", "samples by rank"),
     ]
@@ -53,11 +51,11 @@ def test_the_same_evidence():
     ],
 )
 def test_one_difference(changes, what, difference):
-    assert differing(evidence(), evidence(**changes)) == {what: difference}
+    assert differing(result(), result(**changes)) == {what: difference}
 
 
 def test_what_neither_run_left_proves_nothing():
-    empty = evidence(step=None, samples_seen=None, weights_digest=None, metrics={}, samples={})
+    empty = result(step=None, samples_seen=None, weights_digest=None, metrics={}, samples={})
     assert list(differing(empty, empty)) == ["steps", "samples seen", "weights digest"]
 
 
@@ -71,17 +69,8 @@ def test_not_a_number_is_the_same_as_itself(tmp_path):
     for rank, samples in ((0, [7, 8]), (11, [9])):
         lines = [{"step": 1, "samples": [0]}, {"step": 1, "samples": samples}]
         directory.sample_log(rank).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = read_evidence(directory)
-    assert found.metrics == {"train/loss": {1: "nan"}, "eval/loss": {1: "inf"}}
+    found = read_result(directory)
+    assert str(found.metrics) == "{'train/loss': {1: nan}, 'eval/loss': {1: inf}}"
     assert found.samples == {1: {0: (7, 8), 11: (9,)}}
     assert found.weights_digest is None
     assert set(differing(found, found)) == {"steps", "samples seen", "weights digest"}
-
-
-def test_the_last_step_in_a_file_that_is_being_written(tmp_path):
-    file = tmp_path / "metrics.jsonl"
-    assert last_step(file) == 0
-    file.write_text('{"step": 1, "x": "' + "y" * 9000 + '"}\n{"step": 2}\n{"st')
-    assert last_step(file) == 2
-    file.write_text("torn")
-    assert last_step(file) == 0
