@@ -80,7 +80,7 @@ def _steps(config: Config, world: World, size: int) -> dict[str, Any]:
     config = replace(config, trainer=replace(config.trainer, max_steps=STEPS, max_epochs=None))
     # two micro-batches: the gradients of the first are there while the second is in its forward pass
     config.trainer.micro_batch_size, config.trainer.global_batch_size = size, 2 * size
-    parts = Parts(config, world, None)
+    parts = Parts(config, world)
     samples = parts.plan.num_samples
     begin = time.perf_counter()
     with closing(iter(parts.loader(0))) as loader:

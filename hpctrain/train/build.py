@@ -1,27 +1,47 @@
-"""From the configuration's `_target_` groups to objects; what a user's own code raises passes through as it is."""
+"""Build the task, the model and the optimizer from their configuration; errors of a user's own code pass through."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from hpctrain.checkpoint.warm_start import warm_start
 from hpctrain.config.checks import NEEDS_A_CLOSURE
 from hpctrain.config.optimizer import HANDLING_KEYS, Handling, handling_of
+from hpctrain.config.root import Config
+from hpctrain.distributed.compiler import compile_in_place
+from hpctrain.distributed.replica import broadcast_weights, replicate, synchronise_batchnorm
+from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.tasks.task import Task
+from hpctrain.train.activation_checkpointing import checkpoint_activations
+from hpctrain.train.precision import (
+    MASTER_TYPES,
+    PURE_TYPES,
+    MasterWeights,
+    accept_fp32,
+    order_channels_last,
+    poor_fit,
+    set_matmul_precision,
+)
+
+log = logging.getLogger("hpctrain.train")
 
 
 def locate(key: str, target: str) -> Any:
-    """The object that an import path names.
+    """Import the object that an import path names.
 
     Raises:
-        ConfigError: its module has no such name; an error inside of the module passes through.
+        ConfigError: there is no such module, or it has no such name; an error inside the module passes through.
     """
     parts = target.split(".")
     for split in range(len(parts) - 1, 0, -1):
@@ -29,6 +49,7 @@ def locate(key: str, target: str) -> Any:
         try:
             found: Any = importlib.import_module(name)
         except ModuleNotFoundError as error:
+            # the module itself is missing: the rest of the path may be attributes; otherwise it fails to import another
             if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
                 continue
             raise
@@ -51,10 +72,10 @@ def instantiate(key: str, node: Mapping[str, Any], *arguments: Any) -> Any:
 
 
 def build_task(node: Mapping[str, Any]) -> Task:
-    """The task.
+    """Build the task.
 
     Raises:
-        TaskError: the class is no `Task`.
+        TaskError: the class isn't a `Task`.
     """
     task = instantiate("task", node)
     if not isinstance(task, Task):
@@ -65,10 +86,10 @@ def build_task(node: Mapping[str, Any]) -> Task:
 
 
 def build_model(node: Mapping[str, Any], task: Task) -> nn.Module:
-    """The configured model, or the task's own.
+    """Build the configured model, or the task's own.
 
     Raises:
-        TaskError: what was built is no module.
+        TaskError: the result isn't a module.
     """
     model = task.build_model() if node["_target_"] is None else instantiate("model", node)
     if not isinstance(model, nn.Module):
@@ -76,17 +97,80 @@ def build_model(node: Mapping[str, Any], task: Task) -> nn.Module:
     return model
 
 
-def build_optimizer(node: Mapping[str, Any], model: nn.Module, global_batch_size: int) -> torch.optim.Optimizer:
-    """The optimizer over the parameters that require a gradient; each group's `initial_lr` is the scaled one.
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The model in its two roles, which are one object in most precisions.
+
+    Attributes:
+        module: holds the weights that are optimized, averaged and saved; not wrapped.
+        model: what the task calls in training: a replica, around what is called in evaluation (`inner`).
+        master: copies between the two where `module` isn't inside `model`.
+    """
+
+    module: nn.Module
+    model: nn.Module
+    master: MasterWeights | None
+
+
+def build_network(config: Config, task: Task, world: World, *, fresh: bool = False) -> Network:
+    """Build the model, put it on its devices and wrap it as configured; collective.
 
     Args:
-        node: of the configuration; what is hpctrain's own in it (`Handling`) isn't handed to the class.
-        model: whose parameters.
-        global_batch_size: by which the learning rate is scaled, if it is.
+        config: of the run.
+        task: has a model where the configuration has none, and places it where a process has several devices.
+        world: the ranks.
+        fresh: start from the weights of `config.init_from`, if it is set. Rank zero reads them; `replicate` sends them
+            to the other ranks.
+    """
+    # The order matters. Batch norms are replaced before anything refers to them. The half copy is made on the device
+    # and in its memory format: it would never see a weight that is moved later. Whatever changes a forward pass comes
+    # before the compiler, and the compiler before DDP.
+    trainer, kind = config.trainer, config.precision.kind
+    set_matmul_precision(kind)
+    if world.is_rank_zero and (remark := poor_fit(kind, world.device)):
+        log.warning(remark)
+    module = build_model(config.model, task)
+    if trainer.sync_batchnorm:
+        module = synchronise_batchnorm(module)
+    if fresh and config.init_from is not None and world.is_rank_zero:
+        warm_start(module, Path(config.init_from), match=config.init_match, strict=config.init_strict)
+    spreads = len(world.devices) > 1 and config.parallel.kind == "ddp"
+    module = task.place(module, world.devices) if spreads else module.to(world.device)
+    if trainer.channels_last:
+        order_channels_last(module)
+    called, master = _in_precision(module, kind, world)
+    if trainer.activation_checkpointing:
+        checkpoint_activations(called, trainer.activation_checkpointing, compiled=trainer.compile)
+    if trainer.compile:
+        compile_in_place(called, trainer.compile_mode)
+    return Network(module, replicate(called, world, config.parallel), master)
+
+
+def _in_precision(module: nn.Module, kind: str, world: World) -> tuple[nn.Module, MasterWeights | None]:
+    """Return what is called in forward passes, and the way to its fp32 weights where these are others."""
+    if kind in PURE_TYPES:
+        module.to(PURE_TYPES[kind])
+        accept_fp32(module, PURE_TYPES[kind])
+    if kind not in MASTER_TYPES:
+        return module, None
+    # DDP broadcasts the copy's weights alone, and the fp32 ones have to be equal on all ranks, too
+    broadcast_weights(module, world)
+    master = MasterWeights(module, MASTER_TYPES[kind])
+    accept_fp32(master.copy, MASTER_TYPES[kind])
+    return master.copy, master
+
+
+def build_optimizer(node: Mapping[str, Any], model: nn.Module, global_batch_size: int) -> torch.optim.Optimizer:
+    """Build the optimizer over the parameters that require a gradient; each group's `initial_lr` is the scaled one.
+
+    Args:
+        node: of the configuration; keys of `Handling` are hpctrain's own, and not passed to the class.
+        model: whose parameters are trained.
+        global_batch_size: scales the learning rate where `lr_scaling` asks for it.
 
     Raises:
-        TaskError: there is nothing to optimise, or the class is no optimizer.
-        ConfigError: it is one that needs a closure.
+        TaskError: no parameter requires a gradient, or the class isn't an optimizer.
+        ConfigError: its step needs a closure.
     """
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not named:
@@ -101,20 +185,19 @@ def build_optimizer(node: Mapping[str, Any], model: nn.Module, global_batch_size
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ConfigError("optimizer._target_", target, NEEDS_A_CLOSURE, "choose another class of torch.optim")
-    times = learning_rate_scale(handling, global_batch_size)
+    factor = _learning_rate_scale(handling, global_batch_size)
     for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] = group["lr"] if times == 1 else group["lr"] * times
+        group["lr"] = group["initial_lr"] = group["lr"] if factor == 1 else group["lr"] * factor
     return optimizer
 
 
-def learning_rate_scale(handling: Handling, global_batch_size: int) -> float:
-    """What the configured learning rate is multiplied by for the size of the global batch."""
+def _learning_rate_scale(handling: Handling, global_batch_size: int) -> float:
     ratio = global_batch_size / handling.lr_base_batch_size
     return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[handling.lr_scaling]
 
 
 def _groups(named: Sequence[tuple[str, nn.Parameter]]) -> list[dict[str, Any]]:
-    """With weight decay and without: what has fewer than two dimensions, or is called a bias."""
+    """Split parameters into those with weight decay and those without: fewer than two dimensions, or named bias."""
     spared = [parameter for name, parameter in named if parameter.ndim < 2 or name.rpartition(".")[2] == "bias"]
     ids = {id(parameter) for parameter in spared}
     groups: list[dict[str, Any]] = [

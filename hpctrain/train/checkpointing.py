@@ -1,4 +1,4 @@
-"""From one attempt to the next: what is saved, and how it is taken up again."""
+"""Saving and resuming: what a checkpoint of a run holds, when one is written, and how an attempt continues from it."""
 
 from __future__ import annotations
 
@@ -20,51 +20,65 @@ from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.checkpoint.state import Head, Snapshot, capture, held_bytes
 from hpctrain.checkpoint.writer import CheckpointWriter
 from hpctrain.config.identity import config_digest
-from hpctrain.config.root import Config
 from hpctrain.distributed.determinism import rank_seed, seed_everything
 from hpctrain.distributed.replica import settle_buckets
 from hpctrain.distributed.stop_request import StopRequest
-from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointError, SupersededError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.train.parts import Parts
 
 FIRST_AUTO_SAVE_S = 60.0
-"""With checkpoint.auto the first save comes early: its cost has to be measured."""
+"""With checkpoint.auto the first save comes early, because its cost has to be measured."""
 
 log = logging.getLogger("hpctrain.train")
 
 
-class Continuity:
-    """Saves the parts, and takes them up from the newest intact checkpoint.
-
-    Args:
-        config: of the run.
-        directory: of the run.
-        world: the ranks.
-        parts: what is saved.
-        stop: told of a write that failed beside training.
-        require_ownership: raises SupersededError once a later attempt owns the run.
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where an attempt starts.
 
     Attributes:
-        evaluation_due: the checkpoint was taken before its step's evaluation was done.
+        step: completed steps; 0 in a new run.
+        evaluation_due: the checkpoint was written before the evaluation of its step was done.
+    """
+
+    step: int = 0
+    evaluation_due: bool = False
+
+
+class Checkpointing:
+    """Saves the parts of a training, and restores them from the newest intact checkpoint.
+
+    Args:
+        parts: what is saved.
+        directory: of the run.
+        stop: is asked to stop the ranks when a write in the background fails.
+        require_ownership: raises SupersededError once a later attempt owns the run.
+        clock: monotonic seconds.
+
+    Attributes:
+        best_step: the step of the last evaluation that was among the best; a save follows it.
     """
 
     def __init__(
         self,
-        config: Config,
-        directory: RunDirectory,
-        world: World,
         parts: Parts,
+        directory: RunDirectory,
         *,
         stop: StopRequest,
         require_ownership: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config, self._directory, self._world, self._parts = config, directory, world, parts
+        self.best_step: int | None = None
+        self._parts = parts
+        self._config = parts.config
+        self._world = parts.world
+        self._directory = directory
         self._stop = stop
         self._require_ownership = require_ownership
-        policy = config.checkpoint
+        self._clock = clock
+        policy = parts.config.checkpoint
         retention = Retention(keep=policy.keep, keep_every=policy.keep_every, keep_best=policy.keep_best)
         self._saver = CheckpointSaver(
             CheckpointWriter(directory, require_ownership, retention, safetensors=policy.safetensors),
@@ -73,64 +87,67 @@ class Continuity:
             on_failure=self._save_failed,
         )
         self._best = best_for(policy, parts.task.metric, parts.task.metric_mode)
-        self._best_step: int | None = None
-        self.evaluation_due = False
+        self._saved_at_s = clock()
+        self._interval_s: float | None = None
 
-    def take_up(self) -> int:
-        """Restore the newest intact checkpoint; collective.
-
-        Returns:
-            The step to go on from; 0 for a new run.
+    def resume(self) -> Start:
+        """Restore the newest intact checkpoint, if there is one; collective.
 
         Raises:
             SupersededError: a later attempt owns the run; on rank zero, before anything is changed.
         """
-        self._clear_leftovers()
+        if self._world.is_rank_zero:
+            self._require_ownership()
+            if names := remove_leftovers(self._directory):
+                log.info("cleared what an earlier attempt left unfinished: %s", ", ".join(names))
         found = load_together(self._directory, self._world)
-        step = 0
         if found is not None:
-            step = self._restore(found)
-        settle_buckets(self._parts.model, self._world, self._throwaway)
+            self._restore(found)
+        settle_buckets(self._parts.model, self._world, self._throwaway_pass)
         if found is not None:
-            # last, since whatever is built and run before it draws from the same streams
+            # last: whatever is built and run before it draws from the same streams
             self._restore_random_state(found)
             if self._world.is_rank_zero:
                 self._saver.tidy(found.step)
-        return step
+        self._restart_interval()
+        if found is None:
+            return Start()
+        return Start(found.step, bool(found.extra.get("evaluation_due", False)))
 
-    def _clear_leftovers(self) -> None:
-        """End on rank zero what dead attempts left half done."""
-        if not self._world.is_rank_zero:
-            return
-        self._require_ownership()
-        if names := remove_leftovers(self._directory):
-            log.info("cleared what an earlier attempt left unfinished: %s", ", ".join(names))
-
-    def _restore(self, found: LoadedCheckpoint) -> int:
-        parts, changed = self._parts, self._changed_options(found)
-        found.restore(parts.module, parts.optimizer, parts.scaler, changed=changed)
-        self._parts.update.num_skipped = int(found.extra.get("skipped_updates", 0))
-        self.evaluation_due = bool(found.extra.get("evaluation_due", False))
-        self._parts.meter.load_state(found.extra.get("meter", {}), rank=self._world.rank)
-        if self._parts.ema is not None:
-            self._parts.ema.load_state(found.extra.get("ema", {}))
+    def _restore(self, found: LoadedCheckpoint) -> None:
+        parts = self._parts
+        found.restore(parts.module, parts.optimizer, parts.scaler, changed=self._changed_options(found))
+        parts.update.num_skipped = int(found.extra.get("skipped_updates", 0))
+        parts.meter.load_state(found.extra.get("meter", {}), rank=self._world.rank)
+        if parts.ema is not None:
+            parts.ema.load_state(found.extra.get("ema", {}))
         if self._best is not None:
             self._best.load_state(found.extra.get("best", {}))
         if self._world.is_rank_zero:
             log.info("resuming at step %d from %s", found.step, found.path)
             if found.config_digest != config_digest(self._config):
                 log.warning("keys that decide the weights have changed since step %d: the run is not exact", found.step)
-        return found.step
 
     def _changed_options(self, found: LoadedCheckpoint) -> set[str]:
-        """Keys of the optimizer whose values aren't those that the checkpoint was written under."""
+        """Return the keys of the optimizer whose values differ from those that the checkpoint was written under."""
         if found.config_digest == config_digest(self._config):
             return set()
         before, now = found.extra.get("optimizer", {}), self._config.optimizer
         return {key for key in (*before, *now) if before.get(key) != now.get(key)}
 
-    def judge(self, step: int, means: Mapping[str, float]) -> bool:
-        """Take an evaluation in; whether a save is to follow, since it is among the best; collective.
+    def _restore_random_state(self, found: LoadedCheckpoint) -> None:
+        if found.world_size == self._world.size:
+            restore_rng(found.rng[self._world.rank], self._world.gpus or None)
+        else:
+            # another world size draws other numbers anyway; the same ones in each attempt
+            seed_everything(rank_seed(self._config.seed + found.step, self._world.rank))
+
+    def _throwaway_pass(self) -> None:
+        with closing(iter(self._parts.loader(0))) as micro_batches:
+            self._parts.step.throwaway(next(micro_batches))
+
+    def record_evaluation(self, step: int, means: Mapping[str, float]) -> None:
+        """Compare an evaluation with the best so far, and set `best_step` if it is one of them; collective.
 
         Args:
             step: completed steps.
@@ -140,82 +157,86 @@ class Continuity:
             ConfigError: the metric that the best are kept by isn't among them.
         """
         if self._best is None:
-            return False
+            return
         among_the_best = self._best.judge(step, means)
-        if not self._config.checkpoint.keep_best or not self._world.broadcast(among_the_best):
-            return False
-        self._best_step = step
-        return True
+        if self._config.checkpoint.keep_best and self._world.broadcast(among_the_best):
+            self.best_step = step
 
-    def _restore_random_state(self, found: LoadedCheckpoint) -> None:
-        if found.world_size == self._world.size:
-            restore_rng(found.rng[self._world.rank], self._world.gpus or None)
-        else:
-            # another world size draws other numbers anyway; the same ones each time
-            seed_everything(rank_seed(self._config.seed + found.step, self._world.rank))
+    def is_due(self) -> bool:
+        """Return whether a save is due by rank zero's clock; False on the other ranks."""
+        interval_s = self._interval_s
+        return interval_s is not None and self._clock() - self._saved_at_s >= interval_s
 
-    def _throwaway(self) -> None:
-        with closing(iter(self._parts.loader(0))) as micro_batches:
-            self._parts.step.throwaway(next(micro_batches))
-
-    def save(self, step: int, evaluation_due: bool, wait: bool) -> None:
+    def save(self, step: int, *, evaluation_due: bool, wait: bool) -> None:
         """Save the state after ``step`` steps; collective.
 
         Args:
             step: completed steps.
-            evaluation_due: they are yet to be evaluated.
-            wait: until it is durable; otherwise the save is left out where the one before is still being written,
-                unless it is one of the best.
+            evaluation_due: their evaluation is yet to be done.
+            wait: return when the checkpoint is durable. Without it, a save is left out while an earlier one is being
+                written, except for one of the best.
 
         Raises:
-            CheckpointError: the file system refused, and checkpoint.on_error doesn't let that pass.
+            CheckpointError: the file system refused, and checkpoint.on_error is "fail".
             SupersededError: a later attempt owns the run.
         """
+        if wait or not self._is_left_out(step):
+            self._save(step, evaluation_due=evaluation_due, wait=wait)
+        self._restart_interval()
+
+    def _is_left_out(self, step: int) -> bool:
+        if not self._world.broadcast(self._saver.busy):
+            return False
+        waits = step == self.best_step
+        if self._world.is_rank_zero and waits:
+            log.info("the checkpoint of step %d is one of the best: it waits for the one before", step)
+        elif self._world.is_rank_zero:
+            log.warning("no checkpoint of step %d: the one before is still being written", step)
+        return not waits
+
+    def _save(self, step: int, *, evaluation_due: bool, wait: bool) -> None:
         world = self._world
-        if not wait and world.broadcast(self._saver.busy):
-            if step != self._best_step:
-                if world.is_rank_zero:
-                    log.warning("no checkpoint of step %d: the one before is still being written", step)
-                return
-            if world.is_rank_zero:
-                log.info("the checkpoint of step %d is one of the best: it waits for the one before", step)
-        random_states = world.gather(rng_state(self._world.gpus or None))
+        random_states = world.gather(rng_state(world.gpus or None))
         meter = self._parts.meter.state()
         error: Exception | None = None
         if world.is_rank_zero:
-            extra = {"meter": meter, "evaluation_due": evaluation_due}
-            moment = _Moment(self._parts, self._head(step), random_states or [], {**self._extra(), **extra})
+            extra = self._extra() | {"meter": meter, "evaluation_due": evaluation_due}
+            moment = _Moment(self._parts, self._head(step), random_states or [], extra)
             try:
-                # a save at the end of an attempt may have seconds: the next attempt tidies up
+                # a save at the end of an attempt may have seconds: it leaves older checkpoints to the next attempt
                 self._saver.save(moment, wait=wait, retain=not wait or step == self._parts.total_steps)
             except Exception as caught:
                 # every rank must learn of it before any of them raises
                 error = caught
-        # a MemoryError has no words, and is one all the same
-        told = None if error is None else str(error) or repr(error)
-        told, tolerable = world.broadcast((told, self._tolerable(error, step)))
-        if told is not None and not tolerable:
+        # str() of a MemoryError is empty
+        message = None if error is None else str(error) or repr(error)
+        message, tolerable = world.broadcast((message, self._is_tolerable(error, step)))
+        if message is not None and not tolerable:
             raise error or CheckpointError(
-                f"rank zero could not write the checkpoint of step {step}: {told}", elsewhere=True
+                f"rank zero could not write the checkpoint of step {step}: {message}", elsewhere=True
             )
         if error is not None:
-            log.warning("the run goes on without a checkpoint of step %d: %s", step, told)
+            log.warning("the run continues without a checkpoint of step %d: %s", step, message)
 
-    def _tolerable(self, error: Exception | None, step: int) -> bool:
-        """Whether the run may go on without this save: never at its end, nor when it is another attempt's by now."""
+    def _is_tolerable(self, error: Exception | None, step: int) -> bool:
+        """Return whether the run may continue without this save: not at its end, nor once another attempt owns it."""
         warns = self._config.checkpoint.on_error == "warn"
         return warns and step < self._parts.total_steps and not isinstance(error, SupersededError)
 
     def _save_failed(self, error: Exception) -> bool:
-        """Take up the error of a write that nobody waits for, in the writing thread; whether that settles it."""
+        """Handle an error in the writing thread, and return whether that settles it."""
         if self._config.checkpoint.on_error == "fail" or isinstance(error, SupersededError):
             self._stop.fail(error)
             return False
-        log.warning("training goes on; the next save will be tried as ever: %s", error)
+        log.warning("training continues, and the next save is tried as usual: %s", error)
         return True
 
-    def save_interval_s(self) -> float | None:
-        """Seconds between saves; None: not by time, or not by this rank's clock, but by rank zero's."""
+    def _restart_interval(self) -> None:
+        self._saved_at_s = self._clock()
+        self._interval_s = self._next_interval_s()
+
+    def _next_interval_s(self) -> float | None:
+        """Return seconds until the next save; None where saves don't go by time, or by another rank's clock."""
         policy = self._config.checkpoint
         if not self._world.is_rank_zero:
             return None
@@ -225,7 +246,7 @@ class Continuity:
             return FIRST_AUTO_SAVE_S
         mtbf_s = mean_time_between_failures_s(Ledger(self._directory).attempts(), time.time())
         stall_s, takes_s = self._saver.stall_s, self._saver.takes_s
-        # one save at a time: the next may not be due before this one is written
+        # one save at a time: the next one isn't due before this one is written
         interval_s = max(best_interval_s(stall_s, mtbf_s), takes_s)
         log.info(
             "a save every %.0f s: it costs %.2f s, is written within %.1f s, and one failure in %.1f h is expected",
@@ -238,7 +259,7 @@ class Continuity:
 
     @property
     def save_takes_s(self) -> float:
-        """Seconds that a save would take now, from the copy to the disk, by the longest so far; rank zero's to know."""
+        """Seconds that a save would take now, from the copy to the disk, by the longest so far; known to rank zero."""
         return self._saver.takes_s
 
     def _head(self, step: int) -> Head:
@@ -259,11 +280,11 @@ class Continuity:
         }
 
     def finish(self) -> None:
-        """Wait for the write in flight, and tell of its error; not collective."""
+        """Wait for the write in flight, and raise its error; not collective."""
         self._saver.finish()
 
-    def give_time(self, seconds: float) -> None:
-        """Wait for the write in flight, but no longer than this; not collective."""
+    def finish_within(self, seconds: float) -> None:
+        """Wait for the write in flight, but no longer than ``seconds``; not collective."""
         self._saver.give_time(seconds)
 
 

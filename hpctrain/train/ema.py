@@ -2,73 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from hpctrain.errors import CheckpointError
+from hpctrain.train.precision import MasterWeights
 
 
 class Ema:
-    """Averages the trainable parameters after each update; buffers are the live model's.
+    """Averages the trainable parameters after each update; buffers stay those of the live model.
 
-    Every rank keeps the same average, from the same weights, so nothing of it is collective. Averages are fp32 at
-    least: in half precision the small share of an update would be lost.
+    Every rank computes the same average from the same weights, so nothing here is collective.
 
     Args:
         model: the module itself, outside of DDP.
         decay: the share of the average that stays at each update, in [0, 1).
-        publish: tells a half copy of the model that its weights were exchanged; None where there is none.
+        master: publishes exchanged weights to the half copy of the model; None where there is none.
     """
 
-    def __init__(self, model: nn.Module, decay: float, publish: Callable[[], None] | None = None) -> None:
+    def __init__(self, model: nn.Module, decay: float, master: MasterWeights | None = None) -> None:
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._names = [name for name, _ in named]
         self._parameters: list[Tensor] = [parameter for _, parameter in named]
+        # fp32 at least: half precision would round away the small share of an update
         wide = [torch.promote_types(parameter.dtype, torch.float32) for parameter in self._parameters]
         self._averages = [
             parameter.detach().to(dtype, copy=True) for parameter, dtype in zip(self._parameters, wide, strict=True)
         ]
-        self._widen = any(parameter.dtype != dtype for parameter, dtype in zip(self._parameters, wide, strict=True))
-        self._publish = publish
+        self._widens = any(parameter.dtype != dtype for parameter, dtype in zip(self._parameters, wide, strict=True))
+        self._master = master
         self._weight = 1.0 - decay
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take the weights of one more update into the average."""
+        """Move the average towards the weights of one more update."""
         weights = self._parameters
-        if self._widen:
+        if self._widens:
             weights = [weight.to(average.dtype) for weight, average in zip(weights, self._averages, strict=True)]
         torch._foreach_lerp_(self._averages, weights, self._weight)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model has the averaged weights within, and its own again afterwards, bit for bit."""
+        """Give the model the averaged weights inside, and its own back afterwards, bit for bit."""
         with torch.no_grad():
             own = [parameter.detach().clone() for parameter in self._parameters]
-            self._exchange(self._averages)
+            self._set(self._averages)
             try:
                 yield
             finally:
-                self._exchange(own)
+                self._set(own)
 
-    def _exchange(self, weights: list[Tensor]) -> None:
+    def _set(self, weights: list[Tensor]) -> None:
         torch._foreach_copy_(self._parameters, weights)
-        if self._publish is not None:
-            self._publish()
+        if self._master is not None:
+            self._master.publish()
 
     def state(self) -> dict[str, Tensor]:
-        """The averages by parameter name, not copied."""
+        """Return the averages by parameter name, not copied."""
         return dict(zip(self._names, self._averages, strict=True))
 
     @torch.no_grad()
     def load_state(self, saved: Mapping[str, Tensor]) -> None:
-        """Go on from saved averages.
+        """Continue from saved averages.
 
         Raises:
-            CheckpointError: they are of another model.
+            CheckpointError: they belong to another model.
         """
         if saved.keys() != set(self._names):
             raise CheckpointError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Generator, Mapping
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +26,19 @@ from hpctrain.train.ema import Ema
 from hpctrain.train.precision import autocast
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The result of one evaluation.
+
+    Attributes:
+        means: over all held-out samples, by name: `eval/loss` and so on; empty where the evaluation was abandoned.
+        stop: the stop that it was abandoned for; None where it was completed.
+    """
+
+    means: Mapping[str, float] = field(default_factory=dict)
+    stop: Stop | None = None
+
+
 class Evaluation:
     """Evaluates the model that is in training.
 
@@ -33,13 +47,13 @@ class Evaluation:
         dataset: the held-out samples.
         model: from `replicate`; the module inside is evaluated, so that ranks may have different numbers of batches.
         world: the ranks.
-        precision: `fp32`, `bf16` or `fp16`.
+        precision: the kind, which decides the autocast.
         data: how samples are loaded.
         micro_batch_size: samples per forward.
         ema: averaged weights to evaluate; None for the live ones.
 
     Attributes:
-        turns_done: batches over all evaluations so far; it tells that an evaluation gets on.
+        num_batches: batches over all evaluations so far; shows that an evaluation makes progress.
     """
 
     def __init__(
@@ -54,12 +68,14 @@ class Evaluation:
         micro_batch_size: int,
         ema: Ema | None = None,
     ) -> None:
-        self._task, self._model, self._world = task, inner(model), world
+        self.num_batches = 0
+        self._task = task
+        self._model = inner(model)
+        self._world = world
         self._autocast = autocast(precision, world.device)
-        self._weights: Callable[[], AbstractContextManager[None]] = nullcontext if ema is None else ema.in_place
-        self.turns_done = 0
+        self._ema = ema
         largest_slice = -(-len(dataset) // world.size)  # type: ignore[arg-type]  # the loader refuses what has no length
-        self._turns = -(-largest_slice // micro_batch_size)
+        self._most_batches = -(-largest_slice // micro_batch_size)
         on_gpu = world.device.type == "cuda"
         num_workers = data.num_workers
         if num_workers is None:
@@ -73,42 +89,41 @@ class Evaluation:
             workers=Workers(num_workers, pin_memory=data.pin_memory and on_gpu),
         )
 
-    def __call__(self, agreement: Agreement) -> dict[str, float] | Stop:
+    def __call__(self, agreement: Agreement) -> Evaluated:
         """Evaluate, unless a rank is asked to stop meanwhile; collective.
+
+        An evaluation that is abandoned leaves the random state as it was before.
 
         Args:
             agreement: of the ranks, which decides whether they stop.
-
-        Returns:
-            Means over all held-out samples by name, `eval/loss` and so on; or the stop for which the evaluation was
-            abandoned. The random state is then as it was before.
         """
         self._sync_buffers()
         before = rng_state(self._world.gpus or None)
         meter = Meter(self._world.device, self._world.sum_ if self._world.size > 1 else None)
+        weights = nullcontext() if self._ema is None else self._ema.in_place()
         was_training = self._model.training
         self._model.eval()
         try:
-            with self._weights(), torch.inference_mode(), self._autocast:
-                stopped = self._evaluate(meter, agreement.restarted())
+            with weights, torch.inference_mode(), self._autocast:
+                stop = self._evaluate(meter, agreement.restarted())
         finally:
             self._model.train(was_training)
-        if stopped is not None:
+        if stop is not None:
             restore_rng(before, self._world.gpus or None)
-            return stopped
+            return Evaluated(stop=stop)
         meter.expect(self._names_everywhere(meter))
         means = meter.means()
         derived = self._task.derive({name.removeprefix("eval/"): value for name, value in means.items()})
-        return means | {f"eval/{name}": value for name, value in derived.items()}
+        return Evaluated(means | {f"eval/{name}": value for name, value in derived.items()})
 
     def _evaluate(self, meter: Meter, agreement: Agreement) -> Stop | None:
         with closing(self._batches()) as batches:
-            # a rank with fewer batches than others takes part in the agreement all the same
-            for turn in range(self._turns):
+            # as many turns on every rank: one with fewer batches than others takes part in the agreement all the same
+            for turn in range(self._most_batches):
                 batch = next(batches, None)
                 if batch is not None:
                     self._add(meter, batch)
-                self.turns_done += 1
+                self.num_batches += 1
                 decision = agreement.decide(turn, save=False)
                 if decision.stop is not None:
                     return decision.stop
@@ -124,7 +139,7 @@ class Evaluation:
             meter.add_sum(f"eval/{name}", torch.as_tensor(total), count)
 
     def _names_everywhere(self, meter: Meter) -> list[str]:
-        # a rank may have no sample, and then has no name either; rank zero too
+        # any rank, rank zero too, may have no sample and then knows no name
         gathered = self._world.gather(meter.names)
         union = None if gathered is None else sorted({str(name) for names in gathered for name in tuple(names)})
         return list(self._world.broadcast(union))

@@ -2,80 +2,58 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
-from hpctrain.config.root import Config
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.data.plan import BatchPlan
-from hpctrain.distributed.agreement import Agreement
-from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
-from hpctrain.errors import CheckpointError
-from hpctrain.metrics.meter import Meter, Throughput
-from hpctrain.metrics.sink import Sink
+from hpctrain.distributed.stop_request import Stop
 from hpctrain.run.times import Times
+from hpctrain.train.checkpointing import Checkpointing, Start
+from hpctrain.train.divergence import Divergence
+from hpctrain.train.parts import Parts
 from hpctrain.train.profiling.profiler import Profiler
-from hpctrain.train.step import TrainStep
+from hpctrain.train.stopping import Stopping
+from hpctrain.train.training_log import TrainingLog
 
 
 class Loop:
     """Trains from a step to the last one, or until the ranks agree to stop.
 
     Args:
-        config: of the run.
-        plan: the batch arithmetic.
-        total_steps: where the run ends.
-        train_step: one step.
+        parts: of the training.
+        start: where the attempt starts.
         profiler: does the steps that are measured.
-        evaluate: means over the held-out samples, or the stop that it was abandoned for; None where there are none.
-        judge: takes an evaluation's means; whether a save is to follow, since it is among the best; collective.
-        check: raises where what is logged of training shows that more of it would be wasted; collective.
-        save: writes a checkpoint of so many completed steps; whether their evaluation is still due, and whether to
-            wait until it is durable; collective.
-        save_interval_s: seconds between saves by rank zero's clock; None: not by time, and on all other ranks.
-        before_stop: takes the signal's number, says whether to save; collective.
-        agreement: of the ranks.
-        stop: this rank's request to stop.
-        meter: collects the training loss.
-        sinks: rank zero's; empty elsewhere.
-        start_step: steps that earlier attempts completed.
+        log: takes what is measured.
+        checkpointing: saves.
+        divergence: raises where more training would be wasted.
+        stopping: agrees with the other ranks on a stop.
         times: of this attempt.
-        clock: monotonic seconds.
+
+    Attributes:
+        step: completed steps.
     """
 
     def __init__(
         self,
+        parts: Parts,
+        start: Start,
         *,
-        config: Config,
-        plan: BatchPlan,
-        total_steps: int,
-        train_step: TrainStep,
         profiler: Profiler,
-        evaluate: Callable[[Agreement], dict[str, float] | Stop] | None,
-        judge: Callable[[int, Mapping[str, float]], bool],
-        check: Callable[[int, Mapping[str, float]], None],
-        save: Callable[[int, bool, bool], None],
-        save_interval_s: Callable[[], float | None],
-        before_stop: Callable[[int], bool],
-        agreement: Agreement,
-        stop: StopRequest,
-        meter: Meter,
-        sinks: Sequence[Sink],
-        start_step: int,
+        log: TrainingLog,
+        checkpointing: Checkpointing,
+        divergence: Divergence,
+        stopping: Stopping,
         times: Times,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config, self._plan, self._total_steps = config, plan, total_steps
-        self._train_step, self._evaluate, self._judge, self._save = train_step, evaluate, judge, save
-        self._check, self._before_stop = check, before_stop
-        self._agreement, self._stop, self._meter, self._sinks = agreement, stop, meter, sinks
-        self._clock, self._times, self._profiler = clock, times, profiler
-        self._throughput = Throughput(plan.samples_seen(start_step))
-        self._saved_at_s = clock()
-        self._save_interval_s, self._interval_s = save_interval_s, save_interval_s()
-        self.step = start_step
-        self.evaluation_due = False
-        self._is_among_the_best = False
+        self.step = start.step
+        self._parts = parts
+        self._profiler = profiler
+        self._log = log
+        self._checkpointing = checkpointing
+        self._divergence = divergence
+        self._stopping = stopping
+        self._times = times
+        self._evaluation = parts.evaluation
+        self._evaluation_due = start.evaluation_due
 
     def run(self, micro_batches: Iterator[MicroBatch]) -> bool:
         """Do the steps that are left; collective.
@@ -83,91 +61,73 @@ class Loop:
         Returns:
             Whether the last step was reached.
         """
-        total, log_every = self._total_steps, self._config.logger.every_steps
-        save_every = self._config.checkpoint.every_steps
-        eval_every = self._config.trainer.eval_every_steps or self._plan.steps_per_epoch
-        train_step, decide = self._train_step, self._agreement.decide
-        profiler = self._profiler
-        first = self.step + 1
-        if stopped := self._agreement.start():
-            # nothing is new since the checkpoint that this attempt began with
-            self._before_stop(stopped.signal)
+        config, total = self._parts.config, self._parts.total_steps
+        log_every, save_every = config.logger.every_steps, config.checkpoint.every_steps
+        eval_every = config.trainer.eval_every_steps or self._parts.plan.steps_per_epoch
+        train_step, profiler, checkpointing = self._parts.step, self._profiler, self._checkpointing
+        decide, is_due = self._stopping.agreement.decide, checkpointing.is_due
+        if self._stops_at_start():
             return False
-        if self.evaluation_due and (stopped := self._log_evaluation(self.step)):
-            return self._leave(stopped)
-        if self._is_among_the_best:
-            self._save_now(self.step, wait=False)
+        first = self.step + 1
         while self.step < total:
             if self.step == profiler.next_step:
                 profiler.do_step(self.step, micro_batches)
             else:
                 train_step(self.step, micro_batches)
             self.step = step = self.step + 1
+            is_last = step == total
             if step == first:
                 self._times.begin(step)
-            if step % log_every == 0 or step == total:
-                self._log_training(step)
-            evaluates = self._evaluate is not None and (step % eval_every == 0 or step == total)
-            if evaluates and (stopped := self._log_evaluation(step)):
-                return self._leave(stopped)
-            decision = decide(step, save=self._save_is_due())
-            if decision.stop and step < total:
-                return self._leave(decision.stop)
-            if decision.save or step == total or self._is_among_the_best or (save_every and step % save_every == 0):
-                self._save_now(step, wait=step == total)
+            if is_last or step % log_every == 0:
+                self._divergence.check(step, self._log.training(step))
+            if (is_last or step % eval_every == 0) and (stop := self._evaluate()):
+                self._leave(stop)
+                return False
+            decision = decide(step, save=is_due())
+            if decision.stop and not is_last:
+                self._leave(decision.stop)
+                return False
+            every = save_every is not None and step % save_every == 0
+            if is_last or every or decision.save or step == checkpointing.best_step:
+                self._save(wait=is_last)
         return True
 
-    def _leave(self, stopped: Stop) -> bool:
-        if stopped.kind is StopKind.ERROR:
-            raise self._stop.error or CheckpointError(
-                "rank zero could not write a checkpoint: see its log", elsewhere=True
-            )
-        if self._before_stop(stopped.signal):
-            self._save_now(self.step, wait=True)
+    def _stops_at_start(self) -> bool:
+        """Agree on stops that were asked for before the first step, and do the evaluation that is due."""
+        if stop := self._stopping.agreement.start():
+            # for the cause alone: there is nothing new to save since the checkpoint that this attempt started from
+            self._stopping.begin(stop, self._checkpointing.save_takes_s)
+            return True
+        if not self._evaluation_due:
+            return False
+        if stop := self._evaluate():
+            self._leave(stop)
+            return True
+        if self.step == self._checkpointing.best_step:
+            self._save(wait=False)
         return False
 
-    def _save_is_due(self) -> bool:
-        interval_s = self._interval_s
-        return interval_s is not None and self._clock() - self._saved_at_s >= interval_s
+    def _leave(self, stop: Stop) -> None:
+        if self._stopping.begin(stop, self._checkpointing.save_takes_s):
+            self._save(wait=True)
 
-    def _save_now(self, step: int, *, wait: bool) -> None:
-        self._is_among_the_best = False
-        with self._throughput.paused(), self._times.during("save_s"):
-            self._profiler.before_save(step)
-            for sink in self._sinks:
-                sink.flush()
-            self._save(step, self.evaluation_due, wait)
-        self._times.keep(step, due=True)
-        self._saved_at_s = self._clock()
-        self._interval_s = self._save_interval_s()
+    def _save(self, *, wait: bool) -> None:
+        with self._log.paused("save_s"):
+            self._profiler.before_save(self.step)
+            self._log.flush()
+            self._divergence.check_before_save(self.step)
+            self._checkpointing.save(self.step, evaluation_due=self._evaluation_due, wait=wait)
+        self._times.keep(self.step, due=True)
 
-    def _log_training(self, step: int) -> None:
-        values = self._meter.means()
-        self._meter.reset()
-        samples_per_s = self._throughput.rate(self._plan.samples_seen(step))
-        values |= self._train_step.update.metrics
-        values["train/epoch"] = step / self._plan.steps_per_epoch
-        values["throughput/samples_per_s"] = samples_per_s
-        values |= self._profiler.metrics(step, samples_per_s)
-        begin = self._clock()
-        self._log(step, values)
-        self._profiler.logging_s += self._clock() - begin
-        self._check(step, values)
-
-    def _log_evaluation(self, step: int) -> Stop | None:
-        """Evaluate and log; the stop for which it was abandoned, and is due again, if any."""
-        assert self._evaluate is not None
-        with self._throughput.paused(), self._times.during("eval_s"):
-            self._profiler.before_evaluation(step)
-            found = self._evaluate(self._agreement)
-        self.evaluation_due = isinstance(found, Stop)
-        if isinstance(found, Stop):
-            return found
-        self._log(step, found)
-        self._is_among_the_best = self._judge(step, found)
-        return None
-
-    def _log(self, step: int, values: Mapping[str, float]) -> None:
-        self._times.keep(step)
-        for sink in self._sinks:
-            sink.log(step, values)
+    def _evaluate(self) -> Stop | None:
+        """Evaluate and log; return the stop that the evaluation was abandoned for, if any: it is due again."""
+        if self._evaluation is None:
+            return None
+        with self._log.paused("eval_s"):
+            self._profiler.before_evaluation(self.step)
+            evaluated = self._evaluation(self._stopping.agreement)
+        self._evaluation_due = evaluated.stop is not None
+        if evaluated.stop is None:
+            self._log.evaluation(self.step, evaluated.means)
+            self._checkpointing.record_evaluation(self.step, evaluated.means)
+        return evaluated.stop

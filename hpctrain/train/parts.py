@@ -1,10 +1,10 @@
-"""What one rank trains with, built from the configuration."""
+"""Everything that one rank trains with, built from the configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
+from functools import cached_property
 
-from torch import nn
 from torch.utils.data import IterableDataset
 
 from hpctrain.config.root import Config
@@ -19,10 +19,9 @@ from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.task import Task
-from hpctrain.train.build import build_optimizer, build_task
+from hpctrain.train.build import build_network, build_optimizer, build_task
 from hpctrain.train.ema import Ema
 from hpctrain.train.evaluation import Evaluation
-from hpctrain.train.network import build_network
 from hpctrain.train.precision import gradient_scaler
 from hpctrain.train.schedule import learning_rate_factor
 from hpctrain.train.step import TrainStep
@@ -35,37 +34,45 @@ class Parts:
     Args:
         config: of the run.
         world: the ranks.
-        begin_with: puts given weights into a new run's model, on rank zero; None for a run that goes on.
+        fresh: the run is new, and starts from the weights of `config.init_from` if it is set.
 
     Attributes:
         task: what is trained.
         plan: the batch arithmetic.
         model: a replica, which forward passes go through.
-        module: whose weights are trained and saved; inside of `model`, but for fp16_master.
-        master: between the two, where they aren't the same.
-        optimizer: over the model's parameters.
+        module: holds the weights that are trained and saved; inside `model`, except in fp16_master.
+        optimizer: over the parameters of `module`.
         scaler: for fp16, else None.
         ema: the moving average of the weights, or None.
         meter: collects the training loss.
         update: of the weights.
         step: one step.
-        num_workers: loading processes per rank.
+        num_workers: DataLoader workers per rank.
     """
 
-    def __init__(self, config: Config, world: World, begin_with: Callable[[nn.Module], object] | None) -> None:
-        self.config, self.world = config, world
+    def __init__(self, config: Config, world: World, *, fresh: bool = False) -> None:
+        self.config = config
+        self.world = world
         seed_everything(config.seed)
         self.task = self._prepared_task()
         self.train_data = self.task.train_dataset()
         self.plan = self._batch_plan()
-        network = build_network(config, self.task, world, begin_with)
-        self.model, self.module, self.master = network.model, network.module, network.master
+        network = build_network(config, self.task, world, fresh=fresh)
+        self.model = network.model
+        self.module = network.module
         self.optimizer = build_optimizer(config.optimizer, self.module, config.trainer.global_batch_size)
         self.scaler = gradient_scaler(config.precision, world.device)
-        decay, publish = config.trainer.ema_decay, None if self.master is None else self.master.publish
-        self.ema = None if decay is None else Ema(self.module, decay, publish)
+        decay = config.trainer.ema_decay
+        self.ema = None if decay is None else Ema(self.module, decay, network.master)
         self.meter = Meter(world.device, world.sum_ if world.size > 1 else None, names=("train/loss",))
-        self.update = self._update()
+        self.update = Update(
+            self.optimizer,
+            learning_rate_factor(config.schedule, self.total_steps, self.plan.steps_per_epoch),
+            clipping=Clipping.configured(config.trainer, self.optimizer),
+            scaler=self.scaler,
+            master=network.master,
+            ema=self.ema,
+        )
         kind, device = config.precision.kind, world.device
         self.step = TrainStep(self.task, self.model, self.update, self.meter, precision=kind, device=device)
         workers, on_gpu = config.data.num_workers, world.device.type == "cuda"
@@ -74,31 +81,12 @@ class Parts:
 
     @property
     def total_steps(self) -> int:
-        """Where the run ends: max_steps or max_epochs, whichever comes first."""
+        """The last step of the run: max_steps or max_epochs, whichever comes first."""
         trainer, epoch = self.config.trainer, self.plan.steps_per_epoch
         bounds = [trainer.max_steps, None if trainer.max_epochs is None else trainer.max_epochs * epoch]
         return min(bound for bound in bounds if bound is not None)
 
-    def loader(self, start_step: int) -> TrainLoader:
-        """This rank's training batches from a step on."""
-        data = self.config.data
-        pin_memory = data.pin_memory and self.world.device.type == "cuda"
-        return TrainLoader(
-            self.train_data,
-            self._order(),
-            self.plan,
-            rank=self.world.rank,
-            seed=self.config.seed,
-            start_step=start_step,
-            collate_fn=self.task.collate_fn,
-            workers=Workers(self.num_workers, data.prefetch_factor, pin_memory),
-        )
-
-    def on_their_way(self, micro_batches: Generator[MicroBatch, None, None]) -> Generator[MicroBatch, None, None]:
-        """The same micro-batches, copied to a GPU beside what it does."""
-        device = self.world.device
-        return copied_ahead(micro_batches, lambda batch: self.task.to_device(batch, device), device)
-
+    @cached_property
     def evaluation(self) -> Evaluation | None:
         """The evaluation; None where the task holds no samples out."""
         dataset = self.task.eval_dataset()
@@ -114,6 +102,26 @@ class Parts:
             micro_batch_size=self.plan.micro_batch_size,
             ema=self.ema if self.config.trainer.eval_ema else None,
         )
+
+    def loader(self, start_step: int) -> TrainLoader:
+        """Return this rank's training batches from a step on."""
+        data = self.config.data
+        pin_memory = data.pin_memory and self.world.device.type == "cuda"
+        return TrainLoader(
+            self.train_data,
+            self._order(),
+            self.plan,
+            rank=self.world.rank,
+            seed=self.config.seed,
+            start_step=start_step,
+            collate_fn=self.task.collate_fn,
+            workers=Workers(self.num_workers, data.prefetch_factor, pin_memory),
+        )
+
+    def copied_ahead(self, micro_batches: Generator[MicroBatch, None, None]) -> Generator[MicroBatch, None, None]:
+        """Return the same micro-batches, copied to a GPU while it computes."""
+        device = self.world.device
+        return copied_ahead(micro_batches, lambda batch: self.task.to_device(batch, device), device)
 
     def _prepared_task(self) -> Task:
         task = build_task(self.config.task)
@@ -153,13 +161,3 @@ class Parts:
         if chosen is not None:
             return chosen
         return ShuffledOrder(samples, seed) if self.config.data.shuffle else SequentialOrder(samples)
-
-    def _update(self) -> Update:
-        return Update(
-            self.optimizer,
-            learning_rate_factor(self.config.schedule, self.total_steps, self.plan.steps_per_epoch),
-            clipping=Clipping.configured(self.config.trainer, self.optimizer),
-            scaler=self.scaler,
-            master=self.master,
-            ema=self.ema,
-        )

@@ -1,4 +1,4 @@
-"""Number formats: autocast, the loss scale, matrix products, and models in half precision as a whole."""
+"""Number formats: autocast, the loss scale, matrix products, and whole models in half precision."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from hpctrain.data.micro_batch import map_tensors
 
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 PURE_TYPES = {"bf16_pure": torch.bfloat16}
-"""Kinds in which all of the model, and the optimizer's state with it, is in one format."""
+"""Kinds in which the whole model, and with it the optimizer's state, has one format."""
 MASTER_TYPES = {"fp16_master": torch.float16}
-"""Kinds in which a copy of the model is, while the optimizer works on the fp32 weights."""
+"""Kinds in which a copy of the model is in half precision, while the optimizer works on the fp32 weights."""
 SCALED = ("fp16", "fp16_master")
+"""Kinds that need a loss scale: small gradients vanish in fp16."""
 AMPERE = (8, 0)
-"""NVIDIA's first compute capability with bf16 and TF32."""
+"""The first compute capability of NVIDIA GPUs with bf16 and TF32."""
 
 
 def autocast(kind: str, device: torch.device) -> AbstractContextManager[object]:
-    """The context of a forward pass and its loss, to be entered any number of times; nothing without autocast."""
+    """Return the context for a forward pass and its loss, which can be entered repeatedly; empty without autocast."""
     dtype = AUTOCAST_TYPES.get(kind)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 def gradient_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler | None:
-    """The scaler without which small gradients vanish in fp16; None elsewhere."""
+    """Return the loss scaler of the kinds in `SCALED`; None for other kinds."""
     if precision.kind not in SCALED:
         return None
     return torch.amp.GradScaler(
@@ -39,7 +40,7 @@ def gradient_scaler(precision: Precision, device: torch.device) -> torch.amp.Gra
 
 
 def poor_fit(kind: str, device: torch.device) -> str | None:
-    """Why this device gains nothing from the kind; None where it may."""
+    """Return why this device gains nothing from the kind; None where it may."""
     if device.type == "cpu":
         return f"precision={kind} works on a CPU, but slowly: try bf16" if kind in SCALED else None
     name, before_ampere = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device) < AMPERE
@@ -48,15 +49,15 @@ def poor_fit(kind: str, device: torch.device) -> str | None:
     return None
 
 
-def choose_matmul_precision(kind: str) -> None:
-    """TF32 in fp32's matrix products, for the whole process, or torch's default."""
+def set_matmul_precision(kind: str) -> None:
+    """Set TF32 for matrix products of fp32, or torch's default; it holds for the whole process."""
     wanted = "high" if kind == "tf32" else "highest"
     if torch.get_float32_matmul_precision() != wanted:
         torch.set_float32_matmul_precision(wanted)
 
 
 def accept_fp32(model: nn.Module, dtype: torch.dtype) -> None:
-    """Let a model in another format take fp32 tensors and give fp32 ones, so that neither task nor loss need know."""
+    """Make a model in another format take and return fp32 tensors, so that task and loss need not know its format."""
 
     def lower(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return _cast(arguments, torch.float32, dtype), _cast(options, torch.float32, dtype)
@@ -69,7 +70,7 @@ def accept_fp32(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def order_channels_last(model: nn.Module) -> None:
-    """Give convolutions' weights, and the pictures that the model is called with, the channels-last layout."""
+    """Give the weights of convolutions, and 4-d inputs of the model, the channels-last memory format."""
 
     def reorder(tensor: Tensor) -> Tensor:
         return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
@@ -91,19 +92,18 @@ def _cast(tree: Any, source: torch.dtype, target: torch.dtype) -> Any:
 
 
 class MasterWeights:
-    """A copy of a model in half precision, and the way between the two (Micikevicius et al., 2018).
+    """A half-precision copy of a model that computes, next to the fp32 weights (Micikevicius et al., 2018).
 
-    The model itself keeps the fp32 weights: optimizer, checkpoints and averages work on it, and never know. The copy is
-    what forward and backward passes go through. Norms are fp32 in both: they are the same tensors, so nothing has to be
-    carried to and fro. Loading a state dict into the model brings the copy up to date; saving one collects the buffers
-    that training has changed in the copy.
+    The model keeps the fp32 weights: optimizer, checkpoints and averages work on it, unaware of the copy. Forward and
+    backward passes go through the copy. Both share the tensors of norms, which stay fp32. Loading a state dict into the
+    model updates the copy; saving one first fetches the buffers that training has changed in the copy.
 
     Args:
-        model: in fp32, on its device and in its layout; tensors of it and of the copy must stay where they are.
+        model: in fp32, on its device and in its memory format; its tensors and the copy's must stay where they are.
         dtype: of the copy.
 
     Attributes:
-        copy: takes fp16 inputs; see `accept_fp32`.
+        copy: takes inputs of `dtype`; see `accept_fp32`.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
@@ -145,7 +145,7 @@ class MasterWeights:
             torch._foreach_copy_(given, taken)
 
     def publish(self) -> None:
-        """Bring the trained weights of the copy up to date."""
+        """Write the trained weights into the copy."""
         torch._foreach_copy_(self._halves, self._masters)
 
     @torch.no_grad()
@@ -169,7 +169,7 @@ def _kept_in_fp32(model: nn.Module) -> Iterator[Tensor]:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    """One of torch's norms, or a module of one's own that is called so and has no modules inside."""
+    """Whether it is one of torch's norms, or a user's module without children whose name ends in Norm."""
     kinds = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
     return isinstance(module, kinds) or (type(module).__name__.endswith("Norm") and not any(module.children()))
 

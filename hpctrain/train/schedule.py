@@ -1,4 +1,4 @@
-"""The learning rate's factor as a closed form of the step."""
+"""The learning rate's factor as a closed-form function of the step."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable
 from hpctrain.config.schedule import Schedule
 
 ONE_CYCLE_RISE = 0.3
-"""Share of the run, where no warm-up is configured: `pct_start` of torch's OneCycleLR."""
+"""Share of the run that rises where no warm-up is configured: `pct_start` of torch's OneCycleLR."""
 DECAY_SHARE = 0.1
-"""Share of the run that decays, where no length is configured."""
+"""Share of the run that decays where no length is configured."""
 
 Factor = Callable[[int], float]
 
 
 def learning_rate_factor(schedule: Schedule, total_steps: int, steps_per_epoch: int) -> Factor:
-    """What the optimizer's learning rates are multiplied by, as a function of the step, counted from 0.
+    """Return the factor of the optimizer's learning rates as a function of the step, counted from 0.
 
     - a linear rise over the warm-up, which reaches 1 at step W, its length; then
     - `constant`: 1;
@@ -29,9 +29,9 @@ def learning_rate_factor(schedule: Schedule, total_steps: int, steps_per_epoch: 
       (Smith & Topin, 2018; torch's OneCycleLR without its cycle of momentum).
 
     Args:
-        schedule: its kind and keys.
+        schedule: of the configuration.
         total_steps: of the run.
-        steps_per_epoch: by which lengths in epochs are counted; they are rounded to whole steps.
+        steps_per_epoch: converts lengths in epochs, which are rounded to whole steps.
     """
     warmup = _steps(schedule.warmup_steps, schedule.warmup_epochs, steps_per_epoch)
     if schedule.kind == "one_cycle":

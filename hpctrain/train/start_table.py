@@ -1,4 +1,4 @@
-"""The table with which the log of an attempt starts: what runs, where, and how it is cut into steps."""
+"""The table at the start of an attempt's log: what runs, where, and how it is divided into steps."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import logging
 import torch
 
 from hpctrain.config.checkpoint import Checkpoint
-from hpctrain.config.root import Config
 from hpctrain.phrases import counted, listed
-from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.directory import RunDirectory
 from hpctrain.train.parts import Parts
 from hpctrain.train.profiling.flops import flops_text
@@ -18,27 +16,19 @@ log = logging.getLogger("hpctrain.train")
 
 
 def log_start(
-    config: Config,
-    directory: RunDirectory,
-    parts: Parts,
-    *,
-    attempt: int,
-    step: int,
-    hosts: list[str],
-    before: Bottleneck | None,
+    directory: RunDirectory, parts: Parts, *, attempt: int, step: int, hosts: list[str], flops_per_sample: float | None
 ) -> None:
-    """Log it, one line per row; rank zero's business.
+    """Log the table, one line per row; for rank zero.
 
     Args:
-        config: of the run.
         directory: of the run.
-        parts: what is trained.
+        parts: of the training.
         attempt: its number.
         step: completed steps from which it starts.
         hosts: of all ranks, in rank order.
-        before: what an earlier attempt found out; it knows the FLOPs, which a first one counts in its first step.
+        flops_per_sample: as an earlier attempt counted them; None where they are yet to be counted, in the first step.
     """
-    world, plan, trainer = parts.world, parts.plan, config.trainer
+    config, world, plan = parts.config, parts.world, parts.plan
     numbers = [parameter.numel() for parameter in parts.module.parameters()]
     trained = sum(parameter.numel() for parameter in parts.module.parameters() if parameter.requires_grad)
     names = list(dict.fromkeys(hosts))
@@ -46,18 +36,18 @@ def log_start(
     loading = f"{parts.num_workers} loading processes per rank" if parts.num_workers else "fetched by the ranks"
     rows = {
         "run": f"{directory.as_typed}, attempt {attempt}, steps {step} to {parts.total_steps}",
-        "task": f"{_kind(parts.task)}",
+        "task": _kind(parts.task),
         "model": f"{_kind(parts.module)}: {sum(numbers):,} parameters, {trained:,} of them trained",
         "where": f"{ranks} on {listed(names, separator=' ')}: {_device(world.device)}, {world.cores} CPU cores each",
         "batch": f"{plan.global_batch_size:,} samples per step = {plan.micro_batch_size:,} per forward "
         f"x {plan.accumulation} accumulated x {world.size} ranks",
-        "precision": config.precision.kind + (", compiled" if trainer.compile else ""),
+        "precision": config.precision.kind + (", compiled" if config.trainer.compile else ""),
         "data": f"{plan.num_samples:,} samples, {plan.steps_per_epoch:,} steps per epoch, "
         f"{parts.total_steps / plan.steps_per_epoch:.3g} epochs; {loading}",
         "checkpoints": _plan(config.checkpoint),
     }
-    if before is not None and before.flops_per_sample is not None:
-        rows["flops"] = flops_text(before.flops_per_sample, plan.global_batch_size)
+    if flops_per_sample is not None:
+        rows["flops"] = flops_text(flops_per_sample, plan.global_batch_size)
     for name, text in rows.items():
         log.info("%-12s%s", name, text)
 
@@ -79,7 +69,7 @@ def _plan(policy: Checkpoint) -> str:
         times.append("as often as it pays")
     elif policy.every_min is not None:
         times.append(f"every {policy.every_min:g} min")
-    how = "beside training" if policy.asynchronous else "while training waits"
+    how = "in the background" if policy.asynchronous else "while training waits"
     kept = [f"the newest {policy.keep}"]
     if policy.keep_every is not None:
         kept.append(f"those of every {policy.keep_every} steps")

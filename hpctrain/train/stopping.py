@@ -1,4 +1,4 @@
-"""How an attempt leaves when it is asked to stop: the cause, the deadline, and whether a save still fits before it."""
+"""The orderly stop of an attempt: the ranks agree on it, find its cause, and see whether there is time for a save."""
 
 from __future__ import annotations
 
@@ -6,77 +6,99 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from hpctrain.attempt.termination import Cause, Diagnosis, diagnose
 from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.distributed.agreement import Agreement
+from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
 from hpctrain.distributed.world import World
-from hpctrain.errors import SchedulerError
+from hpctrain.errors import CheckpointError, SchedulerError
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import Slurm
 
 ASK_TIMEOUT_S = 5.0
-"""Bound on the question to SLURM: a stop is no time to wait for a busy controller."""
+"""Bound on asking SLURM: after a signal there is no time to wait for a busy controller."""
 SAFETY = 1.5
-"""A save gets this many times what it takes by the longest so far before it counts as possible."""
+"""A save must fit into the time left with this factor on the longest one so far."""
 
 log = logging.getLogger("hpctrain.train")
 
 
-@dataclass
-class Departure:
+class Stopping:
     """The stop of one attempt.
 
     Args:
         world: the ranks.
         environment: this rank's place.
+        request: this rank's request to stop.
         ask: reads the job's record from SLURM.
         clock: epoch seconds.
+
+    Attributes:
+        request: this rank's request to stop.
+        agreement: of the ranks, on stopping and on saving.
     """
 
-    world: World
-    environment: ClusterEnvironment
-    ask: Callable[[str], JobRecord | None] = field(
-        default_factory=lambda: Slurm(os.environ, timeout_s=ASK_TIMEOUT_S).show
-    )
-    clock: Callable[[], float] = time.time
-    diagnosis: Diagnosis = field(default_factory=lambda: Diagnosis(Cause.UNKNOWN, None, ""))
+    def __init__(
+        self,
+        world: World,
+        environment: ClusterEnvironment,
+        request: StopRequest,
+        *,
+        ask: Callable[[str], JobRecord | None] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.request = request
+        self.agreement = Agreement(world, request)
+        self._world = world
+        self._environment = environment
+        self._ask = ask or Slurm(os.environ, timeout_s=ASK_TIMEOUT_S).show
+        self._clock = clock
+        self._diagnosis = Diagnosis(Cause.UNKNOWN, None, "")
 
     @property
     def reason(self) -> Reason:
-        """How the attempt's end is called."""
-        known = self.diagnosis.cause not in (Cause.UNKNOWN, Cause.NODE_FAILURE)  # whoever saved didn't die of it
-        return Reason(self.diagnosis.cause.value) if known else Reason.INTERRUPTED
+        """Why the attempt ends, for its record."""
+        # an attempt that stops in good order wasn't ended by a node failure, whatever SLURM reports of the job
+        known = self._diagnosis.cause not in (Cause.UNKNOWN, Cause.NODE_FAILURE)
+        return Reason(self._diagnosis.cause.value) if known else Reason.INTERRUPTED
 
-    def begin(self, received: int, save_takes_s: float) -> bool:
-        """Find out why, before the save; collective.
+    def begin(self, stop: Stop, save_takes_s: float) -> bool:
+        """Find the cause, before the save; collective.
 
         Args:
-            received: the signal's number, as the ranks agreed on it.
-            save_takes_s: seconds until it would be durable, as rank zero expects; 0 where there was none yet.
+            stop: as the ranks agreed upon it.
+            save_takes_s: seconds until a save would be durable, as rank zero expects; 0 where there was none yet.
 
         Returns:
             Whether there is time for a save.
+
+        Raises:
+            Exception: the error that the ranks stop for.
         """
+        if stop.kind is StopKind.ERROR:
+            raise self.request.error or CheckpointError(
+                "rank zero could not write a checkpoint: see its log", elsewhere=True
+            )
         fits = True
-        if self.world.is_rank_zero:
-            self.diagnosis = self._diagnose(received)
-            left_s = None if self.diagnosis.deadline is None else self.diagnosis.deadline - self.clock()
+        if self._world.is_rank_zero:
+            self._diagnosis = self._diagnose(stop.signal)
+            left_s = None if self._diagnosis.deadline is None else self._diagnosis.deadline - self._clock()
             fits = left_s is None or left_s > save_takes_s * SAFETY
-            log.info("stopping: %s (%s)", self.diagnosis.cause.value, self.diagnosis.evidence)
+            log.info("stopping: %s (%s)", self._diagnosis.cause.value, self._diagnosis.evidence)
             if not fits:
                 log.warning("no save: %.1f s are left, and it may take %.1f s", left_s, save_takes_s)
-        self.diagnosis, fits = self.world.broadcast((self.diagnosis, fits))
+        self._diagnosis, fits = self._world.broadcast((self._diagnosis, fits))
         return bool(fits)
 
     def _diagnose(self, received: int) -> Diagnosis:
-        job_id = self.environment.job_id
+        job_id = self._environment.job_id
         if job_id is None:
             return Diagnosis(Cause.UNKNOWN, None, f"signal {received}, outside of SLURM")
         try:
-            record = self.ask(job_id)
+            record = self._ask(job_id)
         except SchedulerError as error:
             log.warning("SLURM could not be asked for the cause of the stop: %s", error)
             record = None
-        return diagnose(received, record, restarts=self.environment.restart_count, now=self.clock())
+        return diagnose(received, record, restarts=self._environment.restart_count, now=self._clock())

@@ -24,7 +24,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
-from hpctrain.train.stopping import Departure
+from hpctrain.train.stopping import Stopping
 from hpctrain.train.trainer import Trainer
 from hpctrain.worker.by_hand import close_silent_by_hand
 from hpctrain.worker.rank import Rank
@@ -68,7 +68,7 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
     set_determinism(config.trainer.deterministic)
     world = _join(rank, store)
     rank.join_world(world)
-    departure = Departure(world, environment)
+    stopping = Stopping(world, environment, rank.stop)
     ledger = Ledger(directory)
     hosts = world.gather(socket.gethostname())
     if hosts is not None:
@@ -78,9 +78,8 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
         config,
         directory,
         world,
-        rank.stop,
-        lambda: ledger.require_ownership(attempt),
-        departure=departure,
+        stopping=stopping,
+        require_ownership=lambda: ledger.require_ownership(attempt),
         times=rank.times,
         log_stream=log_stream,
     )
@@ -90,7 +89,7 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
         trainer.log_start(attempt, hosts)
     finished = trainer.run()
     world.close()
-    return Reason.COMPLETED if finished else departure.reason
+    return Reason.COMPLETED if finished else stopping.reason
 
 
 def _meet(rank: Rank) -> Store | None:

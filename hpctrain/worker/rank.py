@@ -190,7 +190,7 @@ class Rank:
         """Wait for a checkpoint that is being written, for `FINISH_WRITING_S` at most or until Ctrl-C."""
         if self.trainer is not None:
             with contextlib.suppress(KeyboardInterrupt):
-                self.trainer.give_time(FINISH_WRITING_S)
+                self.trainer.finish_save_within(FINISH_WRITING_S)
 
     def close_attempt(self, reason: Reason, detail: str = "") -> None:
         """Record the attempt's end where no launcher does, because the ranks were started by hand."""

@@ -31,10 +31,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
 from hpctrain.config.root import Config
 from hpctrain.data.tensors import TensorBatches
-from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.compiler import spare_compiler
 from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.distributed.world import World
@@ -42,10 +42,14 @@ from hpctrain.metrics.json_lines import JsonLinesSink
 from hpctrain.metrics.tensorboard import TensorBoardSink
 from hpctrain.run.times import Times
 from hpctrain.tasks.task import Task
+from hpctrain.train.checkpointing import Start
+from hpctrain.train.divergence import Divergence
 from hpctrain.train.loop import Loop
 from hpctrain.train.parts import Parts
 from hpctrain.train.profiling import profiler, sampler
 from hpctrain.train.profiling.profiler import Profiler
+from hpctrain.train.stopping import Stopping
+from hpctrain.train.training_log import TrainingLog
 
 FOREVER = 10**9
 NOW_AND_THEN = (
@@ -81,41 +85,49 @@ def hurry(faster: float):
             setattr(module, name, seconds)
 
 
+class NoCheckpoints:
+    """Stands where the loop's checkpointing would be."""
+
+    best_step, save_takes_s = None, 0.0
+
+    def is_due(self):
+        return False
+
+    def save(self, step, *, evaluation_due, wait):
+        pass
+
+
 class Side:
     """One loop, and as many of its steps as are asked for."""
 
     def __init__(self, config: Config, folder: Path, faster: float = 1.0) -> None:
         self.faster = faster
         self.config, self.world = config, World(rank=0, size=1, local_rank=0, devices=(torch.device("cpu"),))
-        self.parts, self.times, self.step = Parts(config, self.world, None), Times(0.0), 0
+        self.parts, self.times, self.step = Parts(config, self.world), Times(0.0), 0
         folder.mkdir()
         self.times.keep_in(folder)
         self.times.enter("train_s")
         self.sinks = [JsonLinesSink(folder / "metrics.jsonl", None), TensorBoardSink(folder / "tensorboard", None)]
-        self.stop = StopRequest()
-        loader, self.agreement = self.parts.loader(0), Agreement(self.world, self.stop)
+        self.stopping = Stopping(self.world, ClusterEnvironment.from_environment({}), StopRequest())
+        loader = self.parts.loader(0)
         self.batches = iter(loader)
-        self.profiler = Profiler(self.parts, loader, self.agreement, self.times, start_step=0)
+        self.profiler = Profiler(self.parts, loader, self.stopping.agreement, self.times, start_step=0)
 
     def run(self, steps: int) -> tuple[float, float]:
         """Microseconds of wall time and of CPU time per step."""
+        start = Start(self.step)
+        self.config.trainer.max_steps = self.step + steps
+        log = TrainingLog(self.parts, start, self.profiler, self.times)
+        log._sinks = self.sinks
+        checkpointing = NoCheckpoints()
         loop = Loop(
-            config=self.config,
-            plan=self.parts.plan,
-            total_steps=self.step + steps,
-            train_step=self.parts.step,
+            self.parts,
+            start,
             profiler=self.profiler,
-            evaluate=None,
-            judge=lambda step, values: False,
-            check=lambda step, values: None,
-            save=lambda step, due, wait: None,
-            save_interval_s=lambda: None,
-            before_stop=lambda signal: False,
-            agreement=self.agreement,
-            stop=self.stop,
-            meter=self.parts.meter,
-            sinks=self.sinks,
-            start_step=self.step,
+            log=log,
+            checkpointing=checkpointing,
+            divergence=Divergence(self.parts, None, checkpointing, self.step),
+            stopping=self.stopping,
             times=self.times,
         )
         wall, cpu = time.perf_counter(), time.process_time()

@@ -26,7 +26,7 @@ def evaluate(ranks):
 def test_every_sample_once_at_any_world_size(evaluate, world_size, num_samples, micro_batch_size):
     results = evaluate(world_size, num_samples, micro_batch_size)
     assert sorted(number for result in results for number in result["seen"]) == list(range(num_samples))
-    (mean,) = {tuple(sorted(result["found"].items())) for result in results}
+    (mean,) = {tuple(sorted(result["means"].items())) for result in results}
     # each sample has a bit of its own
     assert dict(mean)["eval/power"] * num_samples == pytest.approx(2**num_samples - 1, rel=1e-12)
     # the running mean is rank zero's, 0, on every rank; the variance is 1
@@ -38,8 +38,8 @@ def test_every_sample_once_at_any_world_size(evaluate, world_size, num_samples, 
 def test_ranks_without_a_sample_take_part(evaluate):
     results = evaluate(3, 1, 4)
     assert sorted(len(result["seen"]) for result in results) == [0, 0, 1]
-    assert results[0]["found"] == results[1]["found"] == results[2]["found"]
-    assert results[0]["found"].keys() == {"eval/power", "eval/normed"}
+    assert results[0]["means"] == results[1]["means"] == results[2]["means"]
+    assert results[0]["means"].keys() == {"eval/power", "eval/normed"}
 
 
 def test_the_model_evaluates_without_gradients_and_trains_on_afterwards(evaluate):
@@ -52,13 +52,13 @@ def test_a_stop_is_agreed_upon_in_mid_evaluation_and_leaves_no_trace(evaluate):
     """The ranks have other numbers of batches: those that are done wait for nobody who stopped."""
     for world_size in (1, 2, 3):
         results = evaluate(world_size, 40 * world_size + 1, 2, signal_at={world_size - 1: 2})
-        assert [result["found"] for result in results] == [[StopKind.SIGNAL, signal.SIGUSR2]] * world_size
+        assert [result["stop"] for result in results] == [[StopKind.SIGNAL, signal.SIGUSR2]] * world_size
         assert all(result["same_random_state"] for result in results)
         assert all(result["training"] for result in results)
         assert all(len(result["seen"]) < 40 for result in results)
-        assert len({result["turns_done"] for result in results}) == 1
+        assert len({result["num_batches"] for result in results}) == 1
 
 
 def test_a_wish_to_stop_that_comes_too_late_waits_for_the_loop(evaluate):
     results = evaluate(2, 4, 2, signal_at={1: 2})
-    assert [result["found"].keys() for result in results] == [{"eval/power", "eval/normed"}] * 2
+    assert [result["means"].keys() for result in results] == [{"eval/power", "eval/normed"}] * 2

@@ -81,13 +81,14 @@ def be_rank(num_samples, micro_batch_size, num_workers, signal_at):
     agreement.start()
     found = evaluation(agreement)
     told = {
-        "found": found if isinstance(found, dict) else [found.kind, found.signal],
+        "means": found.means,
+        "stop": None if found.stop is None else [found.stop.kind, found.stop.signal],
         "seen": task.seen,
         "modes": sorted(task.modes),
         "training": model.training,
         "mean": norm.running_mean.item(),
         "same_random_state": torch.equal(before, torch.get_rng_state()),
-        "turns_done": evaluation.turns_done,
+        "num_batches": evaluation.num_batches,
     }
     world.close()
     return told

@@ -33,7 +33,7 @@ PHASES = {
     "build": [
         ("hpctrain.train.parts:Parts.__init__", 1),
         ("hpctrain.train.parts:Parts.loader", 1),
-        ("hpctrain.train.checkpointing:Continuity.take_up", 1),
+        ("hpctrain.train.checkpointing:Checkpointing.resume", 1),
         ("hpctrain.train.trainer:Trainer.run", 1),
     ],
     "first step": [
@@ -46,7 +46,7 @@ PHASES = {
         ("hpctrain.train.step:TrainStep.__call__", 60),
         ("hpctrain.train.update:Update.__call__", 40),
         ("hpctrain.distributed.agreement:Agreement.decide", 60),
-        ("hpctrain.train.loop:Loop._log_training", 5),
+        ("hpctrain.train.training_log:TrainingLog.training", 5),
     ],
     "evaluation": [
         ("hpctrain.train.evaluation:Evaluation.__call__", 2),
@@ -54,21 +54,21 @@ PHASES = {
         ("hpctrain.train.evaluation:Evaluation._names_everywhere", 2),
     ],
     "save": [
-        ("hpctrain.train.loop:Loop._save_now", 3),
-        ("hpctrain.train.checkpointing:Continuity.save", 3),
+        ("hpctrain.train.loop:Loop._save", 3),
+        ("hpctrain.train.checkpointing:Checkpointing.save", 3),
         ("hpctrain.checkpoint.saver:CheckpointSaver._write_beside", 3),
         ("hpctrain.files:fsync_directory", 12),
         ("hpctrain.checkpoint.writer:CheckpointWriter._publish", 3),
     ],
     "last step": [("hpctrain.train.step:TrainStep.__call__", 0), ("hpctrain.train.update:Update.__call__", 0)],
     "after it": [
-        ("hpctrain.train.checkpointing:Continuity.finish", 1),
+        ("hpctrain.train.checkpointing:Checkpointing.finish", 1),
         ("hpctrain.distributed.world:World.close", 1),
         ("hpctrain.worker.rank:Rank.write_exit_record", 1),
         ("hpctrain.worker.entry:close_log_files", 1),
     ],
     "the stop": [
-        ("hpctrain.train.stopping:Departure.begin", 1),
+        ("hpctrain.train.stopping:Stopping.begin", 1),
         ("hpctrain.train.loop:Loop._leave", 1),
     ],
 }

@@ -8,9 +8,9 @@ from hpctrain.train.precision import (
     MasterWeights,
     accept_fp32,
     autocast,
-    choose_matmul_precision,
     order_channels_last,
     poor_fit,
+    set_matmul_precision,
 )
 
 CPU = torch.device("cpu")
@@ -58,9 +58,9 @@ def test_an_autocast_is_entered_any_number_of_times(kind, dtype):
 
 
 def test_tf32_is_for_one_run_and_not_for_the_next():
-    choose_matmul_precision("tf32")
+    set_matmul_precision("tf32")
     assert torch.get_float32_matmul_precision() == "high"
-    choose_matmul_precision("fp32")
+    set_matmul_precision("fp32")
     assert torch.get_float32_matmul_precision() == "highest"
 
 

@@ -5,19 +5,21 @@ import signal
 import pytest
 
 from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
+from hpctrain.errors import CheckpointError
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.state import JobState
-from hpctrain.train.stopping import Departure
+from hpctrain.train.stopping import Stopping
 
 NOW = 1_000_000.0
 
 
 @pytest.fixture
 def preempted(lone_world):
-    """A departure from a job that SLURM ends in so many seconds."""
+    """Makes the stop of a job that SLURM ends in so many seconds."""
 
-    def departure(left_s):
+    def stopping(left_s):
         record = JobRecord(
             job_id="7",
             number=7,
@@ -28,13 +30,29 @@ def preempted(lone_world):
             end_time=int(NOW) + left_s,
         )
         environment = ClusterEnvironment.from_environment({"SLURM_JOB_ID": "7"})
-        return Departure(lone_world, environment, ask={"7": record}.get, clock=lambda: NOW)
+        return Stopping(lone_world, environment, StopRequest(), ask={"7": record}.get, clock=lambda: NOW)
 
-    return departure
+    return stopping
 
 
 @pytest.mark.parametrize(("takes_s", "fits"), [(0.0, True), (39.0, True), (41.0, False)])
 def test_a_save_has_to_fit_before_the_kill_with_some_to_spare(preempted, takes_s, fits):
-    departure = preempted(60)
-    assert departure.begin(signal.SIGTERM, takes_s) == fits
-    assert departure.reason is Reason.PREEMPTED
+    stopping = preempted(60)
+    assert stopping.begin(Stop(StopKind.SIGNAL, signal.SIGTERM), takes_s) == fits
+    assert stopping.reason is Reason.PREEMPTED
+
+
+def test_a_stop_for_an_error_raises_it_on_its_rank_and_names_it_on_the_others(lone_world):
+    request = StopRequest()
+    stopping = Stopping(lone_world, ClusterEnvironment.from_environment({}), request)
+    with pytest.raises(CheckpointError, match="rank zero could not write a checkpoint"):
+        stopping.begin(Stop(StopKind.ERROR), 0.0)
+    request.fail(CheckpointError("no space"))
+    with pytest.raises(CheckpointError, match="no space"):
+        stopping.begin(Stop(StopKind.ERROR), 0.0)
+
+
+def test_a_stop_outside_of_slurm_is_an_interruption(lone_world):
+    stopping = Stopping(lone_world, ClusterEnvironment.from_environment({}), StopRequest())
+    assert stopping.begin(Stop(StopKind.SIGNAL, signal.SIGINT), 1e9)
+    assert stopping.reason is Reason.INTERRUPTED

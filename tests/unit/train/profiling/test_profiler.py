@@ -45,7 +45,7 @@ class Side:
     """A profiler, and what it measures."""
 
     def __init__(self, words, world, clock, folder, *, start_step, flops):
-        self.parts = Parts(Composer().compose([*WORDS, *BATCH, *words]), world, None)
+        self.parts = Parts(Composer().compose([*WORDS, *BATCH, *words]), world)
         self.times, self.clock = Times(0.0, clock), clock
         self.times.keep_in(folder)
         self.times.enter("first_step_s")

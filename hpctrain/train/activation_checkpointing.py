@@ -1,4 +1,4 @@
-"""Activation checkpointing: modules that forget what is inside of them, and compute it again in the backward pass."""
+"""Activation checkpointing: free activations inside modules, and compute them again in the backward pass."""
 
 from __future__ import annotations
 
@@ -12,30 +12,29 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hpctrain.errors import ConfigError
+from hpctrain.phrases import SHOWN
 
 KEY = "trainer.activation_checkpointing"
-SHOWN = 8
 
 
-def recompute_activations(model: nn.Module, patterns: Sequence[str], *, compiled: bool = False) -> list[str]:
+def checkpoint_activations(model: nn.Module, patterns: Sequence[str], *, compiled: bool = False) -> list[str]:
     """Wrap the forward of every module whose name matches; names of weights stay as they are.
 
-    Dropout draws the same numbers again, and batch norms count a batch once: the weights are bit for bit those without
-    it, where the operations themselves are deterministic.
+    Dropout draws the same numbers again, and batch norms count a batch once: where the operations are deterministic,
+    the weights are equal bit for bit to those of training without it.
 
     Args:
         model: outside of DDP and not compiled yet.
-        patterns: names such as ``blocks.*``; * and ? stand for parts of one name between dots. A module inside of one
-            that matches is left alone.
-
-        compiled: the model will be.
+        patterns: names such as ``blocks.*``; * and ? stand for parts of one name between dots. Modules inside a module
+            that matches are left alone.
+        compiled: the model will be compiled.
 
     Returns:
         The names that matched, in the model's order.
 
     Raises:
-        ConfigError: a pattern matches no module, or one that is never called, such as a list; or a batch norm that is
-            to be compiled, which the compiler would count twice.
+        ConfigError: a pattern matches no module, or one without a forward, such as a list; or one with a batch norm in
+            a model that will be compiled.
     """
     names = [name for name, _ in model.named_modules() if name]
     for pattern in patterns:
@@ -62,6 +61,7 @@ def _wrap(name: str, module: nn.Module, *, compiled: bool) -> None:
     forward: Callable[..., Any] = module.forward
     norms = [one for one in module.modules() if isinstance(one, nn.modules.batchnorm._NormBase)]
     if norms and compiled:
+        # the compiler traces the second pass as well, and leaves out the context that keeps it from counting
         problem = "holds a batch norm, which torch.compile can't compute again without counting it twice"
         raise ConfigError(KEY, name, problem, "leave it out, or set trainer.compile=false")
     options: dict[str, Any] = {"context_fn": lambda: (nullcontext(), _uncounted(norms))} if norms else {}
@@ -76,12 +76,14 @@ def _wrap(name: str, module: nn.Module, *, compiled: bool) -> None:
 
 @contextmanager
 def _uncounted(norms: Sequence[nn.modules.batchnorm._NormBase]) -> Iterator[None]:
-    """Within, norms compute as ever, but their running statistics stay as they are."""
+    """Inside, norms compute as usual but leave their running statistics as they are."""
     kept = [(norm, norm.momentum, norm._buffers["num_batches_tracked"]) for norm in norms]
     for norm in norms:
-        norm.momentum, norm._buffers["num_batches_tracked"] = 0.0, None
+        norm.momentum = 0.0
+        norm._buffers["num_batches_tracked"] = None
     try:
         yield
     finally:
         for norm, momentum, count in kept:
-            norm.momentum, norm._buffers["num_batches_tracked"] = momentum, count
+            norm.momentum = momentum
+            norm._buffers["num_batches_tracked"] = count

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hpctrain.errors import ConfigError
-from hpctrain.train.recompute import recompute_activations
+from hpctrain.train.activation_checkpointing import checkpoint_activations
 
 
 class Block(nn.Module):
@@ -48,7 +48,7 @@ def test_weights_and_statistics_are_bit_equal_with_dropout_and_batch_norm(patter
     torch.manual_seed(0)
     plain = Model()
     model = copy.deepcopy(plain)
-    recompute_activations(model, patterns)
+    checkpoint_activations(model, patterns)
     expected, found = trained(plain), trained(model)
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
@@ -56,14 +56,14 @@ def test_weights_and_statistics_are_bit_equal_with_dropout_and_batch_norm(patter
 
 
 def test_names_are_matched_part_by_part_and_what_is_inside_is_left_alone():
-    assert recompute_activations(Model(), ["blocks.*"]) == ["blocks.0", "blocks.1"]
-    assert recompute_activations(Model(), ["blocks.?.l*", "head"]) == ["blocks.0.linear", "blocks.1.linear", "head"]
-    assert recompute_activations(Model(), ["blocks.0", "blocks.0.linear"]) == ["blocks.0"]
+    assert checkpoint_activations(Model(), ["blocks.*"]) == ["blocks.0", "blocks.1"]
+    assert checkpoint_activations(Model(), ["blocks.?.l*", "head"]) == ["blocks.0.linear", "blocks.1.linear", "head"]
+    assert checkpoint_activations(Model(), ["blocks.0", "blocks.0.linear"]) == ["blocks.0"]
 
 
 def test_nothing_is_computed_again_without_gradients():
     model = Model()
-    recompute_activations(model, ["blocks.*"])
+    checkpoint_activations(model, ["blocks.*"])
     with torch.no_grad():
         model(torch.randn(8, 4))
     assert [block.calls for block in model.blocks] == [1, 1]
@@ -71,15 +71,15 @@ def test_nothing_is_computed_again_without_gradients():
 
 def test_a_list_of_modules_is_never_called():
     with pytest.raises(ConfigError, match=r"activation_checkpointing=blocks: has no forward.*; write blocks\.\*"):
-        recompute_activations(Model(), ["blocks"])
+        checkpoint_activations(Model(), ["blocks"])
 
 
 def test_a_pattern_that_matches_nothing_names_what_there_is():
     with pytest.raises(ConfigError, match=r"activation_checkpointing=block\.\*: matches no module; .* blocks\.0"):
-        recompute_activations(Model(), ["block.*"])
+        checkpoint_activations(Model(), ["block.*"])
 
 
 def test_a_batch_norm_that_is_to_be_compiled():
     with pytest.raises(ConfigError, match=r"activation_checkpointing=blocks\.0: holds a batch norm"):
-        recompute_activations(Model(), ["blocks.*"], compiled=True)
-    assert recompute_activations(Model(), ["blocks.*.linear"], compiled=True) == ["blocks.0.linear", "blocks.1.linear"]
+        checkpoint_activations(Model(), ["blocks.*"], compiled=True)
+    assert checkpoint_activations(Model(), ["blocks.*.linear"], compiled=True) == ["blocks.0.linear", "blocks.1.linear"]

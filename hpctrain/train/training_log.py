@@ -1,0 +1,148 @@
+"""What an attempt logs while it trains: metrics for rank zero's sinks, and the samples of every step."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from hpctrain.data.micro_batch import MicroBatch
+from hpctrain.metrics.console import ConsoleSink
+from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.metrics.meter import Throughput
+from hpctrain.metrics.sink import Sink
+from hpctrain.metrics.tensorboard import TensorBoardSink
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.times import Times
+from hpctrain.train.checkpointing import Start
+from hpctrain.train.parts import Parts
+from hpctrain.train.profiling.profiler import Profiler
+
+
+class TrainingLog:
+    """The metrics of one attempt.
+
+    Args:
+        parts: of the training.
+        start: where the attempt starts.
+        profiler: adds what it measures.
+        times: of this attempt.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        start: Start,
+        profiler: Profiler,
+        times: Times,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._parts = parts
+        self._start = start
+        self._profiler = profiler
+        self._times = times
+        self._clock = clock
+        self._throughput = Throughput(parts.plan.samples_seen(start.step), clock)
+        self._sinks: list[Sink] = []
+
+    @contextmanager
+    def opened(self, directory: RunDirectory, log_stream: TextIO | None) -> Iterator[None]:
+        """Open the sinks on rank zero, and close them afterwards.
+
+        What an earlier attempt logged after the step that this one starts from is dropped.
+
+        Args:
+            directory: of the run.
+            log_stream: the rank's log, where standard output doesn't go there already.
+        """
+        if self._parts.world.is_rank_zero:
+            self._sinks = self._open_sinks(directory, log_stream)
+        # opening them took time that isn't training
+        self._throughput = Throughput(self._parts.plan.samples_seen(self._start.step), self._clock)
+        try:
+            yield
+        finally:
+            for sink in self._sinks:
+                sink.close()
+
+    def _open_sinks(self, directory: RunDirectory, log_stream: TextIO | None) -> list[Sink]:
+        step, total_steps = self._start.step, self._parts.total_steps
+        sinks: list[Sink] = [
+            JsonLinesSink(directory.metrics, step, evaluation_due=self._start.evaluation_due),
+            ConsoleSink(sys.stdout, total_steps, step),
+        ]
+        if log_stream is not None:
+            sinks.append(ConsoleSink(log_stream, total_steps, step))
+        if self._parts.config.logger.tensorboard:
+            sinks.append(TensorBoardSink(directory.tensorboard, step))
+        return sinks
+
+    def training(self, step: int) -> dict[str, float]:
+        """Log what was measured since the last call; collective.
+
+        Args:
+            step: completed steps.
+
+        Returns:
+            The values by name.
+        """
+        parts = self._parts
+        values = parts.meter.means()
+        parts.meter.reset()
+        samples_per_s = self._throughput.rate(parts.plan.samples_seen(step))
+        values |= parts.update.metrics
+        values["train/epoch"] = step / parts.plan.steps_per_epoch
+        values["throughput/samples_per_s"] = samples_per_s
+        values |= self._profiler.metrics(step, samples_per_s)
+        begin = self._clock()
+        self._write(step, values)
+        self._profiler.logging_s += self._clock() - begin
+        return values
+
+    def evaluation(self, step: int, means: Mapping[str, float]) -> None:
+        """Log the means of the evaluation after ``step`` steps."""
+        self._write(step, means)
+
+    @contextmanager
+    def paused(self, doing: str) -> Iterator[None]:
+        """Inside, time goes to ``doing``, one of `hpctrain.run.times.WORKING`, and doesn't count as training."""
+        with self._throughput.paused(), self._times.during(doing):
+            yield
+
+    def flush(self) -> None:
+        """Make durable what was logged."""
+        for sink in self._sinks:
+            sink.flush()
+
+    def _write(self, step: int, values: Mapping[str, float]) -> None:
+        self._times.keep(step)
+        for sink in self._sinks:
+            sink.log(step, values)
+
+
+def log_samples(
+    micro_batches: Generator[MicroBatch, None, None], file: Path, start_step: int
+) -> Generator[MicroBatch, None, None]:
+    """Return the same micro-batches, and write down the samples of each step as they are handed out.
+
+    A line is ``{"step": 20, "samples": [5, 811]}``: one rank's samples, in the order in which it took them, of the step
+    as metrics.jsonl counts it. If an attempt repeats a step, the last line counts.
+
+    Args:
+        micro_batches: of one rank, from the step after ``start_step`` on.
+        file: appended to.
+        start_step: completed steps.
+    """
+    step, samples = start_step + 1, list[int]()
+    with closing(micro_batches), file.open("a", buffering=1) as lines:
+        for micro_batch in micro_batches:
+            samples += micro_batch.indices[: micro_batch.num_samples].tolist()
+            if micro_batch.is_last:
+                lines.write(json.dumps({"step": step, "samples": samples}) + "\n")
+                step, samples = step + 1, []
+            yield micro_batch
