@@ -133,7 +133,7 @@ def _be_a_rank(composer: Composer, overrides: list[str]) -> int:
         raise
     code: int
     try:
-        code = run_rank(config, None, lambda: prepare_as_rank(config, sys.argv, environment))
+        code = run_rank(config, None, lambda: prepare_as_rank(config, sys.argv, environment).directory)
     except HpctrainError as error:
         print(f"hpctrain: error: {error}", file=sys.stderr)
         code = error.exit_code

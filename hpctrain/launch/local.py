@@ -1,4 +1,4 @@
-"""This machine: the rank in this process, or one process per rank."""
+"""Launch on this machine: the rank in this process, or one process per rank."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -20,17 +20,16 @@ from typing import IO
 from hpctrain.attempt.outcome import close, judge_attempt, resume_command
 from hpctrain.attempt.unrecorded import close_silent
 from hpctrain.cluster.scrub import scrubbed
-from hpctrain.config.resources import resources_of
-from hpctrain.config.root import Config
 from hpctrain.distributed.stop_request import STOP_SIGNALS
 from hpctrain.errors import ExitCode
 from hpctrain.files import TEMPORARY_PREFIX
+from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.handover import Handover
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
-from hpctrain.run.process import signals_blocked
+from hpctrain.run.process import environ_replaced, signals_blocked
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.worker.entry import run_rank
@@ -38,56 +37,49 @@ from hpctrain.worker.entry import run_rank
 GRACE_S = 5.0
 """Seconds that the ranks get to end by themselves after one of them failed, and after a second Ctrl-C."""
 WRITING_S = 25.0
-"""Seconds more for rank zero while it writes a checkpoint, or once it has said its last word: it may be writing one."""
+"""More seconds for rank zero while it writes a checkpoint, and once its exit record is there: then it may be writing
+one."""
 STOPPING_S = 60.0
-"""Seconds that the ranks get to end by themselves after one of them stopped: all was saved before it did."""
+"""Seconds that the ranks get to end by themselves after one of them stopped, before which all of them saved."""
 POLL_S = 0.05
 
 
-def launch_local(config: Config, directory: RunDirectory) -> int:
+def launch_local(run: RunPlan) -> int:
     """Train on this machine and wait for the end.
+
+    Args:
+        run: prepared.
 
     Returns:
         An `ExitCode`.
     """
-    world_size = resources_of(config).world_size
+    directory, world_size = run.directory, run.resources.world_size
     close_silent(directory, Slurm(os.environ), None, world_size)
-    ledger = Ledger(directory)
-    attempt = ledger.claim()
+    attempt = Ledger(directory).claim()
     Owner.write(directory.claim(attempt))
     cut_short = False
     if world_size == 1:
-        _in_this_process(config, directory, attempt)
+        # inside an allocation, or in a shell with leftover variables, the launched rank is still the only one
+        with environ_replaced(scrubbed(os.environ) | Handover(attempt=attempt).variables()):
+            run_rank(run.config, directory)
     else:
-        ranks = LocalRanks(directory, attempt, world_size, port=config.cluster.master_port or free_port())
+        ranks = LocalRanks(directory, attempt, world_size, port=run.config.cluster.master_port or free_port())
         ranks.run()
         cut_short = ranks.cut_short
     outcome = judge_attempt(directory, attempt, world_size)
     if cut_short and outcome.reason is Reason.INFRASTRUCTURE:
-        # ranks that were killed at a person's wish left no word
+        # the ranks were killed because their user asked for it, and left no exit record
         outcome = replace(outcome, reason=Reason.INTERRUPTED, report="ended at once by a second Ctrl-C, without a save")
     close(directory, attempt, world_size, outcome)
     if outcome.report:
-        # in this process the error has been shown where it arose
+        # a rank in this process has printed its error already
         text = outcome.report if world_size > 1 else outcome.report.splitlines()[0]
-        print(f"hpctrain: {text}\nto go on: {resume_command(directory)}", file=sys.stderr)
+        print(f"hpctrain: {text}\nto resume: {resume_command(directory)}", file=sys.stderr)
     return outcome.exit_code
 
 
-def _in_this_process(config: Config, directory: RunDirectory, attempt: int) -> int:
-    saved = dict(os.environ)
-    # inside an allocation, or a shell with leftovers, the launched rank is still the only one
-    os.environ.clear()
-    os.environ.update(scrubbed(saved) | Handover(attempt=attempt).variables())
-    try:
-        return run_rank(config, directory)
-    finally:
-        os.environ.clear()
-        os.environ.update(saved)
-
-
 def free_port() -> int:
-    """A TCP port that nothing uses now."""
+    """A TCP port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -95,7 +87,7 @@ def free_port() -> int:
 
 
 def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """The variables by which a local process knows its place: those of torchrun."""
+    """The variables from which a local process derives its place: those of torchrun."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -111,122 +103,126 @@ def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
 class LocalRanks:
     """The ranks of one attempt as processes of this machine.
 
-    A signal to this process is passed on to them; when one fails the others are ended; none is left behind.
+    Signals to this process are forwarded to them. When one fails the others are killed, and none outlives `run`.
 
     Args:
-        directory: the run.
+        directory: of the run.
         attempt: claimed.
         world_size: number of processes.
         port: where rank zero will listen.
+
+    Attributes:
+        processes: by rank, once they are started.
+        interrupts: how often Ctrl-C was pressed.
     """
 
     directory: RunDirectory
     attempt: int
     world_size: int
     port: int
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False)
+    interrupts: int = field(default=0, init=False)
 
     @property
     def cut_short(self) -> bool:
         """Whether a second Ctrl-C ended the ranks."""
-        return self._interrupts > 1
+        return self.interrupts > 1
 
     def run(self, command: Sequence[str] = (sys.executable, "-u", "-m", "hpctrain.worker")) -> None:
         """Start the ranks and return when all have ended."""
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._interrupts = 0
-        previous = {number: signal.signal(number, self._pass_on) for number in STOP_SIGNALS}
+        self.processes = []
+        self.interrupts = 0
+        previous = {number: signal.signal(number, self._forward) for number in STOP_SIGNALS}
         token = secrets.token_hex(8)
         common = Handover(attempt=self.attempt, logged=True, token=token, parent=os.getpid()).variables()
-        try:
-            with signals_blocked(STOP_SIGNALS):  # until a rank can handle them (`StopRequest.install`)
-                for rank in range(self.world_size):
-                    environ = scrubbed(os.environ) | rank_variables(rank, self.world_size, self.port) | common
-                    self._processes.append(self._start(rank, [*command, str(self.directory.path)], environ))
-            self._watch()
-        finally:
-            self._end_all()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-    def _start(self, rank: int, command: list[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
         with contextlib.ExitStack() as stack:
-            log = stack.enter_context(self.directory.rank_log(rank).open("ab", buffering=0))
-            process = subprocess.Popen(
+            for number, handler in previous.items():
+                stack.callback(signal.signal, number, handler)
+            stack.callback(self._kill_all)
+            with signals_blocked(STOP_SIGNALS):  # until a rank handles them (`StopRequest.install`)
+                for rank in range(self.world_size):
+                    variables = scrubbed(os.environ) | rank_variables(rank, self.world_size, self.port) | common
+                    process = self._start(rank, [*command, str(self.directory.path)], variables)
+                    self.processes.append(process)
+                    if process.stdout is not None:
+                        copier = self._copy(process.stdout)
+            self._watch()
+            self._kill_all()
+            copier.join(timeout=GRACE_S)
+
+    def _start(self, rank: int, command: list[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        with self.directory.rank_log(rank).open("ab", buffering=0) as log:
+            return subprocess.Popen(
                 command,
-                env=environ,
+                env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=log if rank else subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # the terminal's Ctrl-C reaches the ranks through this process alone, once
             )
-            if process.stdout is not None:
-                stack.pop_all()
-                self._copier = threading.Thread(target=copy_output, args=(process.stdout, log), daemon=True)
-                self._copier.start()
-        return process
+
+    def _copy(self, source: IO[bytes]) -> threading.Thread:
+        log = self.directory.rank_log(0).open("ab", buffering=0)
+        copier = threading.Thread(target=copy_output, args=(source, log), daemon=True)
+        copier.start()
+        return copier
 
     def _watch(self) -> None:
-        while any(process.poll() is None for process in self._processes):
-            if any(
-                process.poll() not in (None, ExitCode.FINISHED, ExitCode.INTERRUPTED) for process in self._processes
-            ):
-                self._wait(self._processes, GRACE_S)
-                self._wait(self._processes[:1], WRITING_S, self._may_write)
-                break
-            if any(process.poll() == ExitCode.INTERRUPTED for process in self._processes):
-                self._wait(self._processes, STOPPING_S)
-                break
-            if self.cut_short:
-                break
+        while not self.cut_short:
+            codes = [process.poll() for process in self.processes]
+            if None not in codes:
+                return
+            if any(code not in (None, ExitCode.FINISHED, ExitCode.INTERRUPTED) for code in codes):
+                self._wait(self.processes, GRACE_S)
+                self._wait_while_rank_zero_writes()
+                return
+            if ExitCode.INTERRUPTED in codes:
+                self._wait(self.processes, STOPPING_S)
+                return
             time.sleep(POLL_S)
-        self._end_all()
-        self._copier.join(timeout=GRACE_S)
 
-    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        self._interrupts += number == signal.SIGINT
-        for process in self._processes:
+    def _wait(self, processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> None:
+        """Return when these have ended, after the timeout, or at a second Ctrl-C."""
+        deadline = time.monotonic() + timeout_s
+        while (
+            time.monotonic() < deadline and not self.cut_short and any(process.poll() is None for process in processes)
+        ):
+            time.sleep(POLL_S)
+
+    def _wait_while_rank_zero_writes(self) -> None:
+        zero = self.processes[0]
+        deadline = time.monotonic() + WRITING_S
+        while time.monotonic() < deadline and not self.cut_short and zero.poll() is None and self._may_write():
+            time.sleep(POLL_S)
+
+    def _may_write(self) -> bool:
+        """Whether rank zero has left its exit record, or still computes and writes a checkpoint in the background."""
+        recorded = 0 in read_exit_records(self.directory.claim(self.attempt))
+        return recorded or any(self.directory.checkpoints.glob(f"{TEMPORARY_PREFIX}*"))
+
+    def _forward(self, number: int, _frame: FrameType | None) -> None:
+        self.interrupts += number == signal.SIGINT
+        for process in self.processes:
             if process.poll() is None:
                 process.send_signal(number)
 
-    def _end_all(self) -> None:
-        for process in self._processes:
-            # the whole session: loading processes of a rank that is already gone as well
+    def _kill_all(self) -> None:
+        for process in self.processes:
+            # the whole session: also the DataLoader workers of a rank that has ended already
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def _may_write(self) -> bool:
-        """Whether rank zero has said its last word, or still computes and writes a checkpoint beside."""
-        said = 0 in read_exit_records(self.directory.claim(self.attempt))
-        return said or any(self.directory.checkpoints.glob(f"{TEMPORARY_PREFIX}*"))
-
-    def _wait(
-        self,
-        processes: Sequence[subprocess.Popen[bytes]],
-        patience_s: float,
-        worth_it: Callable[[], bool] = lambda: True,
-    ) -> None:
-        """Return when these have ended, after so many seconds, at a second Ctrl-C, or when it isn't worth it."""
-        deadline = time.monotonic() + patience_s
-        while (
-            time.monotonic() < deadline
-            and not self.cut_short
-            and any(one.poll() is None for one in processes)
-            and worth_it()
-        ):
-            time.sleep(POLL_S)
-
 
 def copy_output(source: IO[bytes], log: IO[bytes]) -> None:
-    """Copy what a rank prints to a log and to the console, to its end; where one of them refuses, to the other one.
-
-    A rank whose output nobody takes would stand still, or fail at its next word.
+    """Copy what a rank prints to a log and to the console, to its end; an error of one doesn't stop the other.
 
     Args:
         source: the rank's end of a pipe; closed at the end.
         log: unbuffered; closed at the end.
     """
     with source, log:
+        # to the end in any case: a rank whose pipe is full blocks, and one whose pipe is closed fails
         while data := os.read(source.fileno(), 65536):
             with contextlib.suppress(OSError):  # a full disk may have room again later
                 log.write(data)
@@ -234,6 +230,6 @@ def copy_output(source: IO[bytes], log: IO[bytes]) -> None:
                 sys.stdout.buffer.write(data)
                 sys.stdout.buffer.flush()
             except OSError:
-                # its reader has gone, as `head` does; this process's own last words, and what is buffered, go nowhere
-                with Path(os.devnull).open("wb") as nowhere:
-                    os.dup2(nowhere.fileno(), sys.stdout.fileno())
+                # its reader has exited, as `head` does; discard what is buffered and what this process prints later
+                with Path(os.devnull).open("wb") as devnull:
+                    os.dup2(devnull.fileno(), sys.stdout.fileno())

@@ -1,15 +1,18 @@
-"""The run directory before anything runs: a name that nobody else has, the configuration, the manifest."""
+"""A run before anything is launched: its directory, its resources, its stored configuration."""
 
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.checks import check
 from hpctrain.config.identity import decides_the_weights, flat
+from hpctrain.config.resources import Resources, resources_of
 from hpctrain.config.root import Config
 from hpctrain.config.stored import OPEN_GROUPS, load, to_yaml
 from hpctrain.errors import ConfigError, RunDirectoryError
@@ -18,14 +21,97 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import manifest
 
 
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """What is launched: everything that follows from a configuration, derived once.
+
+    Attributes:
+        config: of the run, with its `run_dir`.
+        directory: of the run.
+        resources: of the run.
+    """
+
+    config: Config
+    directory: RunDirectory
+    resources: Resources
+
+
+def plan(config: Config) -> RunPlan:
+    """The plan of a run; nothing is written.
+
+    Args:
+        config: checked; without a `run_dir`, the plan names the default one, which isn't claimed.
+    """
+    assert config.name is not None
+    directory = RunDirectory.at(config.run_dir or default_path(config.name))
+    return RunPlan(dataclasses.replace(config, run_dir=str(directory.path)), directory, resources_of(config))
+
+
+def prepare(config: Config, command: Sequence[str]) -> RunPlan:
+    """Make the run directory of a new run, or open that of an existing one, and store the configuration.
+
+    Args:
+        config: checked.
+        command: the words that were typed, for the manifest.
+
+    Returns:
+        The plan of the run, whose directory exists.
+
+    Raises:
+        ConfigError: the directory holds a run, and another configuration decides its weights.
+        RunDirectoryError: the directory can't be made, or holds other files.
+    """
+    if config.run_dir is None:
+        assert config.name is not None
+        config = dataclasses.replace(config, run_dir=str(claim_default_path(config.name)))
+    if config.init_from is not None:
+        # the ranks may run in another folder
+        config = dataclasses.replace(config, init_from=str(Path(config.init_from).absolute()))
+    run = plan(config)
+    directory = run.directory
+    if directory.config.exists():
+        refuse_other_run(load(directory.config), run.config)
+    elif directory.path.is_dir() and any(directory.path.iterdir()):
+        raise RunDirectoryError(
+            f"run_dir={directory.path}: expected a run or an empty folder, found other files; name an empty or new one"
+        )
+    # allow_config_change was given for this change alone, not for those of later resumes
+    stored = dataclasses.replace(run.config, resume=dataclasses.replace(config.resume, allow_config_change=False))
+    directory.create(config.mode)
+    if not directory.manifest.exists():
+        write_json(directory.manifest, manifest(command, Path.cwd()))
+    write_atomic(directory.config, to_yaml(stored))
+    return dataclasses.replace(run, config=stored)
+
+
+def prepare_as_rank(config: Config, command: Sequence[str], environment: ClusterEnvironment) -> RunPlan:
+    """Prepare a run whose ranks were started by hand.
+
+    Args:
+        config: checked; without a `run_dir`, the job's id names it, so that a requeued job finds it again.
+        command: the words that were typed.
+        environment: rank zero's.
+    """
+    if config.run_dir is None and environment.job_id is not None:
+        path = Path("runs") / str(config.name) / f"job_{environment.job_id}"
+        config = dataclasses.replace(config, run_dir=str(path))
+    return prepare(config, command)
+
+
+def discard_unstarted(directory: RunDirectory) -> None:
+    """Remove a run directory for which nothing was ever submitted or started."""
+    if not directory.job_records() and not directory.attempts.exists():
+        shutil.rmtree(directory.path)
+
+
 def default_path(name: str, clock: float | None = None) -> Path:
-    """`runs/NAME/DATE_TIME`; not yet claimed."""
+    """`runs/NAME/DATE_TIME`; not claimed."""
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(clock))
     return Path("runs") / name / stamp
 
 
 def claim_default_path(name: str) -> Path:
-    """Make `runs/NAME/DATE_TIME`, with a number behind it where another run was faster.
+    """Make `runs/NAME/DATE_TIME`, with a number appended where another run has claimed it.
 
     Raises:
         RunDirectoryError: it can't be made here.
@@ -48,41 +134,8 @@ def claim_default_path(name: str) -> Path:
         ) from error
 
 
-def prepare(config: Config, command: Sequence[str]) -> RunDirectory:
-    """Make the run directory of a new run, or take up the one that is there.
-
-    Args:
-        config: checked; its `run_dir` is filled in.
-        command: the words that were typed, for the manifest.
-
-    Raises:
-        ConfigError: the directory holds a run whose weights another configuration decides.
-        RunDirectoryError: the directory can't be made, or holds something else.
-    """
-    if config.run_dir is None:
-        assert config.name is not None
-        config.run_dir = str(claim_default_path(config.name).absolute())
-    directory = RunDirectory.at(config.run_dir)
-    config.run_dir = str(directory.path)
-    if config.init_from is not None:
-        config.init_from = str(Path(config.init_from).absolute())
-    if directory.config.exists():
-        refuse_other_run(load(directory.config), config)
-    elif directory.path.is_dir() and any(directory.path.iterdir()):
-        raise RunDirectoryError(
-            f"run_dir={directory.path}: the folder holds other files and no run; name an empty or a new one"
-        )
-    # said once, for this change alone
-    config.resume.allow_config_change = False
-    directory.create(config.mode)
-    if not directory.manifest.exists():
-        write_json(directory.manifest, manifest(command, Path.cwd()))
-    write_atomic(directory.config, to_yaml(config))
-    return directory
-
-
 def refuse_other_run(old: Config, new: Config) -> None:
-    """Let a run go on only with a configuration that leads to the same weights.
+    """Let a run continue only with a configuration that leads to the same weights; print what else changed.
 
     Raises:
         ConfigError: names the keys that changed and may not.
@@ -96,29 +149,16 @@ def refuse_other_run(old: Config, new: Config) -> None:
             key,
             after.get(key),
             f"but the run in {new.run_dir} has {before.get(key)}, and the weights depend on it"
-            + (f"; so they do on {', '.join(others)}" if others else ""),
+            + (f"; they also depend on {', '.join(others)}" if others else ""),
             "choose another run_dir, or set resume.allow_config_change=true",
         )
     for key in changed:
         inexact = "; the run is no longer exact" if decides_the_weights(key) else ""
-        print(f"the run goes on with {key}={after.get(key)} instead of {before.get(key)}{inexact}")
-
-
-def prepare_as_rank(config: Config, command: Sequence[str], environment: ClusterEnvironment) -> RunDirectory:
-    """The run directory for ranks that were started by hand; a requeued job finds the one that it made.
-
-    Args:
-        config: checked; without a `run_dir`, the job's id names it.
-        command: the words that were typed.
-        environment: rank zero's.
-    """
-    if config.run_dir is None and environment.job_id is not None:
-        config.run_dir = str(Path("runs") / str(config.name) / f"job_{environment.job_id}")
-    return prepare(config, command)
+        print(f"the run continues with {key}={after.get(key)} instead of {before.get(key)}{inexact}")
 
 
 def changed_config(directory: RunDirectory, overrides: Sequence[str], config_dir: str | None) -> Config:
-    """A run's configuration with overrides on top; a group may be chosen anew.
+    """A run's configuration with overrides on top, which may choose another option of a group.
 
     Raises:
         ConfigError: an override that can't work.
@@ -128,16 +168,18 @@ def changed_config(directory: RunDirectory, overrides: Sequence[str], config_dir
     typed = {name for name in Config.__dataclass_fields__ if dataclasses.is_dataclass(getattr(stored, name))}
     chosen = groups & {*typed, *OPEN_GROUPS}
     values = [override for override in overrides if override.partition("=")[0].split(".")[0] not in chosen]
-    config = load(directory.config, values)
+    config = dataclasses.replace(load(directory.config, values), run_dir=str(directory.path))
     if chosen:
+        # Hydra takes a tenth of a second to import, and only a changed group needs it
         from hpctrain.config.compose import Composer
 
         wanted = [override for override in overrides if override not in values]
-        nodes = [f"nodes={config.nodes}"] if "cluster" in chosen else []
-        batch = f"trainer.global_batch_size={config.trainer.global_batch_size}"
-        composed = Composer(config_dir).compose([*wanted, *nodes, *([] if "trainer" in chosen else [batch])])
-        for group in chosen:
-            setattr(config, group, getattr(composed, group))
+        # composition checks these together with the chosen groups
+        if "cluster" in chosen:
+            wanted.append(f"nodes={config.nodes}")
+        if "trainer" not in chosen:
+            wanted.append(f"trainer.global_batch_size={config.trainer.global_batch_size}")
+        composed = Composer(config_dir).compose(wanted)
+        config = dataclasses.replace(config, **{group: getattr(composed, group) for group in chosen})
     check(config)
-    config.run_dir = str(directory.path)
     return config

@@ -1,4 +1,4 @@
-"""A SLURM cluster: one sbatch job per run, one array for many, written by submitit."""
+"""Submission to SLURM: one sbatch job per run, one array for many, written by submitit."""
 
 from __future__ import annotations
 
@@ -18,49 +18,35 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from hpctrain.cluster.scrub import scrubbed
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.resources import resources_of
-from hpctrain.config.root import Config
 from hpctrain.errors import ConfigError, SchedulerError, SchedulerMissingError
 from hpctrain.launch.job import Job
+from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.process import environ_replaced
 
 USER_MISTAKES = ("invalid", "not permitted", "more processors", "not available", "unavailable", "unrecognized", "limit")
-"""Words in sbatch's answer that put the blame on what was asked for."""
+"""Words in sbatch's answer that show that the request itself was wrong."""
 
 
 class BatchExecutor(submitit.SlurmExecutor):
-    """submitit's executor, also where there is no srun: a dry run on a laptop."""
+    """submitit's executor, which also writes scripts where there is no srun, for a dry run on a laptop."""
 
     @classmethod
     def affinity(cls) -> int:
-        """Always usable; a missing sbatch is told when something is submitted."""
+        """Always usable; a missing sbatch is an error once something is submitted."""
         return 2
 
 
-def sbatch_parameters(config: Config, log: str) -> dict[str, Any]:
-    """The configuration in submitit's words.
-
-    The callable runs in the batch script itself and calls srun, so that the ranks' end is judged from outside of them.
+def sbatch_parameters(run: RunPlan, log: str) -> dict[str, Any]:
+    """The request to SLURM as submitit's parameters.
 
     Args:
-        config: a checked configuration with cluster=slurm.
+        run: with cluster=slurm.
         log: the batch script's log, with SLURM's patterns.
     """
-    cluster = config.cluster
-    assert isinstance(cluster, Slurm)
-    resources = resources_of(config)
-    more: dict[str, Any] = {name.replace("_", "-"): value for name, value in cluster.sbatch.items()}
-    requeue = more.pop("requeue", True) is not False and not more.get("no-requeue")
-    more = {name: value for name, value in more.items() if value is not False}
-    more |= {
-        "output": log,
-        "signal": f"{cluster.signal}@{cluster.signal_delay_s}",
-        "requeue" if requeue else "no-requeue": True,
-        "reservation": cluster.reservation,
-        "no-kill": True if cluster.spare_nodes else None,
-    }
+    cluster, resources = _slurm(run), run.resources
     parameters: dict[str, Any] = {
-        "job_name": config.name,
+        "job_name": run.config.name,
         "nodes": resources.num_nodes + cluster.spare_nodes,
         "ntasks_per_node": resources.processes_per_node,
         "time": cluster.time_limit_min,
@@ -72,106 +58,109 @@ def sbatch_parameters(config: Config, log: str) -> dict[str, Any]:
         "qos": cluster.qos,
         "constraint": cluster.constraint,
         "exclude": cluster.exclude,
-        # a SIGTERM that comes before the supervisor hears it would end the job, and nobody would requeue it
+        # a SIGTERM that arrives before the supervisor handles it would end the job without a requeue
         "setup": ["trap '' TERM", *cluster.setup],
         "stderr_to_stdout": True,
+        # the callable runs in the batch script and calls srun itself, so that it outlives the ranks
         "use_srun": False,
-        "wckey": None,
-        "additional_parameters": {key: value for key, value in more.items() if value is not None},
+        "array_parallelism": cluster.max_parallel_runs,
+        "additional_parameters": _additional(cluster, log),
     }
-    if cluster.max_parallel_runs is not None:
-        parameters["array_parallelism"] = cluster.max_parallel_runs
-    return {key: value for key, value in parameters.items() if value is not None or key == "wckey"}
+    # submitit has its own default for wckey, and only an explicit None removes it
+    return {name: value for name, value in parameters.items() if value is not None} | {"wckey": None}
 
 
-def executor(config: Config, folder: Path, log: str) -> BatchExecutor:
-    """An executor that would submit this configuration; nothing is written yet."""
-    # without exec, bash is the first to die of a SIGTERM, and takes along whoever is to judge the ranks' end
+def _additional(cluster: Slurm, log: str) -> dict[str, Any]:
+    typed: dict[str, Any] = {name.replace("_", "-"): value for name, value in cluster.sbatch.items()}
+    requeue = typed.pop("requeue", True) is not False and not typed.get("no-requeue")
+    ours = {
+        "output": log,
+        "signal": f"{cluster.signal}@{cluster.signal_delay_s}",
+        "requeue" if requeue else "no-requeue": True,
+        "reservation": cluster.reservation,
+        "no-kill": True if cluster.spare_nodes else None,
+    }
+    return {name: value for name, value in (typed | ours).items() if value is not None and value is not False}
+
+
+def _slurm(run: RunPlan) -> Slurm:
+    cluster = run.config.cluster
+    assert isinstance(cluster, Slurm)
+    return cluster
+
+
+def _executor(run: RunPlan, folder: Path, log: str) -> BatchExecutor:
+    # without exec, bash would be the first to die of a SIGTERM, and SLURM would kill the supervisor with it
     made = BatchExecutor(folder=folder, python=f"exec {shlex.quote(sys.executable)}")
-    made.update_parameters(**sbatch_parameters(config, log))
+    made.update_parameters(**sbatch_parameters(run, log))
     return made
 
 
-def script(config: Config, directory: RunDirectory, runs: int = 1) -> str:
-    """The sbatch script of this configuration.
+def script(run: RunPlan, home: RunDirectory, runs: int = 1) -> str:
+    """The sbatch script of a run.
 
     Args:
-        config: of the run, or of any run of an array.
-        directory: of the run, or of the sweep.
+        run: the run, or any run of an array.
+        home: the run's directory, or the sweep's.
         runs: more than one for an array.
     """
-    made = executor(config, submitit_folder(directory), batch_log(directory, array=runs > 1))
+    made = _executor(run, submitit_folder(home), _batch_log(home, array=runs > 1))
     if runs > 1:
         made.parameters["map_count"] = runs
     text: str = made._make_submission_file_text(made._submitit_command_str, "dry-run")
     return text
 
 
-def submitit_folder(directory: RunDirectory) -> Path:
+def submitit_folder(home: RunDirectory) -> Path:
     """Where submitit keeps the script and the pickled callable."""
-    return directory.logs / "submitit"
+    return home.logs / "submitit"
 
 
-def batch_log(directory: RunDirectory, *, array: bool) -> str:
-    """The batch script's log, with SLURM's patterns for the job id."""
-    return str(directory.logs / ("batch_%A_%a.log" if array else "batch_%j.log"))
+def _batch_log(home: RunDirectory, *, array: bool) -> str:
+    return str(home.logs / ("batch_%A_%a.log" if array else "batch_%j.log"))
 
 
-def submit(configs: Sequence[Config], runs: Sequence[RunDirectory], home: RunDirectory) -> list[str]:
-    """Submit one job, or one array for several runs that ask for the same resources.
+def submit(runs: Sequence[RunPlan], home: RunDirectory) -> list[str]:
+    """Submit one job, or one array for several runs that request the same resources.
 
     Args:
-        configs: one per run; the resources are read from the first.
-        runs: their directories.
+        runs: prepared; the request is read from the first.
         home: where the script and the batch logs go: the run's own directory, or the sweep's.
 
     Returns:
         The job id of each run, `12_3` in an array.
 
     Raises:
-        ConfigError: SLURM doesn't take what is asked for.
+        ConfigError: SLURM refuses the request.
         SchedulerError: sbatch failed otherwise.
     """
     if "%" in str(home.path):
-        raise ConfigError("run_dir", home.path, "holds a %, which SLURM replaces in names of logs", "leave it out")
+        raise ConfigError(
+            "run_dir", home.path, "contains a %, which SLURM replaces in the names of logs", "choose a name without it"
+        )
     array = len(runs) > 1
-    log = batch_log(home, array=array)
+    log = _batch_log(home, array=array)
     home.logs.mkdir(parents=True, exist_ok=True)
-    made = executor(configs[0], submitit_folder(home), log)
-    jobs = [Job(str(run.path)) for run in runs]
-    with _outside_any_allocation(), _told_by_sbatch(), contextlib.redirect_stderr(io.StringIO()):
-        if array:
-            with made.batch():
-                submitted = [made.submit(job) for job in jobs]
-        else:
-            submitted = [made.submit(jobs[0])]
-    job_ids = [str(job.job_id) for job in submitted]
+    executor = _executor(runs[0], submitit_folder(home), log)
+    # submitit prints to standard error what sbatch answers; the exception has it as well
+    with environ_replaced(scrubbed(os.environ)), _explained(), contextlib.redirect_stderr(io.StringIO()):
+        with executor.batch() if array else contextlib.nullcontext():
+            submitted = [executor.submit(Job(str(run.directory.path))) for run in runs]
+        job_ids = [str(job.job_id) for job in submitted]
     for run, job_id in zip(runs, job_ids, strict=True):
         array_id, _, task = job_id.partition("_")
         name = log.replace("%A", array_id).replace("%a", task).replace("%j", job_id)
-        run.record_job({"job_id": job_id, "time": time.time(), "log": name})
+        run.directory.record_job({"job_id": job_id, "time": time.time(), "log": name})
     return job_ids
 
 
 @contextlib.contextmanager
-def _outside_any_allocation() -> Iterator[None]:
-    saved = dict(os.environ)
-    clean = scrubbed(saved)
-    for name in saved.keys() - clean.keys():
-        del os.environ[name]
-    try:
-        yield
-    finally:
-        os.environ.update(saved)
-
-
-@contextlib.contextmanager
-def _told_by_sbatch() -> Iterator[None]:
+def _explained() -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
         raise SchedulerMissingError(
-            "cluster=slurm: there is no sbatch on this machine; type the command on a login node of the cluster, "
+            "cluster=slurm: expected sbatch on this machine; type the command on a login node of the cluster, "
             "or see the script with cluster.dry_run=true"
         ) from error
     except (FailedJobError, FailedSubmissionError, subprocess.CalledProcessError) as error:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json, write_json
-from hpctrain.run.process import stat_fields
+from hpctrain.run.process import process_start
 
 FILE_NAME = "owner.json"
 CLOCK_SLACK_S = 5.0
-"""A file server's clock may differ from ours by so much."""
+"""The clocks of a file server and of this machine may differ by this much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Owner:
     Attributes:
         host: the machine's name.
         pid: the launching process; a signal to it is a signal to the run.
-        written: when the record was made, in epoch seconds; a process that began later is another one.
+        written: when the record was written, in epoch seconds.
     """
 
     host: str
@@ -32,7 +32,7 @@ class Owner:
 
     @classmethod
     def read(cls, claim: Path) -> Owner | None:
-        """The owner of an attempt; None where it wasn't launched locally, or the record can't be read."""
+        """The owner of an attempt; None where it wasn't launched locally or the record can't be read."""
         path = claim / FILE_NAME
         try:
             record = read_json(path)
@@ -52,28 +52,17 @@ class Owner:
 
     @property
     def alive(self) -> bool | None:
-        """Whether the process still runs; None where that can't be seen, from another machine."""
+        """Whether the process still runs; None where it runs on another machine."""
         if not self.is_here:
             return None
-        began = _began(self.pid)
-        return began is not None and began <= self.written + CLOCK_SLACK_S
+        start = process_start(self.pid)
+        # a process that started after the record was written is another one that got the same number
+        return start is not None and start <= self.written + CLOCK_SLACK_S
 
     @property
     def command(self) -> str:
-        """What the process runs, as typed; empty where it is gone or belongs to somebody else."""
+        """The command line of the process; empty where it has ended or belongs to another user."""
         try:
             return Path(f"/proc/{self.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         except OSError:
             return ""
-
-
-def _began(pid: int) -> float | None:
-    """Epoch seconds at which a process began, from proc(5); None where there is none, or only its zombie."""
-    try:
-        fields = stat_fields(pid)
-        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
-    except (OSError, StopIteration):
-        return None
-    if fields[0] in "ZX":
-        return None
-    return int(boot.split()[1]) + int(fields[19]) / os.sysconf("SC_CLK_TCK")

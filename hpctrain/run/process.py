@@ -1,31 +1,65 @@
-"""Processes of this machine, as the kernel tells of them and starts them."""
+"""Processes of this machine: their age, the signals and the environment that a new one inherits."""
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 
-def stat_fields(pid: int | str) -> list[str]:
-    """The fields of proc(5)'s ``stat`` that come after the command's name: the state, the parent and so on.
+def process_start(pid: int) -> float | None:
+    """Epoch seconds at which a process began, from proc(5); None where there is no such process, or only its zombie."""
+    try:
+        fields = _stat_fields(pid)
+        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+    except (OSError, StopIteration):
+        return None
+    if fields[0] in "ZX":
+        return None
+    return int(boot.split()[1]) + _start_s(fields)
 
-    Args:
-        pid: of the process, or ``self``.
 
-    Raises:
-        OSError: there is no such process, or no proc.
-    """
-    # the command's name, in parentheses, may hold spaces and parentheses
+def process_age_s() -> float:
+    """Seconds since this process began, from proc(5), to a hundredth; 0 where there is no proc."""
+    try:
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - _start_s(_stat_fields(os.getpid())))
+    except OSError:
+        return 0.0
+
+
+def _stat_fields(pid: int) -> list[str]:
+    # the fields after the command's name, which stands in parentheses and may contain spaces and parentheses
     return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
+def _start_s(fields: list[str]) -> float:
+    """Seconds from the machine's boot to the process's start."""
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
 def signals_blocked(numbers: Iterable[signal.Signals]) -> Iterator[None]:
-    """Inside, these signals wait; a process started here inherits that, until it unblocks those that it can handle."""
+    """Inside, these signals stay pending; a process started here inherits that, until it unblocks them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def environ_replaced(variables: Mapping[str, str]) -> Iterator[None]:
+    """Inside, `os.environ` holds exactly these variables."""
+    before = dict(os.environ)
+    # in this order, no variable that stays is ever missing, to a thread that reads it meanwhile
+    os.environ.update(variables)
+    for name in before.keys() - variables.keys():
+        os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

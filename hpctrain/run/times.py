@@ -1,10 +1,9 @@
-"""Where the time of an attempt goes, kept beside its exit records while it lasts."""
+"""Where the time of an attempt goes, recorded in its claim while it runs."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +11,6 @@ from pathlib import Path
 
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json, write_json
-from hpctrain.run.process import stat_fields
 
 FILE_NAME = "times.json"
 STARTING = ("import_s", "rendezvous_s", "build_s", "load_s", "first_step_s")
@@ -26,12 +24,12 @@ log = logging.getLogger("hpctrain.run")
 
 
 class Times:
-    """One stopwatch whose every second goes to one of `SPENT`, so that they add up to the attempt's wall time.
+    """A stopwatch that counts every second for one of `SPENT`, so that they add up to the attempt's wall time.
 
-    Nothing is done per step: what changes is noted where the loop does something else than steps.
+    It costs nothing per step: the loop switches it only where it does something other than steps.
 
     Args:
-        age_s: seconds since the process began; they count as `import_s`.
+        age_s: seconds since the process started; they count as `import_s`.
         clock: monotonic seconds.
         now: epoch seconds.
     """
@@ -39,7 +37,8 @@ class Times:
     def __init__(
         self, age_s: float, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
     ) -> None:
-        self._clock, self._now = clock, now
+        self._clock = clock
+        self._now = now
         self._since = clock() - age_s
         self.launched = now() - age_s
         self._spent = dict.fromkeys(SPENT, 0.0)
@@ -49,18 +48,19 @@ class Times:
 
     @property
     def doing(self) -> str:
-        """What the time goes to now, one of `SPENT`."""
+        """The kind of work that takes the time now, one of `SPENT`."""
         return self._doing
 
     def enter(self, doing: str) -> None:
-        """From now on the time goes to ``doing``, one of `SPENT`."""
+        """Count the time from now on for ``doing``, one of `SPENT`."""
         now = self._clock()
         self._spent[self._doing] += now - self._since
-        self._since, self._doing = now, doing
+        self._since = now
+        self._doing = doing
 
     @contextmanager
     def during(self, doing: str) -> Iterator[None]:
-        """Inside, the time goes to ``doing``."""
+        """Inside, the time counts for ``doing``."""
         before = self._doing
         self.enter(doing)
         try:
@@ -69,12 +69,12 @@ class Times:
             self.enter(before)
 
     def spent(self) -> dict[str, float]:
-        """Seconds so far, of what was done at all."""
+        """Seconds so far, of each kind of work that was done."""
         self.enter(self._doing)
         return {name: round(seconds, 3) for name, seconds in self._spent.items() if seconds}
 
     def keep_in(self, claim: Path) -> None:
-        """Write into the attempt's claim from now on; rank zero's business."""
+        """Record into the attempt's claim from now on; for rank zero alone."""
         self._file = claim / FILE_NAME
 
     @property
@@ -83,47 +83,38 @@ class Times:
         return None if self._file is None else self._file.parent
 
     def begin(self, step: int) -> None:
-        """The first new step is done; from now on the time goes to the training."""
+        """Count the time from now on as training: the first new step is done."""
         self.enter(WORKING[0])
         log.info("the first step came %s", beginning(self._spent))
         self.keep(step, due=True)
 
     def keep(self, step: int, *, due: bool = False) -> None:
-        """Write down how far the attempt is, at most every `KEEP_EVERY_S`; it would be all that a killed one leaves.
+        """Record how far the attempt is, at most every `KEEP_EVERY_S`: a killed attempt leaves nothing else.
 
         Args:
             step: completed steps.
-            due: write in any case.
+            due: record it in any case.
         """
         if self._file is None or not (due or self._clock() - self._kept_at >= KEEP_EVERY_S):
             return
         record = {**self.spent(), "last_step": step, "seen": self._now()}
-        # the training can do without it
+        # training continues without the record
         with contextlib.suppress(OSError):
             write_json(self._file, record, durable=False)
         self._kept_at = self._clock()
 
 
 def beginning(spent: Mapping[str, float]) -> str:
-    """What went before the first new step: ``2.3 s after the start: import 1.4, ..., first step 0.1``."""
+    """The time before the first new step: ``2.3 s after the start: import 1.4, ..., first step 0.1``."""
     parts = {name.removesuffix("_s").replace("_", " "): spent.get(name, 0.0) for name in STARTING}
     listed = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items())
     return f"{sum(parts.values()):.1f} s after the start: {listed}"
 
 
 def read_times(claim: Path) -> dict[str, float]:
-    """What an attempt left of its times: `SPENT`, ``last_step``, ``seen`` (epoch seconds); empty without a record."""
+    """The recorded times of an attempt: `SPENT`, ``last_step``, ``seen`` (epoch seconds); empty without a record."""
     try:
         record = read_json(claim / FILE_NAME)
     except (OSError, RunDirectoryError):
         return {}
     return {name: value for name, value in record.items() if isinstance(value, int | float)}
-
-
-def process_age_s() -> float:
-    """Seconds since this process began, from proc(5), to a hundredth; 0 where there is no proc."""
-    try:
-        fields = stat_fields("self")
-    except OSError:
-        return 0.0
-    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK"))

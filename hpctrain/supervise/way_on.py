@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from hpctrain.attempt.termination import Cause, diagnose
 from hpctrain.config.cluster import Slurm as SlurmCluster
+from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
 from hpctrain.errors import SchedulerError
 from hpctrain.run.directory import RunDirectory
@@ -130,6 +131,7 @@ class WayOn:
         Raises:
             HpctrainError: SLURM doesn't take it.
         """
+        from hpctrain.launch.prepare import RunPlan
         from hpctrain.launch.submission import submit
 
         cluster = self.config.cluster
@@ -137,5 +139,5 @@ class WayOn:
         earlier = [node for attempt in Ledger(self.directory).attempts() for node in attempt.extra.get("exclude", ())]
         nodes = ",".join(filter(None, dict.fromkeys((cluster.exclude, *earlier, *exclude))))
         config = replace(self.config, cluster=replace(cluster, exclude=nodes or None))
-        (job_id,) = submit([config], [self.directory], self.directory)
+        (job_id,) = submit([RunPlan(config, self.directory, resources_of(config))], self.directory)
         return job_id

@@ -6,14 +6,14 @@ import contextlib
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpctrain.config.checks import warnings_of
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.root import Config
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError
-from hpctrain.launch.launcher import discard_unstarted, dry_run, launch
-from hpctrain.launch.prepare import prepare
+from hpctrain.launch.launcher import launch, print_plan
+from hpctrain.launch.prepare import RunPlan, discard_unstarted, plan, prepare
 from hpctrain.launch.submission import sbatch_parameters, script, submit, submitit_folder
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.follow import wait_for
@@ -33,11 +33,9 @@ class Sweep:
     home: RunDirectory
     command: Sequence[str]
 
-    def place(self, configs: Sequence[Config], first: int) -> list[Config]:
-        """Give each run its directory, by its number in the sweep."""
-        for number, config in enumerate(configs, first):
-            config.run_dir = str(self.home.path / str(number))
-        return list(configs)
+    def run(self, number: int) -> RunDirectory:
+        """The directory of a run, by its number in the sweep."""
+        return RunDirectory.at(self.home.path / str(number))
 
     def launch(self, configs: Sequence[Config], first: int = 0) -> list[int]:
         """Launch the runs.
@@ -49,16 +47,14 @@ class Sweep:
         Returns:
             One `ExitCode` per run: 0 for a submitted one that isn't waited for.
         """
-        placed = self.place(configs, first)
+        placed = [replace(config, run_dir=str(self.run(n).path)) for n, config in enumerate(configs, first)]
         for warning in sorted({warning for config in placed for warning in warnings_of(config)}):
             print(f"hpctrain: warning: {warning}", file=sys.stderr)
         if placed[0].cluster.dry_run:
             return self._dry_run(placed)
-        for config in placed:
-            assert config.run_dir is not None
-            directory = RunDirectory.at(config.run_dir)
-            if directory.config.is_file():
-                require_stopped(directory)
+        for number in range(first, first + len(configs)):
+            if self.run(number).config.is_file():
+                require_stopped(self.run(number))
         if isinstance(placed[0].cluster, Slurm):
             return self._submit(placed)
         return self._one_after_another(placed)
@@ -76,8 +72,8 @@ class Sweep:
     def _submit(self, configs: Sequence[Config]) -> list[int]:
         runs = [prepare(config, self.command) for config in configs]
         try:
-            for group in by_resources(configs):
-                submitted = submit([configs[n] for n in group], [runs[n] for n in group], self.home)
+            for group in by_resources(runs):
+                submitted = submit([runs[n] for n in group], self.home)
                 print(_submission(submitted))
         except HpctrainError:
             self._discard_unstarted(runs)
@@ -86,18 +82,18 @@ class Sweep:
         print(
             f"run directories {self.home.path}/0 to {self.home.path}/{last}"
             if last
-            else f"run directory {runs[0].path}"
+            else f"run directory {runs[0].directory.path}"
         )
         print(f"  python -m hpctrain status --runs-dir {self.home.as_typed}")
-        print(f"  python -m hpctrain logs {runs[0].as_typed} --follow")
+        print(f"  python -m hpctrain logs {runs[0].directory.as_typed} --follow")
         print(f"  python -m hpctrain cancel {self.home.as_typed}", flush=True)
         if not configs[0].cluster.wait:
             return [ExitCode.FINISHED] * len(configs)
         return self._follow(runs)
 
-    def _discard_unstarted(self, runs: Sequence[RunDirectory]) -> None:
+    def _discard_unstarted(self, runs: Sequence[RunPlan]) -> None:
         for run in runs:
-            discard_unstarted(run)
+            discard_unstarted(run.directory)
         if not find_runs(self.home.path):
             shutil.rmtree(submitit_folder(self.home), ignore_errors=True)
             with contextlib.suppress(OSError):
@@ -105,21 +101,22 @@ class Sweep:
                 self.home.logs.rmdir()
                 self.home.path.rmdir()
 
-    def _follow(self, runs: Sequence[RunDirectory]) -> list[int]:
+    def _follow(self, runs: Sequence[RunPlan]) -> list[int]:
         try:
-            return [wait_for(run) for run in runs]
+            return [wait_for(run.directory) for run in runs]
         except KeyboardInterrupt:
-            print(f"\nthe jobs go on; to end them: python -m hpctrain cancel {self.home.as_typed}")
+            print(f"\nthe jobs continue; to cancel them: python -m hpctrain cancel {self.home.as_typed}")
             return [ExitCode.INTERRUPTED] * len(runs)
 
     def _dry_run(self, configs: Sequence[Config]) -> list[int]:
+        runs = [plan(config) for config in configs]
         if isinstance(configs[0].cluster, Slurm):
-            for group in by_resources(configs):
-                print(script(configs[group[0]], self.home, runs=len(group)))
+            for group in by_resources(runs):
+                print(script(runs[group[0]], self.home, runs=len(group)))
                 print(f"# nothing was submitted; runs {', '.join(map(str, group))} in {self.home.path}")
         else:
-            for config in configs:
-                dry_run(config)
+            for run in runs:
+                print_plan(run)
         return [ExitCode.FINISHED] * len(configs)
 
 
@@ -129,11 +126,11 @@ def _submission(job_ids: Sequence[str]) -> str:
     return f"submitted array {job_ids[0].partition('_')[0]} of {len(job_ids)} runs"
 
 
-def by_resources(configs: Sequence[Config]) -> list[list[int]]:
-    """Numbers of the runs that can share an array: those that ask SLURM for the same."""
+def by_resources(runs: Sequence[RunPlan]) -> list[list[int]]:
+    """The positions of the runs that can share an array, since they request the same from SLURM."""
     groups: dict[str, list[int]] = {}
-    for number, config in enumerate(configs):
-        groups.setdefault(repr(sbatch_parameters(config, "")), []).append(number)
+    for number, run in enumerate(runs):
+        groups.setdefault(repr(sbatch_parameters(run, "")), []).append(number)
     return list(groups.values())
 
 

@@ -51,7 +51,7 @@ class ArrayLauncher(Launcher):
         for number, overrides in enumerate(job_overrides):
             code = codes[number] if number < len(codes) else ExitCode.INTERRUPTED
             failed = code != ExitCode.FINISHED
-            value: object = last_objective(RunDirectory.at(str(configs[number].run_dir))) if ended else None
+            value: object = last_objective(self.sweep.run(initial_job_idx + number)) if ended else None
             if failed:
                 value = RunFailedError(f"run {initial_job_idx + number} ended with exit code {int(code)}")
             status = JobStatus.FAILED if failed else JobStatus.COMPLETED

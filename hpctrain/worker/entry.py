@@ -17,8 +17,9 @@ from hpctrain.distributed.stop_request import STOP_SIGNALS, StopRequest
 from hpctrain.errors import ExitCode, HpctrainError, RendezvousError, SupersededError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.handover import Handover
+from hpctrain.run.process import process_age_s
 from hpctrain.run.reason import Reason
-from hpctrain.run.times import Times, process_age_s
+from hpctrain.run.times import Times
 from hpctrain.worker.classification import classify
 from hpctrain.worker.rank import Rank
 from hpctrain.worker.watchdog import Watchdog

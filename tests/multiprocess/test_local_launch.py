@@ -165,7 +165,7 @@ def test_two_ranks_train_and_ctrl_c_stops_them_and_resume_goes_on(launch, start,
     assert reason == "interrupted"
     assert told.steps == [stopped]
     assert f"hpctrain: stopped after step {stopped}" in err
-    assert f"to go on: python -m hpctrain resume {command.path}" in err
+    assert f"to resume: python -m hpctrain resume {command.path}" in err
     assert "Traceback" not in out + err
     assert out.startswith(f"run directory {command.path}\n")
     assert "step 1/60" in out
@@ -326,7 +326,7 @@ def test_an_error_of_rank_one_is_shown_with_its_traceback(unattended, run_at):
     assert re.search(r'trial\.py", line \d+, in loss\n', err)
     assert err.count("Traceback") == 1
     assert "Traceback" not in out
-    assert f"to go on: python -m hpctrain resume {command.path}" in err
+    assert f"to resume: python -m hpctrain resume {command.path}" in err
 
 
 def test_a_rank_that_is_killed(unattended, run_at):

@@ -94,7 +94,8 @@ class InterruptedRun:
         self.draw = draw
         words = (*TRAINING, f"data.num_workers={int(draw.random() < 0.3)}")
         folder.mkdir(parents=True)
-        self.directory = prepare(composer.compose([f"run_dir={folder / 'run'}", *words], world_size=world_size), words)
+        config = composer.compose([f"run_dir={folder / 'run'}", *words], world_size=world_size)
+        self.directory = prepare(config, words).directory
         self.ledger = Ledger(self.directory)
         self.sessions = []
         self.history = []

@@ -15,7 +15,7 @@ SITE = "defaults: [slurm, _self_]\npartition: long\n"
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return prepare(Composer().compose(["run_dir=mine"]), [])
+    return prepare(Composer().compose(["run_dir=mine"]), []).directory
 
 
 def goes_on(directory):
@@ -44,7 +44,7 @@ def test_a_run_that_goes_on_is_refused(run, capsys):
 def test_a_sweep_onto_one_that_goes_on_is_refused_before_anything_is_written(tmp_path, monkeypatch, capsys, number):
     monkeypatch.chdir(tmp_path)
     words = ["-m", "run_dir=many", "optimizer.lr=1e-3,3e-4", "trainer.max_steps=1"]
-    goes_on(prepare(Composer().compose([f"run_dir=many/{number}"]), []))
+    goes_on(prepare(Composer().compose([f"run_dir=many/{number}"]), []).directory)
     before = sorted(tmp_path.rglob("*"))
     assert main(words) == 2
     out, err = capsys.readouterr()

@@ -123,7 +123,7 @@ def test_every_attempt_has_a_token_of_its_own(ranks, command, there):
     assert len(tokens) == 2
 
 
-def test_rank_zero_is_heard_on_the_console_and_each_rank_in_its_log(ranks, command, directory, capfdbinary):
+def test_rank_zero_prints_to_the_console_and_each_rank_to_its_log(ranks, command, directory, capfdbinary):
     directory.rank_log(0).write_text("an earlier attempt\n")
     ranks.run(command("print('out of', rank); print('err of', rank, file=sys.stderr)"))
     out, err = capfdbinary.readouterr()
@@ -152,7 +152,7 @@ time.sleep(1000)
     gone([entry[0] for entry in there(3)])
 
 
-def test_rank_zero_may_finish_its_checkpoint_once_it_has_said_its_last_word(ranks, command, directory, monkeypatch):
+def test_rank_zero_may_finish_its_checkpoint_after_its_exit_record(ranks, command, directory, monkeypatch):
     monkeypatch.setattr(local, "GRACE_S", 0.0)
     claim = directory.claim(3)
     claim.mkdir(parents=True)
@@ -219,7 +219,7 @@ def test_a_log_that_can_t_be_written_costs_neither_the_run_nor_the_console(tmp_p
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_a_signal_is_passed_on_once(ranks, command, then, directory, number):
+def test_a_signal_is_forwarded_once(ranks, command, then, directory, number):
     then(send(number))
     ranks.run(command("wait_for_signal(); time.sleep(0.2); folder.joinpath('heard_' + rank).write_text(str(heard))"))
     assert [(directory.path / f"heard_{rank}").read_text() for rank in range(2)] == [f"[{int(number)}]"] * 2
@@ -227,14 +227,14 @@ def test_a_signal_is_passed_on_once(ranks, command, then, directory, number):
 
 
 def test_a_second_ctrl_c_ends_at_once(ranks, command, then, there):
-    # two signals that come before the first was heard are one
-    def heard():
+    # two signals that arrive before the first is handled are one
+    def handled():
         deadline = time.monotonic() + 20
-        while not ranks._interrupts:
+        while not ranks.interrupts:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
-    then(send(signal.SIGINT), heard, send(signal.SIGINT))
+    then(send(signal.SIGINT), handled, send(signal.SIGINT))
     ranks.run(command("time.sleep(1000)"))
     assert ranks.cut_short
     gone([entry[0] for entry in there()])
@@ -244,7 +244,7 @@ def test_two_different_signals_leave_time_for_the_save(ranks, command, then, dir
     then(send(signal.SIGTERM), send(signal.SIGINT))
     ranks.run(
         command("""
-while len(heard) < 2:  # the second would meet nobody who handles it once all have left
+while len(heard) < 2:  # once all have ended, nothing handles the second
     time.sleep(0.01)
 time.sleep(0.5)
 folder.joinpath('saved_' + rank).touch()
@@ -267,12 +267,12 @@ def test_afterwards_signals_are_as_before(ranks, command):
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(STOP_SIGNALS)
 
 
-def test_an_error_while_they_start_leaves_nobody_behind(ranks, there, directory):
+def test_an_error_while_they_start_leaves_no_process(ranks, there, directory):
     directory.rank_log(1).mkdir()
     with pytest.raises(IsADirectoryError):
         ranks.run([sys.executable, "-S", "-u", "-c", START + "time.sleep(1000)"])
     assert not [path for path in directory.path.glob("there_*") if alive(json.loads(path.read_text())[0])]
-    assert ranks._processes[0].poll() is not None
+    assert ranks.processes[0].poll() is not None
 
 
 def test_a_free_port_can_be_bound():

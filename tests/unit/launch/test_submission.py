@@ -6,6 +6,7 @@ import pytest
 
 from hpctrain.config.compose import Composer
 from hpctrain.errors import ConfigError, SchedulerError, SchedulerMissingError
+from hpctrain.launch.prepare import plan
 from hpctrain.launch.submission import script, submit
 from hpctrain.run.directory import RunDirectory
 from hpctrain.supervise.step import srun_command
@@ -81,22 +82,22 @@ def run():
 
 
 def test_every_key_reaches_the_script(composer, run):
-    assert script(composer.compose(EVERYTHING), run).replace(sys.executable, "PYTHON") == TEXT
+    assert script(plan(composer.compose(EVERYTHING)), run).replace(sys.executable, "PYTHON") == TEXT
 
 
 def test_an_array_is_throttled(composer, run):
-    text = script(composer.compose(["cluster=slurm", "cluster.max_parallel_runs=2"]), run, runs=5)
+    text = script(plan(composer.compose(["cluster=slurm", "cluster.max_parallel_runs=2"])), run, runs=5)
     assert "#SBATCH --array=0-4%2\n" in text
     assert "#SBATCH --output=/runs/R/logs/batch_%A_%a.log\n" in text
 
 
 def test_a_flag_that_is_switched_off_is_left_out(composer, run):
-    assert "exclusive" not in script(composer.compose(["cluster=slurm", "cluster.sbatch.exclusive=false"]), run)
+    assert "exclusive" not in script(plan(composer.compose(["cluster=slurm", "cluster.sbatch.exclusive=false"])), run)
 
 
 @pytest.mark.parametrize("word", ["+cluster.sbatch.no-requeue=true", "+cluster.sbatch.requeue=false"])
 def test_a_user_can_forbid_the_requeue(composer, run, word):
-    text = script(composer.compose(["cluster=slurm", word]), run)
+    text = script(plan(composer.compose(["cluster=slurm", word])), run)
     assert "#SBATCH --no-requeue\n" in text
     assert "#SBATCH --requeue\n" not in text
 
@@ -122,6 +123,11 @@ def test_srun_gets_what_sbatch_would_not_hand_on(composer, run):
     ]
 
 
+@pytest.fixture
+def planned(composer):
+    return lambda directory: plan(composer.compose(["cluster=slurm", f"run_dir='{directory.path}'"]))
+
+
 def fake_sbatch(folder, monkeypatch, lines):
     tool = folder / "sbatch"
     tool.write_text("#!/bin/sh\n" + lines)
@@ -136,12 +142,12 @@ def fresh(tmp_path):
     return directory
 
 
-def test_submitting_from_inside_an_allocation_leaks_nothing(composer, fresh, tmp_path, monkeypatch):
+def test_submitting_from_inside_an_allocation_leaks_nothing(planned, fresh, tmp_path, monkeypatch):
     fake_sbatch(tmp_path, monkeypatch, f"env > {tmp_path}/seen\necho Submitted batch job 77\n")
     monkeypatch.setenv("SLURM_JOB_ID", "5")
     monkeypatch.setenv("SBATCH_PARTITION", "other")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
-    assert submit([composer.compose(["cluster=slurm"])], [fresh], fresh) == ["77"]
+    assert submit([planned(fresh)], fresh) == ["77"]
     seen = (tmp_path / "seen").read_text()
     assert "SLURM_JOB_ID" not in seen
     assert "SBATCH_PARTITION" not in seen
@@ -151,39 +157,38 @@ def test_submitting_from_inside_an_allocation_leaks_nothing(composer, fresh, tmp
     assert fresh.job_records()[0]["log"] == f"{fresh.logs}/batch_77.log"
 
 
-def test_an_array_gives_each_run_its_task(composer, fresh, tmp_path, monkeypatch):
+def test_an_array_gives_each_run_its_task(planned, fresh, tmp_path, monkeypatch):
     fake_sbatch(tmp_path, monkeypatch, "echo Submitted batch job 78\n")
     runs = [RunDirectory.at(tmp_path / "R" / name) for name in ("0", "1")]
     for run in runs:
         run.create(0o750)
-    configs = [composer.compose(["cluster=slurm"])] * 2
-    assert submit(configs, runs, fresh) == ["78_0", "78_1"]
+    assert submit([planned(run) for run in runs], fresh) == ["78_0", "78_1"]
     assert runs[1].job_records()[0]["log"] == f"{fresh.logs}/batch_78_1.log"
 
 
-def test_what_sbatch_refuses_is_a_bad_configuration(composer, fresh, tmp_path, monkeypatch):
+def test_what_sbatch_refuses_is_a_bad_configuration(planned, fresh, tmp_path, monkeypatch):
     fake_sbatch(tmp_path, monkeypatch, "echo 'sbatch: error: invalid partition specified: x' >&2\nexit 1\n")
     with pytest.raises(ConfigError, match="invalid partition specified: x"):
-        submit([composer.compose(["cluster=slurm"])], [fresh], fresh)
+        submit([planned(fresh)], fresh)
 
 
-def test_a_controller_that_is_gone_is_not(composer, fresh, tmp_path, monkeypatch):
+def test_a_controller_that_is_gone_is_not(planned, fresh, tmp_path, monkeypatch):
     fake_sbatch(
         tmp_path,
         monkeypatch,
         "echo 'sbatch: error: Batch job submission failed: Unable to contact slurm controller' >&2\nexit 1\n",
     )
     with pytest.raises(SchedulerError, match="Unable to contact slurm controller"):
-        submit([composer.compose(["cluster=slurm"])], [fresh], fresh)
+        submit([planned(fresh)], fresh)
 
 
-def test_a_machine_without_slurm_says_so(composer, fresh, tmp_path, monkeypatch):
+def test_a_machine_without_slurm_is_an_error(planned, fresh, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SchedulerMissingError, match="login node"):
-        submit([composer.compose(["cluster=slurm"])], [fresh], fresh)
+        submit([planned(fresh)], fresh)
 
 
-def test_a_percent_sign_would_be_slurms(composer, tmp_path):
+def test_a_percent_sign_would_be_slurms(planned, tmp_path):
     directory = RunDirectory.at(tmp_path / "100%")
     with pytest.raises(ConfigError, match="run_dir="):
-        submit([composer.compose(["cluster=slurm"])], [directory], directory)
+        submit([planned(directory)], directory)

@@ -4,8 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
-from hpctrain.run.process import signals_blocked, stat_fields
+from hpctrain.run.process import environ_replaced, process_age_s, process_start, signals_blocked
 
 
 def test_a_command_s_name_may_hold_anything(tmp_path):
@@ -17,13 +18,32 @@ def test_a_command_s_name_may_hold_anything(tmp_path):
         process.stdin.write(b"x")
         process.stdin.flush()
         assert process.stdout.read(1) == b"x"
-        assert stat_fields(process.pid)[1] == str(os.getpid()), "the parent is the second field"
+        started = process_start(process.pid)
+        assert started is not None
+        assert abs(started - time.time()) < 60, "a field that is counted from the wrong parenthesis is another number"
         process.stdin.close()
 
 
 def test_what_is_started_inside_begins_with_the_signals_blocked():
     shown = "import signal; print(sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))))"
     with signals_blocked([signal.SIGUSR1, signal.SIGINT]):
-        told = subprocess.run([sys.executable, "-S", "-c", shown], stdout=subprocess.PIPE, check=True).stdout
-    assert told.split() == [b"[2,", b"10]"]
+        printed = subprocess.run([sys.executable, "-S", "-c", shown], stdout=subprocess.PIPE, check=True).stdout
+    assert printed.split() == [b"[2,", b"10]"]
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & {signal.SIGUSR1, signal.SIGINT}
+
+
+def test_the_age_of_a_process():
+    program = "import time; time.sleep(0.3); from hpctrain.run.process import process_age_s; print(process_age_s())"
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert 0.29 <= float(done.stdout) <= time.monotonic() - began + 0.02
+    assert process_age_s() > float(done.stdout)
+
+
+def test_the_environment_is_replaced_and_comes_back(monkeypatch):
+    monkeypatch.setenv("MINE", "1")
+    before = dict(os.environ)
+    with environ_replaced({"MINE": "2", "OTHER": "3"}):
+        assert dict(os.environ) == {"MINE": "2", "OTHER": "3"}
+        os.environ["LATER"] = "4"
+    assert dict(os.environ) == before

@@ -2,16 +2,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import subprocess
-import sys
-import time
 
 import pytest
 
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.run.times import Times, beginning, process_age_s, read_times
+from hpctrain.run.times import Times, beginning, read_times
 
 
 @pytest.fixture
@@ -92,11 +89,3 @@ def test_the_ledger_takes_them_over_at_the_end(times, tmp_path):
     ledger.end(1, reason=Reason.INFRASTRUCTURE, step=0)
     (attempt,) = ledger.attempts()
     assert (attempt.extra["import_s"], attempt.extra["last_step"], attempt.end_step) == (2.0, 7, 0)
-
-
-def test_the_age_of_a_process():
-    program = "import time; time.sleep(0.3); from hpctrain.run.times import process_age_s; print(process_age_s())"
-    began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert 0.29 <= float(done.stdout) <= time.monotonic() - began + 0.02
-    assert process_age_s() > float(done.stdout)

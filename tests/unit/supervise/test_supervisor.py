@@ -76,7 +76,7 @@ def supervisor(slurm, composer, tmp_path):
     def make(*words: str, **variables: str) -> Supervisor:
         given = ["cluster=slurm", "nodes=2", "trainer.max_steps=80", f"run_dir={tmp_path}/run", *words]
         config = composer.compose(given)
-        directory = prepare(config, given)
+        directory = prepare(config, given).directory
         environ = slurm.environ | variables
         return Supervisor(directory, config, environ, Slurm(environ, run=slurm.run))
 

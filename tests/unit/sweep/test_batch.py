@@ -2,6 +2,7 @@ import pytest
 
 from hpctrain.config.compose import Composer
 from hpctrain.errors import ConfigError
+from hpctrain.launch.prepare import plan
 from hpctrain.sweep.batch import by_resources, refuse_mixed
 
 
@@ -11,17 +12,17 @@ def composer():
 
 
 def test_runs_that_ask_for_the_same_share_an_array(composer):
-    configs = [
-        composer.compose(["cluster=slurm", f"nodes={nodes}", f"optimizer.lr={lr}"])
+    runs = [
+        plan(composer.compose(["cluster=slurm", f"nodes={nodes}", f"optimizer.lr={lr}"]))
         for nodes in (1, 2)
         for lr in (1e-3, 3e-4)
     ]
-    assert by_resources(configs) == [[0, 1], [2, 3]]
+    assert by_resources(runs) == [[0, 1], [2, 3]]
 
 
 def test_other_memory_is_another_array(composer):
-    configs = [composer.compose(["cluster=slurm", f"cluster.memory_gb={memory}"]) for memory in (1, 2, 1)]
-    assert by_resources(configs) == [[0, 2], [1]]
+    runs = [plan(composer.compose(["cluster=slurm", f"cluster.memory_gb={memory}"])) for memory in (1, 2, 1)]
+    assert by_resources(runs) == [[0, 2], [1]]
 
 
 def test_two_kinds_of_cluster_are_refused(composer):
