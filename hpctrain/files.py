@@ -17,11 +17,11 @@ from typing import Any
 from hpctrain.errors import RunDirectoryError
 
 TEMPORARY_PREFIX = ".tmp-"
-"""Names that start so are being written; what a crash leaves of them may be removed."""
+"""Files whose names begin like this are being written; those that a crash leaves may be removed."""
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside ``path`` that no other writer uses."""
+    """A name in the directory of ``path`` that no other writer uses."""
     return path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{secrets.token_hex(4)}")
 
 
@@ -35,15 +35,15 @@ def fsync_directory(path: Path) -> None:
 
 
 def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
-    """Replace ``path`` by ``content``, or leave it as it was.
+    """Replace the content of a file, or leave it as it was.
 
     Args:
         path: the file; its directory exists.
         content: the whole new content; text is written as UTF-8.
-        durable: also wait until a power failure can't undo it.
+        durable: also wait until the content survives a power failure.
 
     Raises:
-        OSError: what the file system said; nothing is left under a temporary name.
+        OSError: the file system's error; no temporary file is left.
     """
     data = content.encode() if isinstance(content, str) else content
     temporary = temporary_name(path)
@@ -55,7 +55,7 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> N
                 os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
-        with contextlib.suppress(OSError):  # what went wrong first is what the caller has to know
+        with contextlib.suppress(OSError):  # the caller needs the first error
             temporary.unlink(missing_ok=True)
         raise
     if durable:
@@ -71,23 +71,23 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in ``path``.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        RunDirectoryError: it holds something else than a JSON object.
+        FileNotFoundError: the file doesn't exist.
+        RunDirectoryError: it doesn't hold a JSON object.
     """
     try:
         record = json.loads(path.read_bytes())
     except ValueError as error:
-        raise RunDirectoryError(f"{path} should hold a JSON object, but can't be read: {error}") from error
+        raise RunDirectoryError(f"{path}: expected a JSON object, but can't parse it: {error}") from error
     if not isinstance(record, dict):
-        raise RunDirectoryError(f"{path} should hold a JSON object, but holds a {type(record).__name__}")
+        raise RunDirectoryError(f"{path}: expected a JSON object, got a {type(record).__name__}")
     return record
 
 
 def append_json_line(path: Path, record: Mapping[str, Any], *, durable: bool = False) -> None:
-    """Append one record in a single write; a torn last line of an earlier crash is closed first.
+    """Append one record in a single write; a line that a crash left incomplete is terminated first.
 
     Raises:
-        OSError: what the file system said; no part of a record is left for which there was no room.
+        OSError: the file system's error; no part of the record is left.
     """
     data = (json.dumps(record) + "\n").encode()
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
@@ -103,25 +103,25 @@ def append_json_line(path: Path, record: Mapping[str, Any], *, durable: bool = F
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """Write all or nothing: where a disk is nearly full, the kernel writes a part, and refuses the next one only."""
     written = os.write(descriptor, data)
     if written == len(data):
         return
-    before = os.lseek(descriptor, 0, os.SEEK_CUR) - written  # where it was appended, whoever else appends
+    # on a disk that is nearly full, the kernel writes a part first and fails only the next call: undo that part
+    before = os.lseek(descriptor, 0, os.SEEK_CUR) - written  # where it was appended, even if others append as well
     try:
         while written < len(data):
             written += os.write(descriptor, data[written:])
     except OSError:
-        with contextlib.suppress(OSError):  # what went wrong first is what the caller has to know
+        with contextlib.suppress(OSError):  # the caller needs the first error
             if os.fstat(descriptor).st_size == before + written:
                 os.ftruncate(descriptor, before)
         raise
 
 
 def read_json_lines(path: Path, *, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:
-    """The records of a file of JSON lines, oldest first; lines that a crash tore are passed over.
+    """The records of a file of JSON lines, oldest first; lines that a crash left incomplete are skipped.
 
-    Yields nothing where there is no such file.
+    Yields nothing where the file doesn't exist.
 
     Args:
         path: the file.

@@ -59,7 +59,7 @@ def prepare(config: Config, command: Sequence[str]) -> RunPlan:
 
     Raises:
         ConfigError: the directory holds a run, and another configuration decides its weights.
-        RunDirectoryError: the directory can't be made, or holds other files.
+        RunDirectoryError: the directory can't be created, or holds other files.
     """
     if config.run_dir is None:
         assert config.name is not None
@@ -114,7 +114,7 @@ def claim_default_path(name: str) -> Path:
     """Make `runs/NAME/DATE_TIME`, with a number appended where another run has claimed it.
 
     Raises:
-        RunDirectoryError: it can't be made here.
+        RunDirectoryError: it can't be created here.
     """
     wanted = default_path(name)
     path, count = wanted, 1
@@ -130,7 +130,7 @@ def claim_default_path(name: str) -> Path:
                 return path
     except OSError as error:
         raise RunDirectoryError(
-            f"run_dir={wanted}: can't be made here ({error.strerror}); set run_dir to a folder that you may write to"
+            f"run_dir={wanted}: can't be created here ({error.strerror}); set run_dir to a folder that you may write to"
         ) from error
 
 

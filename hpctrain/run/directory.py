@@ -34,7 +34,7 @@ class RunDirectory:
         """The run directory at ``path``.
 
         Raises:
-            RunDirectoryError: nothing is there, or it is no run directory.
+            RunDirectoryError: it doesn't exist, or isn't a run directory.
         """
         directory = cls.at(path)
         if not directory.config.is_file():
@@ -46,7 +46,7 @@ class RunDirectory:
 
     @property
     def as_typed(self) -> str:
-        """The path as a shell takes it, for commands that a user is told to type."""
+        """The path quoted for a shell, for commands that are shown to the user."""
         return shlex.quote(str(self.path))
 
     @property
@@ -86,12 +86,12 @@ class RunDirectory:
 
     @property
     def logs(self) -> Path:
-        """What ranks and batch scripts printed."""
+        """The output of ranks and batch scripts."""
         return self.path / "logs"
 
     @property
     def claims(self) -> Path:
-        """One directory per attempt: making it claims the run, and it keeps the exit records of the ranks."""
+        """One directory per attempt: creating it claims the run, and it keeps the exit records of the ranks."""
         return self.path / "attempts"
 
     def claim(self, attempt: int) -> Path:
@@ -103,11 +103,11 @@ class RunDirectory:
         return self.checkpoints / f"step_{step:0{STEP_DIGITS}d}"
 
     def rank_log(self, rank: int) -> Path:
-        """What one rank printed, over all attempts."""
+        """The output of one rank, over all attempts."""
         return self.logs / f"rank_{rank}.log"
 
     def sample_log(self, rank: int) -> Path:
-        """The samples that one rank took, step by step; where the configuration asks for it."""
+        """The samples of one rank, step by step, where `logger.samples` is set."""
         return self.logs / f"samples_{rank}.jsonl"
 
     def trace(self, rank: int) -> Path:
@@ -115,15 +115,15 @@ class RunDirectory:
         return self.path / "profile" / f"rank_{rank}.pt.trace.json"
 
     def stacks(self, attempt: int, rank: int) -> Path:
-        """The Python stacks of one rank: those that the watchdog wrote, and those that were asked for."""
+        """The Python stacks of one rank: from its watchdog, and on request."""
         return self.logs / f"stacks_{attempt}_{rank}.txt"
 
     def stacks_request(self, attempt: int) -> Path:
-        """Where the ranks of an attempt look for requests for their stacks."""
+        """The file where the ranks of an attempt look for requests for their stacks."""
         return self.claim(attempt) / "stacks_requested"
 
     def checkpoint_steps(self) -> list[int]:
-        """Steps of the published checkpoints, oldest first; intact or not."""
+        """Steps of the published checkpoints, oldest first, whether they are intact or not."""
         pattern = re.compile(rf"step_(\d{{{STEP_DIGITS},}})")
         if not self.checkpoints.is_dir():
             return []
@@ -132,14 +132,14 @@ class RunDirectory:
 
     @property
     def saved_step(self) -> int:
-        """The newest published checkpoint's step, intact or not; 0 without one."""
+        """Step of the newest published checkpoint, whether it is intact or not; 0 without one."""
         return max(self.checkpoint_steps(), default=0)
 
     def create(self, mode: int) -> None:
-        """Make the directory and the folders in it; parents follow the umask, the run itself gets ``mode``.
+        """Create the directory and the folders in it; parents follow the umask, the run itself gets ``mode``.
 
         Raises:
-            RunDirectoryError: it can't be made there.
+            RunDirectoryError: it can't be created there.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -149,11 +149,11 @@ class RunDirectory:
             fsync_directory(self.path)
         except OSError as error:
             raise RunDirectoryError(
-                f"run_dir={self.path}: can't be made ({error.strerror}); choose a folder that you may write to"
+                f"run_dir={self.path}: can't be created ({error.strerror}); choose a folder that you may write to"
             ) from error
 
     def record_job(self, record: dict[str, object]) -> None:
-        """Note one submission: ``job_id``, ``time`` (epoch seconds), ``log`` (the batch script's)."""
+        """Record one submission: ``job_id``, ``time`` (epoch seconds), ``log`` (the batch script's)."""
         append_json_line(self.jobs, record, durable=True)
 
     def job_records(self) -> list[dict[str, object]]:

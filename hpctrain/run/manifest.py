@@ -1,4 +1,4 @@
-"""Where a run comes from: command, source, versions, host. Never the environment, which may hold secrets."""
+"""The origin of a run: command, source, versions, host. Never the environment, which may hold secrets."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ GIT_TIMEOUT_S = 5.0
 
 
 def manifest(command: Sequence[str], folder: Path) -> dict[str, Any]:
-    """What ``manifest.json`` holds.
+    """The content of ``manifest.json``.
 
     Args:
         command: the words that were typed.
-        folder: where they were typed; its git repository is described.
+        folder: where they were typed; the manifest describes its git repository.
     """
     return {
         "command": shlex.join(command),

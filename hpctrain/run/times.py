@@ -98,7 +98,7 @@ class Times:
         if self._file is None or not (due or self._clock() - self._kept_at >= KEEP_EVERY_S):
             return
         record = {**self.spent(), "last_step": step, "seen": self._now()}
-        # training continues without the record
+        # the training doesn't need the record
         with contextlib.suppress(OSError):
             write_json(self._file, record, durable=False)
         self._kept_at = self._clock()

@@ -282,7 +282,7 @@ def test_from_inside_an_allocation(sandbox: SlurmSandbox, work: Path) -> None:
     job_id_outside = job.stdout.split()[-1]
     for ended in (job_id_outside, job_id(work / "submitted")):
         sandbox.wait_job(ended, "COMPLETED")  # for a moment longer, SLURM may be completing it
-    cannot = "run_dir=/proc/R: can't be made (No such file or directory); choose a folder that you may write to"
+    cannot = "run_dir=/proc/R: can't be created (No such file or directory); choose a folder that you may write to"
     assert (work / "out").read_text().splitlines() == [
         "ranks: exit code 0",
         "hpctrain: error: nodes=0: must be 1 or more; set nodes=1 or above",

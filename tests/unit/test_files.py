@@ -83,7 +83,7 @@ def test_json_goes_there_and_back(tmp_path):
 def test_what_is_no_json_object_is_named(tmp_path, content):
     path = tmp_path / "file.json"
     path.write_text(content)
-    with pytest.raises(RunDirectoryError, match=r"file\.json should hold a JSON object"):
+    with pytest.raises(RunDirectoryError, match=r"file\.json: expected a JSON object"):
         read_json(path)
 
 
@@ -136,10 +136,10 @@ def test_a_line_for_which_the_disk_has_room_in_part_is_refused_and_leaves_nothin
     with path.open("a") as file:
         file.write(torn)
     before = path.read_bytes()
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", NEARLY_FULL, str(path), "40"], check=True, stdout=subprocess.PIPE, text=True
     )
-    assert "too large" in told.stdout
+    assert "too large" in done.stdout
     assert path.read_bytes() == before
 
 

@@ -139,7 +139,7 @@ def test_jobs_steps_and_requeues_have_tokens_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("variables", [TORCH, ELASTIC, OPENMPI])
-def test_runs_that_no_scheduler_numbers_are_told_apart_by_their_ports(variables: dict[str, str]) -> None:
+def test_runs_without_a_job_id_differ_by_their_ports(variables: dict[str, str]) -> None:
     """Their candidates overlap where the first ones are less than five apart."""
     one, other = (derive(variables | {"MASTER_PORT": port}) for port in ("29400", "29401"))
     assert one.token != other.token

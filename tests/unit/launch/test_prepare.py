@@ -110,7 +110,7 @@ def test_a_folder_with_other_files_is_left_alone(composer, folder):
 
 def test_a_place_that_cannot_be_written(composer, folder):
     (folder / "file").write_text("x")
-    with pytest.raises(RunDirectoryError, match="can't be made"):
+    with pytest.raises(RunDirectoryError, match="can't be created"):
         prepare(composer.compose(["run_dir=file/R"]), COMMAND)
 
 

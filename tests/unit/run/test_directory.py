@@ -16,7 +16,7 @@ def directory(tmp_path):
     return directory
 
 
-def test_every_path_is_where_the_reference_says(tmp_path):
+def test_every_path_is_where_the_reference_puts_it(tmp_path):
     directory = RunDirectory(tmp_path)
     paths = {
         directory.config: "config.yaml",
@@ -62,7 +62,7 @@ def test_creating_twice_keeps_what_is_there(directory):
 
 def test_a_place_that_cannot_hold_a_run(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(RunDirectoryError, match=r"run_dir=.*file/run: can't be made \(Not a directory\)") as raised:
+    with pytest.raises(RunDirectoryError, match=r"run_dir=.*file/run: can't be created \(Not a directory\)") as raised:
         RunDirectory.at(tmp_path / "file" / "run").create(0o750)
     assert raised.value.exit_code == ExitCode.BAD_CONFIGURATION
 

@@ -40,7 +40,7 @@ def test_an_error_inside_goes_back_to_what_was_before(times, clock):
     assert times.spent() == {"import_s": 2.0, "train_s": 4.0, "save_s": 2.0}
 
 
-def test_the_first_step_is_told_and_kept(times, clock, tmp_path, caplog):
+def test_the_first_step_is_logged_and_recorded(times, clock, tmp_path, caplog):
     times.keep_in(tmp_path)
     times.enter("first_step_s")
     clock.advance(0.5)
@@ -65,7 +65,7 @@ def test_it_is_written_now_and_then_and_when_due(times, clock, tmp_path):
     assert sorted(set(steps)) == [0, 10, 17, 27]
 
 
-def test_a_file_system_that_refuses_is_no_reason_to_stop(times, tmp_path):
+def test_a_file_system_that_refuses_does_not_stop_the_training(times, tmp_path):
     times.keep_in(tmp_path / "gone")
     times.keep(1, due=True)
     assert read_times(tmp_path / "gone") == {}
