@@ -1,1 +1,1 @@
-"""What the ranks train on: order, batch arithmetic, loaders, datasets."""
+"""The data that ranks train on: order, batch arithmetic, datasets, loaders."""

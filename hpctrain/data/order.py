@@ -1,4 +1,4 @@
-"""In which order an epoch takes the samples: computed by position, never stored."""
+"""The order of the samples in an epoch: computed by position, never stored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHIFT_16, _SHIFT_13 = np.uint32(16), np.uint32(13)
 
 
 class Order(Protocol):
-    """Which sample stands at a position of an epoch."""
+    """A function from positions of an epoch to samples; any callable with this signature is one."""
 
     def __call__(self, epoch: int | IntArray, positions: IntArray) -> IntArray:
         """Sample indices at these positions; a pure function of its arguments.
@@ -36,7 +36,7 @@ class Order(Protocol):
 
 
 class SequentialOrder:
-    """The samples as they are stored, every epoch."""
+    """The samples in the order of their indices, in every epoch."""
 
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
@@ -82,7 +82,7 @@ class ShuffledOrder:
         return indices.reshape(shape)
 
     def _walk(self, indices: IntArray, keys: list[npt.NDArray[np.uint32]]) -> IntArray:
-        """Permute what lies beyond num_samples again, until nothing does."""
+        """Permute indices beyond num_samples again, until none is."""
         walkers = np.arange(indices.size)
         while walkers.size:
             indices[walkers] = self._permute(indices[walkers], keys)
@@ -104,24 +104,34 @@ class ShuffledOrder:
 
 
 class WeightedOrder:
-    """Samples drawn with replacement, each as often as its weight says; a position's draw depends on nothing else.
+    """Samples drawn with replacement, in proportion to their weights.
 
-    Inversion sampling: a keyed uniform number per (seed, epoch, position), looked up in the cumulative weights.
+    An epoch has as many positions as the dataset has samples. The draw at a position depends on (seed, epoch, position)
+    alone, so that it is the same at any world size and after any resume: inversion sampling, with a keyed uniform
+    number that is looked up in the cumulative weights.
 
     Args:
-        weights: one per sample, float of shape [num_samples], none negative, not all zero.
+        weights: one per sample, float of shape [num_samples], finite, none negative, not all zero.
         seed: of the run.
 
     Raises:
-        TaskError: weights that can't be drawn by.
+        TaskError: the weights are not of that kind.
+
+    Example:
+        A task that draws each class equally often::
+
+            class Balanced(Task):
+                def order(self, num_samples, seed):
+                    counts = numpy.bincount(self.labels)
+                    return WeightedOrder(1 / counts[self.labels], seed)
     """
 
     def __init__(self, weights: npt.ArrayLike, seed: int) -> None:
         values = np.asarray(weights, dtype=np.float64)
         if values.ndim != 1 or not np.isfinite(values).all() or (values < 0).any() or not values.sum():
             raise TaskError(
-                f"weights must be finite, not negative, one per sample, not all zero; found shape {values.shape}, "
-                f"from {values.min(initial=0)} to {values.max(initial=0)}"
+                f"expected one finite weight per sample, none negative, not all zero; got shape {values.shape}, from "
+                f"{values.min(initial=0)} to {values.max(initial=0)}"
             )
         self.num_samples = len(values)
         self.seed = seed

@@ -1,4 +1,4 @@
-"""Which positions of the epoch every rank takes at every step: the batch arithmetic."""
+"""The batch arithmetic: which positions of an epoch each rank takes at each step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BatchPlan:
         drop_last: leave out the samples after the epoch's last full step.
 
     Raises:
-        ConfigError: the global batch can't be divided, or no step is left in an epoch.
+        ConfigError: the global batch can't be divided, or an epoch has no full step and partial ones are dropped.
         TaskError: the dataset is empty.
     """
 
@@ -45,13 +45,13 @@ class BatchPlan:
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
-            raise TaskError("train_dataset() has no samples: expected at least one; see what the task reads")
+            raise TaskError("train_dataset() has no samples: expected at least one; check what the task reads")
         check_divisible(self.global_batch_size, self.micro_batch_size, self.world_size)
         if self.drop_last and self.num_samples < self.global_batch_size:
             raise ConfigError(
                 "data.drop_last",
                 "true",
-                f"no step is left: the training set has {self.num_samples} samples, fewer than "
+                f"an epoch would have no step: the training set has {self.num_samples} samples, fewer than "
                 f"trainer.global_batch_size={self.global_batch_size}",
                 "set data.drop_last=false, or a smaller trainer.global_batch_size",
             )
@@ -77,7 +77,7 @@ class BatchPlan:
         return step // self.steps_per_epoch
 
     def step_in_epoch(self, step: int) -> int:
-        """The place, from 0, of a step in its epoch."""
+        """The index, from 0, of a step in its epoch."""
         return step % self.steps_per_epoch
 
     def step_samples(self, step: int) -> int:

@@ -1,4 +1,4 @@
-"""Iterable datasets, taken by position as every other dataset is: those that can seek, and those that are replayed."""
+"""Iterable datasets, read by position as every other dataset is, by seeking or by replaying."""
 
 from __future__ import annotations
 
@@ -14,42 +14,43 @@ from hpctrain.errors import TaskError
 log = logging.getLogger("hpctrain.data")
 
 TOLERATED_REPLAY = 1000
-"""Samples that are read and thrown away without a warning."""
+"""Samples that are read and discarded without a warning."""
 
 
 @runtime_checkable
 class SeekableStream(Protocol):
-    """An iterable dataset that can begin anywhere; a resume then costs nothing.
+    """An iterable dataset that can start anywhere, so that a resume costs nothing.
 
-    Every rank and every loading process reads the same stream and takes its own positions of it: an implementation must
-    not split itself among ranks or workers. With `__len__`, that many samples are an epoch; without, the run is one
-    epoch and needs trainer.max_steps.
+    Every rank and every DataLoader worker reads the same stream and takes its own positions of it: an implementation
+    must not split itself among ranks or workers. With `__len__`, that many samples are an epoch; without it, the run is
+    one epoch and needs trainer.max_steps.
     """
 
     def read_from(self, epoch: int, position: int) -> Iterator[Any]:
-        """The samples of an epoch from a position on, both counted from 0; the same ones each time."""
+        """The samples of an epoch from a position on, both counted from 0; the same samples at each call."""
         ...
 
 
 class StreamReader:
-    """Reads the samples at rising positions of a stream; what lies between belongs to other ranks and is passed over.
+    """Reads samples at increasing positions of a stream, and skips those in between, which belong to other ranks.
 
     Args:
-        stream: an iterable dataset. One that can't seek is read from its beginning after every resume and, where it
-            has a `set_epoch`, is told the epoch before.
+        stream: an iterable dataset. One that can't seek is read from its beginning after every resume; if it has a
+            `set_epoch`, that is called first.
     """
 
     def __init__(self, stream: IterableDataset[Any]) -> None:
         self._stream = stream
         self._samples: Iterator[Any] = iter(())
-        self._epoch, self._next = -1, 0
+        self._epoch = -1
+        self._next = 0
         self._warned = False
 
     def read(self, epoch: int, positions: IntArray) -> list[Any]:
         """The samples at these positions, int64 of shape [n].
 
         Raises:
-            TaskError: the stream ends before.
+            TaskError: the stream ends before them.
         """
         return [self._read_one(epoch, position) for position in positions.tolist()]
 
@@ -63,32 +64,35 @@ class StreamReader:
                 if self._next > position:
                     return sample
         except StopIteration:
-            ended = f"{type(self._stream).__name__} ended after {self._next} samples of epoch {epoch}"
-            remedy = "make its __len__ the number of samples that it gives"
-            raise TaskError(f"{ended}, and sample {position} is asked for: {remedy}") from None
+            raise TaskError(
+                f"{type(self._stream).__name__} ended after {self._next} samples of epoch {epoch}, before sample "
+                f"{position}: make its __len__ the number of samples that it yields"
+            ) from None
 
     def _open(self, epoch: int, position: int) -> None:
         self._epoch = epoch
         if isinstance(self._stream, SeekableStream):
-            self._samples, self._next = self._stream.read_from(epoch, position), position
+            self._samples = self._stream.read_from(epoch, position)
+            self._next = position
             return
         if position > TOLERATED_REPLAY and not self._warned:
             self._warned = True
             log.warning(
-                "%s can't seek: %d samples are read and thrown away to reach where the run is; give it a method "
-                "read_from(epoch, position) to spare that",
+                "%s can't seek: %d samples are read and discarded to reach the position of the run; a method "
+                "read_from(epoch, position) avoids that",
                 type(self._stream).__name__,
                 position,
             )
         set_epoch = getattr(self._stream, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
-        self._samples, self._next = iter(self._stream), 0
+        self._samples = iter(self._stream)
+        self._next = 0
 
 
 def stream_length(stream: IterableDataset[Any]) -> int | None:
-    """Samples in an epoch; None where the stream doesn't tell."""
+    """Samples in an epoch; None if the stream has no length."""
     try:
-        return len(stream)  # type: ignore[arg-type]  # that it may have none is the question
+        return len(stream)  # type: ignore[arg-type]  # IterableDataset declares no __len__
     except TypeError:
         return None

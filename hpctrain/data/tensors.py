@@ -12,13 +12,18 @@ from hpctrain.errors import TaskError
 
 
 class TensorBatches(Dataset[Any]):
-    """Samples are the rows of tensors of equal length; a batch costs one `index_select` per tensor.
+    """A dataset whose samples are the rows of tensors; a batch costs one `index_select` per tensor.
 
     Args:
-        tensors: each of shape [num_samples, ...].
+        tensors: at least one, each of shape [num_samples, ...].
 
     Raises:
-        TaskError: no tensor, or different lengths.
+        TaskError: there is no tensor, or their lengths differ.
+
+    Example:
+        Ten samples of three features and a label each::
+
+            TensorBatches(torch.randn(10, 3), torch.arange(10))
     """
 
     def __init__(self, *tensors: Tensor) -> None:

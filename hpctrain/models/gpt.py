@@ -18,9 +18,9 @@ class GPT(nn.Module):
 
     Args:
         vocab_size: number of tokens; 256 for bytes.
-        context_length: most tokens that one forward can see.
+        context_length: most tokens in one forward.
         num_layers: transformer blocks.
-        num_heads: attention heads; must divide the width.
+        num_heads: attention heads; their number must divide the width.
         width: of the residual stream.
         dropout: probability, on embeddings, attention and residual branches.
 
@@ -41,7 +41,7 @@ class GPT(nn.Module):
         super().__init__()
         if width % num_heads:
             raise ConfigError(
-                "model.num_heads", num_heads, f"it doesn't divide model.width={width}", "choose a divisor of the width"
+                "model.num_heads", num_heads, f"doesn't divide model.width={width}", "choose a divisor of the width"
             )
         self.context_length = context_length
         self.tokens = nn.Embedding(vocab_size, width)
@@ -52,7 +52,7 @@ class GPT(nn.Module):
         self._initialise(0.02, 0.02 / math.sqrt(2 * num_layers))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [n, length, vocab_size] of the next token at every place of int64 tokens [n, length].
+        """Logits [n, length, vocab_size] of the next token at every position of int64 tokens [n, length].
 
         Raises:
             TaskError: more tokens than the context length.
@@ -60,7 +60,7 @@ class GPT(nn.Module):
         length = tokens.shape[1]
         if length > self.context_length:
             raise TaskError(
-                f"the model was given {length} tokens, but model.context_length={self.context_length}: "
+                f"the model got {length} tokens, but model.context_length={self.context_length}: "
                 f"set model.context_length={length} or more"
             )
         stream = self.dropout(self.tokens(tokens) + self.places.weight[:length])
@@ -80,7 +80,8 @@ class GPT(nn.Module):
 class _Attention(nn.Module):
     def __init__(self, width: int, num_heads: int, dropout: float) -> None:
         super().__init__()
-        self.num_heads, self.dropout = num_heads, dropout
+        self.num_heads = num_heads
+        self.dropout = dropout
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
@@ -108,8 +109,10 @@ class _FeedForward(nn.Module):
 class _Block(nn.Module):
     def __init__(self, width: int, num_heads: int, dropout: float) -> None:
         super().__init__()
-        self.attention_norm, self.attention = nn.LayerNorm(width), _Attention(width, num_heads, dropout)
-        self.feed_forward_norm, self.feed_forward = nn.LayerNorm(width), _FeedForward(width)
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = _Attention(width, num_heads, dropout)
+        self.feed_forward_norm = nn.LayerNorm(width)
+        self.feed_forward = _FeedForward(width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, stream: Tensor) -> Tensor:

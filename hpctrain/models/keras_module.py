@@ -1,4 +1,4 @@
-"""A Keras 3 model as a module of torch."""
+"""A Keras 3 model as a torch.nn.Module."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ BACKEND = "KERAS_BACKEND"
 
 
 def import_keras() -> Any:
-    """Keras on the torch backend; takes about a second, so it is imported where it is used.
+    """Import Keras on the torch backend; the import takes about a second.
 
     Raises:
-        ConfigError: it isn't installed, or has another backend already.
+        ConfigError: Keras isn't installed, or was imported with another backend.
     """
     if "keras" in sys.modules:
         found = sys.modules["keras"].backend.backend()
     else:
-        # without it Keras takes what the user's keras.json says, and TensorFlow where there is none
+        # otherwise Keras uses the backend in the user's keras.json, and TensorFlow without that file
         found = os.environ.setdefault(BACKEND, "torch")
     if found != "torch":
-        raise ConfigError(BACKEND, found, "makes no modules of torch", f"set {BACKEND}=torch")
+        raise ConfigError(BACKEND, found, "expected torch", f"set {BACKEND}=torch")
     try:
         import keras
     except ModuleNotFoundError as error:
@@ -43,23 +43,23 @@ def import_keras() -> Any:
 class KerasModule(nn.Module):
     """A built Keras model, trained as any other module is.
 
-    Keras keeps the statistics of batch norm, and the states of its seeds, as parameters that need no gradient: DDP
-    would neither average nor send them, and each rank would evaluate with its own. Here they are buffers, which share
-    their memory with Keras's variables: DDP sends rank zero's to all before a forward, evaluation begins with rank
-    zero's, and checkpoints have them. Frozen weights are buffers as well. The optimizer sees trainable variables alone.
+    Keras stores the statistics of batch norm and the states of its seeds as parameters that need no gradient: DDP would
+    neither average nor send them, and each rank would evaluate with its own. Here they are buffers, which share their
+    memory with Keras's variables: DDP sends rank zero's to all ranks before a forward, evaluation starts with rank
+    zero's, and checkpoints contain them. Frozen weights are buffers, too. The optimizer sees trainable variables only.
 
-    Dropout and batch norm behave by this module's mode: Keras is called with `training`, since `train()` and `eval()`
-    tell it nothing. The model's own losses (regularisers, `add_loss`) come back beside its output.
+    Dropout and batch norm follow this module's mode, which is passed to Keras as `training`: `train()` and `eval()`
+    have no effect on Keras's own layers. The forward also returns the model's own losses (regularisers, `add_loss`).
 
-    Names are Keras's paths (``conv2d/kernel``), with layers numbered by their order in the model: Keras numbers them
-    by how many the process has made.
+    Names are Keras's paths (``conv2d/kernel``), with layers numbered by their order in the model: Keras itself numbers
+    them by how many the process has made.
 
     Args:
-        build: makes the model; called on the CPU, and the model has to be built, its variables made, when it returns.
+        build: makes the model, on the CPU; the model must be built, with its variables, when it returns.
 
     Raises:
-        ConfigError: Keras isn't there (see `import_keras`).
-        TaskError: the model isn't built, or two of its variables have one name.
+        ConfigError: Keras can't be used (see `import_keras`).
+        TaskError: the model isn't built, or two of its variables have the same name.
     """
 
     def __init__(self, build: Callable[[], Any]) -> None:
@@ -68,9 +68,9 @@ class KerasModule(nn.Module):
             model = build()
         if not getattr(model, "built", False):
             raise TaskError(
-                f"the Keras model {model.name} has no variables yet: give it an Input, or call it once on an example"
+                f"the Keras model {model.name} has no variables yet: add an Input, or call the model once on an example"
             )
-        # in a tuple: as a submodule it would add all variables once more, as parameters
+        # in a tuple: as a submodule it would register all variables a second time, as parameters
         self._model = (model,)
         variables = [*model.trainable_variables, *model.non_trainable_variables]
         names = stable_names(variable.path for variable in variables)
@@ -87,20 +87,20 @@ class KerasModule(nn.Module):
         """The model's output, and the sum of its own losses, a scalar.
 
         Raises:
-            TaskError: this is a replica of nn.DataParallel's, which shares the original's variables.
+            TaskError: nn.DataParallel made this replica, which would share the original's variables.
         """
         (model,) = self._model
         parameter = next(self.parameters(), None)
         if parameter is None:
             raise TaskError("nn.DataParallel can't split a Keras model among GPUs: use parallel=ddp")
         device = parameter.device
-        with import_keras().device(str(device)):  # Keras moves what it is given to its own choice of device otherwise
+        with import_keras().device(str(device)):  # otherwise Keras moves its inputs to the device that it chooses
             output = model(*inputs, training=self.training)
             return output, sum(model.losses, start=torch.zeros((), device=device))
 
     def __deepcopy__(self, memo: object) -> KerasModule:
-        # Keras copies by way of its file format: the copy's variables would be others than its parameters
-        raise TaskError("a Keras model can't be copied with what it has learned: use precision=fp32 or bf16")
+        # Keras copies through its file format: the copy's variables would not be its parameters
+        raise TaskError("a Keras model can't be copied with its weights: use precision=fp32 or bf16")
 
     def _apply(self, function: Callable[[Tensor], Tensor], recurse: bool = True) -> KerasModule:
         super()._apply(function, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -108,19 +108,19 @@ class KerasModule(nn.Module):
             variable, dtype = self._sharing[name]
             if tensor.dtype != dtype:
                 raise TaskError(
-                    f"the Keras variable {name} became {tensor.dtype}, but Keras goes on computing in {dtype}: "
-                    "use precision=fp32 or bf16, or a dtype policy of Keras's own"
+                    f"the Keras variable {name} became {tensor.dtype}, but Keras still computes in {dtype}: "
+                    "use precision=fp32 or bf16, or a dtype policy of Keras"
                 )
-            # a module moved to a device has other buffers afterwards
+            # moving a module to a device replaces its buffers
             variable.value.data = tensor.data
         return self
 
 
 def stable_names(paths: Iterable[str]) -> list[str]:
-    """Names of variables by Keras's paths, the same for a model however many the process made before it.
+    """Names of variables by Keras's paths, independent of how many models the process has made.
 
     Raises:
-        TaskError: a path comes twice.
+        TaskError: a path occurs twice.
     """
     renamed: dict[str, str] = {}
     counts: Counter[tuple[str, str]] = Counter()
@@ -138,5 +138,5 @@ def stable_names(paths: Iterable[str]) -> list[str]:
         names.append("/".join(parts))
     (name, count), *_ = Counter(names).most_common(1) or [("", 1)]
     if count > 1:
-        raise TaskError(f"{count} variables of the Keras model are called {name}: give its layers names of their own")
+        raise TaskError(f"{count} variables of the Keras model are called {name}: give its layers different names")
     return names

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU between them, over flattened inputs; the least that can be trained.
+    """Linear layers with ReLU between them, over flattened inputs.
 
     Args:
         in_features: values per sample.

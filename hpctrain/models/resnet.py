@@ -11,20 +11,20 @@ LAYERS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 
 
 
 class ResNet(nn.Module):
-    """A residual network (He et al., 2015), version 1.5: a bottleneck's 3 x 3 convolution has the stride.
+    """A residual network (He et al., 2015), version 1.5: the 3 x 3 convolution of a bottleneck has the stride.
 
-    Modules, parameters and their order are those of torchvision's `resnet18` to `resnet101`, so that state dicts go
-    both ways.
+    Modules, parameters and their order are those of torchvision's `resnet18` to `resnet101`, so that either loads the
+    other's state dict.
 
     Args:
-        depth: 18, 34, 50 or 101 layers; basic blocks up to 34, bottlenecks from 50 on.
+        depth: 18, 34, 50 or 101 layers: basic blocks up to 34, bottlenecks from 50.
         num_classes: number of logits.
         in_channels: channels of the images.
-        zero_init_residual: begin with blocks that are the identity: the last norm of each has weight zero (Goyal et
-            al., 2017); torchvision's default is false.
+        zero_init_residual: start every block as the identity, with a weight of zero in its last norm (Goyal et al.,
+            2017); torchvision's default is false.
 
     Raises:
-        ConfigError: another depth.
+        ConfigError: the depth is another.
     """
 
     layer1: nn.Sequential
@@ -37,7 +37,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         if depth not in LAYERS:
-            raise ConfigError("model.depth", depth, "is not known", f"choose one of {', '.join(map(str, LAYERS))}")
+            raise ConfigError("model.depth", depth, "unknown depth", f"choose one of {', '.join(map(str, LAYERS))}")
         block = _Basic if depth < 50 else _Bottleneck
         self.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)

@@ -1,4 +1,4 @@
-"""What is trained: the base class of tasks, and the tasks that hpctrain ships."""
+"""Tasks: the base class, and the tasks that hpctrain ships."""
 
 from hpctrain.tasks.task import Task
 

@@ -20,7 +20,7 @@ from hpctrain.data.order import ShuffledOrder
 from hpctrain.data.tensors import TensorBatches
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.models.convnet import ConvNet
-from hpctrain.tasks.task import Sums, Task
+from hpctrain.tasks.task import Sums, Task, classification_sums
 
 _MEAN, _DEVIATION = 4.884, 6.017  # of all pixels, which go from 0 to 16
 
@@ -31,11 +31,11 @@ class Digits(Task):
     A sample is an image, float32 [1, 8, 8], and its label, int64. The split is the same for every seed.
 
     Args:
-        held_out: share of the digits that is kept for evaluation.
+        held_out: share of the digits that is held out for evaluation.
         augment: shift training images at random, by at most one pixel in each direction.
 
     Raises:
-        ConfigError: no digit would be left for training, or for evaluation.
+        ConfigError: `held_out` isn't between 0 and 1.
     """
 
     metric = "accuracy"
@@ -43,8 +43,9 @@ class Digits(Task):
 
     def __init__(self, held_out: float = 0.2, augment: bool = False) -> None:
         if not 0 < held_out < 1:
-            raise ConfigError("task.held_out", held_out, "it is a share of the samples", "set it between 0 and 1")
-        self.held_out, self.augment = held_out, augment
+            raise ConfigError("task.held_out", held_out, "expected a share of the samples", "set it between 0 and 1")
+        self.held_out = held_out
+        self.augment = augment
 
     def build_model(self) -> nn.Module:
         """See `Task`."""
@@ -70,11 +71,7 @@ class Digits(Task):
     def evaluate(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Sums:
         """Cross-entropy and accuracy."""
         images, labels = batch
-        logits = model(images)
-        return {
-            "loss": (F.cross_entropy(logits, labels, reduction="sum"), len(labels)),
-            "accuracy": ((logits.argmax(1) == labels).sum(), len(labels)),
-        }
+        return classification_sums(model(images), labels)
 
     @cached_property
     def _split(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -97,21 +94,19 @@ class _Shifted(TensorBatches):
 
 
 def read_digits(package: str = "sklearn") -> npt.NDArray[np.float32]:
-    """The table of digits that scikit-learn carries: 64 pixels and a label per row, float32 [1797, 65].
-
-    The data file is read without importing scikit-learn, which takes about as long as importing PyTorch; only where it
-    isn't in its usual place does scikit-learn itself read it.
+    """The table of digits that scikit-learn ships: 64 pixels and a label per row, float32 [1797, 65].
 
     Args:
         package: the name under which scikit-learn is installed.
 
     Raises:
-        TaskError: it isn't installed.
+        TaskError: scikit-learn isn't installed.
     """
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise TaskError('the digits task needs scikit-learn, which isn\'t installed: pip install "hpctrain[examples]"')
     path = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    # read without importing scikit-learn, which takes about as long as importing PyTorch
     if path.is_file():
         with gzip.open(path, "rt") as lines:
             return np.loadtxt(lines, delimiter=",", dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Images in a folder per class."""
+"""Classification of images that lie in a folder per class."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.models.resnet import ResNet
 from hpctrain.tasks.image_list import ImageList
-from hpctrain.tasks.task import Sums, Task
+from hpctrain.tasks.task import Sums, Task, classification_sums
 
 try:
     from PIL import Image
@@ -29,25 +29,25 @@ except ModuleNotFoundError as missing:
 Box = tuple[int, int, int, int]
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of ImageNet's training images, per channel, as shares of full brightness."""
+"""ImageNet's training images, per channel, as shares of full brightness."""
 ASPECTS = math.log(3 / 4), math.log(4 / 3)
-"""Logarithms of the widths over heights that a random crop may have."""
+"""Logarithms of the smallest and largest ratio of width to height that a random crop may have."""
 
 
 class ImageFolder(Task):
-    """Classify images that lie as DATA/train/CLASS/*.jpg and DATA/val/CLASS/*.jpg; ImageNet's usual layout.
+    """Classify images in DATA/train/CLASS/*.jpg and DATA/val/CLASS/*.jpg, the usual layout of ImageNet.
 
-    A sample is an image, uint8 [3, image_size, image_size], and its label, int64: the place of its class among the
-    sorted names of the training folder. Training images are cropped at random and resized (Szegedy et al., 2014),
-    then flipped, as torchvision does it; evaluation resizes and takes the centre. The model gets them normalised,
-    float32, which is done on its device: a loading process hands over a quarter of the bytes.
+    A sample is an image, uint8 [3, image_size, image_size], and its label, int64: the index of its class among the
+    sorted names of the training folder. Training images are cropped at random and resized (Szegedy et al., 2014), then
+    flipped, as in torchvision; evaluation resizes and takes the centre. They are normalised to float32 on the model's
+    device, so that a DataLoader worker sends a quarter of the bytes.
 
     Args:
-        data: the folder of the data set.
-        train: the folder in it with the training images.
-        eval: the folder in it with the held-out images; None for no evaluation.
-        num_classes: logits of the model; None: not checked.
-        image_size: pixels per side that the model gets.
+        data: folder of the data set.
+        train: its folder with the training images.
+        eval: its folder with the held-out images; None for no evaluation.
+        num_classes: number of the model's logits; None: not checked.
+        image_size: pixels per side of the model's input.
         min_crop: smallest share of a training image's area that a random crop keeps.
         crop_share: share of the resized image's shorter side that evaluation's centre crop keeps.
         flip: probability that a training image is mirrored.
@@ -56,7 +56,7 @@ class ImageFolder(Task):
         deviation: per channel, divided by.
 
     Raises:
-        ConfigError: the folders can't be used (see `ImageList`), or hold more classes than the model tells apart.
+        ConfigError: the folders can't be used (see `ImageList`), or have more classes than the model has logits.
     """
 
     metric = "accuracy"
@@ -77,12 +77,17 @@ class ImageFolder(Task):
         mean: tuple[float, float, float] = MEAN,
         deviation: tuple[float, float, float] = DEVIATION,
     ) -> None:
-        self._train_folder, self._eval_folder = Path(data) / train, None if eval is None else Path(data) / eval
-        self._num_classes, self._image_size = num_classes, image_size
-        self._min_crop, self._crop_share, self._flip = min_crop, crop_share, flip
+        self._train_folder = Path(data) / train
+        self._eval_folder = None if eval is None else Path(data) / eval
+        self._num_classes = num_classes
+        self._image_size = image_size
+        self._min_crop = min_crop
+        self._crop_share = crop_share
+        self._flip = flip
         self._label_smoothing = label_smoothing
         deviations = torch.tensor(deviation).reshape(1, 3, 1, 1)
-        self._scale, self._shift = 1 / (255 * deviations), -torch.tensor(mean).reshape(1, 3, 1, 1) / deviations
+        self._scale = 1 / (255 * deviations)
+        self._shift = -torch.tensor(mean).reshape(1, 3, 1, 1) / deviations
 
     def build_model(self) -> nn.Module:
         """A ResNet-50 for the classes of the training folder."""
@@ -105,15 +110,12 @@ class ImageFolder(Task):
         return F.cross_entropy(model(self._normalised(images)), labels, label_smoothing=self._label_smoothing)
 
     def evaluate(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Sums:
-        """Cross-entropy and accuracy; from ten classes on also how often the right one is among the five likeliest."""
+        """Cross-entropy and accuracy; with ten classes or more also the top-5 accuracy."""
         images, labels = batch
-        logits, count = model(self._normalised(images)), len(labels)
-        sums: Sums = {
-            "loss": (F.cross_entropy(logits, labels, reduction="sum"), count),
-            "accuracy": ((logits.argmax(1) == labels).sum(), count),
-        }
+        logits = model(self._normalised(images))
+        sums = classification_sums(logits, labels)
         if logits.shape[1] >= 10:
-            sums["top5_accuracy"] = (logits.topk(5).indices == labels[:, None]).sum(), count
+            sums["top5_accuracy"] = (logits.topk(5).indices == labels[:, None]).sum(), len(labels)
         return sums
 
     @cached_property
@@ -128,58 +130,69 @@ class ImageFolder(Task):
     def _normalised(self, images: Tensor) -> Tensor:
         if self._scale.device != images.device:
             # once: a copy in every step would wait for the device
-            self._scale, self._shift = self._scale.to(images.device), self._shift.to(images.device)
+            self._scale = self._scale.to(images.device)
+            self._shift = self._shift.to(images.device)
         return images.float().mul_(self._scale).add_(self._shift)
 
 
-class _Cropped(Dataset[Any]):
-    draws_per_sample = True
-
-    def __init__(self, images: ImageList, size: int, min_crop: float, flip: float) -> None:
-        self._images, self._size, self._min_crop, self._flip = images, size, min_crop, flip
+class _Images(Dataset[Any]):
+    def __init__(self, images: ImageList, size: int) -> None:
+        self._images = images
+        self._size = size
 
     def __len__(self) -> int:
         return len(self._images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path, label = self._images[index]
-        image = decode(path)
+        pixels = np.array(self._transformed(decode(path)))
+        return torch.from_numpy(pixels).permute(2, 0, 1), label
+
+    def _transformed(self, image: Image.Image) -> Image.Image:
+        raise NotImplementedError
+
+
+class _Cropped(_Images):
+    draws_per_sample = True
+
+    def __init__(self, images: ImageList, size: int, min_crop: float, flip: float) -> None:
+        super().__init__(images, size)
+        self._min_crop = min_crop
+        self._flip = flip
+
+    def _transformed(self, image: Image.Image) -> Image.Image:
         box = random_box(image.width, image.height, self._min_crop)
         image = image.resize((self._size, self._size), Image.Resampling.BILINEAR, box)
         if random.random() < self._flip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return _tensor(image), label
+        return image
 
 
-class _Centred(Dataset[Any]):
+class _Centred(_Images):
     draws_per_sample = False
 
     def __init__(self, images: ImageList, size: int, shorter_side: int) -> None:
-        self._images, self._size, self._shorter_side = images, size, shorter_side
+        super().__init__(images, size)
+        self._shorter_side = shorter_side
 
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        path, label = self._images[index]
-        image = decode(path)
+    def _transformed(self, image: Image.Image) -> Image.Image:
         shorter = min(image.size)
         width, height = (self._shorter_side * side // shorter for side in image.size)
         left, top = round((width - self._size) / 2), round((height - self._size) / 2)
         resized = image.resize((width, height), Image.Resampling.BILINEAR)
-        return _tensor(resized.crop((left, top, left + self._size, top + self._size))), label
+        return resized.crop((left, top, left + self._size, top + self._size))
 
 
 def decode(path: str) -> Image.Image:
-    """The image in a file, as RGB.
+    """Read an image file, as RGB.
 
     Raises:
-        TaskError: it can't be read; the file is named.
+        TaskError: it can't be read.
     """
     try:
         with Image.open(path) as image:
             return image.convert("RGB")
-    except Exception as error:  # decoders raise what they like
+    except Exception as error:  # Pillow's decoders raise many kinds
         raise TaskError(
             f"{path} can't be read as an image ({type(error).__name__}: {error}): replace or remove it"
         ) from error
@@ -188,8 +201,9 @@ def decode(path: str) -> Image.Image:
 def random_box(width: int, height: int, min_share: float) -> Box:
     """Left, top, right and bottom of a random crop, drawn from the global generator of `random`.
 
-    Area uniform in [min_share, 1] of the image's, aspect ratio log-uniform in [3/4, 4/3]; after ten draws that don't
-    fit, the largest centred box of such a ratio (Szegedy et al., 2014; torchvision's RandomResizedCrop).
+    Its area is uniform in [min_share, 1] of the image's, its aspect ratio log-uniform in [3/4, 4/3]; after ten draws
+    that don't fit, it is the largest centred box of such a ratio (Szegedy et al., 2014; torchvision's
+    RandomResizedCrop).
     """
     for _ in range(10):
         area = width * height * random.uniform(min_share, 1)
@@ -201,7 +215,3 @@ def random_box(width: int, height: int, min_share: float) -> Box:
     wide, high = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
     left, top = (width - wide) // 2, (height - high) // 2
     return left, top, left + wide, top + high
-
-
-def _tensor(image: Image.Image) -> Tensor:
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)

@@ -1,4 +1,4 @@
-"""The image files of a data set that is a folder per class."""
+"""The image files of a data set with a folder per class."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".t
 class ImageList:
     """Paths and labels, in an order that depends on the names alone: classes sorted, then files sorted.
 
-    They are kept as three arrays, 8 bytes and a relative path per image: a list of a million strings would be copied
-    page by page into every loading process, since reading a string changes its reference count.
-
     Args:
-        folder: holds one folder per class, with images at any depth; what begins with a dot is passed over.
-        classes: their names in the order of their labels; None: those of the folder, sorted.
+        folder: holds one folder per class, with images at any depth; names that begin with a dot are ignored.
+        classes: names of the classes in the order of their labels; None: those of the folder, sorted.
 
     Attributes:
         classes: names of the classes; a label is an index into them.
         labels: int64 of shape [num_images].
 
     Raises:
-        ConfigError: there is no such folder, no class in it, a class without images, or one that ``classes`` lacks.
+        ConfigError: the folder doesn't exist or has no class, or a class has no images or isn't in ``classes``.
     """
 
     def __init__(self, folder: Path, classes: Sequence[str] | None = None) -> None:
         self._folder = folder
         found = _class_names(folder)
         self.classes = tuple(found if classes is None else classes)
+        # arrays, not a list of strings: reading a string changes its reference count, so a million of them would be
+        # copied page by page into every DataLoader worker
         names = bytearray()
         labels: list[int] = []
         ends = [0]
@@ -42,7 +41,7 @@ class ImageList:
             if name not in self.classes:
                 known = f"{len(self.classes)} classes, from {self.classes[0]} to {self.classes[-1]}"
                 problem = f"the class {name} isn't among those of the training images ({known})"
-                raise ConfigError("task.data", folder, problem, "remove its folder, or train on it as well")
+                raise ConfigError("task.data", folder, problem, "remove its folder, or add it to the training images")
             label, before = self.classes.index(name), len(labels)
             for path in _images(folder / name):
                 names += os.fsencode(f"{name}/{path}")
@@ -50,8 +49,9 @@ class ImageList:
                 labels.append(label)
             if len(labels) == before:
                 problem = f"the class {name} has no image ({', '.join(SUFFIXES)})"
-                raise ConfigError("task.data", folder, problem, "put images into its folder, or remove it")
-        self._names, self._ends = np.frombuffer(names, np.uint8), np.array(ends)
+                raise ConfigError("task.data", folder, problem, "add images to its folder, or remove it")
+        self._names = np.frombuffer(names, np.uint8)
+        self._ends = np.array(ends)
         self.labels = np.array(labels)
 
     def __len__(self) -> int:
@@ -65,12 +65,12 @@ class ImageList:
 
 def _class_names(folder: Path) -> list[str]:
     if not folder.is_dir():
-        remedy = "set task.data to the folder that holds it, task.train and task.eval to its name there"
-        raise ConfigError("task.data", folder, "is no folder", remedy)
+        remedy = "set task.data to the folder that contains it, task.train and task.eval to its name there"
+        raise ConfigError("task.data", folder, "is not a folder", remedy)
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     if not names:
-        raise ConfigError("task.data", folder, "holds no folders", "give it one folder per class")
+        raise ConfigError("task.data", folder, "contains no folders", "make one folder per class")
     return names
 
 

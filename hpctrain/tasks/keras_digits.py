@@ -1,4 +1,4 @@
-"""Handwritten digits, recognised by a Keras model."""
+"""Handwritten digits, classified by a Keras model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812  # its usual name
 
 from hpctrain.models.keras_module import KerasModule, import_keras
 from hpctrain.tasks.digits import Digits
-from hpctrain.tasks.task import Sums
+from hpctrain.tasks.task import Sums, classification_sums
 
 
 class KerasDigits(Digits):
@@ -18,7 +18,7 @@ class KerasDigits(Digits):
     Its three convolutions have batch norms, and dropout stands before the last layer; here it sees 8 x 8 pixels.
 
     Args:
-        held_out: share of the digits that is kept for evaluation.
+        held_out: share of the digits that is held out for evaluation.
         augment: shift training images at random, by at most one pixel in each direction.
         dropout: probability of dropping a feature before the last layer.
         weight_penalty: strength of an L2 penalty on the convolutions' kernels, which Keras adds to the loss.
@@ -31,13 +31,14 @@ class KerasDigits(Digits):
         self, held_out: float = 0.2, augment: bool = False, dropout: float = 0.5, weight_penalty: float = 0.0
     ) -> None:
         super().__init__(held_out, augment)
-        self._dropout, self._weight_penalty = dropout, weight_penalty
+        self._dropout = dropout
+        self._weight_penalty = weight_penalty
 
     def build_model(self) -> nn.Module:
         """See `Task`.
 
         Raises:
-            ConfigError: Keras isn't there.
+            ConfigError: Keras isn't installed, or has another backend.
         """
         return KerasModule(self._convnet)
 
@@ -52,10 +53,7 @@ class KerasDigits(Digits):
         """Cross-entropy and accuracy."""
         images, labels = batch
         logits, _ = model(_last(images))
-        return {
-            "loss": (F.cross_entropy(logits, labels, reduction="sum"), len(labels)),
-            "accuracy": ((logits.argmax(1) == labels).sum(), len(labels)),
-        }
+        return classification_sums(logits, labels)
 
     def _convnet(self) -> Any:
         keras = import_keras()
@@ -70,7 +68,7 @@ class KerasDigits(Digits):
                 padding=padding,
                 use_bias=False,
                 kernel_regularizer=penalty,
-                data_format="channels_last",  # whatever the user's keras.json says
+                data_format="channels_last",  # the default depends on the user's keras.json
             )
             stream = convolution(stream)
             stream = layers.BatchNormalization(scale=False, center=True)(stream)
@@ -82,4 +80,4 @@ class KerasDigits(Digits):
 
 
 def _last(images: Tensor) -> Tensor:
-    return images.permute(0, 2, 3, 1)  # Keras has channels last
+    return images.permute(0, 2, 3, 1)  # Keras expects channels last

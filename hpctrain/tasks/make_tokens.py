@@ -19,15 +19,15 @@ from hpctrain.tasks.token_files import ABOUT, DTYPES
 from hpctrain.tasks.tokeniser import Tokeniser, tokeniser
 
 PIECE_CHARS = 1 << 20
-"""About so much text is tokenised at a time, up to the next end of a line."""
+"""Characters that are tokenised at a time, up to the next end of a line."""
 COPY_BYTES = 1 << 24
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make token files, and say what they hold.
+    """Make token files, and print what they hold.
 
     Args:
-        arguments: the words after the program's name; None for those of this process.
+        arguments: of the command line; None for this process's own.
 
     Returns:
         An `ExitCode`.
@@ -52,26 +52,25 @@ def make_tokens(
 ) -> dict[str, Any]:
     """Write ``train.bin``, ``eval.bin`` and ``tokens.json``: all of them, or nothing.
 
-    Text is read piece by piece, so that its size doesn't matter.
+    The text is read piece by piece, so it may be larger than the memory.
 
     Args:
-        texts: files of UTF-8: of a ``.jsonl`` each line is a document, its "text"; any other file is one.
-        out: the folder that is made.
-        chosen: makes the tokens.
+        texts: files of UTF-8: each line of a ``.jsonl`` holds a document, as its "text"; any other file is one.
+        out: the folder to make.
+        chosen: the tokeniser.
         name: of the tokeniser, for the record.
-        held_out: share of the tokens, from the end, that ``eval.bin`` gets; 0: it isn't made.
+        held_out: share of the tokens, from the end, that go into ``eval.bin``; 0: no such file.
 
     Returns:
         What ``tokens.json`` holds.
 
     Raises:
-        ConfigError: the folder is there already, a text can't be read, or nothing would be left to train on or to
-            evaluate.
+        ConfigError: the folder exists, a text can't be read, or no tokens would be left for training or evaluation.
     """
     if out.exists():
-        raise ConfigError("--out", out, "is there already", "remove it, or name another folder")
+        raise ConfigError("--out", out, "already exists", "remove it, or name another folder")
     if not 0 <= held_out < 1:
-        raise ConfigError("--held-out", held_out, "is a share of the tokens", "set it between 0 and 1")
+        raise ConfigError("--held-out", held_out, "expected a share of the tokens", "set it between 0 and 1")
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_name(out)
     temporary.mkdir()
@@ -99,8 +98,8 @@ def _write(texts: Sequence[Path], folder: Path, chosen: Tokeniser, held_out: flo
             train.write(_encoded(made, dtype))
         kept = tokens - round(tokens * held_out)
         if kept < 2 or (held_out and tokens - kept < 2):
-            problem = f"of {tokens} tokens {kept} would be left to train on, {tokens - kept} to evaluate"
-            raise ConfigError("--held-out", held_out, problem, "give more text, or another share")
+            problem = f"of {tokens} tokens {kept} would be left for training, {tokens - kept} for evaluation"
+            raise ConfigError("--held-out", held_out, problem, "add text, or set another share")
         counts = {"train.bin": kept}
         if held_out:
             counts["eval.bin"] = tokens - kept
@@ -118,13 +117,13 @@ def _encoded(tokens: Any, dtype: str) -> bytes:
 
 
 def _pieces(texts: Sequence[Path]) -> Iterator[str | None]:
-    """The texts piece by piece; None where a document ends."""
+    """The texts piece by piece; None at the end of each document."""
     for path in texts:
         try:
             with path.open(encoding="utf-8", newline="") as file:
                 yield from _of_lines(path, file) if path.suffix == ".jsonl" else _of_file(file)
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError("TEXT", path, f"can't be read as UTF-8 ({error})", "see the file") from error
+            raise ConfigError("TEXT", path, f"can't be read as UTF-8 ({error})", "fix the file") from error
 
 
 def _of_file(file: IO[str]) -> Iterator[str | None]:
@@ -138,8 +137,8 @@ def _of_lines(path: Path, file: IO[str]) -> Iterator[str | None]:
         try:
             yield str(json.loads(line)["text"])
         except (ValueError, KeyError, TypeError) as error:
-            problem = f'line {number} should be {{"text": "..."}}'
-            raise ConfigError("TEXT", path, problem, "see the file") from error
+            problem = f'expected {{"text": "..."}} in line {number}'
+            raise ConfigError("TEXT", path, problem, "fix the line") from error
         yield None
 
 
@@ -150,16 +149,28 @@ def _sync(file: IO[bytes]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m hpctrain.tasks.make_tokens", description=__doc__)
-    parser.add_argument("texts", nargs="+", type=Path, metavar="TEXT", help="UTF-8; .jsonl: a document per line")
-    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="is made; task.data of task=tokens")
+    parser.add_argument("texts", nargs="+", type=Path, metavar="TEXT", help="UTF-8; .jsonl: one document per line")
     parser.add_argument(
-        "--tokenizer", default="bytes", metavar="NAME", help="bytes, tiktoken:ENCODING or tokenizers:PATH; %(default)s"
+        "--out", required=True, type=Path, metavar="FOLDER", help="folder to make, for task.data of task=tokens"
     )
     parser.add_argument(
-        "--end-of-text", default="<|endoftext|>", metavar="TOKEN", help="ends a document, with tokenizers:PATH"
+        "--tokenizer",
+        default="bytes",
+        metavar="NAME",
+        help="bytes, tiktoken:ENCODING or tokenizers:PATH (default: %(default)s)",
     )
     parser.add_argument(
-        "--held-out", default=0.01, type=float, metavar="SHARE", help="of the tokens, for evaluation; %(default)s"
+        "--end-of-text",
+        default="<|endoftext|>",
+        metavar="TOKEN",
+        help="token that ends a document, for tokenizers:PATH (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--held-out",
+        default=0.01,
+        type=float,
+        metavar="SHARE",
+        help="share of the tokens held out for evaluation (default: %(default)s)",
     )
     return parser
 

@@ -1,4 +1,4 @@
-"""The contract between what is trained and the loop."""
+"""The contract between what is trained and the training loop."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  # its usual name
 from torch.utils.data import Dataset
 
 from hpctrain.data.micro_batch import iterate_tensors, map_tensors
@@ -15,19 +16,36 @@ from hpctrain.data.order import Order
 from hpctrain.errors import TaskError
 
 Sums: TypeAlias = dict[str, tuple[Tensor | float, Tensor | int]]
+"""By metric: the sum over a batch, and the count that it is over."""
 
 
 class Task(ABC):
     """A model, its data and its loss. Subclass it anywhere, and name the class in a config by `_target_`.
 
-    `train_dataset` and `loss` must be given; everything else has a default. The constructor takes plain values from
-    conf/task/NAME.yaml and runs in every rank, so it should be cheap and touch no device. Device placement, DDP,
-    precision, accumulation, seeding and checkpoints are the trainer's.
+    A subclass must define `train_dataset` and `loss`; every other method has a default. Its constructor takes plain
+    values from conf/task/NAME.yaml, or from the command line, and runs in every rank: it should be cheap and touch no
+    device. The trainer does the rest: device placement, DDP, precision, accumulation, seeding and checkpoints.
 
     Attributes:
-        metric: name of the evaluation metric that the run is judged by; a key of what `evaluate` or `derive` returns.
-        metric_mode: `min` where less of it is better, `max` where more is.
+        metric: name of the evaluation metric that says which checkpoint is best; a key of what `evaluate` or `derive`
+            returns.
+        metric_mode: `min` if smaller values are better, `max` if larger ones are.
         collate_fn: None for PyTorch's default collation, or a method that makes a batch of a list of samples.
+
+    Example:
+        A file ``sine.py``, trained by ``python -m hpctrain task=custom task._target_=sine.Sine``::
+
+            class Sine(Task):
+                def build_model(self):
+                    return nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 1))
+
+                def train_dataset(self):
+                    angles = torch.linspace(-3, 3, 1000)[:, None]
+                    return TensorDataset(angles, angles.sin())
+
+                def loss(self, model, batch):
+                    angles, targets = batch
+                    return nn.functional.mse_loss(model(angles), targets)
     """
 
     metric: str = "loss"
@@ -35,29 +53,32 @@ class Task(ABC):
     collate_fn: Callable[[list[Any]], Any] | None = None
 
     def prepare(self) -> None:  # noqa: B027  # a hook
-        """Download or convert what the task needs; called first, by one process per node while its others wait."""
+        """Download or convert what the task needs; called first, by one process per node while the others wait."""
 
     def build_model(self) -> nn.Module:
-        """The model, on the CPU; every rank builds it from the same seed. Not called where the config gives a model.
+        """The model, on the CPU; every rank builds it from the same seed. Not called if the config names a model.
 
         Raises:
             TaskError: the task has no model of its own.
         """
         name = type(self).__name__
-        raise TaskError(f"{name} has no model: give one in the config (model=convnet), or define {name}.build_model")
+        raise TaskError(f"{name} has no model: name one in the config (model=convnet), or define {name}.build_model")
 
     def place(self, model: nn.Module, devices: Sequence[torch.device]) -> nn.Module:  # noqa: ARG002 - as below
         """Put the model's parts on this process's devices; called where cluster.gpus_per_process is more than 1.
 
-        Batches arrive on the first device, and the loss has to be there; between the parts the model's forward moves
-        its tensors itself.
+        Batches arrive on the first device, and the loss must end there; the model's forward moves tensors between its
+        parts.
 
         Args:
             model: on the CPU.
             devices: GPUs, at least two; on a machine without any, the CPU as often as there would be GPUs.
 
+        Returns:
+            The model, with its parts on these devices.
+
         Raises:
-            TaskError: the task doesn't know how.
+            TaskError: the task doesn't define it.
         """
         name = type(self).__name__
         raise TaskError(
@@ -67,17 +88,20 @@ class Task(ABC):
 
     @abstractmethod
     def train_dataset(self) -> Dataset[Any]:
-        """The training samples, the same on all ranks; `BatchDataset` tells of whole batches and of random draws."""
+        """The training samples, the same on all ranks.
+
+        `BatchDataset` describes whole batches and random draws, `SeekableStream` iterable datasets.
+        """
 
     def order(self, num_samples: int, seed: int) -> Order | None:  # noqa: ARG002 - for those who override it
-        """In which order the training samples are taken; None for what data.shuffle says.
-
-        `WeightedOrder` of hpctrain.data.order draws by weight; any function of (epoch, positions) will do (`Order`). An
-        iterable dataset has its own order.
+        """The order of the training samples; not called for an iterable dataset, which has its own.
 
         Args:
             num_samples: of the training dataset.
             seed: of the run.
+
+        Returns:
+            A function of (epoch, positions), such as `WeightedOrder`; None for the order that `data.shuffle` chooses.
         """
         return None
 
@@ -93,14 +117,18 @@ class Task(ABC):
         the global batch.
 
         Args:
-            model: wrapped by DDP perhaps: call it, and leave its methods and attributes alone.
+            model: perhaps wrapped by DDP: call it, and don't use its methods or attributes.
             batch: on the model's device.
         """
 
     def evaluate(self, model: nn.Module, batch: Any) -> Sums:
         """Sums and counts of every metric over a batch; the trainer adds them up over batches and ranks, then divides.
 
-        Called without gradients, in evaluation mode. The default is the loss, weighted by samples.
+        Called without gradients, in evaluation mode. The default returns the loss, weighted by samples.
+
+        Args:
+            model: not wrapped by DDP.
+            batch: on the model's device.
 
         Returns:
             For every metric its sum over the batch and the count that the sum is over.
@@ -109,10 +137,10 @@ class Task(ABC):
         return {"loss": (self.loss(model, batch) * count, count)}
 
     def derive(self, means: Mapping[str, float]) -> Mapping[str, float]:  # noqa: ARG002 - for those who override it
-        """More metrics, from the means over all held-out samples: a perplexity, which no mean over batches is.
+        """More metrics, computed from the means over all held-out samples, such as a perplexity.
 
         Args:
-            means: what `evaluate` gave, by the same names, added up over batches and ranks and divided.
+            means: of what `evaluate` returned, by the same names.
         """
         return {}
 
@@ -120,17 +148,30 @@ class Task(ABC):
         """Samples in a batch; the default is the first dimension of its first tensor.
 
         Raises:
-            TaskError: no tensor with a dimension in the batch.
+            TaskError: the batch holds no tensor with a dimension.
         """
         for tensor in iterate_tensors(batch):
             if tensor.dim():
                 return len(tensor)
         name = type(self).__name__
         raise TaskError(
-            f"can't count the samples of a batch of type {type(batch).__name__}: it holds no tensor with a first "
-            f"dimension; define {name}.num_samples"
+            f"can't count the samples of a batch of type {type(batch).__name__}, which holds no tensor with a first "
+            f"dimension: define {name}.num_samples"
         )
 
     def to_device(self, batch: Any, device: torch.device) -> Any:
-        """The batch on a device, without waiting for the copy; the default moves every tensor in its containers."""
+        """Copy the batch to a device without waiting; the default copies every tensor in its containers."""
         return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
+
+
+def classification_sums(logits: Tensor, labels: Tensor) -> Sums:
+    """What `Task.evaluate` of a classifier returns: cross-entropy and accuracy.
+
+    Args:
+        logits: of shape [n, num_classes].
+        labels: int64 of shape [n].
+    """
+    return {
+        "loss": (F.cross_entropy(logits, labels, reduction="sum"), len(labels)),
+        "accuracy": ((logits.argmax(1) == labels).sum(), len(labels)),
+    }

@@ -18,24 +18,25 @@ from hpctrain.tasks.task import Sums, Task
 
 
 class Text(Task):
-    """Predict the next byte of the language reference that every Python carries (`pydoc_data.topics`, about 0.5 MB).
+    """Predict the next byte of the language reference that Python ships (`pydoc_data.topics`, about 0.5 MB).
 
     A sample is a window of the text: context_length bytes, and as targets the same shifted by one, both int64. Windows
-    follow each other without overlap; the text's end is held out. The text is that of the Python that runs: other minor
-    versions differ.
+    follow each other without overlap; the end of the text is held out. The text differs between minor versions of
+    Python.
 
     Args:
         context_length: bytes per sample.
-        held_out: share of the text that is kept for evaluation.
+        held_out: share of the text that is held out for evaluation.
 
     Raises:
-        ConfigError: no window is left for training, or for evaluation.
+        ConfigError: `held_out` isn't between 0 and 1.
     """
 
     def __init__(self, context_length: int = 128, held_out: float = 0.1) -> None:
         if not 0 < held_out < 1:
-            raise ConfigError("task.held_out", held_out, "it is a share of the text", "set it between 0 and 1")
-        self.context_length, self.held_out = context_length, held_out
+            raise ConfigError("task.held_out", held_out, "expected a share of the text", "set it between 0 and 1")
+        self.context_length = context_length
+        self.held_out = held_out
 
     def build_model(self) -> nn.Module:
         """See `Task`."""
@@ -75,7 +76,7 @@ class Text(Task):
                 "task.context_length",
                 self.context_length,
                 f"no window of that length fits into {end - begin} bytes (task.held_out={self.held_out})",
-                "set a shorter one",
+                "set a smaller one",
             )
         return Windows(self._text[begin:end], self.context_length)
 

@@ -17,7 +17,7 @@ class Tokeniser(Protocol):
 
     Attributes:
         vocab_size: every token is below it.
-        end_of_text: the token after each document.
+        end_of_text: the token that ends a document.
     """
 
     vocab_size: int
@@ -29,7 +29,7 @@ class Tokeniser(Protocol):
 
 
 class ByteTokeniser:
-    """The bytes of UTF-8; needs nothing. A document ends with a zero, which text doesn't hold."""
+    """The bytes of UTF-8; needs no package. A document ends with a zero, which doesn't occur in text."""
 
     vocab_size, end_of_text = 256, 0
 
@@ -39,10 +39,10 @@ class ByteTokeniser:
 
 
 class Tiktoken:
-    """An encoding of tiktoken, such as gpt2; tiktoken may have to download its table once.
+    """An encoding of tiktoken, such as gpt2; tiktoken may download its table once.
 
     Raises:
-        ConfigError: tiktoken isn't installed, or has no such encoding.
+        ConfigError: tiktoken isn't installed, has no such encoding, or can't download it.
     """
 
     def __init__(self, name: str) -> None:
@@ -52,8 +52,9 @@ class Tiktoken:
         except (ValueError, OSError) as error:
             first = str(error).partition("\n")[0]
             remedy = "see tiktoken.list_encoding_names(), and TIKTOKEN_CACHE_DIR where there is no network"
-            raise ConfigError("--tokenizer", f"tiktoken:{name}", f"can't be had ({first})", remedy) from error
-        self.vocab_size, self.end_of_text = int(self._encoding.n_vocab), int(self._encoding.eot_token)
+            raise ConfigError("--tokenizer", f"tiktoken:{name}", f"is not available ({first})", remedy) from error
+        self.vocab_size = int(self._encoding.n_vocab)
+        self.end_of_text = int(self._encoding.eot_token)
 
     def __call__(self, text: str) -> npt.NDArray[Any]:
         """See `Tokeniser`."""
@@ -61,14 +62,14 @@ class Tiktoken:
 
 
 class TokenizersFile:
-    """A ``tokenizer.json`` of Hugging Face's tokenizers.
+    """A ``tokenizer.json`` of Hugging Face's `tokenizers`.
 
     Args:
         path: of the file.
-        end_of_text: the name of its token that ends a document.
+        end_of_text: name of the token that ends a document.
 
     Raises:
-        ConfigError: tokenizers isn't installed, the file can't be read, or has no such token.
+        ConfigError: `tokenizers` isn't installed, the file can't be read, or it has no such token.
     """
 
     def __init__(self, path: str, end_of_text: str) -> None:
@@ -81,8 +82,8 @@ class TokenizersFile:
         found = self._tokenizer.token_to_id(end_of_text)
         if found is None:
             remedy = "name the token that ends a document"
-            raise ConfigError("--end-of-text", end_of_text, f"is no token of {path}", remedy)
-        # ids may have gaps
+            raise ConfigError("--end-of-text", end_of_text, f"is not a token of {path}", remedy)
+        # not the number of tokens: ids may have gaps
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         self.end_of_text = int(found)
 
@@ -92,10 +93,10 @@ class TokenizersFile:
 
 
 def tokeniser(name: str, end_of_text: str = "<|endoftext|>") -> Tokeniser:
-    """The tokeniser of a name: `bytes`, `tiktoken:ENCODING` or `tokenizers:PATH`.
+    """The tokeniser that is called `bytes`, `tiktoken:ENCODING` or `tokenizers:PATH`.
 
     Raises:
-        ConfigError: there is none of that name, or it can't be had.
+        ConfigError: the name is unknown, or the tokeniser isn't available.
     """
     kind, _, rest = name.partition(":")
     if name == "bytes":
@@ -104,7 +105,7 @@ def tokeniser(name: str, end_of_text: str = "<|endoftext|>") -> Tokeniser:
         return Tiktoken(rest)
     if kind == "tokenizers" and rest:
         return TokenizersFile(str(Path(rest)), end_of_text)
-    raise ConfigError("--tokenizer", name, "is not known", "write bytes, tiktoken:ENCODING or tokenizers:PATH")
+    raise ConfigError("--tokenizer", name, "unknown tokeniser", "choose bytes, tiktoken:ENCODING or tokenizers:PATH")
 
 
 def _package(name: str, remedy: str) -> Any:

@@ -19,21 +19,21 @@ from hpctrain.tasks.token_files import ABOUT, TokenWindows, about, find_token_fi
 
 
 class Tokens(Task):
-    """Predict the next token of memory-mapped token files (`hpctrain.tasks.token_files` tells of their format).
+    """Predict the next token of memory-mapped token files (`hpctrain.tasks.token_files` describes the format).
 
     A sample is a window: context_length tokens, and as targets the same shifted by one, both int64. Windows follow each
-    other without overlap, and any of them costs the same to reach.
+    other without overlap, and each costs the same to reach.
 
     Args:
         data: the folder of the token files.
         train: name, or pattern with * and ?, of its training files.
         eval: the same for the held-out ones; None for no evaluation.
-        dtype: of the numbers in ``.bin`` files, `uint16` or `uint32`; None: what ``tokens.json`` says.
+        dtype: of the numbers in ``.bin`` files, `uint16` or `uint32`; None: as in ``tokens.json``.
         context_length: tokens per window.
-        vocab_size: tokens that the model tells apart; None: not checked.
+        vocab_size: number of the model's tokens; None: not checked.
 
     Raises:
-        ConfigError: files are missing or too short, or have more tokens than the model.
+        ConfigError: files are missing or too short, or have more different tokens than the model.
     """
 
     def __init__(
@@ -46,18 +46,22 @@ class Tokens(Task):
         context_length: int = 1024,
         vocab_size: int | None = None,
     ) -> None:
-        self._folder, self._train, self._eval = Path(data), train, eval
-        self._dtype, self._context_length, self._vocab_size = dtype, context_length, vocab_size
+        self._folder = Path(data)
+        self._train = train
+        self._eval = eval
+        self._dtype = dtype
+        self._context_length = context_length
+        self._vocab_size = vocab_size
 
     def build_model(self) -> nn.Module:
         """A small GPT for these tokens.
 
         Raises:
-            ConfigError: it isn't known how many there are.
+            ConfigError: neither the configuration nor ``tokens.json`` has their number.
         """
         size = self._vocab_size or self._about.get("vocab_size")
         if size is None:
-            problem = f"isn't known without {self._folder / ABOUT}"
+            problem = f"needed, since there is no {self._folder / ABOUT}"
             raise ConfigError("task.vocab_size", None, problem, "set it, or choose a model, such as model=gpt2")
         return GPT(vocab_size=size, context_length=self._context_length)
 
@@ -90,7 +94,7 @@ class Tokens(Task):
         found = about(self._folder)
         known = found.get("vocab_size")
         if known is not None and self._vocab_size is not None and known > self._vocab_size:
-            problem = f"the tokens of {self._folder} are {known} different ones"
+            problem = f"the files in {self._folder} have {known} different tokens"
             raise ConfigError("model.vocab_size", self._vocab_size, problem, f"set model.vocab_size={known}")
         return found
 

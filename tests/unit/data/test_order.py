@@ -182,5 +182,5 @@ def test_weighted_draws_depend_on_seed_epoch_and_position_alone():
 
 @pytest.mark.parametrize("weights", [[], [0.0, 0.0], [1.0, -1.0], [float("nan")], [[1.0]]])
 def test_weights_that_cannot_be_drawn_by(weights):
-    with pytest.raises(TaskError, match="weights must be finite"):
+    with pytest.raises(TaskError, match="expected one finite weight per sample"):
         WeightedOrder(weights, seed=0)

@@ -80,7 +80,7 @@ def test_one_that_cannot_says_what_it_costs(caplog):
     with caplog.at_level(logging.WARNING, "hpctrain.data"):
         logging.getLogger("hpctrain").propagate = True
         assert StreamReader(stream).read(0, np.array([3000, 3001]))[0] == 3000
-    assert "3000 samples are read and thrown away" in caplog.text
+    assert "3000 samples are read and discarded" in caplog.text
     assert "read_from" in caplog.text
 
 

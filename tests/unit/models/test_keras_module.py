@@ -90,7 +90,9 @@ def test_its_own_losses_come_back_with_a_gradient() -> None:
 def test_what_can_not_work_says_so() -> None:
     with pytest.raises(ConfigError, match=r"trainer\.sync_batchnorm=True: KerasModule has no batch norm of torch\.nn"):
         synchronise_batchnorm(KerasModule(small))
-    with pytest.raises(TaskError, match=r"dense/kernel became torch\.bfloat16, but Keras goes on .*precision=fp32"):
+    with pytest.raises(
+        TaskError, match=r"dense/kernel became torch\.bfloat16, but Keras still computes .*precision=fp32"
+    ):
         KerasModule(small).to(torch.bfloat16)
     with pytest.raises(TaskError, match=r"can't be copied .*precision=fp32"):
         copy.deepcopy(KerasModule(small))

@@ -37,9 +37,9 @@ def test_a_held_out_folder_takes_the_labels_of_the_training_folder(tmp_path: Pat
 
 
 def test_what_can_not_be_used_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"task\.data=\S+/train: is no folder; set task\.data"):
+    with pytest.raises(ConfigError, match=r"task\.data=\S+/train: is not a folder; set task\.data"):
         ImageList(tmp_path / "train")
-    with pytest.raises(ConfigError, match=r"holds no folders; give it one folder per class"):
+    with pytest.raises(ConfigError, match=r"contains no folders; make one folder per class"):
         ImageList(make(tmp_path, "a.png"))
     make(tmp_path, "ant/a.png", "bee/readme.md")
     with pytest.raises(ConfigError, match=r"the class bee has no image \(\.bmp, "):

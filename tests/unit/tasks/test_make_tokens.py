@@ -51,10 +51,10 @@ def test_nothing_is_there_unless_all_is(tmp_path: Path, capsys: pytest.CaptureFi
     mistakes = {
         (text, bad): "can't be read as UTF-8",
         (text, tmp_path / "missing.txt"): "No such file",
-        (text, lines): 'bad.jsonl: line 2 should be {"text": "..."}',
-        (text, "--held-out", "0.99"): "of 11 tokens 0 would be left to train on",
-        (text, "--held-out", "1"): "--held-out=1.0: is a share",
-        (text, "--tokenizer", "words"): "--tokenizer=words: is not known; write bytes, tiktoken:ENCODING",
+        (text, lines): 'bad.jsonl: expected {"text": "..."} in line 2',
+        (text, "--held-out", "0.99"): "of 11 tokens 0 would be left for training",
+        (text, "--held-out", "1"): "--held-out=1.0: expected a share",
+        (text, "--tokenizer", "words"): "--tokenizer=words: unknown tokeniser; choose bytes, tiktoken:ENCODING",
     }
     for words, problem in mistakes.items():
         assert main([*map(str, words), "--out", str(out)]) == 2
@@ -64,7 +64,7 @@ def test_nothing_is_there_unless_all_is(tmp_path: Path, capsys: pytest.CaptureFi
         assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "bad.jsonl", "bad.txt"]
     out.mkdir()
     assert main([str(text), "--out", str(out)]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
 def test_without_held_out_tokens_there_is_one_file(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_tiktokens_encodings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     words = [str(tmp_path / "a.txt"), "--out", str(tmp_path / "out"), "--tokenizer", "tiktoken:toy", "--held-out", "0"]
     assert main(words) == 0
     assert tokens_of(tmp_path / "out" / "train.bin", "<u4") == [257, 32, *b"<|endoftext|>", 70000]
-    with pytest.raises(Exception, match=r"--tokenizer=tiktoken:none: can't be had"):
+    with pytest.raises(Exception, match=r"--tokenizer=tiktoken:none: is not available"):
         tokeniser("tiktoken:none")
 
 
@@ -103,7 +103,7 @@ def test_a_file_of_tokenizers(tmp_path: Path) -> None:
     chosen = tokeniser(f"tokenizers:{tmp_path / 'tokenizer.json'}", "[END]")
     assert chosen("b a c").tolist() == [1, 0, 2]
     assert (chosen.vocab_size, chosen.end_of_text) == (6, 5)
-    with pytest.raises(Exception, match=r"--end-of-text=<\|endoftext\|>: is no token"):
+    with pytest.raises(Exception, match=r"--end-of-text=<\|endoftext\|>: is not a token"):
         tokeniser(f"tokenizers:{tmp_path / 'tokenizer.json'}")
     with pytest.raises(Exception, match=r"missing\.json: can't be read"):
         tokeniser(f"tokenizers:{tmp_path / 'missing.json'}")

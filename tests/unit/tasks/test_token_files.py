@@ -58,23 +58,23 @@ def test_a_token_that_the_model_does_not_know_is_named(tmp_path: Path) -> None:
     files = [TokenFile.of(save(tmp_path / f"{name}.bin", range(end)), "uint16") for name, end in (("a", 5), ("b", 9))]
     windows = TokenWindows(files, 4, vocab_size=8)
     assert windows[0][0].tolist() == [0, 1, 2, 3]
-    with pytest.raises(TaskError, match=r"b\.bin holds the token 8, but the model knows 8 tokens: .*model\.vocab_size"):
+    with pytest.raises(TaskError, match=r"b\.bin holds the token 8, but the model has 8 tokens: .*model\.vocab_size"):
         windows.get_batch(torch.tensor([0, 1, 2]))
 
 
 def test_files_that_can_not_be_used_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"task\.data=\S+/nowhere: is no folder"):
+    with pytest.raises(ConfigError, match=r"task\.data=\S+/nowhere: is not a folder"):
         find_token_files("task.train", tmp_path / "nowhere", "train*", None)
     save(tmp_path / "train.txt", range(4))
     with pytest.raises(ConfigError, match=r"task\.train=train\*: no \.bin or \.npy file .* which holds train\.txt"):
         find_token_files("task.train", tmp_path, "train*", None)
     path = save(tmp_path / "train.bin", range(4))
-    with pytest.raises(ConfigError, match=r"task\.dtype=null: nothing says whether .*set task\.dtype=uint16"):
+    with pytest.raises(ConfigError, match=r"task\.dtype=null: it is unknown whether .*set task\.dtype=uint16"):
         find_token_files("task.train", tmp_path, "train*", None)
     with pytest.raises(ConfigError, match=r"task\.context_length=4: no window .* the longest has 4"):
         TokenWindows([TokenFile.of(path, "uint16")], 4)
     path.write_bytes(b"odd")
-    with pytest.raises(ConfigError, match=r"task\.dtype=uint16: .*train\.bin has 3 bytes"):
+    with pytest.raises(ConfigError, match=r"task\.dtype=uint16: the 3 bytes of \S+train\.bin are not"):
         TokenFile.of(path, "uint16")
     np.save(tmp_path / "square.npy", np.zeros((2, 2)))
     with pytest.raises(ConfigError, match=r"square\.npy holds float64 of shape \[2, 2\]"):

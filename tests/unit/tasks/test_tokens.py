@@ -44,7 +44,7 @@ def test_its_own_model_knows_these_tokens(data: Path) -> None:
     loss = task.loss(model, task.train_dataset().get_batch(torch.arange(3)))
     assert loss.item() == pytest.approx(math.log(50), abs=0.3)
     (data / "tokens.json").unlink()
-    with pytest.raises(ConfigError, match=r"task\.vocab_size=null: isn't known without \S+tokens\.json"):
+    with pytest.raises(ConfigError, match=r"task\.vocab_size=null: needed, since there is no \S+tokens\.json"):
         Tokens(str(data)).build_model()
 
 
