@@ -18,7 +18,7 @@ STARTING = ("import_s", "rendezvous_s", "build_s", "load_s", "first_step_s")
 WORKING = ("train_s", "eval_s", "save_s")
 """After it."""
 SPENT = STARTING + WORKING
-KEEP_EVERY_S = 10.0
+RECORD_EVERY_S = 10.0
 
 log = logging.getLogger("hpctrain.run")
 
@@ -44,7 +44,7 @@ class Times:
         self._spent = dict.fromkeys(SPENT, 0.0)
         self._doing = STARTING[0]
         self._file: Path | None = None
-        self._kept_at = float("-inf")
+        self._recorded_at = float("-inf")
 
     @property
     def doing(self) -> str:
@@ -73,7 +73,7 @@ class Times:
         self.enter(self._doing)
         return {name: round(seconds, 3) for name, seconds in self._spent.items() if seconds}
 
-    def keep_in(self, claim: Path) -> None:
+    def record_in(self, claim: Path) -> None:
         """Record into the attempt's claim from now on; for rank zero alone."""
         self._file = claim / FILE_NAME
 
@@ -82,29 +82,29 @@ class Times:
         """The attempt's claim, on rank zero; None elsewhere."""
         return None if self._file is None else self._file.parent
 
-    def begin(self, step: int) -> None:
+    def first_step_done(self, step: int) -> None:
         """Count the time from now on as training: the first new step is done."""
         self.enter(WORKING[0])
-        log.info("the first step came %s", beginning(self._spent))
-        self.keep(step, due=True)
+        log.info("the first step came %s", describe_start(self._spent))
+        self.record(step, due=True)
 
-    def keep(self, step: int, *, due: bool = False) -> None:
-        """Record how far the attempt is, at most every `KEEP_EVERY_S`: a killed attempt leaves nothing else.
+    def record(self, step: int, *, due: bool = False) -> None:
+        """Record how far the attempt is, at most every `RECORD_EVERY_S`: a killed attempt leaves nothing else.
 
         Args:
             step: completed steps.
             due: record it in any case.
         """
-        if self._file is None or not (due or self._clock() - self._kept_at >= KEEP_EVERY_S):
+        if self._file is None or not (due or self._clock() - self._recorded_at >= RECORD_EVERY_S):
             return
-        record = {**self.spent(), "last_step": step, "seen": self._now()}
+        fields = {**self.spent(), "last_step": step, "seen": self._now()}
         # the training doesn't need the record
         with contextlib.suppress(OSError):
-            write_json(self._file, record, durable=False)
-        self._kept_at = self._clock()
+            write_json(self._file, fields, durable=False)
+        self._recorded_at = self._clock()
 
 
-def beginning(spent: Mapping[str, float]) -> str:
+def describe_start(spent: Mapping[str, float]) -> str:
     """The time before the first new step: ``2.3 s after the start: import 1.4, ..., first step 0.1``."""
     parts = {name.removesuffix("_s").replace("_", " "): spent.get(name, 0.0) for name in STARTING}
     listed = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items())

@@ -77,7 +77,7 @@ class Loop:
             self.step = step = self.step + 1
             is_last = step == total
             if step == first:
-                self._times.begin(step)
+                self._times.first_step_done(step)
             if is_last or step % log_every == 0:
                 self._divergence.check(step, self._log.training(step))
             if (is_last or step % eval_every == 0) and (stop := self._evaluate()):
@@ -117,7 +117,7 @@ class Loop:
             self._log.flush()
             self._divergence.check_before_save(self.step)
             self._checkpointing.save(self.step, evaluation_due=self._evaluation_due, wait=wait)
-        self._times.keep(self.step, due=True)
+        self._times.record(self.step, due=True)
 
     def _evaluate(self) -> Stop | None:
         """Evaluate and log; return the stop that the evaluation was abandoned for, if any: it is due again."""

@@ -137,7 +137,7 @@ class Trainer:
                 self._checkpointing.finish()
                 self._profiler.finish(self.step)
         finally:
-            self._times.keep(self.step, due=True)
+            self._times.record(self.step, due=True)
         return finished
 
     def finish_save_within(self, seconds: float) -> None:

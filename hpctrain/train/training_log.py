@@ -120,7 +120,7 @@ class TrainingLog:
             sink.flush()
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:
-        self._times.keep(step)
+        self._times.record(step)
         for sink in self._sinks:
             sink.log(step, values)
 

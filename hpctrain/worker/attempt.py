@@ -72,7 +72,7 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
     ledger = Ledger(directory)
     hosts = world.gather(socket.gethostname())
     if hosts is not None:
-        rank.times.keep_in(directory.claim(attempt))
+        rank.times.record_in(directory.claim(attempt))
     rank.times.enter("build_s")
     trainer = Trainer(
         config,

@@ -105,7 +105,7 @@ class Side:
         self.config, self.world = config, World(rank=0, size=1, local_rank=0, devices=(torch.device("cpu"),))
         self.parts, self.times, self.step = Parts(config, self.world), Times(0.0), 0
         folder.mkdir()
-        self.times.keep_in(folder)
+        self.times.record_in(folder)
         self.times.enter("train_s")
         self.sinks = [JsonLinesSink(folder / "metrics.jsonl", None), TensorBoardSink(folder / "tensorboard", None)]
         self.stopping = Stopping(self.world, ClusterEnvironment.from_environment({}), StopRequest())

@@ -40,7 +40,7 @@ PHASES = {
         ("hpctrain.train.loop:Loop.run", 1),
         ("hpctrain.distributed.agreement:Agreement.start", 1),
         ("hpctrain.train.step:TrainStep.__call__", 1),
-        ("hpctrain.run.times:Times.begin", 1),
+        ("hpctrain.run.times:Times.first_step_done", 1),
     ],
     "training": [
         ("hpctrain.train.step:TrainStep.__call__", 60),

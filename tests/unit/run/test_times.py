@@ -8,7 +8,7 @@ import pytest
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.run.times import Times, beginning, read_times
+from hpctrain.run.times import Times, describe_start, read_times
 
 
 @pytest.fixture
@@ -41,33 +41,33 @@ def test_an_error_inside_goes_back_to_what_was_before(times, clock):
 
 
 def test_the_first_step_is_logged_and_recorded(times, clock, tmp_path, caplog):
-    times.keep_in(tmp_path)
+    times.record_in(tmp_path)
     times.enter("first_step_s")
     clock.advance(0.5)
     with caplog.at_level(logging.INFO, "hpctrain.run"):
-        times.begin(141)
+        times.first_step_done(141)
     text = "2.5 s after the start: import 2.0, rendezvous 0.0, build 0.0, load 0.0, first step 0.5"
     assert caplog.messages == [f"the first step came {text}"]
     assert read_times(tmp_path) == {"import_s": 2, "first_step_s": 0.5, "last_step": 141, "seen": 1e9 + 100.5}
     assert times.doing == "train_s"
-    assert beginning(read_times(tmp_path)) == text
+    assert describe_start(read_times(tmp_path)) == text
 
 
 def test_it_is_written_now_and_then_and_when_due(times, clock, tmp_path):
-    times.keep(1, due=True)
+    times.record(1, due=True)
     assert read_times(tmp_path) == {}
-    times.keep_in(tmp_path)
+    times.record_in(tmp_path)
     steps = []
     for step in range(30):
-        times.keep(step, due=step == 17)
+        times.record(step, due=step == 17)
         steps.append(read_times(tmp_path)["last_step"])
         clock.advance(1.0)
     assert sorted(set(steps)) == [0, 10, 17, 27]
 
 
 def test_a_file_system_that_refuses_does_not_stop_the_training(times, tmp_path):
-    times.keep_in(tmp_path / "gone")
-    times.keep(1, due=True)
+    times.record_in(tmp_path / "gone")
+    times.record(1, due=True)
     assert read_times(tmp_path / "gone") == {}
 
 
@@ -82,10 +82,10 @@ def test_the_ledger_takes_them_over_at_the_end(times, tmp_path):
     directory.create(0o750)
     ledger = Ledger(directory)
     claim = directory.claim(ledger.claim())
-    times.keep_in(claim)
+    times.record_in(claim)
     ledger.start(1, job_id=None, nodes=[], world_size=1, step=0, **times.spent())
     times.enter("train_s")
-    times.keep(7, due=True)
+    times.record(7, due=True)
     ledger.end(1, reason=Reason.INFRASTRUCTURE, step=0)
     (attempt,) = ledger.attempts()
     assert (attempt.extra["import_s"], attempt.extra["last_step"], attempt.end_step) == (2.0, 7, 0)

@@ -47,7 +47,7 @@ class Side:
     def __init__(self, words, world, clock, folder, *, start_step, flops):
         self.parts = Parts(Composer().compose([*WORDS, *BATCH, *words]), world)
         self.times, self.clock = Times(0.0, clock), clock
-        self.times.keep_in(folder)
+        self.times.record_in(folder)
         self.times.enter("first_step_s")
         self.step, self.loader = start_step, self.parts.loader(start_step)
         self.profiler = Profiler(

@@ -25,7 +25,7 @@ times = Times(0.0)
 
 def move(seconds):
     if times.doing in STARTING:
-        times.begin(0)
+        times.first_step_done(0)
     for _ in range(int(seconds / 0.05)):
         moves[0] += 1
         time.sleep(0.05)
