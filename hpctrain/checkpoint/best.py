@@ -11,80 +11,87 @@ from hpctrain.errors import ConfigError
 from hpctrain.run.score import Score, best_steps
 
 
-def best_for(policy: Checkpoint, metric: str, mode: str) -> Best | None:
-    """Who judges the evaluations of a run; None where nobody says which values are better, and nobody asks.
-
-    Args:
-        policy: conf/checkpoint.
-        metric: the task's own.
-        mode: of the task's own.
-
-    Raises:
-        ConfigError: the best are to be kept, and nobody says which values are better.
-    """
-    name = policy.metric or metric
-    known = mode if name == metric else "min" if name == "loss" else None
-    chosen = policy.metric_mode or known
-    if chosen is not None:
-        return Best(name, chosen, policy.keep_best)
-    if policy.keep_best:
-        why = f"nobody says which values of {name} are better"
-        raise ConfigError("checkpoint.metric_mode", None, why, "set it to min or max")
-    return None
-
-
 class Best:
-    """Judges evaluations by one metric, and remembers the best; the same on every rank.
+    """Scores evaluations by one metric, and remembers the best ones; the same on every rank.
 
     Args:
-        name: of the metric, as the task's `evaluate` calls it.
+        name: of the metric, as the task's `evaluate` names it.
         mode: `min` or `max`: which values are better.
-        keep: so many are remembered; 0 remembers none.
+        keep: how many are remembered; 0 remembers none.
     """
 
     def __init__(self, name: str, mode: str, keep: int) -> None:
-        self._name, self._mode, self._keep = name, mode, keep
+        self._name = name
+        self._mode = mode
+        self._keep = keep
         self._scores: dict[int, Score] = {}
-        self._last: tuple[int, Score] | None = None
+        self._last_step: int | None = None
+        self._last_score: Score | None = None
 
-    def judge(self, step: int, means: Mapping[str, float]) -> bool:
-        """Take an evaluation in; whether it is among the best so far. What isn't finite never is.
+    @classmethod
+    def configured(cls, policy: Checkpoint, metric: str, mode: str) -> Best | None:
+        """Build it from the configuration; None where neither it nor the task defines which values are better.
+
+        Args:
+            policy: conf/checkpoint.
+            metric: of the task.
+            mode: of the task's metric.
+
+        Raises:
+            ConfigError: the best are to be kept, and it isn't defined which values are better.
+        """
+        name = policy.metric or metric
+        known = mode if name == metric else "min" if name == "loss" else None
+        chosen = policy.metric_mode or known
+        if chosen is not None:
+            return cls(name, chosen, policy.keep_best)
+        if policy.keep_best:
+            problem = f"it is not defined which values of {name} are better"
+            raise ConfigError("checkpoint.metric_mode", None, problem, "set it to min or max")
+        return None
+
+    def update(self, step: int, means: Mapping[str, float]) -> bool:
+        """Add an evaluation, and return whether it is among the best so far. A value that isn't finite never is.
 
         Args:
             step: completed steps.
             means: by name as it is logged, `eval/loss` and so on.
 
         Raises:
-            ConfigError: the evaluation doesn't give the metric, and the best are to be kept.
+            ConfigError: the evaluation doesn't return the metric, and the best are to be kept.
         """
         value = means.get(f"eval/{self._name}")
         if value is None:
             if self._keep:
                 given = ", ".join(sorted(name.removeprefix("eval/") for name in means)) or "nothing"
-                raise ConfigError("checkpoint.metric", self._name, f"the evaluation gives {given}", "name one of these")
+                raise ConfigError(
+                    "checkpoint.metric", self._name, f"the evaluation returns {given}", "name one of these"
+                )
             return False
         if not math.isfinite(value):
             return False
         score = Score(self._name, self._mode, value)
-        self._last = step, score
-        candidates = {**self._scores, step: score}
-        best = best_steps(candidates, self._keep)
-        self._scores = {kept: candidates[kept] for kept in best}
-        return step in best
+        self._last_step = step
+        self._last_score = score
+        self._remember({**self._scores, step: score})
+        return step in self._scores
 
-    def at(self, step: int) -> Score | None:
-        """The score of ``step``, if it is the one that was judged last."""
-        return self._last[1] if self._last is not None and self._last[0] == step else None
+    def score_at(self, step: int) -> Score | None:
+        """Return the score of ``step``, if that is the last one that was evaluated."""
+        return self._last_score if step == self._last_step else None
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint: the best values so far by step."""
+        """Return the best values so far by step, for a checkpoint."""
         values = {step: score.value for step, score in self._scores.items()}
         return {"metric": (self._name, self._mode), "values": values}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave; what was judged by another metric counts no more."""
-        self._scores, self._last = {}, None
-        if tuple(state.get("metric", ())) != (self._name, self._mode):
-            return
-        scores = {step: Score(self._name, self._mode, value) for step, value in state["values"].items()}
+        """Restore what `state` returned; the values of another metric are dropped."""
+        self._scores = {}
+        self._last_step = None
+        self._last_score = None
+        if tuple(state.get("metric", ())) == (self._name, self._mode):
+            self._remember({step: Score(self._name, self._mode, value) for step, value in state["values"].items()})
+
+    def _remember(self, scores: Mapping[int, Score]) -> None:
         self._scores = {step: scores[step] for step in best_steps(scores, self._keep)}

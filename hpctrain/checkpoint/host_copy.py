@@ -1,56 +1,120 @@
-"""Copies to host memory of whatever a checkpoint holds."""
+"""Copies of trees of tensors in host memory, and the memory for them, at the speed of huge pages."""
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hpctrain.checkpoint.host_memory import HostMemory
 from hpctrain.errors import CheckpointError
 
-_AS_THEY_ARE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_HUGE_PAGE_BYTES = 2 << 20
+_CHUNK_BYTES = 64 << 20
+_CHUNKED_FROM_BYTES = 1 << 20
+_STORED_AS_THEY_ARE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+
+
+def pinned_bytes(count: int) -> int:
+    """Return what page-locked memory of ``count`` bytes takes: torch's allocator rounds up to a power of two.
+
+    ATen/core/CachingHostAllocator.h of torch 2.13, unless ``pinned_max_round_threshold_mb`` in PYTORCH_ALLOC_CONF says
+    otherwise.
+    """
+    return 1 << (count - 1).bit_length() if count else 0
+
+
+def huge_pages(count: int) -> memoryview:
+    """Return ``count`` bytes of fresh, zeroed memory, in huge pages where the kernel has them.
+
+    The memory is freed with the last tensor that uses it.
+
+    Raises:
+        OSError: there isn't enough memory.
+    """
+    memory = mmap.mmap(-1, count + 2 * _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # MADV_HUGEPAGE: zeroing 4 KiB per page fault takes longer than the copy; with huge pages both take half the time.
+    # MADV_DONTFORK: else the first step after a DataLoader's fork would copy each page, and the worker keep it.
+    for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+        if hasattr(mmap, advice):
+            with suppress(OSError):  # a kernel without it
+                memory.madvise(getattr(mmap, advice))
+    first = -torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr() % _HUGE_PAGE_BYTES
+    return memoryview(memory)[first : first + count]
+
+
+class HostMemory:
+    """Memory for tensors that are written at once and then kept.
+
+    Each tensor has a storage of its own, so that saving one saves nothing else. A chunk of memory is freed with the
+    last of its tensors.
+    """
+
+    def __init__(self) -> None:
+        self._chunk = memoryview(b"")
+        self._next = 0
+
+    def empty_like(self, tensor: Tensor) -> Tensor:
+        """Return an uninitialized tensor on the CPU, in the shape, dtype and order of elements of ``tensor``."""
+        if tensor.nbytes < _CHUNKED_FROM_BYTES:
+            return torch.empty_like(tensor, device="cpu", requires_grad=False)
+        form = torch.empty_like(tensor, device="meta")
+        flat = self._take(form.nbytes).view(form.dtype)
+        return flat.as_strided(form.shape, form.stride())
+
+    def _take(self, count: int) -> Tensor:
+        if self._next + count > len(self._chunk):
+            self._chunk = huge_pages(max(count, _CHUNK_BYTES))
+            self._next = 0
+        taken = torch.frombuffer(self._chunk, dtype=torch.uint8, count=count, offset=self._next)
+        # each tensor begins on a page of its own: vector instructions and direct I/O need aligned memory
+        self._next += -(-count // mmap.PAGESIZE) * mmap.PAGESIZE
+        return taken
 
 
 class HostCopy:
-    """Copies trees of tensors, numbers, strings, dicts, lists and tuples, so that training may go on changing them.
+    """Copies trees of tensors, numbers, strings, dicts, lists and tuples, so that training may change the originals.
 
-    Equal tensors that share memory (tied weights) share it in the copy. Strides are kept: kernels may choose their
-    order of summation by them. The copy is what ``torch.load(weights_only=True)`` takes: subclasses such as
-    ``np.float64`` become plain numbers, and what has no such form is refused. The tensors of a copy hold their values
-    after `finish`: in one go, memory is copied at its full speed.
+    Equal tensors that share memory (tied weights) share it in the copy. Strides are kept, since kernels may choose
+    their order of summation by them. The copy can be read by ``torch.load(weights_only=True)``: subclasses such as
+    ``np.float64`` become plain numbers, and a value without such a form is an error. The tensors of a copy hold their
+    values after `finish`: memory is copied at full speed in one go.
 
     Args:
-        everything: False leaves tensors in host memory where they are, for when nothing changes them meanwhile.
+        everything: False leaves tensors in host memory where they are, for when training waits for the write.
     """
 
     def __init__(self, *, everything: bool = True) -> None:
-        self._everything, self._memory = everything, HostMemory()
+        self._everything = everything
+        self._memory = HostMemory()
+        # the source is kept alive with its copy: its address identifies it
         self._copies: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
         self._taken: set[int] = set()
 
     def of(self, value: Any, kept: Any = None, name: str = "") -> Any:
-        """A copy of ``value``.
+        """Return a copy of ``value``.
 
         Args:
             value: the tree.
-            kept: an earlier copy; its tensors are written over where their place, shape and dtype are the same.
+            kept: an earlier copy; its tensors are overwritten where their place, shape and dtype are the same.
             name: what to call ``value`` in an error.
 
         Raises:
-            CheckpointError: something in the tree can't be in a checkpoint; its place is named.
+            CheckpointError: a value in the tree can't be stored in a checkpoint; the message names its place.
         """
-        if type(value) in _AS_THEY_ARE:
+        if type(value) in _STORED_AS_THEY_ARE:
             return value
         if isinstance(value, Tensor):
             return self._tensor(value, kept, name)
         if isinstance(value, Mapping):
             earlier = kept if isinstance(kept, dict) else {}
             return {
-                self._key(key, name): self.of(item, earlier.get(key), f"{name}[{key!r}]") for key, item in value.items()
+                _plain_key(key, name): self.of(item, earlier.get(key), f"{name}[{key!r}]")
+                for key, item in value.items()
             }
         if isinstance(value, list | tuple):
             before = kept if isinstance(kept, list | tuple) and len(kept) == len(value) else [None] * len(value)
@@ -58,10 +122,10 @@ class HostCopy:
                 self.of(item, old, f"{name}[{i}]") for i, (item, old) in enumerate(zip(value, before, strict=True))
             ]
             return tuple(copies) if isinstance(value, tuple) else copies
-        return self._plain(value, name)
+        return _plain_value(value, name)
 
     def finish(self) -> None:
-        """Return once all copies hold their values; the trees that they were taken from must not have changed."""
+        """Copy the tensors, and return when all copies hold their values; the originals must not have changed."""
         devices = {source.device for source, _ in self._copies.values() if source.device.type != "cpu"}
         for source, target in self._copies.values():
             if target is not source:
@@ -74,20 +138,19 @@ class HostCopy:
         if type(source) is not Tensor or source.layout != torch.strided or source.is_quantized or source.is_meta:
             raise CheckpointError(
                 f"{name} is a {type(source).__name__} ({source.layout}, {source.device}); "
-                "a checkpoint holds dense tensors: keep this out of the state, or convert it"
+                "a checkpoint holds dense tensors: leave it out of the state, or convert it"
             )
         lazy = source.is_conj(), source.is_neg()
         identity = (source.device, source.data_ptr(), source.dtype, source.shape, source.stride(), lazy)
         if (copied := self._copies.get(identity)) is not None and source.numel():
             return copied[1]
         target = self._target(source, kept)
-        # the source is kept alive with its copy: its address stands for it
         self._copies[identity] = source, target
         self._taken.add(id(target))
         return target
 
     def _target(self, source: Tensor, kept: Any) -> Tensor:
-        if not self._everything and _whole_in_host_memory(source):
+        if not self._everything and _owns_its_storage(source):
             return source
         if isinstance(kept, Tensor) and id(kept) not in self._taken and _same_form(kept, source):
             return kept
@@ -95,33 +158,34 @@ class HostCopy:
             return torch.empty_like(source, device="cpu", pin_memory=True, requires_grad=False)
         return self._memory.empty_like(source)
 
-    @staticmethod
-    def _key(key: object, name: str) -> str | int:
-        if isinstance(key, str):
-            return str.__str__(key)
-        if isinstance(key, int):
-            return int(key)
-        raise CheckpointError(f"{name} has the key {key!r}; a checkpoint's dicts have strings and integers as keys")
 
-    @staticmethod
-    def _plain(value: Any, name: str) -> object:
-        if isinstance(value, np.generic):
-            value = value.item()
-        if type(value) in _AS_THEY_ARE:
-            return value
-        kinds: tuple[Any, ...] = (int, float, complex, bytes)
-        if isinstance(value, str):
-            return str.__str__(value)
-        if isinstance(value, kinds):
-            return next(kind(value) for kind in kinds if isinstance(value, kind))
-        raise CheckpointError(
-            f"{name} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint holds tensors, numbers, "
-            "strings, dicts, lists and tuples: convert it"
-        )
+def _plain_key(key: object, name: str) -> str | int:
+    if isinstance(key, str):
+        return str.__str__(key)
+    if isinstance(key, int):
+        return int(key)
+    raise CheckpointError(f"{name} has the key {key!r}; a checkpoint's dicts have strings and integers as keys")
 
 
-def _whole_in_host_memory(source: Tensor) -> bool:
-    """Whether saving it saves nothing else: torch.save writes the whole storage that a view belongs to."""
+def _plain_value(value: Any, name: str) -> object:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if type(value) in _STORED_AS_THEY_ARE:
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    kinds: tuple[Any, ...] = (int, float, complex, bytes)
+    for kind in kinds:
+        if isinstance(value, kind):
+            return kind(value)
+    raise CheckpointError(
+        f"{name} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint holds tensors, numbers, "
+        "strings, dicts, lists and tuples: convert it"
+    )
+
+
+def _owns_its_storage(source: Tensor) -> bool:
+    # torch.save writes the whole storage that a view belongs to
     return (
         source.device.type == "cpu"
         and source.untyped_storage().nbytes() == source.nbytes
@@ -132,5 +196,5 @@ def _whole_in_host_memory(source: Tensor) -> bool:
 def _same_form(kept: Tensor, source: Tensor) -> bool:
     if (kept.shape, kept.dtype) != (source.shape, source.dtype):
         return False
-    # a copy of a view with gaps closes them; asking torch how takes longer than copying a small tensor
+    # a copy of a view with gaps closes them; the strides come first, for the meta tensor takes longer than a small copy
     return kept.stride() == source.stride() or kept.stride() == torch.empty_like(source, device="meta").stride()

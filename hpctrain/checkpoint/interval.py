@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from hpctrain.run.ledger import Attempt
 
 PRIOR_S = 24 * 3600.0
-"""Before anything is known: one interruption a day."""
+"""Mean time between failures before any was observed: one a day."""
 
 
 def mean_time_between_failures_s(attempts: Sequence[Attempt], now: float) -> float:
-    """From the run's own ledger, in seconds; the prior counts as one failure.
+    """Estimate the mean time between failures from the run's ledger, in seconds; the prior counts as one failure.
 
     Args:
-        attempts: of the run, the one that runs among them.
+        attempts: of the run, the current one included.
         now: epoch seconds.
     """
     observed = sum((entry.end_time or now) - entry.start_time for entry in attempts if entry.start_time is not None)
@@ -24,7 +24,7 @@ def mean_time_between_failures_s(attempts: Sequence[Attempt], now: float) -> flo
 
 
 def best_interval_s(save_cost_s: float, mean_time_between_failures: float) -> float:
-    """Seconds of training between two saves.
+    """Return the seconds of training between two saves that lose the least time.
 
     Young's sqrt(2 d M) (CACM 17(9), 1974) with the higher-order terms of Daly (FGCS 22(3), 2006), d the time that a
     save takes from training and M the mean time between failures. The time of a restart shifts the loss, but not its

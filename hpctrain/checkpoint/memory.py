@@ -1,4 +1,4 @@
-"""How much memory this process may still take."""
+"""The memory that this process may still take."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ _FILES = {
     "": ("memory.max", "memory.current"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
 }
-"""Limit and use of a control group, by controller: version 2 has one tree for all, version 1 one for memory."""
+"""Files of a control group, limit and use, by controller: version 2 has one tree for all, version 1 one for memory."""
 
 
 def available_memory_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What the machine can still give, and the control groups that a job runs in allow; None where neither is told.
+    """Return what the machine has left, or what the job's control groups allow if that is less; None if unknown.
 
-    proc(5), MemAvailable; cgroups(7). A group's use counts without its page cache, which makes way.
+    proc(5), MemAvailable; cgroups(7).
 
     Args:
-        proc: where the kernel tells of processes.
+        proc: where procfs is mounted.
         groups: where control groups are mounted.
     """
-    known = [_of_the_machine(proc / "meminfo"), *_of_the_groups(proc / "self" / "cgroup", groups)]
+    known = [_left_on_machine(proc / "meminfo"), *_left_in_groups(proc / "self" / "cgroup", groups)]
     return min((count for count in known if count is not None), default=None)
 
 
-def _of_the_machine(meminfo: Path) -> int | None:
+def _left_on_machine(meminfo: Path) -> int | None:
     for line in _lines(meminfo):
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return None
 
 
-def _of_the_groups(membership: Path, mount: Path) -> list[int | None]:
+def _left_in_groups(membership: Path, mount: Path) -> list[int | None]:
     found = []
     for line in _lines(membership):
         _, controllers, path = line.split(":", 2)
@@ -39,7 +39,7 @@ def _of_the_groups(membership: Path, mount: Path) -> list[int | None]:
             continue
         root = mount / controllers
         group = root / path.lstrip("/")
-        # a limit of any group above counts as well
+        # the limits of all groups above apply as well
         for place in [group, *group.parents]:
             if not place.is_relative_to(root):
                 break
@@ -48,9 +48,11 @@ def _of_the_groups(membership: Path, mount: Path) -> list[int | None]:
 
 
 def _left_in(group: Path, limit_name: str, use_name: str) -> int | None:
-    limit, use = _number(group / limit_name), _number(group / use_name)
+    limit = _number(group / limit_name)
+    use = _number(group / use_name)
     if limit is None or use is None:
         return None
+    # a group's page cache counts as use, but the kernel reclaims it before it refuses memory
     cache = sum(
         int(line.split()[1])
         for line in _lines(group / "memory.stat")
@@ -60,7 +62,7 @@ def _left_in(group: Path, limit_name: str, use_name: str) -> int | None:
 
 
 def _number(file: Path) -> int | None:
-    """None for "max", and for what isn't there."""
+    # the text is "max" without a limit
     text = "".join(_lines(file))
     return int(text) if text.isdigit() else None
 

@@ -1,4 +1,4 @@
-"""Saved tensors into a live model and optimizer: exactly, or not at all."""
+"""Restore a live model and optimizer from saved tensors: exactly, or not at all."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hpctrain.checkpoint.host_memory import HostMemory
-from hpctrain.checkpoint.names import PlainNames
+from hpctrain.checkpoint.host_copy import HostMemory
+from hpctrain.checkpoint.state import PlainNames
 from hpctrain.errors import CheckpointError
 from hpctrain.phrases import listed
 
 _SHOWN = 5
-_SET_AT_THE_START = "initial_lr"
+_INITIAL_LR = "initial_lr"
 
 
 def restore_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
@@ -34,7 +34,7 @@ def restore_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
     problems = _listed("only in the checkpoint", saved.keys() - own_names.keys())
     problems += _listed("only in the model", own_names.keys() - saved.keys())
     shared = [(name, saved[name], here[own]) for name, own in own_names.items() if name in saved]
-    problems += _listed("not alike", (_differ(name, old, new) for name, old, new in shared if _differ(name, old, new)))
+    problems += _listed("not alike", (_difference(*pair) for pair in shared if _kind(pair[1]) != _kind(pair[2])))
     if problems:
         raise CheckpointError(
             f"the checkpoint doesn't fit the model: {'; '.join(problems)}. Resume with the model that was saved, "
@@ -54,23 +54,18 @@ def restore_optimizer(
     names: Sequence[Sequence[str]],
     saved_names: Sequence[Sequence[str]],
     changed: Collection[str] = (),
-    keep: bool = False,
 ) -> None:
-    """Give the optimizer its saved state and groups, learning rates included, bit for bit.
+    """Restore the optimizer's saved state and groups, learning rates included, bit for bit.
 
-    Groups hold options, and what some optimizers count and estimate: from the first, or added by their first step.
-    So all that was saved comes back, but for options that have another value by now, and were meant to.
-
-    Its tensors own their memory afterwards: one that is still mapped from the file would be copied page by page in
-    the first step, several times slower, and would keep a removed checkpoint's space in use.
+    Groups hold options, and what some optimizers count and estimate, from the start or since their first step. So all
+    that was saved is restored, except for options that were changed on purpose.
 
     Args:
         optimizer: over the same parameters in the same order and groups.
         saved: its state dict.
         names: `parameter_names` of this optimizer.
         saved_names: the same when it was saved.
-        changed: options that keep the value which they have here; `_target_` among them: it is another class now.
-        keep: what is saved has memory of its own, and belongs to this optimizer from now on.
+        changed: options that keep their current value; `_target_` among them means that the class has changed.
 
     Raises:
         CheckpointError: parameters or groups differ, or another class doesn't have the options.
@@ -78,28 +73,35 @@ def restore_optimizer(
     groups = list(zip(saved["param_groups"], optimizer.param_groups, strict=False))
     problems = _other_parameters(saved_names, names)
     if "_target_" in changed:
-        unknown = {option for old, new in groups for option in old.keys() - new.keys()} - {_SET_AT_THE_START}
+        unknown = {option for old, new in groups for option in old.keys() - new.keys()} - {_INITIAL_LR}
         problems = _listed("options that this optimizer doesn't have", unknown) + problems
     if problems:
         raise CheckpointError(
             f"the checkpoint doesn't fit the optimizer ({type(optimizer).__name__}): {'; '.join(problems)}. "
             "Resume with the optimizer that was saved, or start a new run from its weights with init_from"
         )
-    # before it is loaded: torch puts a step's count where the group's options want it
+    # the groups come with the state: torch puts a step's count on the device that the group's options demand
     optimizer.load_state_dict({**saved, "param_groups": [_group(old, new, changed) for old, new in groups]})
-    memory = None if keep else HostMemory()
+    _own_state(optimizer, saved)
+
+
+def _own_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    # Copied out of the mapping: the first step would copy it page by page, several times slower, and a mapped file
+    # takes space on the disk for as long as the run lasts, also after its checkpoint was removed.
+    memory = HostMemory()
+    of_parameters: set[object] = set()
     for old, new in zip(saved["param_groups"], optimizer.param_groups, strict=True):
         for index, parameter in zip(old["params"], new["params"], strict=True):
-            loaded = optimizer.state[parameter] if index in saved["state"] else {}
+            of_parameters.add(index)
             for key, value in saved["state"].get(index, {}).items():
-                loaded[key] = _owned(loaded[key], value, memory)
-    of_parameters = {index for group in saved["param_groups"] for index in group["params"]}
-    for key in saved["state"].keys() - of_parameters:  # torch passes on what an optimizer keeps for all of them
+                optimizer.state[parameter][key] = _owned(optimizer.state[parameter][key], value, memory)
+    # state that an optimizer keeps for all parameters
+    for key in saved["state"].keys() - of_parameters:
         optimizer.state[key] = _owned(optimizer.state[key], saved["state"][key], memory)
 
 
 def _group(saved: Mapping[str, Any], here: Mapping[str, Any], changed: Collection[str]) -> dict[str, Any]:
-    kept = {option: here[option] for option in (*changed, _SET_AT_THE_START) if option in here}
+    kept = {option: here[option] for option in (*changed, _INITIAL_LR) if option in here}
     on_device = {
         name: value.to(here[name].device)
         for name, value in saved.items()
@@ -116,11 +118,12 @@ def _other_parameters(saved: Sequence[Sequence[str]], here: Sequence[Sequence[st
     return _listed("another order", (f"{old} saved where {new} is here" for old, new in pairs if old != new))
 
 
-def _differ(name: str, old: object, new: object) -> str:
-    kinds = [
-        (tuple(item.shape), item.dtype) if isinstance(item, Tensor) else type(item).__name__ for item in (old, new)
-    ]
-    return "" if kinds[0] == kinds[1] else f"{name} ({_shown(old)} saved, {_shown(new)} here)"
+def _kind(value: object) -> object:
+    return (value.shape, value.dtype) if isinstance(value, Tensor) else type(value)
+
+
+def _difference(name: str, saved: object, here: object) -> str:
+    return f"{name} ({_shown(saved)} saved, {_shown(here)} here)"
 
 
 def _shown(value: object) -> str:
@@ -129,11 +132,11 @@ def _shown(value: object) -> str:
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
-def _owned(loaded: Any, saved: Any, memory: HostMemory | None) -> Any:
-    """What the optimizer took from the file, in memory of its own and in the dtype that was saved."""
+def _owned(loaded: Any, saved: Any, memory: HostMemory) -> Any:
+    """Return what the optimizer took from the file, in memory of its own and in the dtype that was saved."""
     if isinstance(saved, Tensor):
         if loaded.device.type == "cpu":
-            return saved if memory is None else memory.empty_like(saved).copy_(saved)
+            return memory.empty_like(saved).copy_(saved)
         return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device, copy=True)
     if isinstance(saved, dict):
         return {key: _owned(loaded[key], value, memory) for key, value in saved.items()}
@@ -144,6 +147,4 @@ def _owned(loaded: Any, saved: Any, memory: HostMemory | None) -> Any:
 
 def _listed(what: str, items: Iterable[str]) -> list[str]:
     names = sorted(items)
-    if not names:
-        return []
-    return [f"{what}: {listed(names, shown=_SHOWN)}"]
+    return [f"{what}: {listed(names, shown=_SHOWN)}"] if names else []

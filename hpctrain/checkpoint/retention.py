@@ -1,24 +1,41 @@
-"""Which checkpoints go, once a newer one is safe."""
+"""Which checkpoints stay, and how the others are removed so that a crash leaves no half of one in sight."""
 
 from __future__ import annotations
 
+import logging
+import re
+import shutil
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from hpctrain.run.checkpoints import CheckpointInfo
+from hpctrain.errors import CheckpointDamagedError
+from hpctrain.files import TEMPORARY_PREFIX, fsync_directory, temporary_name
+from hpctrain.run.checkpoints import MANIFEST, CheckpointInfo, find_damage, list_checkpoints, read_manifest
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Claim
 from hpctrain.run.score import best_steps
 
+log = logging.getLogger("hpctrain.checkpoint")
+
 ALWAYS_KEPT = 2
-"""So many of the newest intact checkpoints stay, whatever the policy."""
+"""The newest intact checkpoints that stay, whatever the policy."""
+
+_REMOVED = "removed-"
+_REPLACED = "replaced-"
+_LEFTOVER = re.compile(
+    rf"{re.escape(TEMPORARY_PREFIX)}(?P<kind>{_REMOVED}|{_REPLACED})?(?P<name>step_\d{{8,}})-[0-9a-f]{{8}}"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retention:
-    """What stays of the intact checkpoints.
+class RetentionPolicy:
+    """Which intact checkpoints stay.
 
     Attributes:
-        keep: newest ones; the last two always do.
-        keep_every: those whose step is a multiple of it, for good; None keeps none so.
+        keep: the newest ones; the last two always do.
+        keep_every: those whose step is a multiple of it, for good; None keeps none by their step.
         keep_best: those with the best scores.
     """
 
@@ -27,10 +44,10 @@ class Retention:
     keep_best: int = 0
 
     def steps_to_remove(self, found: Sequence[CheckpointInfo]) -> list[int]:
-        """The steps whose checkpoints are to be removed, oldest first.
+        """Return the steps whose checkpoints may be removed, oldest first.
 
-        Damaged ones stay as evidence until the newest `ALWAYS_KEPT` intact ones are all newer. One without a readable
-        manifest can't be shown to be ours, and stays for good.
+        Damaged ones stay as evidence until the newest `ALWAYS_KEPT` intact ones are all newer. A checkpoint without a
+        readable manifest can't be shown to be hpctrain's, and stays for good.
 
         Args:
             found: in any order.
@@ -43,3 +60,150 @@ class Retention:
         overtaken = intact[ALWAYS_KEPT - 1] if len(intact) >= ALWAYS_KEPT else -1
         damaged = [info.step for info in found if not info.intact and info.weights_digest is not None]
         return sorted([step for step in intact if step not in kept] + [step for step in damaged if step < overtaken])
+
+
+class Retention:
+    """Removes the checkpoints of a run that the policy no longer keeps. Used by rank zero alone.
+
+    Args:
+        directory: of the run.
+        claim: of this attempt, checked before each removal.
+        policy: which ones stay.
+    """
+
+    def __init__(self, directory: RunDirectory, claim: Claim, policy: RetentionPolicy) -> None:
+        self._directory = directory
+        self._claim = claim
+        self._policy = policy
+        self._damage: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def apply(self, intact: int) -> None:
+        """Remove what is no longer kept; a removal that the file system refuses is logged.
+
+        Args:
+            intact: the step of a checkpoint that was just written or verified, and isn't read back again.
+
+        Raises:
+            SupersededError: a later attempt owns the run.
+        """
+        with self._lock:
+            try:
+                for step in self._steps_to_remove(intact):
+                    self._claim.require_ownership()
+                    remove_checkpoint(self._directory.checkpoint(step))
+                    self._damage.pop(step, None)
+            except OSError as error:
+                log.warning("old checkpoints can't be removed: %s", error)
+
+    def _steps_to_remove(self, intact: int) -> list[int]:
+        """Return what may be removed, after those that stay in its place were read back, each once."""
+        self._damage.pop(intact, None)
+        found = {info.step: info for info in list_checkpoints(self._directory, verify=False)}
+        while True:
+            steps = self._policy.steps_to_remove(list(found.values()))
+            stay = [info for step, info in sorted(found.items(), reverse=True) if info.intact and step not in steps]
+            unverified = [info for info in stay[:ALWAYS_KEPT] if steps and info.step != intact]
+            damaged = [info for info in unverified if self._damage_of(info)]
+            if not damaged:
+                return steps
+            # the policy decides again without them
+            for info in damaged:
+                problem = self._damage_of(info)
+                log.warning("%s is not intact (%s): an older one is kept instead", info.path, problem)
+                found[info.step] = replace(info, intact=False, problem=problem)
+
+    def _damage_of(self, info: CheckpointInfo) -> str:
+        if info.step not in self._damage:
+            self._damage[info.step] = find_damage(info.path)
+        return self._damage[info.step]
+
+
+def only_ours(path: Path) -> bool:
+    """Return whether the directory at ``path`` holds a checkpoint of hpctrain's, and no file that a user added."""
+    if path.is_symlink():
+        return False
+    try:
+        known = {MANIFEST, *read_manifest(path)["files"]}
+    except CheckpointDamagedError:
+        return False
+    # NFS keeps a removed file that is still open under such a name
+    return all(entry.name in known or entry.name.startswith(".nfs") for entry in path.iterdir())
+
+
+def remove_checkpoint(path: Path) -> bool:
+    """Remove a checkpoint of hpctrain's; it disappears in one rename.
+
+    Returns:
+        Whether it was removed; one that a user put a file into stays.
+
+    Raises:
+        OSError: the file system refused; `remove_leftovers` removes the rest when the next attempt starts.
+    """
+    if not only_ours(path):
+        log.warning("%s is kept: it holds something that hpctrain did not write", path)
+        return False
+    _remove(path, path.name)
+    return True
+
+
+def move_aside(path: Path) -> Path:
+    """Make way for a new checkpoint of the same step; `discard_replaced` or `remove_leftovers` completes it."""
+    aside = temporary_name(path.with_name(_REPLACED + path.name))
+    path.rename(aside)
+    return aside
+
+
+def discard_replaced(aside: Path) -> None:
+    """Remove what `move_aside` returned; what hpctrain did not write is kept under another name, with a warning.
+
+    Raises:
+        OSError: the file system refused.
+    """
+    if only_ours(aside):
+        name = _LEFTOVER.fullmatch(aside.name)
+        assert name is not None
+        _remove(aside, name["name"])
+        return
+    kept = aside.with_name(aside.name.removeprefix(TEMPORARY_PREFIX))
+    aside.rename(kept)
+    log.warning("%s was in the way of a new checkpoint, and holds what hpctrain did not write: now %s", aside, kept)
+
+
+def remove_leftovers(directory: RunDirectory) -> list[str]:
+    """Complete what dead attempts left unfinished under temporary names; called by rank zero when an attempt starts.
+
+    A checkpoint that made way for a new one which never came is put back. What can't be removed is logged and left.
+    Names that hpctrain doesn't use are not touched.
+
+    Returns:
+        The names that were removed or put back.
+    """
+    if not directory.checkpoints.is_dir():
+        return []
+    done = []
+    for path in sorted(directory.checkpoints.iterdir()):
+        match = _LEFTOVER.fullmatch(path.name)
+        if match is None or path.is_symlink():
+            continue
+        final = path.with_name(match["name"])
+        try:
+            if match["kind"] != _REPLACED:
+                shutil.rmtree(path)
+            elif final.exists():
+                discard_replaced(path)
+            else:
+                path.rename(final)
+        except OSError as error:
+            log.warning("%s was left by an earlier attempt and can't be removed: %s", path, error.strerror)
+            continue
+        done.append(path.name)
+    return done
+
+
+def _remove(path: Path, name: str) -> None:
+    # renamed first: what a crash leaves of it must not look like a checkpoint
+    condemned = temporary_name(path.with_name(_REMOVED + name))
+    path.rename(condemned)
+    fsync_directory(path.parent)
+    shutil.rmtree(condemned)

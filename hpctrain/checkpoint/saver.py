@@ -1,4 +1,4 @@
-"""Saving beside training: the copy is taken at once, the write goes on while the next steps run."""
+"""Save in the background: the copy is taken between two steps, and written while the next steps run."""
 
 from __future__ import annotations
 
@@ -11,68 +11,80 @@ from pathlib import Path
 from typing import Protocol
 
 from hpctrain.checkpoint.memory import available_memory_bytes
+from hpctrain.checkpoint.retention import Retention, RetentionPolicy
 from hpctrain.checkpoint.state import Snapshot
-from hpctrain.checkpoint.writer import CheckpointWriter
+from hpctrain.checkpoint.write import CheckpointWriter
+from hpctrain.config.checkpoint import Checkpoint
+from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import CheckpointDamagedError, SupersededError
-from hpctrain.run.checkpoints import verify
+from hpctrain.run.checkpoints import find_damage
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Claim
 
 log = logging.getLogger("hpctrain.checkpoint")
 
 WRITER_NICENESS = 10
-"""The writing thread yields the cores to training (setpriority(2), per thread on Linux)."""
+"""Of the writing thread, so that training gets the cores first (setpriority(2), per thread on Linux)."""
 MEMORY_MARGIN = 1.1
-"""Of what the copy takes must be free before it is made."""
-WORTH_TELLING_BYTES = 100_000_000
+"""Free memory that a copy requires, as a multiple of its size."""
+LOGGED_FROM_BYTES = 100_000_000
 
 
 class Source(Protocol):
-    """What is saved."""
+    """The state of training, between two steps."""
 
     def held_bytes(self) -> int:
-        """Host memory that a copy takes."""
+        """Return the host memory that a copy takes."""
         ...
 
     def capture(self, into: Snapshot | None, *, copied: bool) -> Snapshot:
-        """What a checkpoint holds: copied, into an earlier snapshot's buffers where it is given; or as it lies."""
+        """Return what a checkpoint holds: copied, into an earlier snapshot's buffers if given; or where it is."""
         ...
 
 
 class CheckpointSaver:
     """Saves on rank zero, in the background or not; one save is in flight at most.
 
-    Beside training, the copy goes into buffers that are kept from save to save, so that it runs at the speed of memory.
-    They take as much host memory as weights, averages and optimizer together. That is said and compared with what is
-    free before the first one is made; where it doesn't fit, training stands still for each save instead.
+    In the background, the copy goes into buffers that are kept from save to save, so that it runs at the speed of
+    memory. They take as much host memory as weights, averages and optimizer together. Before the first copy, that is
+    logged and compared with what is free; where it doesn't fit, training waits for each save instead.
 
     Args:
-        writer: writes, publishes and removes.
-        background: write beside training.
-        verify_after: read every checkpoint back once it is published.
-        on_failure: called in the writing thread with an error that nobody waits for; whether that settles it. If not,
-            the next `save` or `finish` raises it.
+        directory: of the run.
+        claim: of this attempt.
+        policy: conf/checkpoint.
+        stop: asks all ranks to stop for a failed write that no caller waits for.
         clock: monotonic seconds.
         free_bytes: memory that this process may still take; None: unknown.
 
     Attributes:
-        stall_s: seconds that the last save held training up.
+        stall_s: seconds for which training waited for the last save.
     """
 
     def __init__(
         self,
-        writer: CheckpointWriter,
+        directory: RunDirectory,
+        claim: Claim,
+        policy: Checkpoint,
+        stop: StopRequest,
         *,
-        background: bool,
-        verify_after: bool,
-        on_failure: Callable[[Exception], bool],
         clock: Callable[[], float] = time.monotonic,
         free_bytes: Callable[[], int | None] = available_memory_bytes,
     ) -> None:
-        self._writer, self._background, self._verify_after = writer, background, verify_after
-        self._on_failure, self._clock, self._free_bytes = on_failure, clock, free_bytes
-        self._kept: Snapshot | None = None
+        self._writer = CheckpointWriter(directory, claim, safetensors=policy.safetensors)
+        kept = RetentionPolicy(keep=policy.keep, keep_every=policy.keep_every, keep_best=policy.keep_best)
+        self._retention = Retention(directory, claim, kept)
+        self._policy = policy
+        self._stop = stop
+        self._clock = clock
+        self._free_bytes = free_bytes
+        self._background = policy.asynchronous
+        self._buffers: Snapshot | None = None
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
-        self._began_at = self._longest_s = self.stall_s = 0.0
+        self._began_at = 0.0
+        self._longest_s = 0.0
+        self.stall_s = 0.0
 
     @property
     def busy(self) -> bool:
@@ -81,7 +93,7 @@ class CheckpointSaver:
 
     @property
     def takes_s(self) -> float:
-        """Seconds until a save that began now would be durable, by the longest so far; the one in flight goes first."""
+        """Seconds until a save that began now would be durable, by the longest so far, after the one in flight."""
         if not self.busy:
             return self._longest_s
         spent_s = self._clock() - self._began_at
@@ -89,11 +101,11 @@ class CheckpointSaver:
         return longest_s - spent_s + longest_s
 
     def save(self, source: Source, *, wait: bool, retain: bool = True) -> None:
-        """Copy, and write beside training or at once.
+        """Copy, and write in the background or at once.
 
         Args:
             source: between two steps.
-            wait: return only when it is published, or the error is known.
+            wait: return only when it is published, or raise its error.
             retain: False leaves older checkpoints for later, for when the time left is short.
 
         Raises:
@@ -103,14 +115,14 @@ class CheckpointSaver:
         begin = self._clock()
         self.finish()
         self._began_at = self._clock()
-        if self._background and self._kept is None:
+        if self._background and self._buffers is None:
             self._background = self._fits(source.held_bytes())
         if not self._background:
             self._write(source.capture(None, copied=False), retain)
         else:
-            self._kept = source.capture(self._kept, copied=True)
-            arguments = self._kept, retain, wait
-            self._thread = threading.Thread(target=self._write_beside, args=arguments, name="checkpoint")
+            self._buffers = source.capture(self._buffers, copied=True)
+            arguments = self._buffers, retain, wait
+            self._thread = threading.Thread(target=self._write_in_background, args=arguments, name="checkpoint")
             self._thread.start()
             if wait:
                 self.finish()
@@ -120,72 +132,78 @@ class CheckpointSaver:
         """Wait for the write in flight.
 
         Raises:
-            CheckpointError: it failed, and that isn't settled.
+            CheckpointError: it failed, and checkpoint.on_error doesn't tolerate that.
             SupersededError: a later attempt owns the run.
         """
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        error, self._error = self._error, None
+        error = self._error
+        self._error = None
         if error is not None:
             raise error
 
-    def give_time(self, seconds: float) -> None:
-        """Wait for the write in flight, but no longer than this; its error is left to `finish`."""
+    def finish_within(self, seconds: float) -> None:
+        """Wait for the write in flight, but no longer than ``seconds``; `finish` raises its error."""
         if self._thread is not None and self.busy:
-            log.warning("a checkpoint is being written: it gets up to %.0f s more", seconds)
+            log.warning("a checkpoint is being written: waiting for it up to %.0f s more", seconds)
             self._thread.join(seconds)
 
-    def tidy(self, intact: int) -> None:
-        """Remove beside training what an earlier attempt had no time to; nobody waits for it.
+    def retain_in_background(self, intact: int) -> None:
+        """Remove the checkpoints that an earlier attempt had no time to remove.
 
         Args:
             intact: the step of the checkpoint that was just verified.
         """
-        threading.Thread(target=self._tidy, args=(intact,), name="tidy", daemon=True).start()
+        threading.Thread(target=self._retain, args=(intact,), name="retention", daemon=True).start()
 
     def _fits(self, needed: int) -> bool:
         free = self._free_bytes()
         if free is not None and free < MEMORY_MARGIN * needed:
             log.warning(
-                "saving beside training would keep %.2f GB of host memory, and %.2f GB are free: training stands still "
-                "for each save instead. Give the job more memory, or set checkpoint.asynchronous=false",
+                "saving in the background would take %.2f GB of host memory, and %.2f GB are free: training waits for "
+                "each save instead. Give the job more memory, or set checkpoint.asynchronous=false",
                 needed / 1e9,
                 free / 1e9,
             )
             return False
-        if needed >= WORTH_TELLING_BYTES:
-            log.info("saving beside training keeps %.1f GB of host memory", needed / 1e9)
+        if needed >= LOGGED_FROM_BYTES:
+            log.info("saving in the background takes %.1f GB of host memory", needed / 1e9)
         return True
 
     def _write(self, snapshot: Snapshot, retain: bool) -> None:
         try:
-            path = self._writer.write(snapshot, retain=False)
-            if self._verify_after:
+            path = self._writer.write(snapshot)
+            # before any older one is removed: only reading it back shows what the disk made of the bytes
+            if self._policy.verify == "after_save":
                 check(path)
         finally:
             self._longest_s = max(self._longest_s, self._clock() - self._began_at)
         if retain:
-            self._writer.retain(snapshot.state["step"])
+            self._retention.apply(snapshot.step)
 
-    def _write_beside(self, snapshot: Snapshot, retain: bool, awaited: bool) -> None:
+    def _write_in_background(self, snapshot: Snapshot, retain: bool, awaited: bool) -> None:
         _yield_to_training()
         try:
             self._write(snapshot, retain)
         except Exception as error:
-            if awaited or not self._on_failure(error):
-                self._error = error
+            if not awaited and self._policy.on_error == "warn" and not isinstance(error, SupersededError):
+                log.warning("training continues, and saves again when the next save is due: %s", error)
+                return
+            self._error = error
+            if not awaited:
+                self._stop.fail(error)
 
-    def _tidy(self, intact: int) -> None:
+    def _retain(self, intact: int) -> None:
         _yield_to_training()
         try:
-            self._writer.retain(intact)
+            self._retention.apply(intact)
         except SupersededError:
-            return  # the later attempt tidies up
+            return  # the later attempt removes them
 
 
 def _yield_to_training() -> None:
-    # a job that is nicer already may stay so: going back takes a privilege
+    # a job that is nicer already stays so: a lower niceness takes a privilege
     niceness = max(WRITER_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
@@ -194,8 +212,8 @@ def check(path: Path) -> None:
     """Read a checkpoint back.
 
     Raises:
-        CheckpointDamagedError: what the disk gives is not what was written.
+        CheckpointDamagedError: the disk returns other bytes than were written.
     """
-    problem = verify(path)
+    problem = find_damage(path)
     if problem:
-        raise CheckpointDamagedError(f"{path} was just written and is not intact: {problem}; see to the disk")
+        raise CheckpointDamagedError(f"{path} was just written and is not intact: {problem}; check the disk")

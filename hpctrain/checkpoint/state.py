@@ -1,7 +1,9 @@
-"""What a checkpoint holds, as a copy in host memory."""
+"""What a checkpoint holds: a copy of the state in host memory, under plain names, and the digest of its weights."""
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -9,10 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from hpctrain.checkpoint.host_copy import HostCopy
-from hpctrain.checkpoint.host_memory import pinned_bytes
-from hpctrain.checkpoint.names import PlainNames, parameter_names
+from hpctrain.checkpoint.host_copy import HostCopy, pinned_bytes
 from hpctrain.run.score import Score
 
 
@@ -21,7 +22,7 @@ class Snapshot:
     """Everything that decides the future of a run, copied to host memory between two steps.
 
     Attributes:
-        model: plain name -> tensor, tied weights still tied; extra state of modules as they gave it.
+        model: plain name -> tensor, tied weights still tied; extra state of modules as the modules returned it.
         optimizer: its state dict.
         state: the fields of `Head`, ``scaler``, ``parameters`` (names of what the optimizer trains, by its groups),
             ``rng``, ``extra``.
@@ -31,10 +32,15 @@ class Snapshot:
     optimizer: dict[str, Any]
     state: dict[str, Any]
 
+    @property
+    def step(self) -> int:
+        """Completed steps."""
+        return int(self.state["step"])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """Where the run is; what a reader of a checkpoint wants to know first.
+    """Where the run is: what a reader of a checkpoint needs first.
 
     Attributes:
         step: completed steps.
@@ -51,6 +57,41 @@ class Head:
     score: Score | None = None
 
 
+class PlainNames:
+    """Removes the ``module.`` of DDP and the ``_orig_mod.`` of torch.compile from names, wherever in the tree they are.
+
+    A module that a task itself called ``module`` keeps its name.
+
+    Args:
+        model: its tree of modules is read once.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._wrapped: set[str] = set()
+        for path, module in model.named_modules(remove_duplicate=False):
+            if isinstance(module, DistributedDataParallel | DataParallel):
+                self._wrapped.add(f"{path}.module".lstrip("."))
+            elif "_orig_mod" in module._modules:
+                self._wrapped.add(f"{path}._orig_mod".lstrip("."))
+
+    def __call__(self, name: str) -> str:
+        """Return the plain form of the name of a module, parameter or buffer of the model."""
+        if not self._wrapped:
+            return name
+        parts = name.split(".")
+        return ".".join(part for i, part in enumerate(parts) if ".".join(parts[: i + 1]) not in self._wrapped)
+
+
+def parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+    """Return the plain names of an optimizer's parameters, by group; a parameter outside of the model has the name ''.
+
+    An optimizer's state dict identifies its parameters by their positions alone.
+    """
+    plain = PlainNames(model)
+    names = {id(parameter): plain(name) for name, parameter in model.named_parameters()}
+    return [[names.get(id(parameter), "") for parameter in group["params"]] for group in optimizer.param_groups]
+
+
 def capture(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -62,7 +103,7 @@ def capture(
     into: Snapshot | None = None,
     copied: bool = True,
 ) -> Snapshot:
-    """Copy what a checkpoint holds; not collective, and returns when training may go on.
+    """Copy what a checkpoint holds, and return when training may continue; not collective.
 
     Args:
         model: with or without wrappers; its names are saved plain.
@@ -71,12 +112,12 @@ def capture(
         extra: whatever else decides the future: tensors, numbers, strings, dicts, lists, tuples.
         head: where the run is.
         rng: `rng_state` of every rank, in their order.
-        into: an earlier snapshot, which nobody reads any more: its buffers are written over and kept, which makes the
-            copy several times faster than into fresh memory.
-        copied: False leaves tensors in host memory where they are: training must stand still until they are written.
+        into: an earlier snapshot that is no longer in use: its buffers are overwritten, which makes the copy several
+            times faster than into fresh memory.
+        copied: False leaves tensors in host memory where they are: training must wait until they are written.
 
     Raises:
-        CheckpointError: something can't be in a checkpoint; its place is named.
+        CheckpointError: a value can't be stored in a checkpoint; the message names its place.
     """
     copy = HostCopy(everything=copied)
     snapshot = Snapshot(
@@ -99,14 +140,35 @@ def capture(
 
 
 def held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, extra: Mapping[str, Any]) -> int:
-    """Host memory that a copy takes, as far as tensors tell; nothing is copied. Tied weights count each time.
+    """Return the host memory that the tensors of a copy take, without copying. Tied weights count each time.
 
     Args:
         model: with or without wrappers.
-        optimizer: after its first step, or its state isn't there yet.
+        optimizer: after its first step, which creates its state.
         extra: as for `capture`.
     """
     return _bytes_of((model.state_dict(), optimizer.state_dict(), extra))
+
+
+def weights_digest(state: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of named tensors in hexadecimal; the same on every machine, device and world size.
+
+    For each name in sorted order: the name in UTF-8, NUL, the dtype ("float32"), NUL, the sizes joined by commas, NUL,
+    the elements in row-major order as little-endian bytes. What isn't a tensor (a module's extra state) is skipped.
+
+    Args:
+        state: plain name -> tensor of any dense dtype, on any device.
+    """
+    assert sys.byteorder == "little"
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name]
+        if isinstance(tensor, Tensor):
+            sizes = ",".join(map(str, tensor.shape))
+            digest.update(f"{name}\0{str(tensor.dtype).removeprefix('torch.')}\0{sizes}\0".encode())
+            flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _named_tensors(model: nn.Module, copy: HostCopy, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -116,6 +178,7 @@ def _named_tensors(model: nn.Module, copy: HostCopy, kept: Mapping[str, Tensor])
     for name, value in saved.items():
         key = plain(name)
         tensors[key] = copy.of(value, kept.get(key), f"model[{key!r}]")
+    # torch keeps the modules' versions here, by which they recognize a state of an earlier version of themselves
     if (versions := getattr(saved, "_metadata", None)) is not None:
         tensors._metadata = {plain(path): dict(entry) for path, entry in versions.items()}  # type: ignore[attr-defined]
     return tensors

@@ -1,4 +1,4 @@
-"""A new run that begins with given weights; not a resume, which goes on with everything."""
+"""Start a new run from given weights; unlike a resume, which restores everything."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
-from hpctrain.checkpoint.names import PlainNames
-from hpctrain.checkpoint.reader import load
+from hpctrain.checkpoint.read import load
+from hpctrain.checkpoint.state import PlainNames
 from hpctrain.errors import CheckpointError
 from hpctrain.phrases import listed
 from hpctrain.run.checkpoints import newest_intact
@@ -28,12 +28,12 @@ log = logging.getLogger("hpctrain.checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """What a warm start took.
+    """Which names of the model and of the source match.
 
     Attributes:
-        taken: names whose weights were copied.
-        only_here: names of the model that match the pattern and were not found.
-        only_there: names of the file that match the pattern and are not in the model.
+        taken: names whose weights are copied.
+        only_here: names of the model that match the pattern and are not in the source.
+        only_there: names of the source that match the pattern and are not in the model.
         other_shape: names whose shapes differ.
     """
 
@@ -42,55 +42,69 @@ class Matched:
     only_there: tuple[str, ...]
     other_shape: tuple[str, ...]
 
+    @classmethod
+    def of(cls, here: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> Matched:
+        """Compare the names and shapes of the model with those of the source."""
+        shared = sorted(saved.keys() & here.keys())
+        return cls(
+            taken=tuple(name for name in shared if saved[name].shape == here[name].shape),
+            only_here=tuple(sorted(here.keys() - saved.keys())),
+            only_there=tuple(sorted(saved.keys() - here.keys())),
+            other_shape=tuple(name for name in shared if saved[name].shape != here[name].shape),
+        )
+
+    def differences(self) -> list[str]:
+        """Describe what isn't taken, one phrase per kind."""
+        kinds = {
+            "only in the model": self.only_here,
+            "only in the source": self.only_there,
+            "of another shape": self.other_shape,
+        }
+        return [f"{kind}: {listed(names, shown=SHOWN)}" for kind, names in kinds.items() if names]
+
 
 def warm_start(model: nn.Module, source: Path, *, match: str = "*", strict: bool = True) -> Matched:
     """Copy weights and buffers by name; not collective: rank zero does it, and DDP sends them to the others.
 
-    What a module keeps beside them (its extra state) stays as it is, where that is no tensor.
+    Extra state of modules is copied only where it is a tensor.
 
     Args:
         model: outside of DDP, or its names are taken as if it were.
         source: a run directory, a checkpoint's directory, or a file of named tensors.
-        match: a pattern with * and ? for the names that are wanted.
-        strict: every name that matches must be in both, in the same shape.
+        match: a pattern with * and ? that selects names.
+        strict: every selected name must be in both, in the same shape.
 
     Raises:
-        CheckpointError: nothing matches, the source can't be read, or strictness is hurt; the names are listed.
+        CheckpointError: nothing matches, the source can't be read, or ``strict`` is violated; the names are listed.
     """
     plain = PlainNames(model)
-    saved = _wanted(read_weights(source), match)
-    here = _wanted({plain(name): value for name, value in model.state_dict().items()}, match)
-    shared = sorted(saved.keys() & here.keys())
-    fitting = [name for name in shared if saved[name].shape == here[name].shape]
-    matched = Matched(
-        taken=tuple(fitting),
-        only_here=tuple(sorted(here.keys() - saved.keys())),
-        only_there=tuple(sorted(saved.keys() - here.keys())),
-        other_shape=tuple(name for name in shared if name not in set(fitting)),
-    )
-    problems = _problems(matched) if strict else []
-    if not fitting or problems:
+    saved = _selected(read_weights(source), match)
+    here = _selected({plain(name): value for name, value in model.state_dict().items()}, match)
+    matched = Matched.of(here, saved)
+    problems = matched.differences() if strict else []
+    if not matched.taken or problems:
         found = "; ".join(problems) or f"no weight matches {match}"
         raise CheckpointError(
             f"init_from={source}: {found}; see init_match, or set init_strict=false to take what fits"
         )
     with torch.no_grad():
-        for name in fitting:
+        for name in matched.taken:
             here[name].copy_(saved[name])
-    log.info("began with %d of %d weights from %s: %s", len(fitting), len(here), source, listed(fitting, shown=SHOWN))
-    for problem in _problems(matched):
-        log.info("left as they were: %s", problem)
+    taken = listed(matched.taken, shown=SHOWN)
+    log.info("started from %d of %d weights of %s: %s", len(matched.taken), len(here), source, taken)
+    for difference in matched.differences():
+        log.info("left as they were: %s", difference)
     return matched
 
 
 def read_weights(source: Path) -> Mapping[str, Any]:
-    """Named tensors, on the CPU; under names of extra state whatever the modules gave.
+    """Read named tensors into host memory; names of extra state hold whatever the modules returned.
 
     Raises:
         CheckpointError: they can't be read.
     """
     if source.is_dir():
-        return load(_checkpoint(source)).model
+        return load(_checkpoint_in(source)).model
     try:
         if source.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -98,24 +112,21 @@ def read_weights(source: Path) -> Mapping[str, Any]:
             return dict(load_file(source))
         found = torch.load(source, map_location="cpu", weights_only=True)
     except ImportError as error:
-        raise CheckpointError(f"{source}: pip install safetensors to read it") from error
+        raise CheckpointError(f'{source} can\'t be read: pip install "hpctrain[safetensors]"') from error
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{source} can't be read: {error}") from error
-    if not isinstance(found, Mapping) or not all(map(_is_of_a_module, found.items())):
+    if not isinstance(found, Mapping) or not all(
+        isinstance(value, Tensor) or str(name).endswith(_EXTRA_STATE_KEY_SUFFIX) for name, value in found.items()
+    ):
         raise CheckpointError(f"{source} should hold tensors by name, as torch.save(model.state_dict()) writes them")
     return found
 
 
-def _is_of_a_module(item: tuple[Any, Any]) -> bool:
-    name, value = item
-    return isinstance(value, Tensor) or str(name).endswith(_EXTRA_STATE_KEY_SUFFIX)
-
-
-def _wanted(values: Mapping[str, Any], match: str) -> dict[str, Tensor]:
+def _selected(values: Mapping[str, Any], match: str) -> dict[str, Tensor]:
     return {name: value for name, value in values.items() if isinstance(value, Tensor) and fnmatchcase(name, match)}
 
 
-def _checkpoint(folder: Path) -> Path:
+def _checkpoint_in(folder: Path) -> Path:
     directory = RunDirectory.at(folder)
     if not directory.config.exists():
         return folder
@@ -123,12 +134,3 @@ def _checkpoint(folder: Path) -> Path:
     if newest is None:
         raise CheckpointError(f"{folder} is a run without an intact checkpoint")
     return newest.path
-
-
-def _problems(matched: Matched) -> list[str]:
-    kinds = {
-        "only in the model": matched.only_here,
-        "only in the source": matched.only_there,
-        "of another shape": matched.other_shape,
-    }
-    return [f"{kind}: {listed(names, shown=SHOWN)}" for kind, names in kinds.items() if names]

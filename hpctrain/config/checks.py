@@ -39,6 +39,8 @@ def check(config: Config, environ: Mapping[str, str] = os.environ, *, world_size
     _check_length(config)
     if config.init_from is not None:
         _check_weights(config.init_from)
+    if config.checkpoint.safetensors:
+        _require_safetensors("checkpoint.safetensors", "true")
     for group in ("task", "model", "optimizer"):
         _check_target(group, getattr(config, group))
     refuse_without_extra(config.task)
@@ -59,9 +61,14 @@ def _check_weights(path: str) -> None:
         raise ConfigError("init_from", path, "is empty", "name a run, a checkpoint or a file of weights, or null")
     if not Path(path).exists():
         raise ConfigError("init_from", path, "does not exist", "name a run, a checkpoint or a file of weights")
-    if Path(path).suffix == ".safetensors" and importlib.machinery.PathFinder.find_spec("safetensors") is None:
+    if Path(path).suffix == ".safetensors":
+        _require_safetensors("init_from", path)
+
+
+def _require_safetensors(key: str, value: object) -> None:
+    if importlib.machinery.PathFinder.find_spec("safetensors") is None:
         remedy = 'pip install "hpctrain[safetensors]"'
-        raise ConfigError("init_from", path, "needs the package safetensors, which isn't installed", remedy)
+        raise ConfigError(key, value, "needs the package safetensors, which isn't installed", remedy)
 
 
 def _check_length(config: Config) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints as they lie on disk: manifests and checksums, read without torch.
+"""Checkpoints on disk: manifests, checksums and listings, read without torch.
 
 The format is in docs/reference/checkpoint_format.md.
 """
@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,7 @@ _FIELDS: Mapping[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInfo:
-    """One published checkpoint; what only a readable manifest tells is None without one.
+    """One published checkpoint; what only its manifest records is None where that can't be read.
 
     Attributes:
         step: completed steps, from the directory's name.
@@ -71,16 +71,16 @@ class CheckpointInfo:
 
 
 def encode_manifest(record: Mapping[str, Any]) -> bytes:
-    """The bytes of a manifest: the record, and a checksum over it in its canonical form."""
+    """Return the bytes of a manifest: the record, and a checksum over it in its canonical form."""
     return (json.dumps({**record, "checksum": _record_checksum(record)}, indent=2) + "\n").encode()
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of the checkpoint at ``path``, without its own checksum.
+    """Return the manifest of the checkpoint at ``path``, without its own checksum.
 
     Raises:
-        CheckpointDamagedError: it is missing, damaged, or of a format that this version can't read; the text names
-            the problem alone.
+        CheckpointDamagedError: it is missing, damaged, or of a format that this version can't read; the message
+            names the problem alone.
     """
     file = path / MANIFEST
     try:
@@ -92,7 +92,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(data)
     except (ValueError, RecursionError):
-        raise CheckpointDamagedError(f"{MANIFEST} is no JSON: damaged or cut off") from None
+        raise CheckpointDamagedError(f"{MANIFEST} is not JSON: damaged or cut off") from None
     checksum = record.pop("checksum", None) if isinstance(record, dict) else None
     if checksum != _record_checksum(record) or data != encode_manifest(record):
         raise CheckpointDamagedError(f"{MANIFEST} doesn't match its own checksum")
@@ -110,7 +110,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def file_checksum(path: Path) -> str:
-    """The checksum of a file's bytes, read once in chunks; in hexadecimal."""
+    """Return the checksum of a file's bytes, in hexadecimal."""
     digest = xxhash.xxh3_128()
     buffer = memoryview(bytearray(_CHUNK_BYTES))
     with path.open("rb", buffering=0) as file:
@@ -119,35 +119,49 @@ def file_checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def verify(path: Path, checksum: Callable[[Path], str] = file_checksum) -> str:
-    """Read the whole checkpoint at ``path`` and compare it with its manifest.
+def find_damage(path: Path) -> str:
+    """Read the whole checkpoint at ``path``, compare it with its manifest, and describe what differs.
 
     Args:
         path: its directory.
-        checksum: reads a file; called in several threads.
 
     Returns:
-        The problem, in words; empty where it is intact.
+        The problem, in words; empty if the checkpoint is intact.
     """
     try:
         files = read_manifest(path)["files"]
     except CheckpointDamagedError as error:
         return str(error)
-    if problem := _wrong_sizes(path, files):
-        return problem
-    with ThreadPoolExecutor(min(_READERS, len(files)) or 1) as readers:
-        found = list(readers.map(lambda name: _wrong_checksum(path / name, files[name], checksum), files))
-    return "; ".join(filter(None, found))
+    return _wrong_sizes(path, files) or _wrong_checksums(path, files)
 
 
-def describe(path: Path, step: int, *, check: Callable[[Path], str] | None = verify) -> CheckpointInfo:
-    """What is known of the checkpoint of ``step`` at ``path``.
+def list_checkpoints(directory: RunDirectory, *, verify: bool = True) -> list[CheckpointInfo]:
+    """Return all published checkpoints of a run, oldest first.
 
     Args:
-        path: its directory.
-        step: the one that its name tells.
-        check: gives the problem of a directory or an empty string; None looks at names and sizes alone.
+        directory: of the run.
+        verify: read every byte and compare checksums; False compares names and sizes alone.
     """
+    found = [_describe(directory.checkpoint(step), step, verify=verify) for step in directory.checkpoint_steps()]
+    return [info for info in found if info.intact or _still_there(info)]
+
+
+def newest_intact(directory: RunDirectory) -> tuple[CheckpointInfo | None, list[CheckpointInfo]]:
+    """Return the newest intact checkpoint of a run, and the newer ones that are not intact, newest first.
+
+    Older ones are not read. The first is None where no checkpoint is intact.
+    """
+    damaged: list[CheckpointInfo] = []
+    for step in reversed(directory.checkpoint_steps()):
+        info = _describe(directory.checkpoint(step), step, verify=True)
+        if info.intact:
+            return info, damaged
+        if _still_there(info):
+            damaged.append(info)
+    return None, damaged
+
+
+def _describe(path: Path, step: int, *, verify: bool) -> CheckpointInfo:
     try:
         manifest = read_manifest(path)
     except CheckpointDamagedError as error:
@@ -155,7 +169,7 @@ def describe(path: Path, step: int, *, check: Callable[[Path], str] | None = ver
     if manifest["step"] != step:
         problem = f"{MANIFEST} belongs to step {manifest['step']}"
     else:
-        problem = check(path) if check else _wrong_sizes(path, manifest["files"])
+        problem = find_damage(path) if verify else _wrong_sizes(path, manifest["files"])
     return CheckpointInfo(
         step=step,
         path=path,
@@ -171,45 +185,8 @@ def describe(path: Path, step: int, *, check: Callable[[Path], str] | None = ver
     )
 
 
-# `verify` names a parameter in two functions below, as their contract has it
-_read_and_compare = verify
-
-
-def list_checkpoints(directory: RunDirectory, *, verify: bool = True) -> list[CheckpointInfo]:
-    """All published checkpoints of a run, oldest first.
-
-    Args:
-        directory: of the run.
-        verify: read every byte and compare checksums; False looks at names and sizes alone.
-    """
-    check = _read_and_compare if verify else None
-    found = [describe(directory.checkpoint(step), step, check=check) for step in directory.checkpoint_steps()]
-    return [info for info in found if info.intact or _still_there(info)]
-
-
-def newest_intact(
-    directory: RunDirectory, check: Callable[[Path], str] = verify
-) -> tuple[CheckpointInfo | None, list[CheckpointInfo]]:
-    """The newest checkpoint of a run that is intact, and the newer ones that are not, newest first.
-
-    Reads no further back than it must. None where no checkpoint is intact.
-
-    Args:
-        directory: of the run.
-        check: gives the problem of a checkpoint's directory or an empty string.
-    """
-    damaged: list[CheckpointInfo] = []
-    for step in reversed(directory.checkpoint_steps()):
-        info = describe(directory.checkpoint(step), step, check=check)
-        if info.intact:
-            return info, damaged
-        if _still_there(info):
-            damaged.append(info)
-    return None, damaged
-
-
 def _still_there(info: CheckpointInfo) -> bool:
-    """Whether a problem is one: a checkpoint that the running attempt removed meanwhile has none."""
+    # a checkpoint that the running attempt removed while it was read isn't damaged
     return os.path.lexists(info.path)
 
 
@@ -228,21 +205,26 @@ def _wrong_sizes(path: Path, files: Mapping[str, Any]) -> str:
             problems.append(f"{name} is missing" if missing else f"{name} can't be read: {error.strerror}")
             continue
         if not stat.S_ISREG(found.st_mode):
-            problems.append(f"{name} is no regular file")
+            problems.append(f"{name} is not a regular file")
         elif found.st_size != entry["bytes"]:
             problems.append(f"{name} has {found.st_size} bytes instead of {entry['bytes']}")
     return "; ".join(problems)
 
 
-def _wrong_checksum(file: Path, entry: Mapping[str, Any], checksum: Callable[[Path], str]) -> str:
-    expected = entry["checksum"]
+def _wrong_checksums(path: Path, files: Mapping[str, Any]) -> str:
+    with ThreadPoolExecutor(min(_READERS, len(files)) or 1) as readers:
+        problems = list(readers.map(lambda name: _wrong_checksum(path / name, files[name]["checksum"]), files))
+    return "; ".join(filter(None, problems))
+
+
+def _wrong_checksum(file: Path, expected: str) -> str:
     try:
-        found = checksum(file)
+        found = file_checksum(file)
     except OSError as error:
         return f"{file.name} can't be read: {error.strerror}"
-    return (
-        "" if found == expected else f"{file.name} doesn't match its checksum ({ALGORITHM} {expected}, found {found})"
-    )
+    if found == expected:
+        return ""
+    return f"{file.name} doesn't match its checksum ({ALGORITHM} {expected}, found {found})"
 
 
 def _size_on_disk(path: Path) -> int:

@@ -199,6 +199,27 @@ class Ledger:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The claim of one attempt to own the run, which it checks before it writes.
+
+    Attributes:
+        ledger: of the run.
+        attempt: its number.
+    """
+
+    ledger: Ledger
+    attempt: int
+
+    def require_ownership(self) -> None:
+        """Stop the attempt if it was superseded.
+
+        Raises:
+            SupersededError: a later attempt owns the run.
+        """
+        self.ledger.require_ownership(self.attempt)
+
+
 def _reason(record: dict[str, Any]) -> tuple[Reason, str]:
     """Reason and detail of an end; a reason that only a later hpctrain knows says of itself no more than that."""
     reason, detail = record.get("reason"), str(record.get("detail", ""))

@@ -1,4 +1,4 @@
-"""What a checkpoint is judged by: one metric of the evaluation of its step."""
+"""The score of a checkpoint: one metric of the evaluation of its step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Score:
     """A metric's value.
 
     Attributes:
-        name: of the metric, as the task's `evaluate` calls it.
+        name: of the metric, as the task's `evaluate` names it.
         mode: `min` or `max`: which values are better.
         value: finite.
     """
@@ -30,16 +30,16 @@ class Score:
 
     @property
     def loss(self) -> float:
-        """Less is better."""
+        """The value, with the sign changed where larger values are better."""
         return self.value if self.mode == "min" else -self.value
 
     def record(self) -> dict[str, Any]:
-        """As plain values, for a manifest."""
+        """Return plain values, for a manifest."""
         return asdict(self)
 
 
 def score_of(record: object) -> Score | None:
-    """The score in a manifest; None for what is none."""
+    """Return the score in a manifest; None where there is none."""
     if not isinstance(record, dict) or record.keys() != {"name", "mode", "value"}:
         return None
     name, mode, value = record["name"], record["mode"], record["value"]
@@ -49,11 +49,11 @@ def score_of(record: object) -> Score | None:
 
 
 def best_steps(scores: Mapping[int, Score | None], count: int) -> list[int]:
-    """The steps with the best scores, best first; of equal ones the earlier.
+    """Return the steps with the best scores, best first; of equal ones the earlier.
 
     Args:
-        scores: by step. The newest one says which metric counts: a run may have been judged by another before.
-        count: at most so many.
+        scores: by step. Only those of the newest one's metric count: the metric of a run may have been changed.
+        count: the most to return.
     """
     known = {step: score for step, score in scores.items() if score is not None}
     if not known:

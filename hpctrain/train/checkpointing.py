@@ -9,23 +9,20 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.checkpoint.best import best_for
-from hpctrain.checkpoint.collective_load import load_together
+from hpctrain.checkpoint.best import Best
 from hpctrain.checkpoint.interval import best_interval_s, mean_time_between_failures_s
-from hpctrain.checkpoint.reader import LoadedCheckpoint
-from hpctrain.checkpoint.removal import remove_leftovers
-from hpctrain.checkpoint.retention import Retention
+from hpctrain.checkpoint.read import LoadedCheckpoint, load_newest
+from hpctrain.checkpoint.retention import remove_leftovers
 from hpctrain.checkpoint.rng import restore_rng, rng_state
 from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.checkpoint.state import Head, Snapshot, capture, held_bytes
-from hpctrain.checkpoint.writer import CheckpointWriter
 from hpctrain.config.identity import config_digest
 from hpctrain.distributed.determinism import rank_seed, seed_everything
 from hpctrain.distributed.replica import settle_buckets
 from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import CheckpointError, SupersededError
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.train.parts import Parts
 
 FIRST_AUTO_SAVE_S = 60.0
@@ -54,7 +51,7 @@ class Checkpointing:
         parts: what is saved.
         directory: of the run.
         stop: is asked to stop the ranks when a write in the background fails.
-        require_ownership: raises SupersededError once a later attempt owns the run.
+        claim: of this attempt.
         clock: monotonic seconds.
 
     Attributes:
@@ -67,7 +64,7 @@ class Checkpointing:
         directory: RunDirectory,
         *,
         stop: StopRequest,
-        require_ownership: Callable[[], None],
+        claim: Claim,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.best_step: int | None = None
@@ -75,18 +72,10 @@ class Checkpointing:
         self._config = parts.config
         self._world = parts.world
         self._directory = directory
-        self._stop = stop
-        self._require_ownership = require_ownership
+        self._claim = claim
         self._clock = clock
-        policy = parts.config.checkpoint
-        retention = Retention(keep=policy.keep, keep_every=policy.keep_every, keep_best=policy.keep_best)
-        self._saver = CheckpointSaver(
-            CheckpointWriter(directory, require_ownership, retention, safetensors=policy.safetensors),
-            background=policy.asynchronous,
-            verify_after=policy.verify == "after_save",
-            on_failure=self._save_failed,
-        )
-        self._best = best_for(policy, parts.task.metric, parts.task.metric_mode)
+        self._saver = CheckpointSaver(directory, claim, parts.config.checkpoint, stop)
+        self._best = Best.configured(parts.config.checkpoint, parts.task.metric, parts.task.metric_mode)
         self._saved_at_s = clock()
         self._interval_s: float | None = None
 
@@ -97,10 +86,10 @@ class Checkpointing:
             SupersededError: a later attempt owns the run; on rank zero, before anything is changed.
         """
         if self._world.is_rank_zero:
-            self._require_ownership()
+            self._claim.require_ownership()
             if names := remove_leftovers(self._directory):
                 log.info("cleared what an earlier attempt left unfinished: %s", ", ".join(names))
-        found = load_together(self._directory, self._world)
+        found = load_newest(self._directory, self._world)
         if found is not None:
             self._restore(found)
         settle_buckets(self._parts.model, self._world, self._throwaway_pass)
@@ -108,7 +97,7 @@ class Checkpointing:
             # last: whatever is built and run before it draws from the same streams
             self._restore_random_state(found)
             if self._world.is_rank_zero:
-                self._saver.tidy(found.step)
+                self._saver.retain_in_background(found.step)
         self._restart_interval()
         if found is None:
             return Start()
@@ -158,7 +147,7 @@ class Checkpointing:
         """
         if self._best is None:
             return
-        among_the_best = self._best.judge(step, means)
+        among_the_best = self._best.update(step, means)
         if self._config.checkpoint.keep_best and self._world.broadcast(among_the_best):
             self.best_step = step
 
@@ -223,14 +212,6 @@ class Checkpointing:
         warns = self._config.checkpoint.on_error == "warn"
         return warns and step < self._parts.total_steps and not isinstance(error, SupersededError)
 
-    def _save_failed(self, error: Exception) -> bool:
-        """Handle an error in the writing thread, and return whether that settles it."""
-        if self._config.checkpoint.on_error == "fail" or isinstance(error, SupersededError):
-            self._stop.fail(error)
-            return False
-        log.warning("training continues, and the next save is tried as usual: %s", error)
-        return True
-
     def _restart_interval(self) -> None:
         self._saved_at_s = self._clock()
         self._interval_s = self._next_interval_s()
@@ -268,7 +249,7 @@ class Checkpointing:
             samples_seen=self._parts.plan.samples_seen(step),
             world_size=self._world.size,
             config_digest=config_digest(self._config),
-            score=None if self._best is None else self._best.at(step),
+            score=None if self._best is None else self._best.score_at(step),
         )
 
     def _extra(self) -> dict[str, object]:
@@ -285,7 +266,7 @@ class Checkpointing:
 
     def finish_within(self, seconds: float) -> None:
         """Wait for the write in flight, but no longer than ``seconds``; not collective."""
-        self._saver.give_time(seconds)
+        self._saver.finish_within(seconds)
 
 
 @dataclass(frozen=True, slots=True)

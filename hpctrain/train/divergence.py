@@ -11,7 +11,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from hpctrain.checkpoint.reader import load
+from hpctrain.checkpoint.read import load
 from hpctrain.errors import CheckpointError, DivergedError
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import closing
 from typing import TextIO
 
@@ -13,6 +13,7 @@ from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError
 from hpctrain.run.bottleneck import last_bottleneck
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Claim
 from hpctrain.run.times import Times
 from hpctrain.train.checkpointing import Checkpointing
 from hpctrain.train.divergence import Divergence
@@ -32,7 +33,7 @@ class Trainer:
         directory: of the run.
         world: the ranks.
         stopping: of this attempt.
-        require_ownership: raises SupersededError once a later attempt owns the run.
+        claim: of this attempt.
         times: of this attempt.
         log_stream: the rank's log, where standard output doesn't go there already.
     """
@@ -44,23 +45,21 @@ class Trainer:
         world: World,
         *,
         stopping: Stopping,
-        require_ownership: Callable[[], None],
+        claim: Claim,
         times: Times,
         log_stream: TextIO | None,
     ) -> None:
         self._config = config
         self._directory = directory
         self._world = world
-        self._require_ownership = require_ownership
+        self._claim = claim
         self._times = times
         self._log_stream = log_stream
         self._parts = parts = Parts(config, world, fresh=not directory.checkpoint_steps())
         if parts.evaluation is None and config.checkpoint.keep_best:
             why = "nothing is evaluated: the task holds no samples out"
             raise ConfigError("checkpoint.keep_best", config.checkpoint.keep_best, why, "set it to 0")
-        self._checkpointing = Checkpointing(
-            parts, directory, stop=stopping.request, require_ownership=require_ownership
-        )
+        self._checkpointing = Checkpointing(parts, directory, stop=stopping.request, claim=claim)
         # from here on every rank draws its own numbers
         seed_everything(rank_seed(config.seed, world.rank))
         times.enter("load_s")
@@ -129,7 +128,7 @@ class Trainer:
         self._times.enter("first_step_s")
         if self._world.is_rank_zero:
             # the start may have taken long, and a later attempt may write the metrics by now
-            self._require_ownership()
+            self._claim.require_ownership()
         try:
             with self._log.opened(self._directory, self._log_stream):
                 with closing(self._micro_batches()) as micro_batches:

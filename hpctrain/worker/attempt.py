@@ -21,7 +21,7 @@ from hpctrain.distributed.rendezvous import choose_interface, meet
 from hpctrain.distributed.world import World, choose_devices, cpu_cores, cpu_threads, join
 from hpctrain.errors import RunDirectoryError
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.train.stopping import Stopping
@@ -79,7 +79,7 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
         directory,
         world,
         stopping=stopping,
-        require_ownership=lambda: ledger.require_ownership(attempt),
+        claim=Claim(ledger, attempt),
         times=rank.times,
         log_stream=log_stream,
     )

@@ -24,11 +24,9 @@ import torch.distributed.checkpoint as dcp
 from state import State, measure, options
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from hpctrain.checkpoint import writer
-from hpctrain.checkpoint.digest import weights_digest
-from hpctrain.checkpoint.saver import CheckpointSaver
-from hpctrain.checkpoint.state import Snapshot
-from hpctrain.run.checkpoints import verify
+from hpctrain.checkpoint import write
+from hpctrain.checkpoint.state import Snapshot, weights_digest
+from hpctrain.run.checkpoints import find_damage
 
 
 class Null:
@@ -47,9 +45,7 @@ class Stall:
     def __init__(self, state: State) -> None:
         self.state = state
         self.kept = [tensor.detach().clone() for tensor in state.live]
-        self.saver = CheckpointSaver(
-            state.writer, background=True, verify_after=False, on_failure=lambda _: False, free_bytes=lambda: None
-        )
+        self.saver = state.saver()
         self.stager = DefaultStager(
             StagingOptions(False, False, False, False)
         )  # no pinned or shared memory: it keeps its buffers
@@ -63,7 +59,7 @@ class Stall:
         self.saver.save(self.state, wait=False)
 
     def first_save(self) -> None:
-        self.saver._kept = None
+        self.saver = self.state.saver()
         self.save()
 
     def async_save(self) -> None:
@@ -109,7 +105,7 @@ class Save:
         self.state.writer.write(self.snapshot, retain=False)
 
     def without_checksums(self) -> None:
-        with mock.patch("xxhash.xxh3_128", Null), mock.patch.object(writer, "weights_digest", str):
+        with mock.patch("xxhash.xxh3_128", Null), mock.patch.object(write, "weights_digest", str):
             self.ours()
 
     def without_direct_io(self) -> None:
@@ -174,7 +170,7 @@ def main() -> None:
             chosen.rounds,
             lambda: None,
             [
-                ("verify alone", lambda: verify(state.checkpoint)),
+                ("verify alone", lambda: find_damage(state.checkpoint)),
                 ("digest", lambda: weights_digest(save.snapshot.model)),
             ],
         )

@@ -24,7 +24,7 @@ import torch.distributed.checkpoint as dcp
 from state import State, options, ratio
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from hpctrain.checkpoint.saver import WRITER_NICENESS, CheckpointSaver
+from hpctrain.checkpoint.saver import WRITER_NICENESS
 
 ALONE_S = 1.5
 """Seconds of steps with nothing beside them."""
@@ -35,9 +35,7 @@ class Beside:
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self.saver = CheckpointSaver(
-            state.writer, background=True, verify_after=False, on_failure=lambda _: False, free_bytes=lambda: None
-        )
+        self.saver = state.saver()
         self.stager = DefaultStager(
             StagingOptions(False, False, False, False)
         )  # no pinned or shared memory: it keeps its buffers

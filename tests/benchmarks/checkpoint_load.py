@@ -1,11 +1,10 @@
-"""What it costs to take up a checkpoint, against torch.load, mapped and plain; each time in a process of its own, as a
-resume is, and taking turns.
+"""The cost of loading a checkpoint, against torch.load, mapped and plain; each load in a process of its own, in turns.
 
     python tests/benchmarks/checkpoint_load.py [--millions 100] [--rounds 5] [--folder DIR] [--untouched]
 
 hpctrain compares checksums first, and its optimizer owns its memory afterwards. torch.load(mmap=True) does neither:
-its optimizer is mapped from the file still, and copied page by page in the first step. So each line also tells the
-time to the end of that step. Needs about 50 bytes of memory and 13 of disk per parameter.
+its optimizer is still mapped from the file, and copied page by page in the first step. So each line also has the time
+to the end of that step. Needs about 50 bytes of memory and 13 of disk per parameter.
 
 The host of a virtual machine may take back what its kernel has free, and be slower to give it again than all that is
 measured here. So each process uses as much memory as it will need, and frees it, just before.
@@ -24,10 +23,9 @@ from pathlib import Path
 import torch
 from state import State, options, ratio, told
 
-from hpctrain.checkpoint.host_memory import huge_pages
-from hpctrain.checkpoint.intake import Intake
-from hpctrain.checkpoint.reader import load
-from hpctrain.run.checkpoints import verify
+from hpctrain.checkpoint.host_copy import huge_pages
+from hpctrain.checkpoint.read import load
+from hpctrain.run.checkpoints import find_damage
 
 CASES = {
     "mapped": "torch.load mapped, load_state_dict",
@@ -62,17 +60,17 @@ class Load:
         self.with_torch(mmap=True)
 
     def mapped_and_verified(self) -> None:
-        assert not verify(self.state.checkpoint)
+        assert not find_damage(self.state.checkpoint)
         self.with_torch(mmap=True)
 
     def plain(self) -> None:
         self.with_torch(mmap=False)
 
     def ours(self) -> None:
-        load(self.state.checkpoint, intake=Intake()).restore(self.state.model, self.state.optimizer)
+        load(self.state.checkpoint).restore(self.state.model, self.state.optimizer)
 
     def ours_verified_elsewhere(self) -> None:
-        load(self.state.checkpoint, verified=True, intake=Intake()).restore(self.state.model, self.state.optimizer)
+        load(self.state.checkpoint, verified=True).restore(self.state.model, self.state.optimizer)
 
     def warm(self) -> None:
         self.fresh()
@@ -87,12 +85,12 @@ class Load:
 
 
 def touch(count: int) -> None:
-    """Have the kernel hold so many free bytes that it need not ask anybody for."""
+    """Have the kernel hold this many free bytes, so that it needn't ask the host for them."""
     torch.frombuffer(huge_pages(count), dtype=torch.uint8).fill_(1)
 
 
-def be_measured(case: str, before: str, millions: int, folder: Path, *, untouched: bool) -> None:
-    """Tell the seconds until all is restored, and until the next step's end."""
+def measure_case(case: str, before: str, millions: int, folder: Path, *, untouched: bool) -> None:
+    """Print the seconds until all is restored, and until the next step's end."""
     state = State(millions, folder)
     load_it = Load(state)
     getattr(load_it, before)()
@@ -108,7 +106,7 @@ def be_measured(case: str, before: str, millions: int, folder: Path, *, untouche
 def main() -> None:
     if len(sys.argv) > 1 and sys.argv[1] in CASES:
         case, before, millions, folder, untouched = sys.argv[1:]
-        be_measured(case, before, int(millions), Path(folder), untouched=untouched == "True")
+        measure_case(case, before, int(millions), Path(folder), untouched=untouched == "True")
         return
     chosen = options(__doc__, rounds=5, untouched="leave the memory to the host")
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:

@@ -1,4 +1,4 @@
-"""What the benchmarks of checkpoints save and load: a model with AdamW; and how they measure."""
+"""What the benchmarks of checkpoints save and load, a model with AdamW, and how they measure it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hpctrain.checkpoint.retention import Retention
 from hpctrain.checkpoint.rng import rng_state
+from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.checkpoint.state import Head, Snapshot, capture, held_bytes
-from hpctrain.checkpoint.writer import CheckpointWriter
+from hpctrain.checkpoint.write import CheckpointWriter
+from hpctrain.config.checkpoint import Checkpoint
+from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Claim, Ledger
 
 WIDTH = 1024
 Case = tuple[str, Callable[[], object]]
@@ -37,8 +40,14 @@ class State:
         self.step(batch=1)
         self.directory = RunDirectory.at(folder / "run")
         self.directory.create(0o750)
-        self.writer = CheckpointWriter(self.directory, lambda: None, Retention())
+        ledger = Ledger(self.directory)
+        self.claim = Claim(ledger, ledger.last_claim())
+        self.writer = CheckpointWriter(self.directory, self.claim)
         self.raw = folder / "raw"
+
+    def saver(self) -> CheckpointSaver:
+        """A saver whose buffers aren't there yet."""
+        return CheckpointSaver(self.directory, self.claim, Checkpoint(), StopRequest(), free_bytes=lambda: None)
 
     @property
     def live(self) -> list[Tensor]:
@@ -59,7 +68,7 @@ class State:
         self.optimizer.zero_grad(set_to_none=False)
 
     def optimizer_step(self) -> None:
-        """By whatever optimizer there is now."""
+        """Step with the current optimizer, which a benchmark may have replaced."""
         self.optimizer.step()
 
     def held_bytes(self) -> int:
@@ -114,7 +123,7 @@ def measure(
         rounds: after one to warm up.
         before: before each case, not timed.
         cases: name and work.
-        after: timed too, and told apart.
+        after: timed too, and reported apart.
         settle: after each case, not timed.
     """
     times: dict[str, list[float]] = {name: [] for name, _ in cases}

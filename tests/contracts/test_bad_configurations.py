@@ -189,6 +189,16 @@ def test_weights_whose_package_is_missing(empty_folder, monkeypatch, capfd):
     assert list(empty_folder.iterdir()) == [weights]
 
 
+def test_safetensors_are_to_be_written_and_the_package_is_missing(empty_folder, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if "site-packages" not in place])
+    assert main(["checkpoint.safetensors=true", "task=text"]) == 2
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1
+    assert "checkpoint.safetensors=true: needs the package safetensors" in error
+    assert 'pip install "hpctrain[safetensors]"' in error
+    assert list(empty_folder.iterdir()) == []
+
+
 @pytest.mark.parametrize("words", [["trainer.max_step=3"], ["-m", "cluster=slurm", "optimizer.lr=1e-3,0"]])
 def test_the_process_says_the_same(words, empty_folder):
     done = subprocess.run([sys.executable, "-m", "hpctrain", *words], capture_output=True, text=True, check=False)

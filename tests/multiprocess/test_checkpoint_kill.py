@@ -54,11 +54,16 @@ def snapshot(step, seed):
     )
 
 
-def writer(directory):
-    from hpctrain.checkpoint.retention import Retention
-    from hpctrain.checkpoint.writer import CheckpointWriter
+def save(directory, snapshot):
+    """Write a checkpoint, and remove what is no longer kept."""
+    from hpctrain.checkpoint.retention import Retention, RetentionPolicy
+    from hpctrain.checkpoint.write import CheckpointWriter
+    from hpctrain.run.ledger import Claim, Ledger
 
-    return CheckpointWriter(directory, lambda: None, Retention())
+    ledger = Ledger(directory)
+    claim = Claim(ledger, ledger.last_claim())
+    CheckpointWriter(directory, claim).write(snapshot)
+    Retention(directory, claim, RetentionPolicy()).apply(snapshot.step)
 
 
 def main(folder: Path) -> None:
@@ -68,7 +73,7 @@ def main(folder: Path) -> None:
     start = RunDirectory.at(folder / "start")
     start.create(0o750)
     for step in (1, 2):
-        writer(start).write(snapshot(step, seed=step))
+        save(start, snapshot(step, seed=step))
     for name, step in NEXT.items():
         new = snapshot(step, seed=9)
         for number in count():
@@ -77,7 +82,7 @@ def main(folder: Path) -> None:
             child = os.fork()
             if child == 0:
                 kill_before(number)
-                writer(directory).write(new)
+                save(directory, new)
                 os._exit(0)
             _, status = os.waitpid(child, 0)
             if status == 0:
@@ -109,7 +114,7 @@ def test_a_new_checkpoint_is_complete_or_absent_and_two_intact_are_always_there(
 
 
 def test_a_resume_finds_the_newest_and_cleaning_leaves_checkpoints_alone(killed):
-    from hpctrain.checkpoint.removal import remove_leftovers
+    from hpctrain.checkpoint.retention import remove_leftovers
 
     for directory in killed["a new step"]:
         before = digests(directory)
@@ -122,7 +127,7 @@ def test_a_resume_finds_the_newest_and_cleaning_leaves_checkpoints_alone(killed)
 
 
 def test_replacing_a_checkpoint_leaves_the_old_or_the_new_one(killed):
-    from hpctrain.checkpoint.removal import remove_leftovers
+    from hpctrain.checkpoint.retention import remove_leftovers
 
     *runs, finished = killed["the same step again"]
     old, new = digests(runs[0])[2], digests(finished)[2]
@@ -137,11 +142,11 @@ def test_replacing_a_checkpoint_leaves_the_old_or_the_new_one(killed):
 
 
 def test_the_next_write_goes_on_from_any_of_them(killed):
-    from hpctrain.checkpoint.removal import remove_leftovers
+    from hpctrain.checkpoint.retention import remove_leftovers
 
     for directory in killed["a new step"][::7]:
         remove_leftovers(directory)
-        writer(directory).write(snapshot(4, seed=4))
+        save(directory, snapshot(4, seed=4))
         assert [info.intact for info in list_checkpoints(directory)] == [True, True]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpctrain.checkpoint.digest import weights_digest
+from hpctrain.checkpoint.state import weights_digest
 from hpctrain.data.order import ShuffledOrder
 from hpctrain.run.checkpoints import list_checkpoints
 

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from hpctrain.checkpoint.digest import weights_digest
+from hpctrain.checkpoint.state import weights_digest
 from hpctrain.run.ledger import Ledger
 
 KINDS = ("fp32", "bf16", "fp16", "bf16_pure", "fp16_master")

@@ -133,7 +133,7 @@ def test_a_metric_that_is_not_evaluated_is_one_line(train):
         "run", *WORDS, "checkpoint.keep_best=1", "checkpoint.metric=f1", "checkpoint.metric_mode=max"
     )
     assert code == 1
-    assert "checkpoint.metric=f1: the evaluation gives loss; name one of these" in output
+    assert "checkpoint.metric=f1: the evaluation returns loss; name one of these" in output
 
 
 def test_a_stop_leaves_older_ones_and_a_start_clears_them_and_what_is_half_done(train):

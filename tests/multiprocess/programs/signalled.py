@@ -56,9 +56,9 @@ PHASES = {
     "save": [
         ("hpctrain.train.loop:Loop._save", 3),
         ("hpctrain.train.checkpointing:Checkpointing.save", 3),
-        ("hpctrain.checkpoint.saver:CheckpointSaver._write_beside", 3),
+        ("hpctrain.checkpoint.saver:CheckpointSaver._write_in_background", 3),
         ("hpctrain.files:fsync_directory", 12),
-        ("hpctrain.checkpoint.writer:CheckpointWriter._publish", 3),
+        ("hpctrain.checkpoint.write:CheckpointWriter._publish", 3),
     ],
     "last step": [("hpctrain.train.step:TrainStep.__call__", 0), ("hpctrain.train.update:Update.__call__", 0)],
     "after it": [

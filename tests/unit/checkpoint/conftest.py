@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.checkpoint.retention import Retention
 from hpctrain.checkpoint.rng import rng_state
 from hpctrain.checkpoint.state import Head, capture
-from hpctrain.checkpoint.writer import CheckpointWriter
+from hpctrain.checkpoint.write import CheckpointWriter
+from hpctrain.run.ledger import Claim, Ledger
 
 
 @pytest.fixture
@@ -54,6 +54,13 @@ def own_kib():
 
 
 @pytest.fixture
-def writer(directory):
-    """A writer of an attempt that nobody supersedes."""
-    return CheckpointWriter(directory, lambda: None, Retention(keep=10), clock=lambda: 1000.0)
+def claim(directory):
+    """The claim of the attempt that owns the run."""
+    ledger = Ledger(directory)
+    return Claim(ledger, ledger.claim())
+
+
+@pytest.fixture
+def writer(directory, claim):
+    """A writer of the attempt that owns the run."""
+    return CheckpointWriter(directory, claim, clock=lambda: 1000.0)

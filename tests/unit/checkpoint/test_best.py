@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.checkpoint.best import Best, best_for
+from hpctrain.checkpoint.best import Best
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.errors import ConfigError
 from hpctrain.run.score import Score
 
 
 def judged(best, values, first=1):
-    return [best.judge(step, {"eval/accuracy": value}) for step, value in enumerate(values, first)]
+    return [best.update(step, {"eval/accuracy": value}) for step, value in enumerate(values, first)]
 
 
 def test_a_new_best_asks_to_be_kept():
@@ -22,13 +22,13 @@ def test_a_new_best_asks_to_be_kept():
 def test_what_is_not_finite_is_never_among_the_best(value):
     best = Best("accuracy", "max", 3)
     assert judged(best, [value]) == [False]
-    assert best.at(1) is None
+    assert best.score_at(1) is None
 
 
 def test_the_score_belongs_to_the_step_that_was_judged():
     best = Best("accuracy", "max", 0)
     judged(best, [0.5, 0.4])
-    assert (best.at(1), best.at(2)) == (None, Score("accuracy", "max", 0.4))
+    assert (best.score_at(1), best.score_at(2)) == (None, Score("accuracy", "max", 0.4))
 
 
 @pytest.mark.parametrize("cut", range(6))
@@ -45,15 +45,15 @@ def test_another_metric_begins_anew():
     best, other = Best("accuracy", "max", 1), Best("loss", "min", 1)
     judged(best, [0.9])
     other.load_state(best.state())
-    assert other.judge(2, {"eval/loss": 5.0})
+    assert other.update(2, {"eval/loss": 5.0})
     other.load_state({})
-    assert other.judge(3, {"eval/loss": 6.0})
+    assert other.update(3, {"eval/loss": 6.0})
 
 
 def test_a_metric_that_is_not_evaluated_is_named_with_those_that_are():
-    with pytest.raises(ConfigError, match=r"checkpoint\.metric=f1: the evaluation gives accuracy, loss"):
-        Best("f1", "max", 1).judge(1, {"eval/loss": 1.0, "eval/accuracy": 0.5})
-    assert not Best("f1", "max", 0).judge(1, {"eval/loss": 1.0})
+    with pytest.raises(ConfigError, match=r"checkpoint\.metric=f1: the evaluation returns accuracy, loss"):
+        Best("f1", "max", 1).update(1, {"eval/loss": 1.0, "eval/accuracy": 0.5})
+    assert not Best("f1", "max", 0).update(1, {"eval/loss": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -66,10 +66,10 @@ def test_a_metric_that_is_not_evaluated_is_named_with_those_that_are():
     ],
 )
 def test_the_task_says_what_counts_unless_the_configuration_does(keys, expected):
-    assert best_for(Checkpoint(**keys), "accuracy", "max").state()["metric"] == expected
+    assert Best.configured(Checkpoint(**keys), "accuracy", "max").state()["metric"] == expected
 
 
-def test_nobody_says_which_values_are_better():
-    assert best_for(Checkpoint(metric="f1"), "accuracy", "max") is None
+def test_it_is_not_defined_which_values_are_better():
+    assert Best.configured(Checkpoint(metric="f1"), "accuracy", "max") is None
     with pytest.raises(ConfigError, match=r"checkpoint\.metric_mode.*which values of f1 are better"):
-        best_for(Checkpoint(metric="f1", keep_best=1), "accuracy", "max")
+        Best.configured(Checkpoint(metric="f1", keep_best=1), "accuracy", "max")

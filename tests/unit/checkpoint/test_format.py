@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.checkpoint.digest import weights_digest
 from hpctrain.checkpoint.rng import rng_state
-from hpctrain.checkpoint.state import Head, capture
+from hpctrain.checkpoint.state import Head, capture, weights_digest
 from hpctrain.run.checkpoints import MANIFEST
 
 PAGE = Path(__file__).parents[3] / "docs/reference/checkpoint_format.md"

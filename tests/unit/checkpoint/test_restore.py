@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.checkpoint.names import parameter_names
 from hpctrain.checkpoint.restore import restore_model
 from hpctrain.checkpoint.restore import restore_optimizer as restore_named
-from hpctrain.checkpoint.state import Head, capture
+from hpctrain.checkpoint.state import Head, capture, parameter_names
 from hpctrain.errors import CheckpointError
 
 HEAD = Head(step=3, samples_seen=24, world_size=1, config_digest="c0")

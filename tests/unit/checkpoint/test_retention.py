@@ -1,13 +1,24 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.checkpoint.retention import Retention
-from hpctrain.run.checkpoints import CheckpointInfo
+from hpctrain.checkpoint.retention import (
+    Retention,
+    RetentionPolicy,
+    discard_replaced,
+    move_aside,
+    only_ours,
+    remove_checkpoint,
+    remove_leftovers,
+)
+from hpctrain.errors import SupersededError
+from hpctrain.run.checkpoints import MANIFEST, CheckpointInfo, find_damage, list_checkpoints
 from hpctrain.run.score import Score
 
 
@@ -40,7 +51,7 @@ def findings(draw):
 @settings(deadline=None)
 @given(findings(), st.integers(0, 5), st.none() | st.integers(1, 20), st.integers(0, 4))
 def test_what_every_policy_must_hold(found, keep, keep_every, keep_best):
-    policy = Retention(keep=keep, keep_every=keep_every, keep_best=keep_best)
+    policy = RetentionPolicy(keep=keep, keep_every=keep_every, keep_best=keep_best)
     removed = policy.steps_to_remove(found)
     by_step = {item.step: item for item in found}
     intact = sorted(item.step for item in found if item.intact)
@@ -74,7 +85,7 @@ def test_what_every_policy_must_hold(found, keep, keep_every, keep_best):
     ],
 )
 def test_examples(found, keep, keep_every, removed):
-    assert Retention(keep=keep, keep_every=keep_every).steps_to_remove(found) == removed
+    assert RetentionPolicy(keep=keep, keep_every=keep_every).steps_to_remove(found) == removed
 
 
 @pytest.mark.parametrize(
@@ -89,9 +100,171 @@ def test_examples(found, keep, keep_every, removed):
 )
 def test_the_best_stay(scores, keep_best, removed):
     found = [info(step, score=score) for step, score in enumerate(scores, 1)]
-    assert Retention(keep_best=keep_best).steps_to_remove(found) == removed
+    assert RetentionPolicy(keep_best=keep_best).steps_to_remove(found) == removed
 
 
 def test_a_damaged_one_is_none_of_the_best():
     found = [info(1, score=0.8), info(2, score=0.9, intact=False), info(3), info(4)]
-    assert Retention(keep_best=1).steps_to_remove(found) == [2]
+    assert RetentionPolicy(keep_best=1).steps_to_remove(found) == [2]
+
+
+def names(directory):
+    return sorted(path.name for path in directory.checkpoints.iterdir())
+
+
+def test_a_checkpoint_goes_whole(directory, writer, snapshot):
+    path = writer.write(snapshot(1))
+    assert remove_checkpoint(path)
+    assert names(directory) == []
+
+
+def test_a_file_that_a_user_added_keeps_it(directory, writer, snapshot):
+    path = writer.write(snapshot(1))
+    (path / "notes.txt").write_text("mine")
+    assert not remove_checkpoint(path)
+    assert find_damage(path) == ""
+    assert (path / "notes.txt").read_text() == "mine"
+
+
+def test_a_link_and_a_foreign_directory_aren_t_ours(directory, writer, snapshot, tmp_path):
+    elsewhere = writer.write(snapshot(1)).rename(tmp_path / "elsewhere")
+    link = directory.checkpoint(1)
+    link.symlink_to(elsewhere)
+    foreign = directory.checkpoint(2)
+    foreign.mkdir()
+    assert [remove_checkpoint(path) for path in (link, foreign)] == [False, False]
+    assert find_damage(link) == ""
+
+
+def test_what_a_network_file_system_left_in_it_doesn_t_keep_it(writer, snapshot):
+    path = writer.write(snapshot(1))
+    (path / ".nfs0001").write_text("")
+    assert only_ours(path)
+
+
+LEFT = (
+    ".tmp-step_00000003-0123abcd",
+    ".tmp-removed-step_00000004-0123abcd",
+    ".tmp-step_123456789-0123abcd",
+)
+NOT_OURS = (
+    "notes",
+    "step_00000009",
+    ".tmp-mine",
+    ".tmp-step_00000003-0123abcd.bak",
+    ".tmp-step_3-0123abcd",
+    ".tmp-other-step_00000003-0123abcd",
+)
+
+
+def test_leftovers_go_by_their_names_alone(directory):
+    for name in LEFT + NOT_OURS:
+        (directory.checkpoints / name).mkdir()
+        (directory.checkpoints / name / "model.pt").write_bytes(b"half")
+    (directory.checkpoints / ".tmp-step_00000008-0123abcd").symlink_to("notes")
+    assert remove_leftovers(directory) == sorted(LEFT)
+    assert names(directory) == sorted([*NOT_OURS, ".tmp-step_00000008-0123abcd"])
+
+
+def test_nothing_to_clean_before_the_first_checkpoint(directory):
+    assert remove_leftovers(directory) == []
+    directory.checkpoints.rmdir()
+    assert remove_leftovers(directory) == []
+
+
+def test_one_that_made_way_for_nothing_is_put_back(directory, writer, snapshot):
+    path = writer.write(snapshot(1))
+    aside = move_aside(path)
+    assert not path.exists()
+    assert remove_leftovers(directory) == [aside.name]
+    assert find_damage(path) == ""
+    assert names(directory) == ["step_00000001"]
+
+
+def test_one_that_was_replaced_is_removed(directory, writer, snapshot):
+    move_aside(writer.write(snapshot(1)))
+    path = writer.write(snapshot(1))
+    remove_leftovers(directory)
+    assert names(directory) == ["step_00000001"]
+    assert find_damage(path) == ""
+
+
+@pytest.mark.parametrize("spoil", [lambda path: (path / MANIFEST).unlink(), lambda path: (path / "mine").touch()])
+def test_what_was_in_the_way_and_isn_t_ours_is_kept_by_another_name(directory, writer, snapshot, spoil, caplog):
+    path = writer.write(snapshot(1))
+    spoil(path)
+    discard_replaced(move_aside(path))
+    (kept,) = directory.checkpoints.iterdir()
+    assert kept.name.startswith("replaced-step_00000001-")
+    assert (kept / "model.pt").exists()
+    assert str(kept) in caplog.text
+    assert directory.checkpoint_steps() == []
+    assert remove_leftovers(directory) == []
+
+
+@pytest.fixture
+def save(directory, writer, snapshot, claim):
+    """Write the checkpoint of a step, and remove by a policy what is no longer kept."""
+
+    def write(step, retention=None):
+        writer.write(snapshot(step))
+        (retention or Retention(directory, claim, RetentionPolicy())).apply(step)
+
+    return write
+
+
+def steps(directory):
+    return [info.step for info in list_checkpoints(directory) if info.intact]
+
+
+def test_old_ones_are_removed_once_newer_ones_are_there(directory, writer, snapshot, claim, save):
+    retention = Retention(directory, claim, RetentionPolicy(keep_every=4))
+    for step in range(1, 8):
+        save(step, retention)
+    assert steps(directory) == [4, 6, 7]
+    writer.write(snapshot(8))
+    assert steps(directory) == [4, 6, 7, 8]
+    assert names(directory) == [f"step_{step:08d}" for step in (4, 6, 7, 8)]
+
+
+def test_the_last_two_intact_stay_though_one_between_was_damaged_in_silence(directory, claim, save, caplog):
+    retention = Retention(directory, claim, RetentionPolicy())
+    save(1, retention)
+    save(2, retention)
+    file = directory.checkpoint(2) / "model.pt"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    save(3, retention)
+    assert steps(directory) == [1, 3]
+    assert "step_00000002 is not intact (model.pt doesn't match its checksum" in caplog.text
+    save(4, retention)
+    assert names(directory) == ["step_00000003", "step_00000004"]
+
+
+def test_a_superseded_attempt_removes_nothing(directory, writer, snapshot, claim):
+    for step in (1, 2, 3, 4):
+        writer.write(snapshot(step))
+    claim.ledger.claim()
+    with pytest.raises(SupersededError):
+        Retention(directory, claim, RetentionPolicy()).apply(4)
+    assert steps(directory) == [1, 2, 3, 4]
+
+
+def test_removal_that_fails_is_a_warning(directory, save, monkeypatch, caplog):
+    save(1)
+    save(2)
+    unlink = os.unlink
+
+    def refuse(path, **kwargs):
+        if not str(path).startswith("/"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        unlink(path, **kwargs)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    save(3)
+    monkeypatch.undo()
+    assert "old checkpoints can't be removed" in caplog.text
+    assert steps(directory) == [2, 3]
+    assert [name[:26] for name in remove_leftovers(directory)] == [".tmp-removed-step_00000001"]
+    assert names(directory) == ["step_00000002", "step_00000003"]

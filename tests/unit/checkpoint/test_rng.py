@@ -52,7 +52,7 @@ def test_numpys_generator_of_another_kind_is_an_error():
     before = np.random.get_bit_generator()
     try:
         np.random.set_bit_generator(np.random.PCG64(1))
-        with pytest.raises(CheckpointError, match="no MT19937"):
+        with pytest.raises(CheckpointError, match="not an MT19937"):
             rng_state()
     finally:
         np.random.set_bit_generator(before)

@@ -1,16 +1,17 @@
 import os
 import threading
 import time
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 
-from hpctrain.checkpoint.retention import Retention
 from hpctrain.checkpoint.saver import WRITER_NICENESS, CheckpointSaver, check
 from hpctrain.checkpoint.state import Head, capture, held_bytes
-from hpctrain.checkpoint.writer import CheckpointWriter
+from hpctrain.config.checkpoint import Checkpoint
+from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import CheckpointDamagedError, CheckpointError, SupersededError
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
@@ -53,14 +54,17 @@ def training():
 
 
 @pytest.fixture
-def make(run):
-    failures = []
+def stop():
+    return StopRequest()
 
-    def saver(ownership=lambda: None, **options):
-        settings = {"background": True, "verify_after": False, "on_failure": failures.append} | options
-        made = CheckpointSaver(CheckpointWriter(run, ownership, Retention()), **settings)
-        made.failures = failures
-        return made
+
+@pytest.fixture
+def make(run, stop):
+    """Build a saver; ``ownership`` is called in place of the check of its claim."""
+
+    def saver(ownership=lambda: None, *, clock=time.monotonic, free_bytes=lambda: None, **policy):
+        claim = SimpleNamespace(require_ownership=ownership)
+        return CheckpointSaver(run, claim, Checkpoint(**policy), stop, clock=clock, free_bytes=free_bytes)
 
     return saver
 
@@ -68,7 +72,7 @@ def make(run):
 def test_training_changes_the_weights_while_they_are_written(run, make, training):
     model, snapshot = training
     may_write = threading.Event()
-    saver = make(lambda: None if may_write.wait(10) else pytest.fail("nobody let it write"))
+    saver = make(lambda: None if may_write.wait(10) else pytest.fail("the test did not let it write"))
     before = model.weight.detach().clone()
     saver.save(snapshot(1), wait=False)
     assert saver.busy
@@ -113,36 +117,50 @@ def no_folder(run):
     return mend
 
 
-def test_a_failed_write_is_told_at_once_and_raised_at_the_next_call(run, make, training, no_folder):
+def test_a_failed_write_stops_the_ranks_at_once_and_is_raised_at_the_next_call(run, make, stop, training, no_folder):
     _, snapshot = training
     saver = make()
     saver.save(snapshot(1), wait=False)
-    with pytest.raises(CheckpointError, match="step 1"):
+    wait_until(lambda: stop.error is not None)
+    with pytest.raises(CheckpointError, match="step 1") as caught:
         saver.finish()
-    assert len(saver.failures) == 1
+    assert caught.value is stop.error
     no_folder()
     saver.save(snapshot(2), wait=True)
     assert run.checkpoint_steps() == [2]
 
 
-def test_a_failure_that_was_settled_hinders_no_later_save(run, make, training, no_folder):
+def test_a_failure_that_is_tolerated_hinders_no_later_save(run, make, stop, training, no_folder, caplog):
     _, snapshot = training
-    told = []
-    saver = make(on_failure=lambda error: not told.append(str(error)))
+    saver = make(on_error="warn")
     saver.save(snapshot(1), wait=False)
-    wait_until(lambda: told)
+    wait_until(lambda: "training continues" in caplog.text)
     no_folder()
     saver.save(snapshot(2), wait=False)
     saver.finish()
     assert run.checkpoint_steps() == [2]
-    assert len(told) == 1
+    assert stop.error is None
 
 
-def test_a_failed_write_that_is_waited_for_is_the_callers(make, training, no_folder):
+@pytest.mark.parametrize("on_error", ["fail", "warn"])
+def test_a_failed_write_that_is_waited_for_is_the_callers(make, stop, training, no_folder, on_error):
     _, snapshot = training
-    saver = make(on_failure=lambda error: pytest.fail(f"settled behind the caller's back: {error}"))
     with pytest.raises(CheckpointError, match="step 1"):
-        saver.save(snapshot(1), wait=True)
+        make(on_error=on_error).save(snapshot(1), wait=True)
+    assert stop.error is None
+
+
+def test_a_superseded_attempt_stops_whatever_is_tolerated(make, stop, training):
+    _, snapshot = training
+
+    def superseded():
+        raise SupersededError("attempt 2 owns the run")
+
+    saver = make(superseded, on_error="warn")
+    saver.save(snapshot(1), wait=False)
+    with pytest.raises(SupersededError):
+        saver.finish()
+    assert isinstance(stop.error, SupersededError)
 
 
 def test_a_superseded_attempt_publishes_nothing(run, make, training):
@@ -159,7 +177,7 @@ def test_a_superseded_attempt_publishes_nothing(run, make, training):
 
 def test_without_a_background_it_is_written_when_save_returns(run, make, training):
     _, snapshot = training
-    saver = make(background=False)
+    saver = make(asynchronous=False)
     saver.save(snapshot(1), wait=False)
     assert run.checkpoint_steps() == [1]
     assert saver.stall_s > 0
@@ -202,7 +220,7 @@ def test_a_save_takes_as_long_as_its_write_and_not_as_its_copy(make, training):
 
 def test_reading_back_finds_what_the_disk_did(run, make, training):
     _, snapshot = training
-    make(verify_after=True).save(snapshot(1), wait=True)
+    make(verify="after_save").save(snapshot(1), wait=True)
     path = run.checkpoint(1)
     with (path / "model.pt").open("r+b") as file:
         file.seek(200)
@@ -232,7 +250,7 @@ def test_what_does_not_fit_into_memory_is_said_before_it_is_copied(run, make, tr
     saver.save(snapshot(1), wait=False)
     assert Moment.addresses == [model.weight.data_ptr()]
     assert run.checkpoint_steps() == [1]
-    assert "training stands still for each save" in caplog.text
+    assert "training waits for each save" in caplog.text
     make(free_bytes=lambda: 2 * needed).save(snapshot(2), wait=True)
     assert model.weight.data_ptr() not in Moment.addresses[1:]
 
@@ -246,7 +264,7 @@ def test_an_old_one_stays_until_the_new_one_was_read_back(run, make, training):
         for path in run.checkpoints.glob(".tmp-step_00000003-*/model.pt"):
             path.write_bytes(path.read_bytes()[:-1] + b"!")
 
-    saver = make(spoil, verify_after=True)
+    saver = make(spoil, verify="after_save")
     for step in (1, 2):
         saver.save(snapshot(step), wait=True)
     with pytest.raises(CheckpointDamagedError):
@@ -254,18 +272,18 @@ def test_an_old_one_stays_until_the_new_one_was_read_back(run, make, training):
     assert [info.step for info in list_checkpoints(run) if info.intact] == [1, 2]
 
 
-def test_a_save_in_haste_leaves_the_old_ones_to_the_next_attempt(run, make, training):
+def test_a_hurried_save_leaves_the_old_ones_to_the_next_attempt(run, make, training):
     _, snapshot = training
     saver = make()
     for step in (1, 2, 3):
         saver.save(snapshot(step), wait=True, retain=False)
     assert run.checkpoint_steps() == [1, 2, 3]
-    make().tidy(3)
+    make().retain_in_background(3)
     wait_until(lambda: run.checkpoint_steps() == [2, 3])
 
 
-def wait_until(condition, patience_s=20.0):
-    deadline = time.monotonic() + patience_s
+def wait_until(condition, timeout_s=20.0):
+    deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, replace
 
 import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hpctrain.checkpoint.rng import rng_state
-from hpctrain.checkpoint.state import Head, capture, held_bytes
+from hpctrain.checkpoint.state import Head, PlainNames, capture, held_bytes, parameter_names, weights_digest
 from hpctrain.errors import CheckpointError
 
 HEAD = Head(step=3, samples_seen=24, world_size=2, config_digest="c0")
@@ -106,3 +108,105 @@ def test_a_disabled_scaler_has_no_state(trained):
     assert capture(model, optimizer, scaler, head=HEAD).state["scaler"] is None
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     assert capture(model, optimizer, scaler, head=HEAD).state["scaler"]["scale"] == 8.0
+
+
+def compiled(module):
+    return torch.compile(module, backend="eager")
+
+
+class Net(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.module = nn.Linear(2, 2)
+        self.inner = inner
+
+
+def plain_names(model):
+    names = PlainNames(model)
+    return {names(name) for name in model.state_dict()}
+
+
+BARE = {"module.weight", "module.bias", "inner.weight", "inner.bias"}
+
+
+def test_a_plain_model_keeps_its_names_one_called_module_as_well():
+    assert plain_names(Net(nn.Linear(2, 2))) == BARE
+
+
+def test_compiled_modules_lose_their_prefix_wherever_they_are():
+    assert plain_names(compiled(Net(compiled(nn.Linear(2, 2))))) == BARE
+
+
+def test_data_parallel_loses_its_prefix_alone():
+    assert plain_names(DataParallel(Net(DataParallel(nn.Linear(2, 2))))) == BARE
+
+
+@pytest.fixture
+def single_process_group(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_ddp_over_a_compiled_model_has_plain_names(single_process_group):
+    assert plain_names(DistributedDataParallel(compiled(Net(nn.Linear(2, 2))))) == BARE
+
+
+def test_module_paths_are_made_plain_too():
+    names = PlainNames(compiled(Net(nn.Linear(2, 2))))
+    assert [names(path) for path in ("", "_orig_mod", "_orig_mod.inner")] == ["", "", "inner"]
+
+
+def test_what_an_optimizer_trains_is_named_by_group():
+    model = compiled(Net(nn.Linear(2, 2)))
+    foreign = nn.Parameter(torch.zeros(1))
+    weights = [parameter for name, parameter in model.named_parameters() if name.endswith("weight")]
+    optimizer = torch.optim.SGD([{"params": weights[1:]}, {"params": [foreign, weights[0]]}])
+    assert parameter_names(model, optimizer) == [["inner.weight"], ["", "module.weight"]]
+
+
+def test_the_digest_is_the_documented_one():
+    state = {"b": torch.tensor([1.0, -2.0]), "a.bias": torch.tensor(3, dtype=torch.int64)}
+    expected = hashlib.sha256(
+        b"a.bias\0int64\0\0" + (3).to_bytes(8, "little") + b"b\0float32\x002\0" + bytes.fromhex("0000803f000000c0")
+    )
+    assert weights_digest(state) == expected.hexdigest()
+
+
+def test_bfloat16_goes_in_by_its_own_bytes():
+    expected = hashlib.sha256(b"w\0bfloat16\x001,2\0" + bytes.fromhex("803f00c0"))
+    assert weights_digest({"w": torch.tensor([[1.0, -2.0]], dtype=torch.bfloat16)}) == expected.hexdigest()
+
+
+def test_layout_and_order_don_t_count():
+    weight = torch.randn(3, 4)
+    plain = weights_digest({"x": weight, "y": weight[:, 1]})
+    assert weights_digest({"y": weight[:, 1].clone(), "x": weight.t().contiguous().t()}) == plain
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"v": torch.zeros(2, 3)},
+        {"w": torch.zeros(3, 2)},
+        {"w": torch.zeros(6)},
+        {"w": torch.zeros(2, 3, dtype=torch.float64)},
+        {"w": torch.zeros(2, 3, dtype=torch.int32)},
+        {"w": -torch.zeros(2, 3)},
+        {"w": torch.zeros(2, 3), "x": torch.zeros(0)},
+        {},
+    ],
+    ids=["name", "shape", "rank", "size", "kind", "sign bit", "one more", "none"],
+)
+def test_whatever_differs_shows(other):
+    assert weights_digest(other) != weights_digest({"w": torch.zeros(2, 3)})
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bool, torch.complex64, torch.uint16, torch.int8])
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (5,)])
+def test_every_dense_dtype_and_shape_has_one(dtype, shape):
+    assert len(weights_digest({"w": torch.zeros(shape, dtype=dtype)})) == 64
+
+
+def test_extra_state_is_passed_over():
+    assert weights_digest({"w": torch.ones(2), "_extra_state": {"a": 1}}) == weights_digest({"w": torch.ones(2)})

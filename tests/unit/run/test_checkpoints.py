@@ -14,10 +14,10 @@ from hpctrain.run.checkpoints import (
     MANIFEST,
     encode_manifest,
     file_checksum,
+    find_damage,
     list_checkpoints,
     newest_intact,
     read_manifest,
-    verify,
 )
 from hpctrain.run.directory import RunDirectory
 
@@ -74,7 +74,7 @@ def test_what_the_manifest_says_is_told(directory):
 def test_a_flipped_bit_is_found_and_its_file_named(directory, name, position):
     path = put(directory, 1)
     flip(path / name, position if isinstance(position, int) else len(FILES[name]) // 2)
-    assert verify(path).startswith(f"{name} doesn't match its checksum (xxh3_128 ")
+    assert find_damage(path).startswith(f"{name} doesn't match its checksum (xxh3_128 ")
     assert [info.intact for info in list_checkpoints(directory)] == [False]
 
 
@@ -94,7 +94,7 @@ def test_every_cut_of_a_manifest_is_found(tmp_path):
     data = encode_manifest(record(7))
     for length in range(len(data)):
         (tmp_path / MANIFEST).write_bytes(data[:length])
-        assert verify(tmp_path)
+        assert find_damage(tmp_path)
 
 
 @pytest.mark.parametrize("length", [0, 1, 2999], ids=["empty", "header alone", "one byte short"])
@@ -103,31 +103,31 @@ def test_a_cut_file_is_found_without_reading_it(directory, length):
     (path / "optimizer.pt").write_bytes(FILES["optimizer.pt"][:length])
     (info,) = list_checkpoints(directory, verify=False)
     assert info.problem == f"optimizer.pt has {length} bytes instead of 3000"
-    assert verify(path) == info.problem
+    assert find_damage(path) == info.problem
 
 
 def test_every_missing_file_is_named(directory):
     path = put(directory, 1)
     for name in FILES:
         (path / name).unlink()
-    assert verify(path) == "model.pt is missing; optimizer.pt is missing; state.pt is missing"
+    assert find_damage(path) == "model.pt is missing; optimizer.pt is missing; state.pt is missing"
     (path / MANIFEST).unlink()
-    assert verify(path) == "manifest.json is missing"
-    assert verify(path.with_name("step_00000002")) == "no such directory"
+    assert find_damage(path) == "manifest.json is missing"
+    assert find_damage(path.with_name("step_00000002")) == "no such directory"
 
 
 def test_what_isnt_a_file_is_no_part_of_a_checkpoint(directory):
     path = put(directory, 1)
     (path / "state.pt").unlink()
     (path / "state.pt").mkdir()
-    assert verify(path) == "state.pt is no regular file"
+    assert find_damage(path) == "state.pt is not a regular file"
 
 
 def test_a_file_that_cant_be_read_is_a_problem_and_no_traceback(directory):
     path = put(directory, 1)
     (path / "state.pt").unlink()
     (path / "state.pt").symlink_to("state.pt")
-    assert verify(path).startswith("state.pt can't be read: Too many levels of symbolic links")
+    assert find_damage(path).startswith("state.pt can't be read: Too many levels of symbolic links")
 
 
 def test_stray_files_and_foreign_names_are_passed_over(directory):
@@ -148,7 +148,7 @@ def test_a_checkpoint_under_another_steps_name_is_not_taken_for_it(directory):
 def test_another_format_is_told_from_damage(directory, change):
     path = put(directory, 1)
     (path / MANIFEST).write_bytes(encode_manifest(record(1) | change))
-    assert "this hpctrain reads version 1 with xxh3_128" in verify(path)
+    assert "this hpctrain reads version 1 with xxh3_128" in find_damage(path)
 
 
 @pytest.mark.parametrize("change", [{"step": "7"}, {"world_size": None}, {"files": {"../x": {}}}])

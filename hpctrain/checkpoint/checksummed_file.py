@@ -1,4 +1,4 @@
-"""A file that is checksummed on its way to the disk."""
+"""A file whose checksum is computed while it is written."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ _BLOCK_BYTES = 4 << 20
 
 
 class ChecksummedFile:
-    """A new file to write once, from front to end, past the page cache where the file system lets us.
+    """A new file, written once from front to end, past the page cache where the file system supports it.
 
-    Direct I/O (open(2), O_DIRECT) leaves training the memory and most of the processor time that a buffered write of
-    gigabytes takes; without it the writes are plain. An error is kept until `close`: torch's zip writer, which calls
-    `write`, would hide it behind one of its own.
+    Direct I/O (open(2), O_DIRECT) leaves to training the memory and most of the processor time that a buffered write of
+    gigabytes takes. `close` raises the error of an earlier write.
 
     Args:
         path: must not exist.
@@ -44,15 +43,16 @@ class ChecksummedFile:
         # NumPy copies without the interpreter's lock, which training would wait for
         self._bytes_of_block = np.frombuffer(self._block, np.uint8)
         self._filled = 0
+        # kept until `close`: torch's zip writer, which calls `write`, would hide it behind an error of its own
         self._error: OSError | None = None
 
     @property
     def checksum(self) -> str:
-        """Of what was written so far, in hexadecimal."""
+        """XXH3 (128 bits) of what was written so far, in hexadecimal."""
         return self._digest.hexdigest()
 
     def write(self, data: bytes | memoryview) -> int:
-        """Take all of ``data``; returns its length in bytes."""
+        """Write all of ``data``, and return its length in bytes."""
         rest = memoryview(data).cast("B")
         count = len(rest)
         self.bytes += count
@@ -67,17 +67,18 @@ class ChecksummedFile:
         return count
 
     def flush(self) -> None:
-        """Nothing to do before `close`; torch.save asks for it."""
+        """Do nothing; torch.save calls it."""
 
     def close(self, *, durable: bool = True) -> None:
-        """Write what is left, make it durable, and close.
+        """Write the rest, make the file durable, and close it.
 
         Raises:
-            OSError: what the file system said, now or earlier; the file is closed all the same.
+            OSError: the file system refused, now or earlier; the file is closed all the same.
         """
         try:
             if self._filled and self._error is None:
-                self._go_through_the_page_cache()
+                # direct I/O takes whole pages only
+                self._use_page_cache()
                 self._write_block()
             if self._error is not None:
                 raise self._error
@@ -99,13 +100,13 @@ class ChecksummedFile:
         try:
             return os.write(self._descriptor, data)
         except OSError as error:
-            # some file systems take O_DIRECT and then refuse the write; a short one leaves the offset unaligned
-            if error.errno != errno.EINVAL or not self._go_through_the_page_cache():
+            # some file systems accept O_DIRECT and then refuse the write; a short write leaves the offset unaligned
+            if error.errno != errno.EINVAL or not self._use_page_cache():
                 raise
             return os.write(self._descriptor, data)
 
-    def _go_through_the_page_cache(self) -> bool:
-        """Leave direct I/O; returns whether it was in use."""
+    def _use_page_cache(self) -> bool:
+        """Leave direct I/O, and return whether it was in use."""
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
         return bool(flags & os.O_DIRECT)

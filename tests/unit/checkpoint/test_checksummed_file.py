@@ -11,7 +11,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.checkpoint.stream import ChecksummedFile
+from hpctrain.checkpoint.checksummed_file import ChecksummedFile
 
 BLOCK = 4 << 20
 

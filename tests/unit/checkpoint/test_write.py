@@ -8,18 +8,21 @@ import stat
 import subprocess
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
 
-from hpctrain.checkpoint.digest import weights_digest
-from hpctrain.checkpoint.reader import choose_newest, load
-from hpctrain.checkpoint.removal import remove_leftovers
-from hpctrain.checkpoint.retention import Retention
-from hpctrain.checkpoint.writer import CheckpointWriter
+from hpctrain.checkpoint.read import choose_newest, load
+from hpctrain.checkpoint.retention import Retention, RetentionPolicy, remove_leftovers
+from hpctrain.checkpoint.state import Head, capture, weights_digest
+from hpctrain.checkpoint.warm_start import read_weights
+from hpctrain.checkpoint.write import CheckpointWriter
 from hpctrain.errors import CheckpointError, SupersededError
-from hpctrain.run.checkpoints import MANIFEST, list_checkpoints, verify
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.checkpoints import MANIFEST, find_damage, list_checkpoints, read_manifest
 
 
 def names(directory):
@@ -28,12 +31,6 @@ def names(directory):
 
 def steps(directory):
     return [info.step for info in list_checkpoints(directory) if info.intact]
-
-
-def flip(file):
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
 
 
 def test_what_is_written_is_published_intact(directory, writer, snapshot):
@@ -49,28 +46,6 @@ def test_torchs_own_checksums_are_left_as_they_were(writer, snapshot):
     assert torch.serialization.get_crc32_options()
 
 
-def test_old_ones_go_once_newer_ones_are_there(directory, snapshot):
-    writer = CheckpointWriter(directory, lambda: None, Retention(keep_every=4))
-    for step in range(1, 8):
-        writer.write(snapshot(step))
-    assert steps(directory) == [4, 6, 7]
-    writer.write(snapshot(8), retain=False)
-    assert steps(directory) == [4, 6, 7, 8]
-    assert names(directory) == [f"step_{step:08d}" for step in (4, 6, 7, 8)]
-
-
-def test_the_last_two_intact_stay_though_one_between_was_damaged_in_silence(directory, snapshot, caplog):
-    writer = CheckpointWriter(directory, lambda: None, Retention())
-    writer.write(snapshot(1))
-    writer.write(snapshot(2))
-    flip(directory.checkpoint(2) / "model.pt")
-    writer.write(snapshot(3))
-    assert steps(directory) == [1, 3]
-    assert "step_00000002 is not intact (model.pt doesn't match its checksum" in caplog.text
-    writer.write(snapshot(4))
-    assert names(directory) == ["step_00000003", "step_00000004"]
-
-
 def test_a_checkpoint_of_the_same_step_is_replaced(directory, writer, snapshot):
     before = list_checkpoints(directory)
     for seed in (1, 2):
@@ -84,54 +59,32 @@ def test_a_checkpoint_of_the_same_step_is_replaced(directory, writer, snapshot):
 
 def test_a_damaged_one_in_the_way_is_replaced(directory, writer, snapshot, caplog):
     (writer.write(snapshot(3)) / MANIFEST).unlink()
-    assert verify(writer.write(snapshot(3))) == ""
+    assert find_damage(writer.write(snapshot(3))) == ""
     assert [name[:22] for name in names(directory)] == ["replaced-step_00000003", "step_00000003"]
     assert "holds what hpctrain did not write" in caplog.text
 
 
-def test_an_attempt_superseded_before_it_writes_writes_nothing(directory, snapshot):
-    ledger = Ledger(directory)
-    first = ledger.claim()
-    ledger.claim()
+def test_an_attempt_superseded_before_it_writes_writes_nothing(directory, writer, snapshot, claim):
+    claim.ledger.claim()
     with pytest.raises(SupersededError):
-        CheckpointWriter(directory, lambda: ledger.require_ownership(first), Retention()).write(snapshot(1))
+        writer.write(snapshot(1))
     assert names(directory) == []
 
 
-@pytest.mark.parametrize("cleaned", [False, True], ids=["beside it", "whose directory the later one removed"])
-def test_an_attempt_superseded_while_it_writes_publishes_nothing(directory, snapshot, cleaned):
-    ledger = Ledger(directory)
-    first = ledger.claim()
-
+@pytest.mark.parametrize("safetensors", [False, True])
+@pytest.mark.parametrize("cleaned", [False, True], ids=["at the end", "whose directory the later one removed"])
+def test_an_attempt_superseded_while_it_writes_publishes_nothing(directory, snapshot, claim, cleaned, safetensors):
     def check():
-        ledger.require_ownership(first)
-        # the first question is asked before anything is written; from then on a later attempt owns the run
-        ledger.claim()
+        claim.require_ownership()
+        # the first check comes before anything is written; from then on a later attempt owns the run
+        claim.ledger.claim()
         if cleaned:
             remove_leftovers(directory)
 
+    writer = CheckpointWriter(directory, SimpleNamespace(require_ownership=check), safetensors=safetensors)
     with pytest.raises(SupersededError):
-        CheckpointWriter(directory, check, Retention()).write(snapshot(1))
+        writer.write(snapshot(1))
     assert names(directory) == []
-
-
-def test_a_superseded_attempt_removes_nothing(directory, snapshot):
-    ledger = Ledger(directory)
-    attempt = ledger.claim()
-    asked = []
-
-    def check():
-        ledger.require_ownership(attempt)
-        asked.append(1)
-        if len(asked) == 8:
-            ledger.claim()
-
-    writer = CheckpointWriter(directory, check, Retention())
-    for step in (1, 2, 3):
-        writer.write(snapshot(step), retain=False)
-    with pytest.raises(SupersededError):
-        writer.write(snapshot(4))
-    assert steps(directory) == [1, 2, 3, 4]
 
 
 FAULTS = ["mkdir", "open", "write", "fsync", "rename"]
@@ -177,7 +130,7 @@ def test_any_call_that_fails_leaves_all_or_nothing_and_training_can_go_on(
         monkeypatch.undo()
         assert set(names(directory)) <= {"step_00000001", "step_00000002"}
         assert all(info.intact for info in list_checkpoints(directory))
-        assert verify(writer.write(new)) == ""
+        assert find_damage(writer.write(new)) == ""
 
 
 @pytest.mark.parametrize("name", ["mkdir", "open", "write", "fsync", "rename", "unlink", "rmdir"])
@@ -260,13 +213,13 @@ def test_a_disk_that_became_read_only_keeps_what_it_has(small_disk, writer, snap
         writer.write(snapshot(2))
     assert load(choose_newest(small_disk)).step == 1
     subprocess.run(["mount", "-o", "remount,rw", small_disk.checkpoints], check=True)
-    assert verify(writer.write(snapshot(2))) == ""
+    assert find_damage(writer.write(snapshot(2))) == ""
 
 
 def test_a_folder_that_was_removed_is_made_again(directory, writer, snapshot, caplog):
     writer.write(snapshot(1))
     shutil.rmtree(directory.checkpoints)
-    assert verify(writer.write(snapshot(2))) == ""
+    assert find_damage(writer.write(snapshot(2))) == ""
     assert f"{directory.checkpoints} was removed" in caplog.text
     assert stat.S_IMODE(directory.checkpoints.stat().st_mode) == 0o750
 
@@ -278,21 +231,109 @@ def test_a_run_directory_that_was_removed_is_one_clear_error(directory, writer, 
     assert not directory.path.exists()
 
 
-def test_removal_that_fails_is_a_warning(directory, snapshot, monkeypatch, caplog):
-    writer = CheckpointWriter(directory, lambda: None, Retention())
-    writer.write(snapshot(1))
-    writer.write(snapshot(2))
-    unlink = os.unlink
+@pytest.fixture
+def exchange(directory, claim):
+    """Write a model's tensors as model.safetensors in a checkpoint, and return the file."""
+    writer = CheckpointWriter(directory, claim, safetensors=True)
 
-    def refuse(path, **kwargs):
-        if not str(path).startswith("/"):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        unlink(path, **kwargs)
+    def write(tensors):
+        snapshot = capture(nn.Linear(1, 1), torch.optim.SGD([torch.zeros(1)]), head=HEAD)
+        snapshot.model.clear()
+        snapshot.model.update(tensors)
+        return writer.write(snapshot) / "model.safetensors"
 
-    monkeypatch.setattr(os, "unlink", refuse)
-    writer.write(snapshot(3))
-    monkeypatch.undo()
-    assert "old checkpoints can't be removed" in caplog.text
-    assert steps(directory) == [2, 3]
-    assert [name[:26] for name in remove_leftovers(directory)] == [".tmp-removed-step_00000001"]
-    assert names(directory) == ["step_00000002", "step_00000003"]
+    return write
+
+
+HEAD = Head(step=1, samples_seen=1, world_size=1, config_digest="c")
+
+
+def same_bits(one, other):
+    return torch.equal(one.contiguous().reshape(-1).view(torch.uint8), other.contiguous().reshape(-1).view(torch.uint8))
+
+
+def test_safetensors_hold_every_dtype_and_shape(exchange):
+    kinds = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.uint8]
+    state = {str(kind): torch.arange(7).to(kind) for kind in kinds}
+    state |= {
+        "scalar": torch.tensor(2.5),
+        "empty": torch.empty(0, 3),
+        "flags": torch.tensor([True, False]),
+        "eight bits": torch.tensor([1.5, -2.0]).to(torch.float8_e4m3fn),
+        "channels last": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        "view": torch.arange(10.0)[::3],
+        "complex": torch.tensor([1 + 2j]),
+        "näme": torch.ones(1),
+    }
+    found = load_file(exchange(state))
+    assert found.keys() == state.keys()
+    for name, tensor in state.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+        assert same_bits(found[name], tensor)
+
+
+@pytest.mark.parametrize("weight", [torch.randn(3, 3), torch.randn(3, 2).t()], ids=["contiguous", "transposed"])
+def test_safetensors_hold_tied_weights_under_each_name_and_no_other_state(exchange, weight):
+    found = load_file(exchange({"a": weight, "b": weight, "_extra_state": {"calls": 7}}))
+    assert found.keys() == {"a", "b"}
+    assert torch.equal(found["a"], weight)
+    assert torch.equal(found["b"], weight)
+
+
+def test_a_dtype_that_safetensors_lacks_is_refused(directory, exchange):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: .*complex128.*checkpoint\.safetensors=false"):
+        exchange({"w": torch.zeros(1, dtype=torch.complex128)})
+    assert names(directory) == []
+
+
+def test_a_full_disk_under_safetensors_is_one_clear_error(directory, exchange):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(CheckpointError, match=r"step 1 can't be written to .*File too large"):
+            exchange({"w": torch.zeros(10_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert names(directory) == []
+
+
+def test_safetensors_are_readable_by_whom_the_umask_allows(exchange):
+    before = os.umask(0o027)
+    try:
+        file = exchange({"w": torch.zeros(1)})
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(entry.stat().st_mode) for entry in file.parent.iterdir()} == {0o640}
+
+
+def test_safetensors_have_plain_names_and_a_checksum(directory, claim, snapshot, trained):
+    writer = CheckpointWriter(directory, claim, safetensors=True)
+    path = writer.write(snapshot(1))
+    file = path / "model.safetensors"
+    assert read_manifest(path)["files"].keys() == {"model.pt", "model.safetensors", "optimizer.pt", "state.pt"}
+    with safe_open(file, "pt") as opened:
+        assert opened.metadata() == {"format": "pt"}
+        found = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it isn't a mapping
+    expected = torch.load(path / "model.pt", weights_only=True)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in read_weights(file).items())
+    model, _ = trained(seed=9)
+    model.load_state_dict(found)
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(data)
+    (info,) = list_checkpoints(directory)
+    assert "model.safetensors doesn't match its checksum" in info.problem
+    retention = Retention(directory, claim, RetentionPolicy())
+    for step in (2, 3, 4):
+        writer.write(snapshot(step))
+        retention.apply(step)
+    assert directory.checkpoint_steps() == [3, 4]
+
+
+def test_safetensors_leave_out_the_names_of_wrappers(directory, claim, trained):
+    model, optimizer = trained()
+    wrapped = nn.DataParallel(torch.compile(model, backend="eager"))
+    path = CheckpointWriter(directory, claim, safetensors=True).write(capture(wrapped, optimizer, head=HEAD))
+    assert load_file(path / "model.safetensors").keys() == model.state_dict().keys()

@@ -1,0 +1,197 @@
+"""Read a checkpoint back: choose the newest intact one, verify it, map its files, restore."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+from zipfile import BadZipFile
+
+import torch
+from torch import Tensor, nn
+
+from hpctrain.checkpoint.restore import restore_model, restore_optimizer
+from hpctrain.checkpoint.state import parameter_names
+from hpctrain.distributed.world import World
+from hpctrain.errors import CheckpointDamagedError, CheckpointError, CheckpointUnlikeError
+from hpctrain.run.checkpoints import find_damage, newest_intact
+from hpctrain.run.directory import RunDirectory
+
+log = logging.getLogger("hpctrain.checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCheckpoint:
+    """A checkpoint whose tensors are mapped from its files; drop it once it is restored.
+
+    Attributes:
+        path: its directory.
+        model: plain name -> tensor.
+        optimizer: state dict.
+        state: ``step``, ``samples_seen``, ``world_size``, ``config_digest``, ``scaler``, ``parameters``, ``rng``,
+            ``extra``.
+    """
+
+    path: Path
+    model: Mapping[str, Tensor]
+    optimizer: Mapping[str, Any]
+    state: Mapping[str, Any]
+
+    @property
+    def step(self) -> int:
+        """Completed steps."""
+        return int(self.state["step"])
+
+    @property
+    def samples_seen(self) -> int:
+        """Over all ranks, since the start of the run."""
+        return int(self.state["samples_seen"])
+
+    @property
+    def world_size(self) -> int:
+        """Of the attempt that wrote it."""
+        return int(self.state["world_size"])
+
+    @property
+    def config_digest(self) -> str:
+        """Of the configuration that it was written under."""
+        return str(self.state["config_digest"])
+
+    @property
+    def rng(self) -> list[Any]:
+        """What `rng_state` returned on each rank of that attempt, in their order."""
+        return list(self.state["rng"])
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """What the trainer added."""
+        found: Mapping[str, Any] = self.state["extra"]
+        return found
+
+    def restore(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        *,
+        changed: Collection[str] = (),
+    ) -> None:
+        """Restore model, optimizer and scaler; not collective. `restore_rng` restores the generators, at the very end.
+
+        Args:
+            model: on any device, with or without wrappers; its tensors are copied into.
+            optimizer: over the model's parameters; None leaves it out.
+            scaler: starts afresh, with a warning, where none was saved.
+            changed: options of the optimizer that keep their current value; see `restore_optimizer`.
+
+        Raises:
+            CheckpointError: names, shapes, dtypes or options differ; the message lists them, and begins with the path.
+        """
+        try:
+            restore_model(model, self.model)
+            if optimizer is not None:
+                restore_optimizer(
+                    optimizer,
+                    self.optimizer,
+                    names=parameter_names(model, optimizer),
+                    saved_names=self.state["parameters"],
+                    changed=changed,
+                )
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.path}: {error}") from error
+        saved = self.state["scaler"]
+        if scaler is not None and scaler.is_enabled():
+            if saved:
+                scaler.load_state_dict(saved)
+            else:
+                log.warning("%s holds no state of a gradient scaler: the scale starts afresh", self.path)
+
+
+def load_newest(directory: RunDirectory, world: World) -> LoadedCheckpoint | None:
+    """Load the newest intact checkpoint of a run, the same one on every rank; collective.
+
+    Rank zero chooses it, so that ranks which see the folder differently, on a file system with caches of its own, don't
+    resume from different steps. The first rank of each node verifies what that node reads, which brings it into the
+    page cache; the other ranks map the files from there.
+
+    Returns:
+        None where the run has no checkpoint yet.
+
+    Raises:
+        CheckpointDamagedError: there are some, and none is intact; on every rank.
+        CheckpointUnlikeError: this rank's node reads other bytes than rank zero.
+        CheckpointError: this rank can't read the one that was chosen.
+    """
+    path: Path | None = None
+    error: CheckpointError | None = None
+    if world.is_rank_zero:
+        try:
+            path = choose_newest(directory)
+        except CheckpointError as caught:
+            # every rank must learn of it before any of them raises
+            error = caught
+    path, error = world.broadcast((path, error))
+    if error is not None:
+        raise error
+    if path is None:
+        return None
+    try:
+        return load(path, verified=world.is_rank_zero or world.local_rank > 0)
+    except CheckpointDamagedError as damaged:
+        raise CheckpointUnlikeError(
+            f"{damaged}. But rank zero read it intact: check this node's memory, and its mount of the file system"
+        ) from damaged
+
+
+def choose_newest(directory: RunDirectory) -> Path | None:
+    """Return the path of the newest intact checkpoint; newer, damaged ones are named in a warning. Not collective.
+
+    Args:
+        directory: of the run.
+
+    Returns:
+        None where the run has no checkpoint yet.
+
+    Raises:
+        CheckpointDamagedError: there are some, and none is intact.
+    """
+    found, damaged = newest_intact(directory)
+    named = "; ".join(f"{info.path} ({info.problem})" for info in damaged)
+    if found is None:
+        if not damaged:
+            return None
+        raise CheckpointDamagedError(
+            f"no checkpoint of the run is intact: {named}. Restore one from a copy, "
+            f"or move {directory.checkpoints} away to start the run from its first step"
+        )
+    if damaged:
+        log.warning("resuming from %s, since what is newer is not intact: %s", found.path, named)
+    return found.path
+
+
+def load(path: Path, *, verified: bool = False) -> LoadedCheckpoint:
+    """Load the checkpoint in the directory ``path``; not collective.
+
+    Checksums are compared first, in one read of the bytes, which leaves them in the page cache for the mapping.
+
+    Args:
+        path: its directory.
+        verified: its checksums were compared already, by this rank or by another one of this node.
+
+    Raises:
+        CheckpointDamagedError: it isn't intact.
+        CheckpointError: its files match their checksums, but can't be read.
+    """
+    if not verified and (problem := find_damage(path)):
+        raise CheckpointDamagedError(f"{path} is not intact: {problem}; the run's other checkpoints are next to it")
+    return LoadedCheckpoint(path, *(_map_file(path / f"{name}.pt") for name in ("model", "optimizer", "state")))
+
+
+def _map_file(file: Path) -> Any:
+    try:
+        return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError, BadZipFile, UnpicklingError) as error:
+        raise CheckpointError(f"{file} can't be loaded: {error}") from error

@@ -1,0 +1,188 @@
+"""Write a snapshot to disk, so that its checkpoint is complete or absent whenever the process dies."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+from torch import Tensor
+
+from hpctrain.checkpoint.checksummed_file import ChecksummedFile
+from hpctrain.checkpoint.retention import discard_replaced, move_aside
+from hpctrain.checkpoint.state import Snapshot, weights_digest
+from hpctrain.errors import CheckpointError
+from hpctrain.files import fsync_directory, temporary_name
+from hpctrain.run.checkpoints import ALGORITHM, FORMAT_VERSION, MANIFEST, encode_manifest, file_checksum
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Claim
+
+log = logging.getLogger("hpctrain.checkpoint")
+
+
+class CheckpointWriter:
+    """Writes snapshots of one run, each complete or absent. Used by rank zero alone.
+
+    Args:
+        directory: of the run.
+        claim: of this attempt, checked before anything is written and before it is published.
+        safetensors: also write the model's weights in that format.
+        clock: epoch seconds.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        claim: Claim,
+        *,
+        safetensors: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._directory = directory
+        self._claim = claim
+        self._safetensors = safetensors
+        self._clock = clock
+
+    def write(self, snapshot: Snapshot) -> Path:
+        """Write a snapshot, make it durable and publish it.
+
+        Args:
+            snapshot: must not change until this returns.
+
+        Returns:
+            The directory of the checkpoint.
+
+        Raises:
+            SupersededError: a later attempt owns the run; nothing was published.
+            CheckpointError: the file system refused; earlier checkpoints are as they were.
+        """
+        final = self._directory.checkpoint(snapshot.step)
+        temporary = temporary_name(final)
+        try:
+            self._claim.require_ownership()
+            self._make_folder()
+            temporary.mkdir()
+            self._write_files(snapshot, temporary)
+            self._claim.require_ownership()
+            self._publish(temporary, final)
+        except (OSError, CheckpointError) as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            # a later attempt removes this attempt's temporary directory: then it is superseded, and the disk is fine
+            with suppress(OSError):
+                self._claim.require_ownership()
+            reason = (error.strerror if isinstance(error, OSError) else None) or error
+            raise CheckpointError(
+                f"the checkpoint of step {snapshot.step} can't be written to {final}: {reason}; earlier checkpoints "
+                "are as they were; check that the file system has space and is writable"
+            ) from error
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        return final
+
+    def _make_folder(self) -> None:
+        folder = self._directory.checkpoints
+        try:
+            folder.mkdir(stat.S_IMODE(self._directory.path.stat().st_mode))
+        except FileExistsError:
+            return
+        log.warning("%s was removed, with its contents: created again", folder)
+
+    def _write_files(self, snapshot: Snapshot, path: Path) -> None:
+        # the largest part first
+        parts = {"optimizer.pt": snapshot.optimizer, "model.pt": snapshot.model, "state.pt": snapshot.state}
+        with ThreadPoolExecutor(len(parts) + 2) as threads, _without_crc32():
+            digest = threads.submit(weights_digest, snapshot.model)
+            files = {
+                # torch keeps the option per context, older versions per process: a copied context suits both
+                name: threads.submit(copy_context().run, _write_part, path / name, part)
+                for name, part in parts.items()
+            }
+            if self._safetensors:
+                name = "model.safetensors"
+                files[name] = threads.submit(_write_safetensors, path / name, snapshot.model)
+        manifest = {
+            "format_version": FORMAT_VERSION,
+            "algorithm": ALGORITHM,
+            **{name: snapshot.state[name] for name in ("step", "samples_seen", "world_size", "config_digest")},
+            "weights_digest": digest.result(),
+            "score": snapshot.state["score"],
+            "time": self._clock(),
+            "files": {name: files[name].result() for name in sorted(files)},
+        }
+        file = ChecksummedFile(path / MANIFEST)
+        file.write(encode_manifest(manifest))
+        file.close()
+        fsync_directory(path)
+
+    def _publish(self, temporary: Path, final: Path) -> None:
+        replaced = move_aside(final) if final.exists() else None
+        try:
+            temporary.rename(final)
+        except BaseException:
+            if replaced is not None:
+                replaced.rename(final)
+            raise
+        fsync_directory(final.parent)
+        if replaced is not None:
+            try:
+                discard_replaced(replaced)
+            except OSError as error:
+                log.warning("%s was replaced and can't be removed: %s", replaced, error.strerror)
+
+
+def _write_part(path: Path, part: Any) -> dict[str, Any]:
+    file = ChecksummedFile(path)
+    try:
+        torch.save(part, cast(IO[bytes], file))
+    finally:
+        file.close()
+    return {"bytes": file.bytes, "checksum": file.checksum}
+
+
+def _write_safetensors(path: Path, model: Mapping[str, Tensor]) -> dict[str, Any]:
+    # optional: the configuration's check reports a missing package before the run starts
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    tensors: dict[str, Tensor] = {}
+    written: set[int] = set()
+    for name, value in model.items():
+        # extra state of a module has no place in the format
+        if isinstance(value, Tensor):
+            # the package refuses tied weights: each of their names gets a copy
+            tensors[name] = (
+                value.clone(memory_format=torch.contiguous_format)
+                if value.data_ptr() in written
+                else value.contiguous()
+            )
+            written.add(value.data_ptr())
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except (SafetensorError, KeyError) as error:
+        raise CheckpointError(f"{path.name}: {error}; checkpoint.safetensors=false leaves this file out") from error
+    # the package creates it readable by its owner alone; the directory has the mode that the umask gives
+    path.chmod(stat.S_IMODE(path.parent.stat().st_mode) & 0o666)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
+
+
+@contextmanager
+def _without_crc32() -> Iterator[None]:
+    """Leave out the zip format's own checksums, which take longer than the write and which torch.load ignores."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
