@@ -20,7 +20,7 @@ class BatchDataset(Protocol):
     3. `__getitem__(index)`: one call per sample.
 
     The attribute `draws_per_sample` says whether the samples use the global generators of `random`, NumPy and PyTorch,
-    for augmentation say. True: samples come one by one through `__getitem__`, and before each the three generators are
+    such as for augmentation. True: samples come one by one through `__getitem__`, and before each the generators are
     seeded from (seed, epoch, index), so that the draws are the same at any world size and with any number of workers.
     False: nothing is seeded. Without the attribute it is True for 3 and False for 1; for 2 the generators are seeded
     once per micro-batch, which is exact for a resume, but not across world sizes.

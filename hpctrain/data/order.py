@@ -49,11 +49,9 @@ class SequentialOrder:
 class ShuffledOrder:
     """A pseudorandom permutation of [0, num_samples) for every (seed, epoch), in constant memory.
 
-    A generalized Feistel network over Z_a x Z_b with a * b >= num_samples, and cycle walking for what lands beyond
+    A generalized Feistel network over Z_a x Z_b with a * b >= num_samples, and cycle walking for indices beyond
     num_samples (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002; Luby and Rackoff 1988 for
-    the construction). The round function is MurmurHash3's 32-bit finalizer over a half and the round's key. a is the
-    largest power of two up to sqrt(num_samples), so fewer than a values lie beyond and hardly anything walks. Integer
-    arithmetic of fixed width throughout: the same order on every platform.
+    the construction). The round function is MurmurHash3's 32-bit finalizer over a half and the round's key.
 
     Args:
         num_samples: from 1 to 2**62.
@@ -64,6 +62,7 @@ class ShuffledOrder:
         assert 0 < num_samples <= 1 << 62
         self.num_samples = num_samples
         self.seed = seed
+        # a is the largest power of two up to sqrt(num_samples): so fewer than a indices have to walk
         self._low_bits = max(1, (num_samples - 1).bit_length() // 2)
         self._high_size = -(-num_samples >> self._low_bits)
         self._rounds = _ROUNDS_OF_TINY if num_samples <= _TINY else _ROUNDS
@@ -91,6 +90,7 @@ class ShuffledOrder:
         return indices
 
     def _permute(self, values: IntArray, keys: list[npt.NDArray[np.uint32]]) -> IntArray:
+        # integers of fixed width throughout, for the same order on every platform
         low_bits, high_size = np.uint64(self._low_bits), np.uint32(self._high_size)
         mask = np.uint32((1 << self._low_bits) - 1)
         low = (values & np.int64(mask)).astype(np.uint32)

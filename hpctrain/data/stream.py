@@ -83,6 +83,7 @@ class StreamReader:
                 type(self._stream).__name__,
                 position,
             )
+        # the usual name of that method, in Hugging Face's datasets for example
         set_epoch = getattr(self._stream, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)

@@ -52,7 +52,6 @@ class ConsoleSink:
         """Show a step."""
         now = self._clock()
         evaluated = any(name.startswith("eval/") for name in values)
-        keep = evaluated or not self._terminal
         pause_s = _REDRAW_S if self._terminal else _LINE_S
         if not evaluated and now - self._drawn_at < pause_s and step != self._total_steps:
             return
@@ -60,7 +59,7 @@ class ConsoleSink:
         line = "  ".join([*self._parts(step, values), *([] if evaluated else self._eta(step, now))])
         if not self._terminal:
             self._put(line + "\n")
-        elif keep:
+        elif evaluated:
             self._put(f"{_CLEAR_LINE}{line}\n")
             self._line_open = False
         else:
@@ -93,6 +92,7 @@ class ConsoleSink:
         return [f"eta {duration((self._total_steps - step) * seconds / done)}"]
 
     def _columns(self) -> int:
+        # asked at each line, since the window may change; a longer line would wrap, and "\r" would not reach its start
         try:
             return os.get_terminal_size(self._stream.fileno()).columns or 80
         except OSError:

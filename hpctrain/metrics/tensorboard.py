@@ -88,6 +88,7 @@ class TensorBoardSink:
             self._failing = True
             return None
         file.append(frame(Event(wall_time=self._clock(), file_version="brain.Event:2").SerializeToString()))
+        # TensorBoard drops points from purge_step on only at the start of a session, which a first file doesn't need
         if earlier:
             start = SessionLog(status=SessionLog.START)
             purge = Event(wall_time=self._clock(), step=self._purge_step, session_log=start)

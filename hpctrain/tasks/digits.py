@@ -79,6 +79,7 @@ class Digits(Task):
         shuffled = torch.from_numpy(table[ShuffledOrder(len(table), seed=0)(0, np.arange(len(table)))])
         images = ((shuffled[:, :64] - _MEAN) / _DEVIATION).reshape(-1, 1, 8, 8)
         labels = shuffled[:, 64].long()
+        # at least one digit on either side
         kept = min(max(1, round(len(table) * (1 - self.held_out))), len(table) - 1)
         return (images[:kept], labels[:kept]), (images[kept:], labels[kept:])
 

@@ -96,6 +96,7 @@ def _write(texts: Sequence[Path], folder: Path, chosen: Tokeniser, held_out: flo
             characters += len(piece or "")
             tokens += len(made)
             train.write(_encoded(made, dtype))
+        # two tokens at least: a window needs a token and its target
         kept = tokens - round(tokens * held_out)
         if kept < 2 or (held_out and tokens - kept < 2):
             problem = f"of {tokens} tokens {kept} would be left for training, {tokens - kept} for evaluation"
@@ -128,6 +129,7 @@ def _pieces(texts: Sequence[Path]) -> Iterator[str | None]:
 
 def _of_file(file: IO[str]) -> Iterator[str | None]:
     while piece := file.read(PIECE_CHARS):
+        # up to the end of the line, so that no word is cut in two
         yield piece + file.readline()
     yield None
 

@@ -90,6 +90,7 @@ class Windows(Dataset[Any]):
     """
 
     def __init__(self, tokens: Tensor, context_length: int) -> None:
+        # a view: the windows share the memory of the tokens, and each shares one token with the next
         self._rows = tokens.unfold(0, context_length + 1, context_length)
 
     def __len__(self) -> int:

@@ -87,6 +87,7 @@ class Tokens(Task):
     def derive(self, means: Mapping[str, float]) -> Mapping[str, float]:
         """Perplexity: the exponential of the mean loss per token."""
         loss = means["loss"]
+        # exp overflows above 709; NaN stays NaN
         return {"perplexity": math.exp(loss) if loss < 700 else loss * math.inf}
 
     @cached_property
