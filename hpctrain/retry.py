@@ -1,4 +1,4 @@
-"""Patience with a file system that refuses for a while: it fails over, or a node has yet to mount it for writing."""
+"""Retry what fails for a while: SLURM's controller or a file system that fails over."""
 
 from __future__ import annotations
 
@@ -7,33 +7,42 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from hpctrain.errors import RunDirectoryError
-
-RETRY_S = 1.0
-
 T = TypeVar("T")
 
-log = logging.getLogger("hpctrain.launch")
+log = logging.getLogger("hpctrain.retry")
 
 
-def until_it_can(act: Callable[[], T], patience_s: float, complaint: str) -> T:
-    """What `act` returns, tried anew while the file system refuses.
+def retry(
+    act: Callable[[], T],
+    *,
+    on: type[Exception] | tuple[type[Exception], ...],
+    for_s: float,
+    every_s: float = 1.0,
+    slowing_to_s: float | None = None,
+    problem: str,
+) -> T:
+    """Call a function until it succeeds.
 
     Args:
-        act: may be called often.
-        patience_s: how long in all, in seconds.
-        complaint: what can't be done, for the log.
+        act: the function; it may be called many times.
+        on: exceptions that are worth another try.
+        for_s: seconds after which the last exception is raised; 0 for a single try.
+        every_s: seconds between the first two tries.
+        slowing_to_s: the pause doubles after each try, up to so many seconds; None: it stays the same.
+        problem: what fails, for the log.
 
-    Raises:
-        OSError: it refused to the end.
-        RunDirectoryError: likewise.
+    Returns:
+        What `act` returns.
     """
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + for_s
     while True:
         try:
             return act()
-        except (OSError, RunDirectoryError) as error:
-            log.warning("%s: %s", complaint, error)
-            if time.monotonic() >= deadline:
+        except on as error:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                log.warning("%s: %s", problem, error)
                 raise
-        time.sleep(min(RETRY_S, patience_s))
+            log.warning("%s: %s; retrying for %.0f s", problem, error, left_s)
+        time.sleep(min(every_s, left_s))
+        every_s = max(every_s, min(2 * every_s, slowing_to_s or every_s))

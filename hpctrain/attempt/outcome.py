@@ -1,44 +1,42 @@
-"""How an attempt ended, judged from outside by the ranks' exit records, never by a code that came through srun."""
+"""How an attempt ended, from its ranks' exit records and never from an exit code that passed through srun."""
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from hpctrain.attempt.hang_report import hang_report
+from hpctrain.attempt.termination import Termination
 from hpctrain.errors import ExitCode
 from hpctrain.phrases import listed
-from hpctrain.retry import until_it_can
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
-from hpctrain.run.ledger import Attempt, Ledger
+from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
+from hpctrain.run.times import read_times
 
 OUT_OF_MEMORY = re.compile(r"out of memory|oom.kill", re.IGNORECASE)
-"""What srun and slurmstepd say of a rank that the kernel killed for its memory."""
+"""What srun and slurmstepd print when the kernel killed a rank for its memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """An attempt's end, for the user and for whoever waits.
+    """How an attempt ended.
 
     Attributes:
         reason: why it ended.
         step: the last step known to be completed.
         report: lines for the user; empty when all went well.
         suspects: nodes that the failure points at, where SLURM names them.
-        suspect_rank: whose node the failure points at.
-        silent_ranks: ranks that left no record.
-        stop_signal: number of the signal that had asked the rank that failed to stop; None where none had.
-        error_after_signal: the rank raised an error, but SLURM was taking the job away, which is the likelier cause.
+        suspect_rank: the rank whose node the failure points at.
+        silent_ranks: ranks that left no exit record.
+        stop_signal: number of the signal that had asked the failing rank to stop; None where none had.
+        error_after_signal: the rank raised an error, but SLURM was ending the job, which is the likelier cause.
     """
 
     reason: Reason
     step: int
-    report: str
+    report: str = ""
     suspects: tuple[str, ...] = ()
     suspect_rank: int | None = None
     silent_ranks: tuple[int, ...] = ()
@@ -50,44 +48,80 @@ class Outcome:
         """Of the command or batch script."""
         return self.reason.meaning.exit_code
 
+    @property
+    def headline(self) -> str:
+        """The first line of the report."""
+        return self.report.splitlines()[0] if self.report else ""
 
-def judge(records: Mapping[int, ExitRecord], world_size: int, last_step: int, witness: str = "") -> Outcome:
-    """The outcome that the exit records tell.
+    @classmethod
+    def of_attempt(cls, directory: RunDirectory, attempt: int, world_size: int, complaints: str = "") -> Outcome:
+        """Find out how an attempt ended whose ranks are gone.
 
-    Args:
-        records: by rank; a rank without one died without a word.
-        world_size: how many there should be.
-        last_step: known from elsewhere, such as the newest checkpoint.
-        witness: what the launcher of the ranks said of their ends.
-    """
-    step = max([last_step, *(record.step for record in records.values())])
-    silent = [rank for rank in range(world_size) if rank not in records]
-    cause = first_cause(records)
-    if cause is not None and cause.reason is Reason.HANG:
-        return Outcome(Reason.HANG, step, hang_report(records, silent), silent_ranks=tuple(silent))
-    if cause is not None and not (cause.blames_peer and silent):
-        suspect = cause.rank if points_at_its_node(cause) else None
-        return Outcome(cause.reason, step, describe(cause), suspect_rank=suspect, stop_signal=cause.stop_signal)
-    stopped = [
-        record.reason
-        for record in records.values()
-        if record.reason.meaning.orderly and record.reason is not Reason.COMPLETED
-    ]
-    if stopped:
-        # such a record is written behind a barrier that all ranks passed with everything saved
-        reason = next((found for found in stopped if found is not Reason.INTERRUPTED), Reason.INTERRUPTED)
-        return Outcome(reason, step, f"stopped after step {step} ({reason.value})")
-    if silent:
-        said = f": {witness}" if witness else " (killed from outside?)"
-        reason = Reason.OUT_OF_MEMORY if OUT_OF_MEMORY.search(witness) else Reason.INFRASTRUCTURE
-        found = f"rank {listed(silent)} of {world_size} ended without a word{said}; see its log"
-        return Outcome(reason, step, found, silent_ranks=tuple(silent))
-    return Outcome(Reason.COMPLETED, step, "")
+        Args:
+            directory: the run.
+            attempt: its number.
+            world_size: how many exit records there should be.
+            complaints: what the launcher of the ranks printed about their ends.
+        """
+        claim = directory.claim(attempt)
+        last_step = max(directory.saved_step, int(read_times(claim).get("last_step", 0)))
+        return cls.from_records(read_exit_records(claim), world_size, last_step, complaints)
 
+    @classmethod
+    def from_records(
+        cls, records: Mapping[int, ExitRecord], world_size: int, last_step: int, complaints: str = ""
+    ) -> Outcome:
+        """Find out how an attempt ended.
 
-def points_at_its_node(record: ExitRecord) -> bool:
-    """Whether the machine of the rank is to blame, and not a lost peer."""
-    return record.reason.meaning.machine_failure and not record.blames_peer and record.reason is not Reason.HANG
+        Args:
+            records: by rank; a rank without one was killed, or could not write.
+            world_size: how many there should be.
+            last_step: known from elsewhere, such as the newest checkpoint.
+            complaints: what the launcher of the ranks printed about their ends.
+        """
+        step = max([last_step, *(record.step for record in records.values())])
+        silent = tuple(rank for rank in range(world_size) if rank not in records)
+        cause = first_cause(records)
+        if cause is not None and cause.reason is Reason.HANG:
+            return cls(Reason.HANG, step, hang_report(records, silent), silent_ranks=silent)
+        if cause is not None and not (cause.blames_peer and silent):
+            at_fault = cause.reason.meaning.machine_failure and not cause.blames_peer
+            suspect = cause.rank if at_fault else None
+            return cls(cause.reason, step, describe(cause), suspect_rank=suspect, stop_signal=cause.stop_signal)
+        orderly = [record.reason for record in records.values() if record.reason.meaning.orderly]
+        if stopped := [reason for reason in orderly if reason is not Reason.COMPLETED]:
+            # one such record is enough: it is written behind a barrier that all ranks passed with everything saved
+            reason = next((found for found in stopped if found is not Reason.INTERRUPTED), Reason.INTERRUPTED)
+            return cls(reason, step, f"stopped after step {step} ({reason.value})")
+        if silent:
+            reason = Reason.OUT_OF_MEMORY if OUT_OF_MEMORY.search(complaints) else Reason.INFRASTRUCTURE
+            why = f": {complaints}" if complaints else " (killed from outside?)"
+            report = f"rank {listed(silent)} of {world_size} ended without an exit record{why}; see its log"
+            return cls(reason, step, report, silent_ranks=silent)
+        return cls(Reason.COMPLETED, step)
+
+    def may_be_slurms_doing(self, ledger: Ledger, attempt: int) -> bool:
+        """Whether SLURM has to be asked why the attempt ended: its ranks may have been unable to tell.
+
+        Where SLURM doesn't follow processes by cgroups it signals all of a rank's processes. A child process, such as
+        a compiler, may die of that, and the rank fails with an error that looks like the task's own.
+        """
+        if self.reason is not Reason.FAILED:
+            return self.reason not in (Reason.COMPLETED, Reason.CANCELLED)
+        # not twice in a row: the second time the task itself is to blame, or the run would be requeued for ever
+        before = [entry for entry in ledger.attempts() if entry.attempt < attempt]
+        return self.stop_signal is not None and not (before and before[-1].extra.get("error_after_signal"))
+
+    def explained_by(self, termination: Termination | None) -> Outcome:
+        """The outcome with SLURM's reason for ending the job, where it gives another one."""
+        if termination is None or termination.reason in (None, self.reason):
+            return self
+        assert termination.reason is not None
+        failed = self.reason is Reason.FAILED
+        report = f"{termination.reason.value}: {termination.evidence}"
+        if failed:
+            report += f"; an error followed, as of a child process that the signal ended: {self.report}"
+        return Outcome(termination.reason, self.step, report, error_after_signal=failed)
 
 
 def describe(record: ExitRecord) -> str:
@@ -96,60 +130,70 @@ def describe(record: ExitRecord) -> str:
     return f"{head}\n{record.traceback.rstrip()}" if record.traceback else head
 
 
+def hang_report(records: Mapping[int, ExitRecord], silent: Sequence[int]) -> str:
+    """Describe an attempt in which at least one rank recorded a hang; the first line stands alone.
+
+    Args:
+        records: of all ranks that left one.
+        silent: the ranks that left none.
+    """
+    hanging = sorted((one for one in records.values() if one.reason is Reason.HANG), key=lambda one: one.time)
+    # A rank whose watchdog saw it wait for others blames them. So the cause is a rank that hangs outside of a
+    # collective; or one that left no record, or saw no hang: those stood still, and woke up when the others ended.
+    stuck = [one for one in hanging if not one.blames_peer]
+    waiting = sorted(one.rank for one in hanging if one.blames_peer)
+    lost = sorted(one.rank for one in records.values() if one.blames_peer and one.reason is not Reason.HANG)
+    first = (stuck or hanging)[0]
+    parts = [f"rank {first.rank} on {first.host} hangs after step {first.step}: {first.message}"]
+    if len(stuck) > 1:
+        parts.append(f"so does rank {listed(sorted(one.rank for one in stuck[1:]))}")
+    if silent:
+        why = "stopped, its machine gone, or stuck outside of Python"
+        parts.append(f"rank {listed(silent)} left no exit record: {why}")
+    if lost and not stuck:
+        parts.append(f"rank {listed(lost)} saw no hang and then lost the others: it may have stood still")
+    if waiting:
+        others_known = stuck or silent or lost
+        parts.append(f"rank {listed(waiting)} waited for others" if others_known else "every rank waited for others")
+    head = "; ".join(parts)
+    return f"{head}\n{first.traceback.rstrip()}" if stuck and first.traceback else head
+
+
 def resume_command(directory: RunDirectory) -> str:
-    """What the user may type to go on."""
+    """What the user may type to resume the run."""
     return f"python -m hpctrain resume {directory.as_typed}"
 
 
-def judge_attempt(directory: RunDirectory, attempt: int, world_size: int, witness: str = "") -> Outcome:
-    """Judge an attempt whose ranks are gone."""
-    records = read_exit_records(directory.claim(attempt))
-    return judge(records, world_size, directory.saved_step, witness)
-
-
-def conclude(directory: RunDirectory, attempt: int, world_size: int) -> Outcome:
-    """Judge an attempt whose ranks are gone, and close it in the ledger."""
-    outcome = judge_attempt(directory, attempt, world_size)
-    close(directory, attempt, world_size, outcome)
-    return outcome
-
-
-def close(
+def record_end(
     directory: RunDirectory,
     attempt: int,
-    world_size: int,
     outcome: Outcome,
     *,
+    world_size: int,
     job_id: str | None = None,
     nodes: Sequence[str] = (),
     **extra: object,
 ) -> None:
-    """Record the end; and the start as well where the ranks never got so far."""
-    ledger = Ledger(directory)
-    entry = entry_of(ledger, attempt)
+    """Record the end of an attempt, and its start as well where the ranks never got so far; the first end counts.
+
+    Args:
+        directory: the run.
+        attempt: its number.
+        outcome: how it ended.
+        world_size: number of ranks; this and the next two are for the start.
+        job_id: of its job.
+        nodes: of its ranks.
+        extra: more fields of the end.
+
+    Raises:
+        OSError: the file system refuses.
+    """
+    ledger, saved = Ledger(directory), directory.saved_step
+    entry = ledger.attempt(attempt)
     if not entry.open:
         return
     if entry.start_time is None:
-        ledger.start(attempt, job_id=job_id, nodes=nodes, world_size=world_size, step=directory.saved_step)
-    detail = outcome.report.splitlines()[0] if outcome.report else ""
-    ledger.end(
-        attempt, reason=outcome.reason, step=outcome.step, detail=detail, saved_step=directory.saved_step, **extra
-    )
-
-
-def close_patiently(patience_s: float, directory: RunDirectory, attempt: int, *told: Any, **extra: Any) -> None:
-    """`close`; a file system that refuses gets so many seconds, and then the next attempt closes this one."""
-    complaint = f"the end of attempt {attempt} can't be recorded"
-    with contextlib.suppress(OSError):
-        until_it_can(lambda: close(directory, attempt, *told, **extra), patience_s, complaint)
-
-
-def entry_of(ledger: Ledger, attempt: int) -> Attempt:
-    """What the ledger has of an attempt so far."""
-    return next((entry for entry in ledger.attempts() if entry.attempt == attempt), Attempt(attempt=attempt))
-
-
-def completed_by(ledger: Ledger, job_id: str | None) -> bool:
-    """Whether this very job has completed the run: it was requeued after all. Who makes a run longer submits anew."""
-    last = next(reversed(ledger.attempts()), None)
-    return last is not None and last.reason is Reason.COMPLETED and last.job_id == job_id is not None
+        ledger.start(attempt, job_id=job_id, nodes=nodes, world_size=world_size, step=saved)
+    if outcome.error_after_signal:
+        extra["error_after_signal"] = True
+    ledger.end(attempt, reason=outcome.reason, step=outcome.step, detail=outcome.headline, saved_step=saved, **extra)

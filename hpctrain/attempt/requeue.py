@@ -1,14 +1,15 @@
-"""Whether and how a run goes on after an attempt: the policy, a pure function of the ledger."""
+"""What follows after an attempt: a pure function of the ledger, the budgets and what SLURM allows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from hpctrain.attempt.termination import Cause, diagnose
+from hpctrain.attempt.outcome import Outcome
+from hpctrain.attempt.termination import diagnose
 from hpctrain.config.requeue import Requeue
-from hpctrain.run.ledger import Attempt
+from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord
 
@@ -27,12 +28,12 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RequeueDecision:
     """What happens after an attempt.
 
     Attributes:
         action: next.
-        reason: of the attempt's end; `stalled` where the run was given up for lack of progress.
+        reason: of the attempt's end; `stalled` where the run ends for lack of progress.
         why: one line for the log and the ledger.
         exclude: nodes to keep away from.
     """
@@ -42,11 +43,51 @@ class Verdict:
     why: str
     exclude: tuple[str, ...] = ()
 
-    def told(self, suspects: Sequence[str] = ()) -> dict[str, object]:
-        """What the end record says of it, and of the nodes that the attempt's failure points at."""
-        goes_on = {} if self.action is Action.END else {"next": self.action.value, "requeued_by": "hpctrain"}
+    def fields(self, suspects: Sequence[str] = ()) -> dict[str, object]:
+        """The fields of the end record: what follows, and the nodes that the attempt's failure points at."""
+        follows = {} if self.action is Action.END else {"next": self.action.value, "requeued_by": "hpctrain"}
         nodes = {"suspects": list(suspects), "exclude": list(self.exclude)}
-        return {**goes_on, **{name: names for name, names in nodes.items() if names}}
+        return {**follows, **{name: names for name, names in nodes.items() if names}}
+
+    def allowed_by(self, record: JobRecord | None, *, restarts: int, resubmittable: bool) -> RequeueDecision:
+        """The decision, as far as the job allows it.
+
+        Args:
+            record: the job, asked for after the ranks were gone; None where SLURM can't be asked.
+            restarts: how often the job had been requeued when this allocation began.
+            resubmittable: hpctrain wrote the job's script, and can submit it again.
+        """
+        if self.action not in (Action.REQUEUE, Action.RESUBMIT):
+            return self
+        # The user may have cancelled the job while its ranks were stopping for another reason; a requeue would revive
+        # it. Whether its time is over doesn't matter here, hence now=0.
+        if diagnose(None, record, restarts=restarts, now=0.0).reason is Reason.CANCELLED:
+            return RequeueDecision(Action.END, Reason.CANCELLED, Reason.CANCELLED.meaning.why_final)
+        if record is not None and record.requeue is False:
+            if not resubmittable:
+                why = f"{self.why}; but SLURM may not requeue the job"
+                return RequeueDecision(Action.END, self.reason, why)
+            if self.action is Action.REQUEUE:
+                why = f"{self.why}, by way of a new job, since SLURM may not requeue this one"
+                return replace(self, action=Action.RESUBMIT, why=why)
+        elif self.action is Action.RESUBMIT and not resubmittable:
+            why = f"{self.why}; but back to the queue, since only the job's user can submit its script again"
+            return replace(self, action=Action.REQUEUE, why=why, exclude=())
+        return self
+
+
+def history_with(ledger: Ledger, attempt: int, outcome: Outcome) -> list[Attempt]:
+    """All attempts up to the newest one, whose end isn't recorded yet: the record has to say what follows from it."""
+    saved = ledger.directory.saved_step
+    this = ledger.attempt(attempt)
+    this = replace(
+        this,
+        start_step=saved if this.start_step is None else this.start_step,
+        reason=outcome.reason,
+        end_step=outcome.step,
+        extra={"saved_step": saved},
+    )
+    return [*(entry for entry in ledger.attempts() if entry.attempt < attempt), this]
 
 
 def decide(
@@ -55,78 +96,68 @@ def decide(
     *,
     in_allocation: int,
     suspects: Sequence[str] = (),
-    said_so: bool = False,
+    reported: bool = False,
     spares: int = 0,
-) -> Verdict:
-    """The verdict on the newest attempt.
-
-    A run that gains no step is given up, whatever keeps it from that, but for a node whose own rank said that its
-    machine failed, and which is blamed for the second time: that isn't the run's fault, and it goes on without the
-    node. Ranks that always die without a word are on the same node each time as well, if the run is what kills them.
+) -> RequeueDecision:
+    """Decide what follows after the newest attempt.
 
     Args:
         history: all attempts, oldest first, each with its reason; the newest one last.
         policy: the budgets.
-        in_allocation: attempts, the newest among them, that this allocation has seen.
+        in_allocation: attempts, the newest included, that this allocation has seen.
         suspects: nodes that the newest failure points at.
-        said_so: whether that is the word of a rank there, and not only that ranks there left none.
+        reported: a rank there reported that its machine failed; otherwise ranks there merely left no exit record.
         spares: nodes that the allocation holds in reserve.
     """
-    last = history[-1]
-    assert last.reason is not None
-    reason = last.reason
-    meaning = reason.meaning
-    if not meaning.requeued:
-        return Verdict(Action.END, reason, meaning.why_final)
-    again = tuple(node for node in suspects if _blamed_before(history[:-1], node))
-    if (stalled := _stalled_in_a_row(history)) >= policy.max_stalled_attempts and not (again and said_so):
+    reason = history[-1].reason
+    assert reason is not None
+    if not reason.meaning.requeued:
+        return RequeueDecision(Action.END, reason, reason.meaning.why_final)
+    again = tuple(node for node in suspects if _suspected_before(history[:-1], node))
+    # A node that reports a broken machine twice isn't the run's fault: the run continues without it. Ranks that are
+    # killed on the same node each time prove nothing: what they run may be what kills them.
+    if (stalled := _stalled_in_a_row(history)) >= policy.max_stalled_attempts and not (again and reported):
         why = f"{stalled} attempts in a row gained no step, the last one by {reason.value}: the run can't move on"
         if again:
             why += f", unless it is {' '.join(again)} that fails (cluster.exclude={','.join(again)} would show)"
-        return Verdict(Action.END, Reason.STALLED, why)
-    if meaning.budget is not None:
-        spent = sum(
-            attempt.reason is not None and attempt.reason.meaning.budget == meaning.budget for attempt in history
-        )
-        bound = getattr(policy, meaning.budget)
-        if bound is not None and spent > bound:
-            why = f"{reason.value} {spent} times, and cluster.requeue.{meaning.budget}={bound} allows no more"
-            return Verdict(Action.END, reason, why)
-    if meaning.machine_failure:
+        return RequeueDecision(Action.END, Reason.STALLED, why)
+    if exhausted := _exhausted_budget(history, policy):
+        return RequeueDecision(Action.END, reason, exhausted)
+    if reason.meaning.machine_failure:
         return _after_failure(reason, in_allocation, again, spares)
     if reason is Reason.NODE_FAILURE and suspects and len(suspects) <= spares:
-        return _replaced(reason, tuple(suspects))
-    return Verdict(Action.REQUEUE, reason, f"{reason.value}: back to the queue")
+        return _restart_without(reason, tuple(suspects))
+    return RequeueDecision(Action.REQUEUE, reason, f"{reason.value}: back to the queue")
 
 
-def unless_cancelled(verdict: Verdict, record: JobRecord | None, *, restarts: int) -> Verdict:
-    """The verdict; or the end, where the user cancelled the job while its ranks were stopping for another reason.
-
-    Args:
-        verdict: on the attempt.
-        record: the job, asked for after the ranks were gone; None where SLURM can't be asked.
-        restarts: how often the job had been requeued when this allocation began.
-    """
-    found = diagnose(None, record, restarts=restarts, now=0.0)  # that the job's time is over is no matter here
-    if verdict.action is Action.END or found.cause is not Cause.CANCELLED:
-        return verdict
-    return Verdict(Action.END, Reason.CANCELLED, Reason.CANCELLED.meaning.why_final)
-
-
-def _replaced(reason: Reason, nodes: tuple[str, ...]) -> Verdict:
+def _restart_without(reason: Reason, nodes: tuple[str, ...]) -> RequeueDecision:
     why = f"{reason.value} on {' '.join(nodes)}: new ranks without it, on what the allocation has in reserve"
-    return Verdict(Action.RESTART, reason, why, nodes)
+    return RequeueDecision(Action.RESTART, reason, why, nodes)
 
 
-def _after_failure(reason: Reason, in_allocation: int, exclude: tuple[str, ...], spares: int) -> Verdict:
+def _after_failure(reason: Reason, in_allocation: int, exclude: tuple[str, ...], spares: int) -> RequeueDecision:
     if exclude and len(exclude) <= spares:
-        return _replaced(reason, exclude)
+        return _restart_without(reason, exclude)
     if exclude:
         why = f"{reason.value} on {' '.join(exclude)} again: a new job without it"
-        return Verdict(Action.RESUBMIT, reason, why, exclude)
+        return RequeueDecision(Action.RESUBMIT, reason, why, exclude)
     if in_allocation == 1:
-        return Verdict(Action.RESTART, reason, f"{reason.value}: the nodes are still here, and get new ranks")
-    return Verdict(Action.REQUEUE, reason, f"{reason.value} again in this allocation: back to the queue for another")
+        why = f"{reason.value}: the nodes are still here, and get new ranks"
+        return RequeueDecision(Action.RESTART, reason, why)
+    why = f"{reason.value} again in this allocation: back to the queue for another"
+    return RequeueDecision(Action.REQUEUE, reason, why)
+
+
+def _exhausted_budget(history: Sequence[Attempt], policy: Requeue) -> str:
+    """Why the run may not survive its newest reason once more; empty where it may."""
+    reason = history[-1].reason
+    assert reason is not None
+    if (budget := reason.meaning.budget) is None or (bound := getattr(policy, budget)) is None:
+        return ""
+    spent = sum(one.reason is not None and one.reason.meaning.budget == budget for one in history)
+    if spent <= bound:
+        return ""
+    return f"{reason.value} {spent} times, and cluster.requeue.{budget}={bound} allows no more"
 
 
 def _stalled_in_a_row(history: Sequence[Attempt]) -> int:
@@ -134,16 +165,13 @@ def _stalled_in_a_row(history: Sequence[Attempt]) -> int:
     for attempt in reversed(history):
         if attempt.reason is not None and not attempt.reason.meaning.may_stall:
             continue
-        if saved_step(attempt) > (attempt.start_step or 0):
+        # the run resumes from what is saved: a step that was completed and not saved is no gain
+        saved_step = int(attempt.extra.get("saved_step", attempt.end_step or 0))
+        if saved_step > (attempt.start_step or 0):
             break
         count += 1
     return count
 
 
-def saved_step(attempt: Attempt) -> int:
-    """The step from which the run could go on after an attempt: what was completed but not saved is no gain."""
-    return int(attempt.extra.get("saved_step", attempt.end_step or 0))
-
-
-def _blamed_before(history: Sequence[Attempt], node: str) -> bool:
+def _suspected_before(history: Sequence[Attempt], node: str) -> bool:
     return any(node in attempt.extra.get("suspects", ()) for attempt in history)

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from hpctrain.attempt.outcome import close, judge_attempt, resume_command
-from hpctrain.attempt.unrecorded import close_silent
+from hpctrain.attempt.outcome import Outcome, record_end, resume_command
+from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.cluster.scrub import scrubbed
 from hpctrain.distributed.stop_request import STOP_SIGNALS
 from hpctrain.errors import ExitCode
@@ -54,7 +54,7 @@ def launch_local(run: RunPlan) -> int:
         An `ExitCode`.
     """
     directory, world_size = run.directory, run.resources.world_size
-    close_silent(directory, Slurm(os.environ), None, world_size)
+    UnrecordedEnds(directory, Slurm(os.environ)).close(world_size)
     attempt = Ledger(directory).claim()
     Owner.write(directory.claim(attempt))
     cut_short = False
@@ -66,11 +66,11 @@ def launch_local(run: RunPlan) -> int:
         ranks = LocalRanks(directory, attempt, world_size, port=run.config.cluster.master_port or free_port())
         ranks.run()
         cut_short = ranks.cut_short
-    outcome = judge_attempt(directory, attempt, world_size)
+    outcome = Outcome.of_attempt(directory, attempt, world_size)
     if cut_short and outcome.reason is Reason.INFRASTRUCTURE:
         # the ranks were killed because their user asked for it, and left no exit record
         outcome = replace(outcome, reason=Reason.INTERRUPTED, report="ended at once by a second Ctrl-C, without a save")
-    close(directory, attempt, world_size, outcome)
+    record_end(directory, attempt, outcome, world_size=world_size)
     if outcome.report:
         # a rank in this process has printed its error already
         text = outcome.report if world_size > 1 else outcome.report.splitlines()[0]

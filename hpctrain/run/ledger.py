@@ -82,6 +82,10 @@ class Ledger:
                 fields["extra"] = {**fields.get("extra", {}), **_beyond(record, known)}
         return [Attempt(attempt=number, **fields) for number, fields in sorted(found.items())]
 
+    def attempt(self, number: int) -> Attempt:
+        """What is recorded of one attempt so far."""
+        return next((entry for entry in self.attempts() if entry.attempt == number), Attempt(attempt=number))
+
     def last_claim(self) -> int:
         """The number of the newest claim; 0 before the first attempt."""
         try:

@@ -6,8 +6,7 @@ import re
 
 from hpctrain.errors import SchedulerError
 from hpctrain.scheduler import fields
-from hpctrain.scheduler.job import JobRecord
-from hpctrain.scheduler.state import JobState
+from hpctrain.scheduler.job import JobRecord, JobState
 
 FIELD_END, ROW_END = "\x1f", "\x1e"
 """Nothing that a person types into a job's name: spaces, bars and even line ends can be there."""
@@ -43,6 +42,19 @@ SACCT_FORMAT = ",".join(_SACCT)
 _ALONE = ("Comment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "AdminComment", "SystemComment")
 _SACCT_ROW = re.compile(r"\n(?=\d+(?:_\S+)?" + FIELD_END + ")")
 _NAME = re.compile(r"(?P<ids>[^\n]*?) JobName=(?P<name>.*?)\n(?P<rest> +UserId=.*)", re.DOTALL)
+_NODE_FIELD = re.compile(r"(?:^|\s)(NodeName|State|SlurmdStartTime)=(\S*)")
+_LOST = {
+    "DOWN",
+    "FAIL",
+    "FAILING",
+    "NOT_RESPONDING",
+    "NO_RESPOND",
+    "POWERED_DOWN",
+    "REBOOT",
+    "REBOOT_ISSUED",
+    "UNKNOWN",
+}
+"""Parts of a node's state, joined by `+`, that mean that the node is gone or was abandoned."""
 _NO_TASK = "4294967294"  # of an array without tasks left in the queue, up to SLURM 22.05
 
 
@@ -124,6 +136,24 @@ def sacct(answer: str) -> list[JobRecord]:
             )
         )
     return records
+
+
+def failed_nodes(answer: str, since: float) -> tuple[str, ...]:
+    """The nodes that are down, or whose slurmd has started since a moment: those died and came back.
+
+    Args:
+        answer: of `scontrol --oneliner show node`, with times in seconds since the epoch.
+        since: epoch seconds.
+    """
+    found = []
+    for line in answer.splitlines():
+        values = dict(_NODE_FIELD.findall(line))
+        state, started = values.get("State", ""), values.get("SlurmdStartTime", "")
+        # the star is SLURM's mark of a node that doesn't respond
+        lost = set(state.rstrip("*").split("+")) & _LOST or state.endswith("*")
+        if "NodeName" in values and (lost or (started.isdigit() and int(started) > since)):
+            found.append(values["NodeName"])
+    return tuple(found)
 
 
 def _scontrol_block(block: str) -> JobRecord:

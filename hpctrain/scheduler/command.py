@@ -1,4 +1,4 @@
-"""Running a command of SLURM."""
+"""Run SLURM's commands."""
 
 from __future__ import annotations
 
@@ -23,19 +23,26 @@ class UnknownJobError(SchedulerError):
     """SLURM doesn't know the job, or has forgotten it."""
 
 
+class SchedulerSilentError(SchedulerMissingError):
+    """The command is installed, and got no answer: it is worth asking again."""
+
+
 def run(arguments: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> str:
-    """What a command of SLURM prints, with times in seconds since the epoch and messages in English.
+    """Run one of SLURM's commands.
 
     Args:
         arguments: the command's name, found by the PATH of `environ`, and its arguments.
         environ: environment variables.
-        timeout_s: it is killed after so many seconds.
+        timeout_s: seconds after which the command is killed.
+
+    Returns:
+        What it prints, with times in seconds since the epoch and messages in English.
 
     Raises:
-        SchedulerMissingError: the command isn't there, or what it asks doesn't answer, or a signal ended it before:
-            SLURM without cgroups sends those to all of a job's processes.
-        UnknownJobError: it doesn't know the job.
-        SchedulerError: it refused for another reason.
+        SchedulerMissingError: the command isn't installed.
+        SchedulerSilentError: the controller or the database didn't answer, or a signal ended the command.
+        UnknownJobError: SLURM doesn't know the job.
+        SchedulerError: SLURM refused for another reason.
     """
     variables = {name: value for name, value in environ.items() if not name.startswith(_SETTINGS)}
     variables |= {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
@@ -57,14 +64,19 @@ def run(arguments: Sequence[str], environ: Mapping[str, str], timeout_s: float) 
             "login node"
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise SchedulerMissingError(f"{shown}: SLURM did not answer within {timeout_s:g} s; try again later") from error
-    if done.returncode == 0:
-        return done.stdout
+        raise SchedulerSilentError(f"{shown}: SLURM did not answer within {timeout_s:g} s; try again later") from error
+    if done.returncode:
+        raise _failure(shown, done)
+    return done.stdout
+
+
+def _failure(shown: str, done: subprocess.CompletedProcess[str]) -> SchedulerError:
     if done.returncode < 0:
-        raise SchedulerMissingError(f"{shown}: ended by {signal.Signals(-done.returncode).name}, without an answer")
-    said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
-    if _UNKNOWN_JOB.search(said):
-        raise UnknownJobError(f"{shown}: {said}")
-    if _UNREACHABLE.search(said):
-        raise SchedulerMissingError(f"{shown}: {said}")
-    raise SchedulerError(f"{shown}: {said}")
+        # without cgroups SLURM signals every process of a job, this command among them
+        return SchedulerSilentError(f"{shown}: ended by {signal.Signals(-done.returncode).name}, without an answer")
+    message = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
+    if _UNKNOWN_JOB.search(message):
+        return UnknownJobError(f"{shown}: {message}")
+    if _UNREACHABLE.search(message):
+        return SchedulerSilentError(f"{shown}: {message}")
+    return SchedulerError(f"{shown}: {message}")

@@ -1,4 +1,4 @@
-"""SLURM, asked through its commands."""
+"""A client for SLURM, by way of its commands."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from contextlib import suppress
 from dataclasses import replace
 
 from hpctrain.errors import SchedulerError, SchedulerMissingError
-from hpctrain.scheduler import answers, fields, nodes
-from hpctrain.scheduler.command import UnknownJobError, run
+from hpctrain.scheduler import answers, fields
+from hpctrain.scheduler.command import SchedulerSilentError, UnknownJobError, run
 from hpctrain.scheduler.job import JobRecord
+
+COMMAND_TIMEOUT_S = 20.0
+"""Seconds that one command of SLURM's may take."""
+SILENCE_S = 300.0
+"""Seconds for which the batch script asks again: a controller that fails over is silent for `SlurmctldTimeout`, by
+default 120 s, and a little more."""
 
 _JOB_ID = re.compile(r"\d+(_\d+)?")
 
@@ -20,19 +26,19 @@ class Slurm:
     """The SLURM that this machine's commands reach, with or without accounting.
 
     Job ids are what users type: `12`, or `12_3` for a task of an array. Every method raises `SchedulerMissingError`
-    where the command isn't installed or nothing answers it in time, and `SchedulerError` where SLURM refuses, or its
-    answer can't be read, or an id isn't one.
+    where the command isn't installed, its subclass `SchedulerSilentError` where nothing answers in time, and
+    `SchedulerError` where SLURM refuses, its answer can't be read, or an id isn't one.
 
     Args:
         environ: environment variables for the commands, PATH among them; default: this process's.
-        timeout_s: how long one command may take.
+        timeout_s: seconds that one command may take.
         run: runs a command, as `hpctrain.scheduler.command.run` does.
     """
 
     def __init__(
         self,
         environ: Mapping[str, str] | None = None,
-        timeout_s: float = 20.0,
+        timeout_s: float = COMMAND_TIMEOUT_S,
         run: Callable[[Sequence[str], Mapping[str, str], float], str] = run,
     ) -> None:
         self._environ = environ
@@ -129,7 +135,7 @@ class Slurm:
         """Which of these nodes are down, or were started again after `since` (epoch seconds)."""
         if not names:
             return ()
-        return nodes.failed(self._run("scontrol", "--oneliner", "show", "node", ",".join(names)), since)
+        return answers.failed_nodes(self._run("scontrol", "--oneliner", "show", "node", ",".join(names)), since)
 
     def start_estimate(self, job_id: str) -> int | None:
         """When SLURM expects a pending job to start, in seconds since the epoch; None when it doesn't foresee it."""
@@ -148,25 +154,36 @@ class Slurm:
         except UnknownJobError:
             return
 
-    def requeue(self, job_id: str) -> None:
-        """Put a running or finished job back into the queue under its id; a cancelled one comes back to life too.
+    def requeue(self, job_id: str, restarts: int | None = None) -> None:
+        """Put a running or finished job back into the queue under its id; this revives a cancelled job, too.
 
-        An array's own id would requeue all of its tasks, the completed ones too: give the task's.
+        An array's own id would requeue all of its tasks, the completed ones included: give the task's.
+
+        Args:
+            job_id: of the job.
+            restarts: how often it had been requeued before. Given that, a refusal is no error where SLURM has requeued
+                the job since.
 
         Raises:
             SchedulerError: the job can't be requeued.
         """
-        self._run("scontrol", "requeue", _checked(job_id))
+        try:
+            self._run("scontrol", "requeue", _checked(job_id))
+        except SchedulerMissingError:
+            raise
+        except SchedulerError:
+            # SLURM refuses where it has requeued the job itself, as after a preemption without grace time
+            record = None if restarts is None else self.show(job_id)
+            if record is None or not (record.state.is_pending or (record.restarts or 0) > (restarts or 0)):
+                raise
 
     def _remembered(self, job_ids: list[str]) -> dict[str, JobRecord]:
         """What the controller remembers, by scontrol where squeue is missing."""
         try:
             found = self.queue(job_ids)
-        except SchedulerMissingError as error:
-            if not isinstance(
-                error.__cause__, OSError
-            ):  # a controller that doesn't answer squeue won't answer scontrol
-                raise
+        except SchedulerSilentError:
+            raise  # a controller that doesn't answer squeue doesn't answer scontrol either
+        except SchedulerMissingError:
             shown = {job_id: self.show(job_id) for job_id in job_ids}
             return {job_id: record for job_id, record in shown.items() if record is not None}
         return found | self._cancelled_in_queue([job_id for job_id in job_ids if job_id not in found])

@@ -1,11 +1,123 @@
-"""The supervisor of a run's attempts in this allocation: ``python -m hpctrain.supervise RUN_DIRECTORY``."""
+"""The program of a batch script: ``python -m hpctrain.supervise RUN``, or ``... KEY=VALUE ...`` for a new run."""
 
 from __future__ import annotations
 
-import os
-import sys
+import signal
 
-from hpctrain.run.directory import RunDirectory
-from hpctrain.supervise.batch_script import supervise
+WATCHED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# before the slow imports: a signal that arrives meanwhile stays pending, even where the batch script ignores it
+signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
 
-sys.exit(supervise(RunDirectory.existing(sys.argv[1]), os.environ))
+import argparse  # noqa: E402 - after the signals are blocked
+import logging  # noqa: E402
+import os  # noqa: E402
+import sys  # noqa: E402
+import threading  # noqa: E402
+from collections.abc import Mapping, Sequence  # noqa: E402
+
+from hpctrain.cluster.environment import ClusterEnvironment, is_rank  # noqa: E402
+from hpctrain.config.cluster import Slurm as SlurmCluster  # noqa: E402
+from hpctrain.config.stored import load  # noqa: E402
+from hpctrain.errors import ClusterEnvironmentError, ConfigError, HpctrainError  # noqa: E402
+from hpctrain.retry import retry  # noqa: E402
+from hpctrain.run.directory import RunDirectory  # noqa: E402
+from hpctrain.scheduler.slurm import Slurm  # noqa: E402
+from hpctrain.supervise.allocation import allocation_overrides  # noqa: E402
+from hpctrain.supervise.supervisor import REFUSED, STORAGE_S, Supervisor  # noqa: E402
+
+COMMAND = "python -m hpctrain.supervise"
+
+
+def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run attempts of a run in this allocation, until the run ends or continues elsewhere.
+
+    Args:
+        arguments: a run directory; or the overrides of a new run, which takes its resources from the allocation.
+        environ: the batch script's environment.
+
+    Returns:
+        The exit code for the batch script.
+    """
+    received = catch_signals()
+    try:
+        directory = run_directory(arguments, environ)
+        config = load(directory.config)
+    except HpctrainError as error:
+        print(f"hpctrain: error: {error}", file=sys.stderr)
+        return error.exit_code
+    log_to_stdout()
+    return supervise(Supervisor(directory, config, environ, Slurm(environ)), received)
+
+
+def supervise(supervisor: Supervisor, received: int) -> int:
+    """Run the supervisor, with a thread that watches the signals that come by a file descriptor."""
+    threading.Thread(target=supervisor.requeuer.watch_signals, args=(received,), daemon=True).start()
+    return supervisor.run()
+
+
+def catch_signals() -> int:
+    """Catch the signals that SLURM sends, from now on; returns a file descriptor that gives their numbers."""
+    received, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    # a handler in Python runs only once the main thread does, and that one may have just begun to read from srun
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    for number in WATCHED:
+        # the ranks get these from SLURM themselves; this process has to outlive them
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+    return received
+
+
+def run_directory(arguments: Sequence[str], environ: Mapping[str, str]) -> RunDirectory:
+    """The run that is named, or the one that these overrides make; a requeued job finds the one that it made.
+
+    Raises:
+        HpctrainError: a configuration, a directory or an environment that can't work.
+    """
+    parser = argparse.ArgumentParser(prog=COMMAND, description="Run a training job's ranks, from its batch script.")
+    parser.add_argument("--config-dir", "-cd", help="more configuration")
+    parser.add_argument("words", nargs="*", metavar="RUN | KEY=VALUE", help="a run directory, or a new run's overrides")
+    options = parser.parse_intermixed_args(list(arguments))
+    words: list[str] = options.words
+    if len(words) == 1 and "=" not in words[0] and not words[0].startswith("~"):
+        return RunDirectory.existing(words[0])
+    return _make_run_directory(words, options.config_dir, environ)
+
+
+def _make_run_directory(words: list[str], config_dir: str | None, environ: Mapping[str, str]) -> RunDirectory:
+    # Hydra, which RUN doesn't need
+    from hpctrain.config.compose import Composer
+    from hpctrain.launch.prepare import prepare_as_rank
+
+    environment = ClusterEnvironment.from_environment(environ)
+    if environment.job_id is None or is_rank(environ):
+        problem = f"{COMMAND} is for batch scripts; elsewhere type python -m hpctrain cluster=slurm KEY=VALUE ..."
+        raise ClusterEnvironmentError(problem, {})
+    config = Composer(config_dir).compose([*allocation_overrides(environ, words), *words])
+    if not isinstance(config.cluster, SlurmCluster):
+        raise ConfigError("cluster", config.cluster.kind, "isn't a SLURM cluster", "leave it out in a batch script")
+    command = [*COMMAND.split(), *words]
+    try:
+        return retry(
+            lambda: prepare_as_rank(config, command, environment),
+            on=REFUSED,
+            # the directory of a requeued job was good before
+            for_s=STORAGE_S if environment.restart_count else 0.0,
+            problem="the run directory can't be prepared",
+        )
+    except OSError as error:
+        raise HpctrainError(f"the run directory can't be prepared: {error}") from error
+
+
+def log_to_stdout() -> None:
+    """Log into the batch script's log."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger = logging.getLogger("hpctrain")
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))

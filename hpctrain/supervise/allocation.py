@@ -1,9 +1,12 @@
-"""The nodes of a job: those that the next ranks run on, those in reserve, and those that are out."""
+"""The nodes of a job, and what a run takes from an allocation that it didn't ask for itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from hpctrain.cluster.nodelist import tasks_per_node
+from hpctrain.errors import ClusterEnvironmentError
 
 
 @dataclass
@@ -32,11 +35,37 @@ class Allocation:
         return len(self.nodes) - len(self._out) - self.num_nodes if self.keeps_spares else 0
 
     def lose(self, nodes: Iterable[str]) -> None:
-        """No more ranks on these."""
+        """Keep ranks away from these nodes from now on."""
         self._out |= set(nodes)
 
     def of_ranks(self, ranks: Sequence[int], processes_per_node: int) -> tuple[str, ...]:
-        """The nodes of these ranks; none where they are on all of them: no one is to blame more than another."""
+        """The nodes of these ranks; none where they are on all nodes, which makes none of them more suspect."""
         used = self.step_nodes
         found = {used[rank // processes_per_node] for rank in ranks if rank // processes_per_node < len(used)}
         return tuple(sorted(found)) if len(found) < len(used) else ()
+
+
+def allocation_overrides(environ: Mapping[str, str], words: Sequence[str]) -> list[str]:
+    """The overrides by which a new run uses the allocation of a batch script that its user wrote.
+
+    Args:
+        environ: the batch script's environment.
+        words: the user's own overrides, which come later and win.
+
+    Raises:
+        ClusterEnvironmentError: the nodes have different numbers of tasks.
+    """
+    found = [] if any(word.startswith("cluster=") for word in words) else ["cluster=slurm"]
+    name = "SLURM_TASKS_PER_NODE"
+    counts = tasks_per_node(environ.get(name, "1"), variable=name)
+    if len(set(counts)) > 1:
+        raise ClusterEnvironmentError(
+            "expected as many tasks on each node; ask sbatch for --ntasks-per-node", {name: environ[name]}
+        )
+    values = {
+        "nodes": environ.get("SLURM_JOB_NUM_NODES"),
+        "cluster.processes_per_node": str(counts[0]),
+        "cluster.gpus_per_node": environ.get("SLURM_GPUS_ON_NODE"),
+        "cluster.cpus_per_process": environ.get("SLURM_CPUS_PER_TASK"),
+    }
+    return found + [f"{key}={value}" for key, value in values.items() if value]

@@ -1,24 +1,24 @@
-"""One srun step: the ranks of an attempt, and what srun says of their ends."""
+"""One srun step: the ranks of an attempt, and what srun prints about their ends."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hpctrain.config.cluster import Slurm as SlurmCluster
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
 from hpctrain.run.directory import RunDirectory
-from hpctrain.supervise.batch_log import say
 
 COMPLAINT = re.compile(r"(?:srun|slurmstepd\S*): (?:error: |fatal: )?(?P<text>.*)")
 NOT_OF_INTEREST = re.compile(r"launch/slurm: |Job step aborted|Force Terminated")
-"""What srun says of its own doings once something has happened."""
+"""What srun prints about its own actions once something has happened."""
 ABORTED = re.compile(r"srun: Job step aborted")
-"""Said when the job ends, and when a task has."""
+"""Printed when the job ends, and when a task has ended badly."""
 NODE_FAILED = re.compile(r"srun: error: Node failure on \S")
 KEPT_LINES = 8
 
@@ -40,7 +40,7 @@ def srun_command(config: Config, directory: RunDirectory, nodes: Sequence[str] =
         f"--ntasks={resources.world_size}",
         f"--ntasks-per-node={resources.processes_per_node}",
         "--kill-on-bad-exit=1",
-        "--export=ALL",  # where a site submits with --export=NONE, srun would keep this script's environment back too
+        "--export=ALL",  # with a site's --export=NONE srun would keep this process's environment from the ranks, too
         "--open-mode=append",
         f"--output={str(directory.logs).replace('%', '%%')}/rank_%t.log",
     ]
@@ -53,46 +53,49 @@ def srun_command(config: Config, directory: RunDirectory, nodes: Sequence[str] =
     return [*command, *cluster.srun_args, sys.executable, "-u", "-m", "hpctrain.worker", str(directory.path)]
 
 
-@dataclass(frozen=True, slots=True)
-class StepEnd:
-    """A finished step.
-
-    Attributes:
-        code: srun's exit code; no witness of what happened, only that something may have.
-        said: what srun complained of: tasks that ended badly, or why it started none.
-    """
-
-    code: int
-    said: tuple[str, ...]
-
-
-def run_step(
-    command: Sequence[str],
-    environ: Mapping[str, str],
-    *,
-    ends_with_a_node: bool = False,
-    aborted: Callable[[], None] = lambda: None,
-) -> StepEnd:
-    """Run srun to its end; what it prints goes to this process's output as well.
+@dataclass
+class Step:
+    """A step of srun.
 
     Args:
         command: the srun line.
         environ: its environment.
         ends_with_a_node: end the step when one of its nodes fails; the other ranks would wait for those on it.
-        aborted: called as soon as srun says that the step is being ended.
+
+    Attributes:
+        code: srun's exit code once it has ended; it doesn't tell what happened, only that something may have.
+        complaints: what srun printed about tasks that ended badly, or about why it started none.
     """
-    said: list[str] = []
-    with subprocess.Popen(
-        command, env=dict(environ), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
-    ) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            say(line.rstrip("\n"))
-            if ends_with_a_node and NODE_FAILED.match(line):
-                process.terminate()
-            if ABORTED.match(line):
-                aborted()
-            complaint = COMPLAINT.match(line)
-            if complaint and not NOT_OF_INTEREST.search(line) and len(said) < KEPT_LINES:
-                said.append(complaint["text"].strip())
-    return StepEnd(process.returncode, tuple(said))
+
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    ends_with_a_node: bool = False
+    code: int = 0
+    complaints: list[str] = field(default_factory=list)
+
+    def run(self) -> Iterator[str]:
+        """Run srun to its end; yields the lines of its standard error, which also go to this process's."""
+        with subprocess.Popen(
+            self.command,
+            env=dict(self.environ),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        ) as process:
+            assert process.stderr is not None
+            for line in process.stderr:
+                print_error(line.rstrip("\n"))
+                if self.ends_with_a_node and NODE_FAILED.match(line):
+                    process.terminate()
+                complaint = COMPLAINT.match(line)
+                if complaint and not NOT_OF_INTEREST.search(line) and len(self.complaints) < KEPT_LINES:
+                    self.complaints.append(complaint["text"].strip())
+                yield line
+        self.code = process.returncode
+
+
+def print_error(text: str) -> None:
+    """Print into the batch script's log, which may be on a full disk."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)

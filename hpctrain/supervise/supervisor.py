@@ -1,36 +1,37 @@
-"""The attempts of one allocation: srun for the ranks, the judgement of how they ended, and what follows from it."""
+"""The attempts of one allocation: start the ranks, find out how they ended, and do what follows."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from hpctrain.attempt.outcome import Outcome, close_patiently, completed_by, entry_of, judge_attempt, resume_command
-from hpctrain.attempt.requeue import Action, Verdict, decide, unless_cancelled
-from hpctrain.attempt.unrecorded import close_silent_patiently
+from hpctrain.attempt.outcome import Outcome, record_end, resume_command
+from hpctrain.attempt.requeue import Action, RequeueDecision, decide, history_with
+from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.config.cluster import Slurm as SlurmCluster
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
-from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryError, SchedulerError
-from hpctrain.retry import until_it_can
+from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryError, SchedulerError, SupersededError
+from hpctrain.retry import retry
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.handover import Handover
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.scheduler.patience import patiently
-from hpctrain.scheduler.slurm import Slurm
+from hpctrain.scheduler.slurm import SILENCE_S, Slurm
 from hpctrain.supervise.allocation import Allocation
-from hpctrain.supervise.batch_log import say
-from hpctrain.supervise.lookout import Lookout
-from hpctrain.supervise.step import run_step, srun_command
-from hpctrain.supervise.this_job import ThisJob
-from hpctrain.supervise.way_on import WayOn
+from hpctrain.supervise.current_job import CurrentJob
+from hpctrain.supervise.requeuer import Requeuer
+from hpctrain.supervise.step import ABORTED, Step, print_error, srun_command
 
-log = logging.getLogger("hpctrain.launch")
+STORAGE_S = 60.0
+"""Seconds for which the run directory is tried again while its file system refuses."""
+REFUSED = (OSError, RunDirectoryError)
+
+log = logging.getLogger("hpctrain.supervise")
 
 
-@dataclass
 class Supervisor:
     """The attempts of one allocation.
 
@@ -38,210 +39,220 @@ class Supervisor:
         directory: the run.
         config: its configuration.
         environ: the batch script's environment.
-        slurm: who is asked, and who requeues.
-        patience_s: how long a file system may refuse that an end is recorded.
+        slurm: where to ask for the job, and to requeue it.
+        storage_s: seconds for which a file system may refuse.
+        silence_s: seconds for which SLURM may leave a question unanswered.
 
     Attributes:
-        job: around this process.
-        lookout: is told of SIGTERMs.
+        job: the current one.
+        requeuer: requeues it.
+        ledger: of the run.
+        allocation: the job's nodes.
     """
 
-    directory: RunDirectory
-    config: Config
-    environ: Mapping[str, str]
-    slurm: Slurm
-    patience_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        """Read this job's place."""
-        self.job = ThisJob(self.directory, self.slurm, self.environ)
-        self.resources = resources_of(self.config)
-        cluster = self.config.cluster
-        assert isinstance(cluster, SlurmCluster)
-        self.cluster = cluster
-        self.allocation = Allocation(self.job.nodes, self.resources.num_nodes, cluster.spare_nodes > 0)
-        self.ledger = Ledger(self.directory)
+    def __init__(
+        self,
+        directory: RunDirectory,
+        config: Config,
+        environ: Mapping[str, str],
+        slurm: Slurm,
+        *,
+        storage_s: float = STORAGE_S,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self.directory = directory
+        self.config = config
+        self.environ = environ
+        self.slurm = slurm
+        self.storage_s = storage_s
+        assert isinstance(config.cluster, SlurmCluster)
+        self.cluster = config.cluster
+        self.resources = resources_of(config)
+        self.job = CurrentJob(directory, slurm, environ, silence_s)
+        self.requeuer = Requeuer(self.job, config)
+        self.ledger = Ledger(directory)
+        self.allocation = Allocation(self.job.nodes, self.resources.num_nodes, self.cluster.spare_nodes > 0)
         self._in_allocation = 0
-        self.way_on = WayOn(self.directory, self.config, self.slurm, self.job.job_id, self.job.restarts)
-        self.lookout = Lookout(self.job, self.way_on, self._goes_back)
 
     def run(self) -> int:
-        """Run attempts until the verdict leads out of this allocation."""
-        world_size = self.resources.world_size
-        patience_s = self.patience_s if self.job.restarts else 0.0
-        try:
-            close_silent_patiently(patience_s, self.directory, self.slurm, self.job.job_id, world_size)
-            if completed_by(self.ledger, self.job.job_id):
-                log.info("the run in %s is completed: nothing to do", self.directory.path)
-                return ExitCode.FINISHED
-        except OSError as error:
-            log.warning("whether the run is completed can't be told: %s", error)
+        """Run attempts until the run ends or continues elsewhere; returns the batch script's exit code."""
+        if self._begin():
+            log.info("the run in %s is completed: nothing to do", self.directory.path)
+            return ExitCode.FINISHED
         while True:
             try:
-                attempt, said = self._attempt()
+                attempt = self._claim()
             except RunDirectoryError as error:
-                return self._unwritable(error)
+                return self._leave_unwritable(error)
+            complaints = self._run_ranks(attempt)
             try:
-                outcome, verdict, owned = self._judged(attempt, said)
-            except (OSError, RunDirectoryError) as error:
-                return self._unwritable(error)
-            if not owned:
+                outcome, decision = retry(
+                    lambda: self._conclude(attempt, complaints),  # noqa: B023 - called before the next turn
+                    on=REFUSED,
+                    for_s=self.storage_s,
+                    problem=f"how attempt {attempt} ended can't be read yet",
+                )
+            except SupersededError:
                 log.warning("attempt %d was superseded: this job ends here", attempt)
                 return ExitCode.INTERRUPTED
-            final, suspects = replace(outcome, reason=verdict.reason), self._suspects(outcome)
-            if verdict.reason is not outcome.reason:
-                final = replace(final, report=f"{verdict.why}: {outcome.report}")
-            told = {"job_id": self.job.job_id, "nodes": self.allocation.step_nodes, **verdict.told(suspects)}
-            if outcome.error_after_signal:
-                told["error_after_signal"] = True
-            patience_s = 0.0 if final.reason.meaning.by_slurm else self.patience_s
-            close_patiently(patience_s, self.directory, attempt, world_size, final, **told)
-            log.info("attempt %d ended: %s at step %d; %s", attempt, final.reason.value, final.step, verdict.why)
-            if final.report:
-                hint = f"; to go on: {resume_command(self.directory)}" if verdict.action is Action.END else ""
-                say(f"{final.report}{hint}")
-            if verdict.action is not Action.RESTART:
-                return self._leave(verdict, final)
-            self.allocation.lose(verdict.exclude)
+            except REFUSED as error:
+                return self._leave_unwritable(error)
+            self._record(attempt, outcome, decision)
+            if decision.action is not Action.RESTART:
+                return self._leave(decision)
+            self.allocation.lose(decision.exclude)
 
-    def _attempt(self) -> tuple[int, str]:
-        """Its number, and what srun said of its ranks' ends."""
-        # where the run has been before, its directory was good
-        patience_s = self.patience_s if self._in_allocation or self.job.restarts else 0.0
-        attempt = until_it_can(self.job.claim, patience_s, "the run can't be claimed yet")
+    @property
+    def _patience_before_ranks_s(self) -> float:
+        """Where the run has been before, its directory was good; a new run's may have been a mistake."""
+        return self.storage_s if self._in_allocation or self.job.restarts else 0.0
+
+    def _begin(self) -> bool:
+        """Close earlier attempts; returns whether the run is completed already."""
+        ends = UnrecordedEnds(self.directory, self.slurm, self.job.job_id, self.job.restarts)
+        with contextlib.suppress(OSError):  # they are left to a later attempt
+            retry(
+                lambda: ends.close(self.resources.world_size),
+                on=REFUSED,
+                for_s=self._patience_before_ranks_s,
+                problem="an earlier attempt can't be closed",
+            )
+        try:
+            last = next(reversed(self.ledger.attempts()), None)
+        except OSError as error:
+            log.warning("whether the run is completed is unknown: %s", error)
+            return False
+        # only this very job, which was requeued after all: a new job makes a completed run longer
+        return last is not None and last.reason is Reason.COMPLETED and last.job_id == self.job.job_id is not None
+
+    def _claim(self) -> int:
+        return retry(
+            self.job.claim,
+            on=REFUSED,
+            for_s=self._patience_before_ranks_s,
+            problem="the run can't be claimed yet",
+        )
+
+    def _run_ranks(self, attempt: int) -> str:
+        """Run the ranks to their ends; returns what srun complained about."""
         self._in_allocation += 1
         nodes, keeps_spares = self.allocation.step_nodes, self.allocation.keeps_spares
         log.info("attempt %d on %s", attempt, " ".join(nodes))
-        variables = Handover(attempt=attempt, logged=True).variables()
         command = srun_command(self.config, self.directory, nodes if keeps_spares else ())
-        environ = {**self.environ, **variables}
-        end = run_step(command, environ, ends_with_a_node=keeps_spares, aborted=self.lookout.look_beside)
-        log.info("srun ended with %d", end.code)
-        return attempt, "; ".join(end.said)
+        environ = {**self.environ, **Handover(attempt=attempt, logged=True).variables()}
+        step = Step(command, environ, ends_with_a_node=keeps_spares)
+        for line in step.run():
+            if ABORTED.match(line):
+                # the SIGTERM that a job gets before it is killed may not reach this process
+                self.requeuer.check_in_background()
+        log.info("srun ended with %d", step.code)
+        return "; ".join(step.complaints)
 
-    def _judged(self, attempt: int, said: str) -> tuple[Outcome, Verdict, bool]:
-        """How an attempt ended, what follows, and whether that is still this job's to say."""
+    def _conclude(self, attempt: int, complaints: str) -> tuple[Outcome, RequeueDecision]:
+        """Find out how an attempt ended, and decide what follows.
 
-        def judged() -> tuple[Outcome, Verdict, bool]:
-            outcome = self._second_opinion(judge_attempt(self.directory, attempt, self.resources.world_size, said))
-            verdict = self._as_possible(self._verdict(attempt, outcome))
-            return outcome, verdict, self.ledger.owns(attempt)
+        Raises:
+            SupersededError: that is up to a later attempt.
+        """
+        outcome = Outcome.of_attempt(self.directory, attempt, self.resources.world_size, complaints)
+        outcome = self._ask_slurm(attempt, outcome)
+        decision = decide(
+            history_with(self.ledger, attempt, outcome),
+            self.cluster.requeue,
+            in_allocation=self._in_allocation,
+            suspects=self._suspects(outcome),
+            reported=outcome.suspect_rank is not None,
+            spares=self.allocation.spares,
+        )
+        if decision.action in (Action.REQUEUE, Action.RESUBMIT) and self.job.job_id is not None:
+            # asked only now, and not with the outcome: the record has to say what follows, which comes last
+            decision = decision.allowed_by(
+                self.job.show(), restarts=self.job.restarts, resubmittable=self.job.resubmittable
+            )
+        self.ledger.require_ownership(attempt)
+        return outcome, decision
 
-        return until_it_can(judged, self.patience_s, f"how attempt {attempt} ended can't be read yet")
-
-    def _unwritable(self, error: Exception) -> int:
-        """Nothing can be read or written here: the queue may give the file system time, or other nodes."""
-        say(f"hpctrain: {error}; to go on: {resume_command(self.directory)}")
-        if self._in_allocation or self.job.restarts:
-            budget = self.cluster.requeue.max_failures
-            if self.way_on.requeue_for_its_files(budget, self.job.silence_s):
-                return ExitCode.INTERRUPTED
-        return ExitCode.FAILED
-
-    def _second_opinion(self, outcome: Outcome) -> Outcome:
-        """Ranks that died while SLURM took their job away can't tell, and new ones would not be told again."""
-        failed = outcome.reason is Reason.FAILED
-        if outcome.reason in (Reason.COMPLETED, Reason.CANCELLED):
-            return outcome
-        if failed and not self._may_follow_a_signal(outcome):
+    def _ask_slurm(self, attempt: int, outcome: Outcome) -> Outcome:
+        """The outcome with what SLURM knows: ranks that died while it was ending their job could not tell."""
+        if not outcome.may_be_slurms_doing(self.ledger, attempt):
             return outcome
         if self.job.cancelled:
             return replace(outcome, reason=Reason.CANCELLED, report="cancelled by its user")
-        found = self.lookout.why(outcome.reason, outcome.stop_signal)
-        if found is None:
-            return outcome if failed or outcome.reason.meaning.by_slurm else self._without_failed_nodes(outcome)
-        if found.reason is outcome.reason:
-            return outcome
-        report = f"{found.reason.value}: {found.evidence}"
-        if failed:
-            report += f"; an error followed, as of a child process that the signal ended: {outcome.report}"
-        outcome = replace(outcome, reason=found.reason, report=report, suspect_rank=None, silent_ranks=())
-        return replace(outcome, error_after_signal=failed)
+        termination = self.requeuer.termination(outcome.reason, outcome.stop_signal)
+        if termination is None and outcome.reason is not Reason.FAILED and not outcome.reason.meaning.by_slurm:
+            return self._ask_about_nodes(outcome)
+        return outcome.explained_by(termination)
 
-    def _may_follow_a_signal(self, outcome: Outcome) -> bool:
-        """Whether an error may be that of a child process which a signal of SLURM's ended; not twice in a row."""
-        before = [one for one in self.ledger.attempts() if one.attempt < self.job.attempt]
-        return outcome.stop_signal is not None and not (before and before[-1].extra.get("error_after_signal"))
-
-    def _without_failed_nodes(self, outcome: Outcome) -> Outcome:
-        """A job with nodes to spare goes on when one of them fails."""
+    def _ask_about_nodes(self, outcome: Outcome) -> Outcome:
+        """A job with nodes to spare outlives a node that failed."""
         if not self.allocation.keeps_spares:
             return outcome
         try:
             failed = self.slurm.failed_nodes(self.job.nodes, self.job.began)
         except SchedulerError as error:
-            log.info("SLURM doesn't tell of the nodes: %s", error)
+            log.info("SLURM could not be asked about the nodes: %s", error)
             return outcome
         if not set(failed) & set(self.allocation.step_nodes):
             self.allocation.lose(failed)
             return outcome
         return Outcome(Reason.NODE_FAILURE, outcome.step, f"{' '.join(failed)} failed", suspects=failed)
 
-    def _goes_back(self, reason: Reason) -> bool:
-        """Whether the newest attempt leads back to the queue, ended for this reason with what is saved."""
-        outcome = Outcome(reason, self.directory.saved_step, "")
-        return self._verdict(self.job.attempt, outcome).action is Action.REQUEUE
-
-    def _verdict(self, attempt: int, outcome: Outcome) -> Verdict:
-        earlier = [entry for entry in self.ledger.attempts() if entry.attempt < attempt]
-        this = replace(
-            entry_of(self.ledger, attempt),
-            reason=outcome.reason,
-            end_step=outcome.step,
-            extra={"saved_step": self.directory.saved_step},
-        )
-        if this.start_step is None:
-            this = replace(this, start_step=self.directory.saved_step)
-        return decide(
-            [*earlier, this],
-            self.cluster.requeue,
-            in_allocation=self._in_allocation,
-            suspects=self._suspects(outcome),
-            said_so=outcome.suspect_rank is not None,
-            spares=self.allocation.spares,
-        )
-
-    def _as_possible(self, verdict: Verdict) -> Verdict:
-        """A requeue must come after all is written down: what follows has to be known before."""
-        if verdict.action not in (Action.REQUEUE, Action.RESUBMIT) or self.job.job_id is None:
-            return verdict
-        record = self.job.record()
-        verdict = unless_cancelled(verdict, record, restarts=self.job.restarts)
-        if verdict.action is not Action.REQUEUE or record is None or record.requeue is not False:
-            return verdict
-        why = f"{verdict.why}, by way of a new job, since SLURM may not requeue this one"
-        return replace(verdict, action=Action.RESUBMIT, why=why)
-
     def _suspects(self, outcome: Outcome) -> tuple[str, ...]:
+        """Nodes that the failure points at."""
         per_node = self.resources.processes_per_node
         if outcome.suspect_rank is not None:
-            # by SLURM's name: the host's own may be another one, and nothing to exclude
+            # by the name that SLURM uses: --exclude doesn't take the host's own, which may be another one
             return (self.allocation.step_nodes[outcome.suspect_rank // per_node],)
         return outcome.suspects or self.allocation.of_ranks(outcome.silent_ranks, per_node)
 
-    def _leave(self, verdict: Verdict, outcome: Outcome) -> int:
-        if outcome.reason is Reason.COMPLETED:
-            return outcome.exit_code
-        requeued = self.way_on.decided()
-        if verdict.action is Action.END:
+    def _record(self, attempt: int, outcome: Outcome, decision: RequeueDecision) -> None:
+        suspects = self._suspects(outcome)
+        final = replace(outcome, reason=decision.reason)
+        if decision.reason is not outcome.reason:
+            final = replace(final, report=f"{decision.why}: {outcome.report}")
+        with contextlib.suppress(OSError):  # the next attempt closes this one
+            retry(
+                lambda: record_end(
+                    self.directory,
+                    attempt,
+                    final,
+                    world_size=self.resources.world_size,
+                    job_id=self.job.job_id,
+                    nodes=self.allocation.step_nodes,
+                    **decision.fields(suspects),
+                ),
+                on=REFUSED,
+                # SLURM kills this process before long, and the requeue is still to come
+                for_s=0.0 if final.reason.meaning.by_slurm else self.storage_s,
+                problem=f"the end of attempt {attempt} can't be recorded",
+            )
+        log.info("attempt %d ended: %s at step %d; %s", attempt, final.reason.value, final.step, decision.why)
+        if final.report:
+            hint = f"; to resume: {resume_command(self.directory)}" if decision.action is Action.END else ""
+            print_error(f"{final.report}{hint}")
+
+    def _leave(self, decision: RequeueDecision) -> int:
+        """Do what follows outside of this allocation: a requeue comes last, since it ends this process."""
+        exit_code = decision.reason.meaning.exit_code
+        if decision.reason is Reason.COMPLETED:
+            return exit_code
+        requeued = self.requeuer.settle()
+        if decision.action is Action.END:
             if requeued:
-                self._take_back()
-            return outcome.exit_code
-        if self.way_on.cancelled:
+                self.requeuer.take_back()
+            return exit_code
+        if self.requeuer.cancelled:
             log.info("the user has cancelled the job meanwhile: it isn't requeued")
             return ExitCode.CANCELLED
         try:
-            if verdict.action is not Action.REQUEUE or not self.way_on.requeue(self.job.silence_s):
-                log.info("the run goes on in job %s", self.way_on.resubmit(verdict.exclude))
+            if decision.action is not Action.REQUEUE or not self.requeuer.requeue():
+                log.info("the run continues in job %s", self.requeuer.resubmit(decision.exclude))
         except HpctrainError as error:
-            log.warning("the run could not go on by itself (%s); to go on: %s", error, resume_command(self.directory))
+            log.warning("the run can't continue by itself (%s); to resume: %s", error, resume_command(self.directory))
         return ExitCode.INTERRUPTED
 
-    def _take_back(self) -> None:
-        """The job was requeued before its ranks had ended, and they left nothing to go on with."""
-        job_id = self.job.job_id
-        assert job_id is not None
-        try:
-            patiently(lambda: self.slurm.cancel(job_id), self.job.silence_s)
-        except SchedulerError as error:
-            log.warning("the run is over, and job %s waits in the queue all the same (%s); scancel it", job_id, error)
+    def _leave_unwritable(self, error: Exception) -> int:
+        """Nothing can be read or written here: the queue may give the file system time, or the job other nodes."""
+        print_error(f"hpctrain: {error}; to resume: {resume_command(self.directory)}")
+        been_here = self._in_allocation or self.job.restarts
+        return ExitCode.INTERRUPTED if been_here and self.requeuer.requeue_unwritable() else ExitCode.FAILED

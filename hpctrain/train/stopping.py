@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 
-from hpctrain.attempt.termination import Cause, Diagnosis, diagnose
+from hpctrain.attempt.termination import Termination, diagnose
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
@@ -55,14 +55,14 @@ class Stopping:
         self._environment = environment
         self._ask = ask or Slurm(os.environ, timeout_s=ASK_TIMEOUT_S).show
         self._clock = clock
-        self._diagnosis = Diagnosis(Cause.UNKNOWN, None, "")
+        self._termination = Termination(None, "")
 
     @property
     def reason(self) -> Reason:
         """Why the attempt ends, for its record."""
         # an attempt that stops in good order wasn't ended by a node failure, whatever SLURM reports of the job
-        known = self._diagnosis.cause not in (Cause.UNKNOWN, Cause.NODE_FAILURE)
-        return Reason(self._diagnosis.cause.value) if known else Reason.INTERRUPTED
+        found = self._termination.reason
+        return Reason.INTERRUPTED if found in (None, Reason.NODE_FAILURE) else found
 
     def begin(self, stop: Stop, save_takes_s: float) -> bool:
         """Find the cause, before the save; collective.
@@ -83,19 +83,19 @@ class Stopping:
             )
         fits = True
         if self._world.is_rank_zero:
-            self._diagnosis = self._diagnose(stop.signal)
-            left_s = None if self._diagnosis.deadline is None else self._diagnosis.deadline - self._clock()
+            self._termination = self._diagnose(stop.signal)
+            left_s = None if self._termination.deadline is None else self._termination.deadline - self._clock()
             fits = left_s is None or left_s > save_takes_s * SAFETY
-            log.info("stopping: %s (%s)", self._diagnosis.cause.value, self._diagnosis.evidence)
+            log.info("stopping: %s (%s)", self._termination.reason or "unknown", self._termination.evidence)
             if not fits:
                 log.warning("no save: %.1f s are left, and it may take %.1f s", left_s, save_takes_s)
-        self._diagnosis, fits = self._world.broadcast((self._diagnosis, fits))
+        self._termination, fits = self._world.broadcast((self._termination, fits))
         return bool(fits)
 
-    def _diagnose(self, received: int) -> Diagnosis:
+    def _diagnose(self, received: int) -> Termination:
         job_id = self._environment.job_id
         if job_id is None:
-            return Diagnosis(Cause.UNKNOWN, None, f"signal {received}, outside of SLURM")
+            return Termination(None, f"signal {received}, outside of SLURM")
         try:
             record = self._ask(job_id)
         except SchedulerError as error:

@@ -12,8 +12,9 @@ from typing import TextIO
 import torch
 from torch._C._distributed_c10d import Store
 
+from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.config.checks import check_batch, refuse_without_gpu
-from hpctrain.config.cluster import Slurm
+from hpctrain.config.cluster import Slurm as SlurmCluster
 from hpctrain.config.root import Config
 from hpctrain.distributed.compiler import spare_compiler
 from hpctrain.distributed.determinism import set_determinism
@@ -24,9 +25,9 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
+from hpctrain.scheduler.slurm import Slurm
 from hpctrain.train.stopping import Stopping
 from hpctrain.train.trainer import Trainer
-from hpctrain.worker.by_hand import close_silent_by_hand
 from hpctrain.worker.rank import Rank
 
 DIRECTORY_KEY = "hpctrain/run_dir"
@@ -126,7 +127,7 @@ def devices_of(rank: Rank) -> tuple[torch.device, ...]:
     cluster = rank.config.cluster
     asked = cluster.gpus_per_node
     # a SLURM job that asked for no GPU leaves those alone that a site without cgroups shows it
-    use_gpu = asked != 0 and not (asked is None and isinstance(cluster, Slurm))
+    use_gpu = asked != 0 and not (asked is None and isinstance(cluster, SlurmCluster))
     each = None if rank.config.parallel.kind == "data_parallel" else cluster.gpus_per_process
     devices = choose_devices(rank.environment, each, use_gpu=use_gpu)
     if devices[0].type == "cpu":
@@ -190,9 +191,10 @@ def _claim_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None
     if rank.attempt is not None:
         return directory, rank.attempt
     # the ranks were started by hand: no launcher has closed earlier attempts or claimed this one
-    close_silent_by_hand(directory, rank.environment)
+    place = rank.environment
+    UnrecordedEnds(directory, Slurm(os.environ), place.job_id, place.restart_count).close(place.world_size)
     attempt = Ledger(directory).claim()
-    if rank.environment.job_id is None:
+    if place.job_id is None:
         Owner.write(directory.claim(attempt))
     return directory, attempt
 

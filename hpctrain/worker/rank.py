@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpctrain.attempt.outcome import Outcome
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.distributed.stop_request import StopRequest
@@ -24,7 +25,7 @@ from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.run.stacks import request_stacks
 from hpctrain.run.times import Times
-from hpctrain.worker.by_hand import close_by_hand
+from hpctrain.worker.by_hand import record_own_end
 from hpctrain.worker.stacks import STDERR
 from hpctrain.worker.watchdog import Hang
 
@@ -196,16 +197,8 @@ class Rank:
         """Record the attempt's end where no launcher does, because the ranks were started by hand."""
         if self.directory is None or self.attempt is None or self.handover.attempt is not None:
             return
-        close_by_hand(
-            self.directory,
-            self.attempt,
-            reason=reason,
-            step=self.step,
-            detail=detail,
-            stop_signal=self.stop.last_signal,
-            environment=self.environment,
-            config=self.config,
-        )
+        outcome = Outcome(reason, self.step, detail, stop_signal=self.stop.last_signal)
+        record_own_end(self.directory, self.attempt, outcome, self.environment)
 
     def close_attempt_for_peer(self, reason: Reason, detail: str) -> None:
         """Close the attempt after an error that points at another rank, whose own record is better where it has one.

@@ -335,7 +335,7 @@ def test_a_rank_that_is_killed(unattended, run_at):
     assert code == 1
     ((_, reason, _),) = run_at(command.path).attempts
     assert reason == "infrastructure"
-    assert "hpctrain: rank 1 of 2 ended without a word" in err
+    assert "hpctrain: rank 1 of 2 ended without an exit record" in err
     assert "Traceback" not in out + err
 
 

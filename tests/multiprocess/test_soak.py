@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 from signalled import PHASES, SENT
 
-from hpctrain.attempt.outcome import conclude
-from hpctrain.attempt.unrecorded import close_silent
+from hpctrain.attempt.outcome import Outcome, record_end
+from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.drill.comparison import compare, read_result
 from hpctrain.errors import ExitCode
 from hpctrain.launch.local import free_port, rank_variables
@@ -171,11 +171,12 @@ class InterruptedRun:
             attempt.codes = [one.code for one in done]
             attempt.output = "\n".join(f"--- exit code {one.code}\n{one.output}" for one in done if one.output)
         if self.world_size > 1 and attempt.launched:
-            conclude(self.directory, claimed, self.world_size)
+            outcome = Outcome.of_attempt(self.directory, claimed, self.world_size)
+            record_end(self.directory, claimed, outcome, world_size=self.world_size)
 
     def claim(self):
         """Begin an attempt as a launcher does."""
-        close_silent(self.directory, Slurm({}), None, self.world_size)
+        UnrecordedEnds(self.directory, Slurm({})).close(self.world_size)
         return self.ledger.claim()
 
     def wait(self, numbers):
@@ -303,7 +304,7 @@ def test_an_attempt_that_died_without_an_exit_record_is_closed_by_the_next(train
     ((_, reason, ended), last) = run.attempts
     assert (reason, last) == ("infrastructure", (saved, "completed", STEPS))
     assert saved <= ended < STEPS // 2
-    assert Ledger(run.directory).attempts()[0].detail.startswith("ended without a word: ")
+    assert Ledger(run.directory).attempts()[0].detail.startswith("ended without a record: ")
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -140,7 +140,7 @@ def test_a_rank_that_is_stopped_is_named_by_the_others(ended):
     run, (done,), attempt = ended("rank 1 is stopped")
     assert (done.code, attempt.reason) == (1, Reason.HANG), done.output
     assert attempt.detail.startswith("rank 0 on ")
-    assert "; rank 1 left no word: stopped, its machine gone" in attempt.detail
+    assert "; rank 1 left no exit record: stopped, its machine gone" in attempt.detail
     assert attempt.detail.endswith("; rank 0 waited for others")
     assert set(run.stacks) == {0}
     assert attempt.end_time - attempt.start_time < HANG_TIMEOUT_S + 60
@@ -152,7 +152,7 @@ def test_collectives_that_time_out_before_the_watchdog_are_a_hang_too(ended):
     run, (done,), attempt = ended("the others time out")
     assert (done.code, attempt.reason, attempt.end_step) == (1, Reason.HANG, 4), done.output
     assert re.search(r"rank [02] on \S+ hangs after step 4: RuntimeError: .*Timed out waiting 8000 ?ms", attempt.detail)
-    assert re.search(r"; rank 1(, 2)? left no word: stopped, its machine gone", attempt.detail)
+    assert re.search(r"; rank 1(, 2)? left no exit record: stopped, its machine gone", attempt.detail)
     records = read_exit_records(run.directory.claim(1))
     assert 1 not in records
     assert all(record.blames_peer for record in records.values())

@@ -179,7 +179,7 @@ def test_a_rank_dies(stage: Stage, death: str) -> None:
     assert_survived(stage, trial, "infrastructure")
     first, _ = trial.attempts
     assert (first.extra["next"], first.extra["suspects"]) == ("restart", ["n2"])
-    assert "rank 1 of 2 ended without a word" in first.detail
+    assert "rank 1 of 2 ended without an exit record" in first.detail
     assert stage.sandbox.job(trial.job_id)["Restarts"] == "0"
 
 

@@ -179,7 +179,7 @@ def test_a_killed_rank_and_a_cancelled_run_side_by_side(
     task = [*OWN, "task._target_=own.DiesOnRankOne", "cluster.requeue.max_failures=0"]
     done = hpctrain(*here, "run_dir=killed", *task)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "rank 1 of 2 ended without a word" in done.stdout
+    assert "rank 1 of 2 ended without an exit record" in done.stdout
     assert "Traceback" not in done.stdout, "the rank that only lost it is not to blame"
     start, end = ledger(work / "killed")
     assert (start["nodes"], start["world_size"], end["reason"]) == (["n1"], 2, "infrastructure")

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpctrain.errors import SchedulerError, SchedulerMissingError
-from hpctrain.scheduler.job import JobRecord
+from hpctrain.scheduler.job import JobRecord, JobState
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.scheduler.state import JobState
 
 if TYPE_CHECKING:
     from conftest import SlurmSandbox

@@ -156,19 +156,19 @@ class FakeSlurm:
         Raises:
             SchedulerError: as that function does.
         """
-        from hpctrain.errors import SchedulerError, SchedulerMissingError
-        from hpctrain.scheduler.command import UnknownJobError
+        from hpctrain.errors import SchedulerError
+        from hpctrain.scheduler.command import SchedulerSilentError, UnknownJobError
 
         try:
             with self._lock:
                 return str(getattr(_Programs(self.home), arguments[0])(*arguments[1:]))
         except KilledError:
-            raise SchedulerMissingError(f"{arguments[0]}: ended by SIGTERM, without an answer") from None
+            raise SchedulerSilentError(f"{arguments[0]}: ended by SIGTERM, without an answer") from None
         except RefusedError as error:
             message = str(error)
             kind = SchedulerError
             if UNREACHABLE in message or "accounting storage is disabled" in message:
-                kind = SchedulerMissingError
+                kind = SchedulerSilentError
             if "Invalid job id" in message:
                 kind = UnknownJobError
             raise kind(f"{' '.join(arguments)}: {message}") from None

@@ -28,8 +28,8 @@ def attempts(*reasons, gains=10, **last):
 
 @pytest.mark.parametrize("reason", [Reason.COMPLETED, Reason.CANCELLED, Reason.FAILED, Reason.INTERRUPTED])
 def test_nothing_follows(reason):
-    verdict = decide(attempts(reason), POLICY, in_allocation=1)
-    assert (verdict.action, verdict.reason) == (Action.END, reason)
+    decision = decide(attempts(reason), POLICY, in_allocation=1)
+    assert (decision.action, decision.reason) == (Action.END, reason)
 
 
 @pytest.mark.parametrize("reason", [Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.NODE_FAILURE])
@@ -43,9 +43,9 @@ def test_the_queue_again_as_often_as_it_takes(reason):
 def test_a_budget_of_its_own(reason, key):
     policy = Requeue(**{key: 1})
     assert decide(attempts(reason, Reason.NODE_FAILURE), policy, in_allocation=1).action is Action.REQUEUE
-    verdict = decide(attempts(reason, Reason.NODE_FAILURE, reason), policy, in_allocation=1)
-    assert (verdict.action, verdict.reason) == (Action.END, reason)
-    assert f"cluster.requeue.{key}=1 allows no more" in verdict.why
+    decision = decide(attempts(reason, Reason.NODE_FAILURE, reason), policy, in_allocation=1)
+    assert (decision.action, decision.reason) == (Action.END, reason)
+    assert f"cluster.requeue.{key}=1 allows no more" in decision.why
 
 
 @pytest.mark.parametrize("reason", FAILURES)
@@ -56,15 +56,15 @@ def test_a_failure_of_the_machine_gets_new_ranks_then_the_queue(reason):
 
 def test_failures_share_one_budget():
     assert decide(attempts(*FAILURES), POLICY, in_allocation=1).action is Action.RESTART
-    verdict = decide(attempts(*FAILURES, Reason.HANG), POLICY, in_allocation=1)
-    assert (verdict.action, verdict.reason) == (Action.END, Reason.HANG)
+    decision = decide(attempts(*FAILURES, Reason.HANG), POLICY, in_allocation=1)
+    assert (decision.action, decision.reason) == (Action.END, Reason.HANG)
 
 
 def test_two_attempts_in_a_row_without_a_step_gained_end_the_run():
     stuck = attempts(Reason.HANG, Reason.TIME_LIMIT, gains=0)
-    verdict = decide(stuck, POLICY, in_allocation=1)
-    assert (verdict.action, verdict.reason) == (Action.END, Reason.STALLED)
-    assert "2 attempts in a row" in verdict.why
+    decision = decide(stuck, POLICY, in_allocation=1)
+    assert (decision.action, decision.reason) == (Action.END, Reason.STALLED)
+    assert "2 attempts in a row" in decision.why
     assert decide(stuck, Requeue(max_stalled_attempts=3), in_allocation=1).action is Action.REQUEUE
 
 
@@ -87,29 +87,29 @@ def test_a_step_that_was_done_and_not_saved_is_none_gained():
 def test_a_node_that_is_blamed_again_is_left_out():
     again = attempts(Reason.INFRASTRUCTURE, Reason.INFRASTRUCTURE, suspects=["n2"])
     assert decide(again, POLICY, in_allocation=2, suspects=["n3"]).action is Action.REQUEUE
-    verdict = decide(again, POLICY, in_allocation=2, suspects=["n2", "n3"])
-    assert (verdict.action, verdict.exclude) == (Action.RESUBMIT, ("n2",))
-    verdict = decide(again, POLICY, in_allocation=2, suspects=["n2", "n3"], spares=1)
-    assert (verdict.action, verdict.exclude) == (Action.RESTART, ("n2",))
+    decision = decide(again, POLICY, in_allocation=2, suspects=["n2", "n3"])
+    assert (decision.action, decision.exclude) == (Action.RESUBMIT, ("n2",))
+    decision = decide(again, POLICY, in_allocation=2, suspects=["n2", "n3"], spares=1)
+    assert (decision.action, decision.exclude) == (Action.RESTART, ("n2",))
 
 
 def test_a_node_whose_machine_fails_before_the_first_save_is_left_out_before_the_run_is_given_up():
     broken = attempts(Reason.INFRASTRUCTURE, Reason.INFRASTRUCTURE, gains=0, suspects=["n3"])
-    verdict = decide(broken, POLICY, in_allocation=2, suspects=["n3"], said_so=True)
-    assert (verdict.action, verdict.reason, verdict.exclude) == (Action.RESUBMIT, Reason.INFRASTRUCTURE, ("n3",))
-    replaced = decide(broken, POLICY, in_allocation=2, suspects=["n3"], said_so=True, spares=1)
+    decision = decide(broken, POLICY, in_allocation=2, suspects=["n3"], reported=True)
+    assert (decision.action, decision.reason, decision.exclude) == (Action.RESUBMIT, Reason.INFRASTRUCTURE, ("n3",))
+    replaced = decide(broken, POLICY, in_allocation=2, suspects=["n3"], reported=True, spares=1)
     assert (replaced.action, replaced.exclude) == (Action.RESTART, ("n3",))
     elsewhere = attempts(*[Reason.INFRASTRUCTURE] * 3, gains=0, suspects=["n3"])
-    assert decide(elsewhere, POLICY, in_allocation=1, suspects=["n5"], said_so=True).reason is Reason.STALLED
-    verdict = decide(broken, Requeue(max_failures=1), in_allocation=2, suspects=["n3"], said_so=True)
-    assert (verdict.action, verdict.reason) == (Action.END, Reason.INFRASTRUCTURE)
+    assert decide(elsewhere, POLICY, in_allocation=1, suspects=["n5"], reported=True).reason is Reason.STALLED
+    decision = decide(broken, Requeue(max_failures=1), in_allocation=2, suspects=["n3"], reported=True)
+    assert (decision.action, decision.reason) == (Action.END, Reason.INFRASTRUCTURE)
 
 
 def test_ranks_that_die_without_a_word_on_one_node_may_be_the_runs_own_fault():
     silent = attempts(Reason.INFRASTRUCTURE, Reason.INFRASTRUCTURE, gains=0, suspects=["n2"])
-    verdict = decide(silent, POLICY, in_allocation=2, suspects=["n2"])
-    assert (verdict.action, verdict.reason) == (Action.END, Reason.STALLED)
-    assert "cluster.exclude=n2" in verdict.why
+    decision = decide(silent, POLICY, in_allocation=2, suspects=["n2"])
+    assert (decision.action, decision.reason) == (Action.END, Reason.STALLED)
+    assert "cluster.exclude=n2" in decision.why
 
 
 @given(
@@ -123,25 +123,25 @@ def test_ranks_that_die_without_a_word_on_one_node_may_be_the_runs_own_fault():
 def test_a_run_that_gains_nothing_ends_and_no_later_than_it_must(ends, max_stalled):
     policy = Requeue(max_failures=9, max_stalled_attempts=max_stalled)
     history, excluded = [], set()
-    for number, (reason, found, said_so) in enumerate(ends, start=1):
+    for number, (reason, found, reported) in enumerate(ends, start=1):
         suspects = tuple(node for node in found if node not in excluded)
         history.append(Attempt(attempt=number, start_step=0, reason=reason, end_step=0))
-        verdict = decide(history, policy, in_allocation=number, suspects=suspects, said_so=said_so)
+        decision = decide(history, policy, in_allocation=number, suspects=suspects, reported=reported)
         blamed = [name for before in history[:-1] for name in before.extra.get("suspects", ())]
         if number < max_stalled:
-            assert verdict.action is not Action.END
+            assert decision.action is not Action.END
         else:
-            goes_on = said_so and any(node in blamed for node in suspects)
-            assert verdict.reason is (reason if goes_on else Reason.STALLED)
-        history[-1].extra.update(verdict.told(suspects))
-        excluded |= set(verdict.exclude)
-        if verdict.action is Action.END:
+            goes_on = reported and any(node in blamed for node in suspects)
+            assert decision.reason is (reason if goes_on else Reason.STALLED)
+        history[-1].extra.update(decision.fields(suspects))
+        excluded |= set(decision.exclude)
+        if decision.action is Action.END:
             return
     assert len(excluded) > len(ends) - max_stalled
 
 
 @pytest.mark.parametrize(("spares", "action"), [(0, Action.REQUEUE), (1, Action.REQUEUE), (2, Action.RESTART)])
 def test_dead_nodes_are_replaced_while_there_are_enough_in_reserve(spares, action):
-    verdict = decide(attempts(Reason.NODE_FAILURE), POLICY, in_allocation=1, suspects=["n2", "n3"], spares=spares)
-    assert verdict.action is action
-    assert verdict.exclude == (("n2", "n3") if action is Action.RESTART else ())
+    decision = decide(attempts(Reason.NODE_FAILURE), POLICY, in_allocation=1, suspects=["n2", "n3"], spares=spares)
+    assert decision.action is action
+    assert decision.exclude == (("n2", "n3") if action is Action.RESTART else ())

@@ -6,8 +6,7 @@ import pytest
 
 from hpctrain.errors import SchedulerError
 from hpctrain.scheduler import answers
-from hpctrain.scheduler.job import JobRecord
-from hpctrain.scheduler.state import JobState
+from hpctrain.scheduler.job import JobRecord, JobState
 
 CAPTURED = Path(__file__).parent / "captured"
 
@@ -141,3 +140,29 @@ def test_no_jobs() -> None:
 def test_an_answer_of_another_shape_is_an_error(read, text: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(SchedulerError, match=r"expected .* found"):
         read(text)
+
+
+NODES = captured("scontrol-nodes.txt")
+"""n4 is dead and n3 well; slurmd began on all of them at 1795258447, and again on n4 at 1795261959."""
+
+
+def test_dead_nodes_and_those_that_started_again_have_failed():
+    assert answers.failed_nodes(NODES, since=1795261960) == ("n4",)
+    assert answers.failed_nodes(NODES.replace("State=DOWN+NOT_RESPONDING", "State=IDLE"), since=1795261960) == ()
+    assert answers.failed_nodes(NODES.replace("State=DOWN+NOT_RESPONDING", "State=IDLE"), since=1795260000) == ("n4",)
+    assert answers.failed_nodes(NODES, since=0) == ("n1", "n2", "n3", "n4")
+
+
+@pytest.mark.parametrize("state", ["DOWN", "DOWN*", "IDLE*", "ALLOCATED+NOT_RESPONDING", "FAIL", "DOWN+DRAIN"])
+def test_states_of_nodes_that_are_gone(state):
+    assert answers.failed_nodes(f"NodeName=n1 State={state} SlurmdStartTime=5", since=10) == ("n1",)
+
+
+@pytest.mark.parametrize("state", ["IDLE", "ALLOCATED", "MIXED+DRAIN", "IDLE+COMPLETING", "RESERVED"])
+def test_states_of_nodes_that_are_there(state):
+    assert answers.failed_nodes(f"NodeName=n1 State={state} SlurmdStartTime=5", since=10) == ()
+
+
+def test_a_node_that_never_started_and_an_empty_answer():
+    assert answers.failed_nodes("NodeName=n1 State=IDLE SlurmdStartTime=None", since=10) == ()
+    assert answers.failed_nodes("", since=10) == ()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import SchedulerError, SchedulerMissingError
+from hpctrain.scheduler.job import JobState
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.scheduler.state import JobState
 
 CAPTURED = Path(__file__).parent / "captured"
 UNKNOWN = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"

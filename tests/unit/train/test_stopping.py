@@ -8,8 +8,7 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
 from hpctrain.errors import CheckpointError
 from hpctrain.run.reason import Reason
-from hpctrain.scheduler.job import JobRecord
-from hpctrain.scheduler.state import JobState
+from hpctrain.scheduler.job import JobRecord, JobState
 from hpctrain.train.stopping import Stopping
 
 NOW = 1_000_000.0

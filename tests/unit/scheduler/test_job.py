@@ -1,7 +1,7 @@
 import pytest
 
 from hpctrain.errors import SchedulerError
-from hpctrain.scheduler.state import JobState
+from hpctrain.scheduler.job import JobState
 
 
 @pytest.mark.parametrize("state", JobState)

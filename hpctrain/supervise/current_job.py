@@ -1,0 +1,156 @@
+"""The job that the batch script runs in."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from hpctrain.attempt.termination import Termination, diagnose
+from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.cluster.nodelist import expand
+from hpctrain.errors import SchedulerError, SupersededError
+from hpctrain.retry import retry
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
+from hpctrain.scheduler.command import SchedulerSilentError
+from hpctrain.scheduler.job import JobRecord
+from hpctrain.scheduler.slurm import SILENCE_S, Slurm
+
+T = TypeVar("T")
+
+log = logging.getLogger("hpctrain.supervise")
+
+
+class CurrentJob:
+    """The job that the batch script runs in, and the run's newest attempt in it; any thread may call its methods.
+
+    Args:
+        directory: the run.
+        slurm: where to ask for the job.
+        environ: the batch script's environment.
+        silence_s: seconds for which SLURM is asked again while it doesn't answer.
+
+    Attributes:
+        job_id: None outside of a job.
+        nodes: of the job.
+        restarts: how often it had been requeued when this allocation began.
+        attempt: the newest that was claimed here; 0 before the first.
+        began: epoch seconds at which that was.
+    """
+
+    def __init__(
+        self, directory: RunDirectory, slurm: Slurm, environ: Mapping[str, str], silence_s: float = SILENCE_S
+    ) -> None:
+        self.directory = directory
+        self.slurm = slurm
+        self.silence_s = silence_s
+        self.job_id = ClusterEnvironment.from_environment(environ).job_id
+        self.nodes = tuple(expand(environ.get("SLURM_JOB_NODELIST", "")))
+        self.restarts = int(environ.get("SLURM_RESTART_COUNT", "0"))
+        self.attempt = 0
+        self.began = time.time()
+        self._ledger = Ledger(directory)
+        self._claiming = threading.Lock()
+
+    def claim(self) -> int:
+        """Claim the run for a new attempt, as `Ledger.claim`."""
+        self.began = time.time()  # before the claim: a cancel may follow it at once
+        with self._claiming:
+            self.attempt = self._ledger.claim()
+        return self.attempt
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether `python -m hpctrain cancel` was typed for the run since the attempt began."""
+        last = next(reversed(self.directory.job_records()), {})
+        when = last.get("time")
+        return bool(last.get("cancelled")) and isinstance(when, int | float) and when >= self.began
+
+    @property
+    def resubmittable(self) -> bool:
+        """Whether hpctrain submitted the job: the lines of a script that its user wrote are unknown."""
+        return any(record.get("job_id") == self.job_id for record in self.directory.job_records())
+
+    def show(self) -> JobRecord | None:
+        """SLURM's record of the job; None where SLURM doesn't answer."""
+        job_id = self.job_id
+        return None if job_id is None else self._ask(lambda: self.slurm.show(job_id))
+
+    def termination(self, received: int | None = None) -> Termination | None:
+        """Ask SLURM whether and why it is ending the job; None where it isn't, or doesn't answer.
+
+        Args:
+            received: number of the signal that a rank got, if it is known.
+        """
+        return None if self.job_id is None else self._ask(lambda: self._termination(received))
+
+    def requeue(self) -> None:
+        """Put the job back into the queue.
+
+        Raises:
+            SchedulerError: it can't be requeued.
+        """
+        job_id = self.job_id
+        assert job_id is not None
+        self._retry(lambda: self.slurm.requeue(job_id, self.restarts))
+
+    def cancel(self) -> None:
+        """End the job, or take it out of the queue.
+
+        Raises:
+            SchedulerError: SLURM doesn't answer.
+        """
+        job_id = self.job_id
+        assert job_id is not None
+        self._retry(lambda: self.slurm.cancel(job_id))
+
+    def _termination(self, received: int | None) -> Termination | None:
+        assert self.job_id is not None
+        record = self.slurm.show(self.job_id)
+        if record is None:
+            return None
+        found = diagnose(received, record, restarts=self.restarts, now=time.time())
+        if found.reason is None:
+            return None
+        # the job of a dead node looks like one that was preempted without grace time
+        in_doubt = found.requeued and record.preempt_time is None
+        if in_doubt or found.reason is Reason.NODE_FAILURE:
+            failed = self.slurm.failed_nodes(self.nodes, self.began)
+            if failed:
+                evidence = f"{' '.join(failed)} failed; {found.evidence}"
+                return replace(found, reason=Reason.NODE_FAILURE, evidence=evidence)
+        return found
+
+    def _ask(self, question: Callable[[], T | None]) -> T | None:
+        def ask() -> T | None:
+            # A batch host that is cut off may outlive its job, and would ask in vain for as long as it may. The lock
+            # keeps an attempt that is being claimed from looking like another's; a run directory that can't be read
+            # says nothing about who owns it.
+            with self._claiming, contextlib.suppress(OSError):
+                if self.attempt:
+                    self._ledger.require_ownership(self.attempt)
+            return question()
+
+        try:
+            return self._retry(ask)
+        except SupersededError:
+            return None
+        except SchedulerError as error:
+            log.info("SLURM could not be asked about the job: %s", error)
+            return None
+
+    def _retry(self, act: Callable[[], T]) -> T:
+        return retry(
+            act,
+            on=SchedulerSilentError,
+            for_s=self.silence_s,
+            every_s=0.5,
+            slowing_to_s=15.0,
+            problem="SLURM doesn't answer",
+        )

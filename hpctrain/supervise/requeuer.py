@@ -1,0 +1,196 @@
+"""The requeue of the job: after an attempt, or while its ranks still save when SLURM is killing the job."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+from dataclasses import replace
+
+from hpctrain.attempt.outcome import Outcome
+from hpctrain.attempt.requeue import Action, decide, history_with
+from hpctrain.attempt.termination import Termination
+from hpctrain.config.cluster import Slurm as SlurmCluster
+from hpctrain.config.root import Config
+from hpctrain.errors import HpctrainError, SchedulerError
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
+from hpctrain.supervise.current_job import CurrentJob
+
+log = logging.getLogger("hpctrain.supervise")
+
+
+class Requeuer:
+    """Puts the job back into the queue, once, whichever thread asks first.
+
+    A job that is being killed is requeued at once: neither its ranks nor this process may live until all is saved and
+    recorded. SLURM lets them run until KillWait is over all the same, and starts the job anew when all of its processes
+    are gone (seen on 22.05).
+
+    Args:
+        job: the current one.
+        config: of the run.
+    """
+
+    def __init__(self, job: CurrentJob, config: Config) -> None:
+        self.job = job
+        self.config = config
+        assert isinstance(config.cluster, SlurmCluster)
+        self._cluster = config.cluster
+        # guards all that follows, and is held while SLURM is asked: two threads must not requeue the job twice
+        self._lock = threading.RLock()
+        self._termination: Termination | None = None
+        self._handled = False
+        self._settled = False
+        self._requeued = False
+
+    def watch_signals(self, descriptor: int) -> None:
+        """Check the job at each SIGTERM, to the end of the process; runs in a thread of its own.
+
+        Args:
+            descriptor: gives the number of each signal in one byte, as `signal.set_wakeup_fd` writes them.
+        """
+        while numbers := os.read(descriptor, 64):
+            for number in numbers:
+                log.info("%s received", signal.Signals(number).name)
+            if signal.SIGTERM in numbers:
+                self.check()
+
+    def check_in_background(self) -> None:
+        """Check the job in another thread, so that the caller can keep reading what srun prints."""
+        threading.Thread(target=self.check, daemon=True).start()
+
+    def check(self) -> None:
+        """Find out whether SLURM is killing the job; if so, record why, and requeue the job if that is what follows."""
+        with self._lock:
+            if self._handled:
+                return
+            try:
+                self._handled = self._check()
+            except (HpctrainError, OSError) as error:
+                log.warning("whether SLURM is killing the job is unknown: %s", error)
+
+    def termination(self, reason: Reason, received: int | None) -> Termination | None:
+        """Why SLURM is ending the job, for an attempt that is over; None where it isn't.
+
+        Args:
+            reason: why the attempt ended, as its ranks recorded it; if SLURM was ending the job, it isn't asked again.
+            received: number of the signal that a rank got, if it is known.
+        """
+        with self._lock:
+            # What was found while the job was being killed comes first: once the job is requeued, SLURM's record no
+            # longer tells a time limit from a preemption.
+            if self._termination is not None or reason.meaning.by_slurm:
+                return self._termination
+            return self.job.termination(received)
+
+    def settle(self) -> bool:
+        """What follows is decided and recorded: no early requeue from now on. Returns whether there was one before."""
+        with self._lock:
+            self._settled = True
+            return self._requeued
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the job was found being killed because its user has cancelled it."""
+        return self._termination is not None and self._termination.reason is Reason.CANCELLED
+
+    def requeue(self) -> bool:
+        """Put the job back into the queue, unless it is there already; returns whether it is there."""
+        with self._lock:
+            if self.cancelled:
+                return False
+            if not self._requeued:
+                try:
+                    self.job.requeue()
+                except SchedulerError as error:
+                    log.info("job %s can't be requeued: %s", self.job.job_id, error)
+                    return False
+                self._requeued = True
+                log.info("job %s is requeued", self.job.job_id)
+            return True
+
+    def requeue_unwritable(self) -> bool:
+        """Requeue a job whose run directory can't be written: it may get other nodes, or find the directory mended.
+
+        The ledger can't count such requeues, so SLURM's own count bounds them.
+
+        Returns:
+            Whether the job is back in the queue.
+        """
+        if self.job.job_id is None or self._unrecorded_requeues() >= self._cluster.requeue.max_failures:
+            return False
+        # SLURM hasn't been asked yet whether the user cancelled the job meanwhile
+        termination = self.job.termination()
+        if termination is not None and termination.reason is Reason.CANCELLED:
+            return False
+        return self.requeue()
+
+    def take_back(self) -> None:
+        """Cancel the job, which was requeued before its ranks had ended, and has nothing left to do."""
+        try:
+            self.job.cancel()
+        except SchedulerError as error:
+            log.warning("the run is over, but job %s is still in the queue (%s); scancel it", self.job.job_id, error)
+
+    def resubmit(self, exclude: tuple[str, ...]) -> str:
+        """Submit a new job that keeps away from these nodes, and from those that earlier attempts excluded.
+
+        Returns:
+            Its id.
+
+        Raises:
+            HpctrainError: SLURM refuses it, or the job's script was written by its user.
+        """
+        from hpctrain.launch.submission import submit  # submitit is slow to import, and rarely needed here
+
+        directory = self.job.directory
+        if not self.job.resubmittable:
+            raise SchedulerError("submit the job's script again with run_dir set to the same folder")
+        earlier = [node for attempt in Ledger(directory).attempts() for node in attempt.extra.get("exclude", ())]
+        nodes = ",".join(filter(None, dict.fromkeys((self._cluster.exclude, *earlier, *exclude))))
+        config = replace(self.config, cluster=replace(self._cluster, exclude=nodes or None))
+        (job_id,) = submit([config], [directory], directory)
+        return job_id
+
+    def _check(self) -> bool:
+        """Returns whether the job is being killed and nothing is left to do about it."""
+        found = self.job.termination()
+        if found is None or not found.killing:
+            return False
+        if self.job.cancelled:
+            found = replace(found, reason=Reason.CANCELLED)
+        log.info("SLURM is killing the job: %s (%s)", found.reason, found.evidence)
+        self._termination = found
+        attempt = self.job.attempt
+        if attempt:
+            with contextlib.suppress(OSError):  # the requeue matters more
+                found.write(self.job.directory.claim(attempt))
+        if found.requeued or found.reason not in (Reason.PREEMPTED, Reason.TIME_LIMIT):
+            return attempt > 0
+        if not attempt:
+            # this process may not live until the first attempt is claimed; if it does, the next signal records why
+            if found.reason is Reason.PREEMPTED:
+                self._requeue_early()
+            return False
+        return not self._leads_to_queue(found.reason) or self._requeue_early()
+
+    def _requeue_early(self) -> bool:
+        """Returns whether there is nothing left to ask for."""
+        return self._settled or self.requeue()
+
+    def _leads_to_queue(self, reason: Reason) -> bool:
+        """Whether the newest attempt, ended for this reason with what is saved, leads back to the queue."""
+        outcome = Outcome(reason, self.job.directory.saved_step)
+        history = history_with(Ledger(self.job.directory), self.job.attempt, outcome)
+        return decide(history, self._cluster.requeue, in_allocation=1).action is Action.REQUEUE
+
+    def _unrecorded_requeues(self) -> int:
+        try:
+            attempts = Ledger(self.job.directory).attempts()
+        except OSError:
+            return self.job.restarts
+        ours = [one.extra for one in attempts if one.job_id in (None, self.job.job_id) and "requeued_by" in one.extra]
+        return self.job.restarts - len([extra for extra in ours if extra.get("next") != "restart"])

@@ -1,0 +1,65 @@
+"""Supervisors of a run of two nodes, with a fake SLURM."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+
+import pytest
+from supervising import RUNNING
+
+from hpctrain.config.compose import Composer
+from hpctrain.launch.prepare import prepare
+from hpctrain.scheduler.slurm import Slurm
+from hpctrain.supervise.supervisor import Supervisor
+
+
+@pytest.fixture
+def slurm(slurm):
+    """A running job of two nodes."""
+    slurm.job(RUNNING)
+    slurm.nodes(("n1", "IDLE", 0), ("n2", "IDLE", 0))
+    return slurm
+
+
+@pytest.fixture(scope="session")
+def composer():
+    """Composes configurations."""
+    return Composer()
+
+
+@pytest.fixture
+def supervisor(slurm, composer, tmp_path):
+    """Makes a supervisor of a run of two nodes that hpctrain submitted, or that its user's script made."""
+
+    def make(*words: str, submitted: bool = True, run=slurm.run, **options: object) -> Supervisor:
+        variables = {name: str(options.pop(name)) for name in list(options) if name.startswith("SLURM_")}
+        given = ["cluster=slurm", "nodes=2", "trainer.max_steps=80", f"run_dir={tmp_path}/run", *words]
+        config = composer.compose(given)
+        directory = prepare(config, given)
+        if submitted and not directory.job_records():
+            directory.record_job({"job_id": "7", "time": time.time(), "log": "batch_7.log"})
+        environ = slurm.environ | variables
+        return Supervisor(directory, config, environ, Slurm(environ, run=run), **options)
+
+    return make
+
+
+@pytest.fixture
+def unwritable(monkeypatch):
+    """Makes so many claims fail, or all of them."""
+
+    def make(times=None):
+        real, left = Path.mkdir, [times]
+
+        def mkdir(path, *more, **options):
+            if path.parent.name == "attempts" and left[0] != 0:
+                left[0] = left[0] and left[0] - 1
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+            return real(path, *more, **options)
+
+        monkeypatch.setattr(Path, "mkdir", mkdir)
+
+    return make

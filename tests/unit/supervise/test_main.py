@@ -1,0 +1,95 @@
+"""The program of a batch script, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from supervising import COMPLETES, STOPS, all_ranks, story, until
+
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Ledger
+
+SUPERVISE = "import runpy; runpy.run_module('hpctrain.supervise', run_name='__main__')"
+IN_ANOTHER_THREAD = """
+import threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+import signal
+unblock = signal.pthread_sigmask
+# the main thread stays deaf: a SIGTERM finds another thread, and the main one keeps waiting for srun
+signal.pthread_sigmask = lambda how, numbers: unblock(signal.SIG_BLOCK, numbers)
+"""
+
+
+@pytest.mark.parametrize("program", [SUPERVISE, IN_ANOTHER_THREAD + SUPERVISE], ids=["noticed", "while it waits"])
+def test_no_sigterm_is_lost(slurm, supervisor, program):
+    """On a full disk, which refuses the line about it; and while the main thread waits for what srun prints."""
+    slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.job(STOPS["preempted_cancel_without_grace"])
+    one = supervisor()
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-c", program, one.directory.path]
+        process = subprocess.Popen(command, stdout=full, stderr=subprocess.DEVNULL, env=slurm.environ)
+    until(lambda: slurm.steps)
+    process.send_signal(signal.SIGTERM)
+    until(lambda: slurm.requeued)
+    slurm.let_ranks_end()
+    process.wait(60)
+    assert story(one) == [(0, "preempted", 14, "requeue")]
+
+
+def supervise(slurm, folder, *words, **variables):
+    """Run the program to its end in a folder, as the script of a job of two nodes."""
+    job = {"SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_CPUS_PER_TASK": "3"}
+    environ = {**os.environ, **slurm.environ, **job, **variables}
+    command = [sys.executable, "-m", "hpctrain.supervise", *words]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_script_without_a_run_makes_one_and_finds_it_again_after_a_requeue(slurm, tmp_path):
+    slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4}, {**COMPLETES, "start": 14})
+    words = ("trainer.max_steps=80", "name=mine")
+    first = supervise(slurm, tmp_path, *words)
+    assert first.returncode == 4, first.stderr
+    assert slurm.requeued == ["7"]
+    second = supervise(slurm, tmp_path, *words, SLURM_RESTART_COUNT="1")
+    assert second.returncode == 0, second.stderr
+    directory = RunDirectory.existing(tmp_path / "runs" / "mine" / "job_7")
+    assert [entry.reason for entry in Ledger(directory).attempts()] == ["preempted", "completed"]
+    config = directory.config.read_text()
+    assert ("nodes: 2\n" in config, "cpus_per_process: 3\n" in config) == (True, True)
+
+
+def test_a_run_is_named_by_its_directory(slurm, supervisor, tmp_path):
+    slurm.plan(COMPLETES)
+    one = supervisor()
+    assert supervise(slurm, tmp_path, "run").returncode == 0
+    assert story(one) == [(0, "completed", 80, None)]
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "message"),
+    [
+        (["trainer.max_step=80"], {}, "max_step"),
+        (
+            ["cluster=local"],
+            {"SLURM_JOB_NUM_NODES": "1", "SLURM_TASKS_PER_NODE": "1"},
+            "cluster=local: isn't a SLURM cluster",
+        ),
+        (["no_such_run"], {}, "no_such_run"),
+        (["name=mine"], {"SLURM_JOB_ID": ""}, "is for batch scripts"),
+        (["name=mine"], {"SLURM_TASKS_PER_NODE": "2,1"}, "ask sbatch for --ntasks-per-node"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(slurm, tmp_path, words, variables, message):
+    done = supervise(slurm, tmp_path, *words, **variables)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("hpctrain: error: ")
+    assert message in line
+    assert not slurm.steps
+    assert not (tmp_path / "runs").exists()

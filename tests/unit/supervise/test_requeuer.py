@@ -1,0 +1,235 @@
+"""The requeue of the job, early or after its ranks, with a fake SLURM."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from supervising import (
+    ABORTED,
+    KILLED,
+    RUNNING,
+    STOPS,
+    all_ranks,
+    in_a_thread,
+    send_sigterm,
+    story,
+    until,
+)
+
+from hpctrain.attempt.termination import Termination
+from hpctrain.errors import ExitCode
+from hpctrain.run.reason import Reason
+
+
+def test_an_array_task_requeues_itself_alone(slurm, supervisor):
+    slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "code": 4})
+    supervisor(SLURM_ARRAY_JOB_ID="5", SLURM_ARRAY_TASK_ID="2").run()
+    assert slurm.requeued == ["5_2"]
+
+
+def test_where_the_requeue_is_refused_a_new_job_goes_on(slurm, supervisor):
+    slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.refuse_requeues()
+    one = supervisor()
+    assert one.run() == ExitCode.INTERRUPTED
+    assert "--job-name" in slurm.submitted
+    assert one.directory.job_records()[-1]["job_id"] == "8"
+
+
+def test_a_job_that_slurm_has_requeued_already_is_not_submitted_again(slurm, supervisor):
+    slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "job": STOPS["preempted_without_grace"], "code": 4})
+    slurm.refuse_requeues()
+    assert supervisor().run() == ExitCode.INTERRUPTED
+    assert not slurm.submitted
+
+
+@pytest.mark.parametrize(("stop", "silent"), [("preempted_cancel_without_grace", 0), ("time_limit_over", 1)])
+def test_a_job_that_is_being_killed_is_requeued_before_its_ranks_are_gone(slurm, supervisor, stop, silent):
+    slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.job(STOPS[stop])
+    slurm.fall_silent("scontrol", times=silent)
+    one = supervisor()
+    code = in_a_thread(one.run)
+    until(lambda: one.ledger.last_claim() == 1)
+    send_sigterm(one)
+    until(lambda: slurm.requeued)
+    noted = Termination.read(one.directory.claim(1))
+    assert noted is not None
+    assert noted.reason.value in stop
+    slurm.let_ranks_end()
+    assert code() == ExitCode.INTERRUPTED
+    assert slurm.requeued == ["7"]  # not a second time
+    # what was found before the requeue counts: after it any end looks like a preemption
+    assert story(one) == [(0, noted.reason.value, 14, "requeue")]
+
+
+def test_a_job_that_is_killed_before_its_first_attempt_is_requeued_too(slurm, supervisor):
+    """It may not live until the earlier attempts are closed."""
+    slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("preempted", 0), "code": 4})
+    slurm.job(STOPS["preempted_cancel_without_grace"])
+    one = supervisor()
+    send_sigterm(one).join(60)
+    assert slurm.requeued == ["7"]
+    code = in_a_thread(one.run)
+    slurm.let_ranks_end()
+    assert code() == ExitCode.INTERRUPTED
+    assert slurm.requeued == ["7"]
+
+
+def test_a_job_that_srun_sees_end_is_requeued_without_a_sigterm(slurm, supervisor):
+    aborted = {"warns": ABORTED, "waits": True}
+    slurm.plan({**aborted, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.job(STOPS["preempted_cancel_without_grace"])
+    one = supervisor()
+    code = in_a_thread(one.run)
+    until(lambda: slurm.requeued)
+    send_sigterm(one).join(60)
+    slurm.let_ranks_end()
+    assert code() == ExitCode.INTERRUPTED
+    assert slurm.requeued == ["7"]
+    assert story(one) == [(0, "preempted", 14, "requeue")]
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_signal_that_ends_the_command_that_asks_is_no_refusal(slurm, supervisor, early):
+    """SLURM signals all processes of the batch step, scontrol among them."""
+    slurm.kill_next_requeue()
+    aborted = {"warns": ABORTED, "waits": True} if early else {}
+    slurm.plan({**aborted, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.job(STOPS["preempted_cancel_without_grace"])
+    one = supervisor()
+    code = in_a_thread(one.run)
+    until(lambda: slurm.requeued == ["7", "7"])
+    slurm.let_ranks_end()
+    assert code() == ExitCode.INTERRUPTED
+    assert not slurm.submitted
+
+
+def test_an_early_requeue_that_is_refused_is_asked_for_at_the_next_signal_again(slurm, supervisor):
+    slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.job(STOPS["preempted_cancel_without_grace"])
+    slurm.refuse_requeues()
+    one = supervisor()
+    code = in_a_thread(one.run)
+    until(lambda: one.ledger.last_claim() == 1)
+    send_sigterm(one).join(60)
+    assert slurm.requeued == ["7"]
+    slurm.refuse_requeues(False)
+    send_sigterm(one).join(60)
+    assert slurm.requeued == ["7", "7"]
+    slurm.let_ranks_end()
+    assert code() == ExitCode.INTERRUPTED
+    assert slurm.requeued == ["7", "7"]
+
+
+def test_a_preempted_job_that_its_user_cancels_is_not_requeued_early(slurm, supervisor):
+    """SLURM's record is that of a preemption; what was typed tells the difference."""
+    slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.job(STOPS["preempted_cancel_without_grace"])
+    one = supervisor()
+    code = in_a_thread(one.run)
+    until(lambda: one.ledger.last_claim() == 1)
+    one.directory.record_job({"cancelled": True, "time": time.time()})
+    send_sigterm(one).join(60)
+    slurm.let_ranks_end()
+    assert code() == ExitCode.CANCELLED
+    assert not slurm.requeued
+    assert Termination.read(one.directory.claim(1)).reason is Reason.CANCELLED
+
+
+@pytest.mark.parametrize("requeue", ["Requeue=1", "Requeue=0"])
+def test_a_job_that_is_cancelled_once_the_decision_is_made_does_not_continue(slurm, supervisor, requeue):
+    slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    slurm.job(RUNNING.replace("Requeue=1", requeue))
+    asked = []
+
+    def run(*question):
+        answer = slurm.run(*question)
+        asked.append(question)
+        if len(asked) == 1:
+            slurm.job(STOPS["cancelled"])
+            one.requeuer.check()
+        return answer
+
+    one = supervisor(run=run)
+    assert one.run() == ExitCode.CANCELLED
+    assert (slurm.requeued, slurm.submitted) == ([], "")
+
+
+def test_a_step_that_srun_ends_for_a_rank_requeues_nothing(slurm, supervisor):
+    slurm.plan({"warns": ABORTED, "start": 0, "ranks": all_ranks("failed", 6), "code": 1})
+    assert supervisor().run() == ExitCode.FAILED
+    assert not slurm.requeued
+
+
+def test_no_requeue_follows_once_it_is_decided_how_the_run_goes_on(slurm, supervisor):
+    slurm.plan({"start": 0, "ranks": all_ranks("failed", 6), "code": 1})
+    one = supervisor()
+    assert one.run() == ExitCode.FAILED
+    slurm.job(STOPS["preempted_cancel_without_grace"])
+    send_sigterm(one).join(60)
+    assert not slurm.requeued
+
+
+@pytest.mark.parametrize("stop", ["cancelled", "preempted_without_grace", "preempted"])
+def test_a_sigterm_that_needs_no_requeue_now(slurm, supervisor, stop):
+    slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("completed", 80), "saves": [80]})
+    slurm.job(STOPS[stop])
+    one = supervisor()
+    code = in_a_thread(one.run)
+    until(lambda: one.ledger.last_claim() == 1)
+    send_sigterm(one)
+    slurm.let_ranks_end()
+    assert code() == ExitCode.FINISHED
+    assert not slurm.requeued
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_run_that_failed_after_its_job_was_requeued_does_not_come_back(slurm, supervisor, silent):
+    if silent:
+        slurm.fall_silent("scancel", times=1)
+    slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("failed", 6), "code": 1})
+    slurm.job(STOPS["preempted_cancel_without_grace"])
+    one = supervisor()
+    code = in_a_thread(one.run)
+    until(lambda: one.ledger.last_claim() == 1)
+    send_sigterm(one)
+    until(lambda: slurm.requeued)
+    slurm.let_ranks_end()
+    assert code() == ExitCode.FAILED
+    assert slurm.cancelled == ["7"]
+
+
+def test_where_no_second_attempt_can_begin_the_queue_gives_the_disk_time(slurm, supervisor):
+    slurm.plan({**KILLED, "hides": "attempts"})
+    one = supervisor(storage_s=0)
+    assert one.run() == ExitCode.INTERRUPTED
+    assert slurm.requeued == ["7"]
+
+
+def test_a_requeued_job_whose_run_directory_stays_read_only_goes_back_to_the_queue(slurm, supervisor, unwritable):
+    one = supervisor(storage_s=0, SLURM_RESTART_COUNT="1")
+    unwritable()
+    assert one.run() == ExitCode.INTERRUPTED
+    assert slurm.requeued == ["7"]
+
+
+@pytest.mark.parametrize(("restarts", "told", "goes_on"), [("3", 0, False), ("2", 0, True), ("5", 3, True)])
+def test_a_run_directory_that_is_never_mended_ends_the_run(slurm, supervisor, unwritable, restarts, told, goes_on):
+    one = supervisor(storage_s=0, SLURM_RESTART_COUNT=restarts)
+    for _ in range(told):
+        attempt = one.ledger.claim()
+        one.ledger.start(attempt, job_id="7", nodes=["n1", "n2"], world_size=2, step=0)
+        one.ledger.end(attempt, reason=Reason.PREEMPTED, step=5, next="requeue", requeued_by="hpctrain")
+    unwritable()
+    assert one.run() == (ExitCode.INTERRUPTED if goes_on else ExitCode.FAILED)
+    assert bool(slurm.requeued) == goes_on
+
+
+def test_a_cancelled_job_is_not_requeued_for_its_run_directory(slurm, supervisor, unwritable):
+    one = supervisor(storage_s=0, SLURM_RESTART_COUNT="1")
+    slurm.job(STOPS["cancelled"].replace("Restarts=0", "Restarts=1"))
+    unwritable()
+    assert one.run() == ExitCode.FAILED
+    assert not slurm.requeued
