@@ -10,8 +10,7 @@ from hpctrain.run.ledger import Attempt
 from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.explain import explain_pending
-from hpctrain.scheduler.job import JobRecord
-from hpctrain.scheduler.state import JobState
+from hpctrain.scheduler.job import JobRecord, JobState
 
 NOT_REQUEUED = (JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.BOOT_FAIL, JobState.DEADLINE)
 """States of jobs that SLURM doesn't run again."""

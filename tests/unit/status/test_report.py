@@ -7,13 +7,12 @@ import subprocess
 import sys
 
 import pytest
-from hpctrain.scheduler.state import JobState
 
 from hpctrain.metrics.json_lines import JsonLinesSink
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.scheduler.job import JobRecord
+from hpctrain.scheduler.job import JobRecord, JobState
 from hpctrain.status.report import job_ids, read_status
 from hpctrain.status.state import RunState
 

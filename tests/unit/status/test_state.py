@@ -5,12 +5,11 @@ import socket
 import time
 
 import pytest
-from hpctrain.scheduler.state import JobState
 
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
-from hpctrain.scheduler.job import JobRecord
+from hpctrain.scheduler.job import JobRecord, JobState
 from hpctrain.status.state import RunFacts, RunState, derive_state
 
 
