@@ -5,20 +5,33 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how_to" / "by_hand.md").read_text()
-SCRIPTS = [(ROOT / "slurm" / name).read_text() for name in ("train.sbatch", "torchrun.sbatch")]
+SCRIPTS = {name: (ROOT / "slurm" / name).read_text() for name in ("train.sbatch", "torchrun.sbatch")}
 
 
-def test_every_flag_that_a_script_of_ones_own_needs_is_in_the_shipped_ones():
-    needed = PAGE.partition("must do too:")[2].partition("What they lack")[0]
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_line_that_a_script_of_ones_own_needs_is_in_the_shipped_ones(script):
+    needed = PAGE.partition("must do too:")[2].partition("What the ranks print")[0]
     flags = [flag for code in re.findall(r"`([^`]+)`", needed) for flag in re.findall(r"--[^ ]+", code)]
-    assert {"--kill-on-bad-exit=1", "--export=ALL", "--requeue"} <= set(flags)
-    missing = {flag for flag in flags if not any(flag in script for script in SCRIPTS)}
-    assert missing == {"--export=NONE"}, "that is what the job may be submitted with"
+    assert flags == ["--signal=USR2@90", "--requeue", "--open-mode=append"]
+    assert not [flag for flag in flags if f"#SBATCH {flag}\n" not in SCRIPTS[script]]
+    assert ("`trap '' TERM`" in needed, "`exec python -m hpctrain.supervise KEY=VALUE ...`" in needed) == (True, True)
+    assert "\ntrap '' TERM\n" in SCRIPTS[script]
+    assert re.search(
+        r'\nexec "\$\{HPCTRAIN_PYTHON:-python\}" -m hpctrain\.supervise .*"\$@"\n$', SCRIPTS[script], re.DOTALL
+    )
 
 
-def test_torchrun_gets_the_time_to_save():
-    assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" in PAGE
-    assert "export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90\n" in SCRIPTS[1]
-    assert all("#SBATCH --signal=USR2@90\n" in script for script in SCRIPTS)
+def test_what_srun_and_torchrun_need_is_on_the_page():
+    bare = PAGE.partition("## Ranks without a supervisor")[2]
+    for needed in (
+        "--kill-on-bad-exit=1",
+        "--export=ALL",
+        "--cpus-per-task",
+        "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
+    ):
+        assert needed in bare

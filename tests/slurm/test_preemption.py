@@ -194,8 +194,8 @@ def test_cancelled(stage: Stage) -> None:
 
 
 @staged("--nodes=2")
-def test_ranks_that_were_started_by_hand(stage: Stage) -> None:
-    """slurm/train.sbatch: nobody stands outside of the ranks."""
+def test_a_script_that_its_user_wrote(stage: Stage) -> None:
+    """slurm/train.sbatch: its user's script executes the supervisor."""
     trial = stage.by_hand("--nodes=2")
     assert preempt_once(trial) == "COMPLETED"
     (_, _, stopped), _ = trial.story
