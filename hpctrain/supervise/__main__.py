@@ -17,8 +17,10 @@ from collections.abc import Mapping, Sequence  # noqa: E402
 
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank  # noqa: E402
 from hpctrain.config.cluster import Slurm as SlurmCluster  # noqa: E402
+from hpctrain.config.resources import resources_of  # noqa: E402
 from hpctrain.config.stored import load  # noqa: E402
 from hpctrain.errors import ClusterEnvironmentError, ConfigError, HpctrainError  # noqa: E402
+from hpctrain.launch.prepare import RunPlan, prepare_as_rank  # noqa: E402
 from hpctrain.retry import retry  # noqa: E402
 from hpctrain.run.directory import RunDirectory  # noqa: E402
 from hpctrain.scheduler.slurm import Slurm  # noqa: E402
@@ -40,13 +42,12 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """
     received = catch_signals()
     try:
-        directory = run_directory(arguments, environ)
-        config = load(directory.config)
+        plan = plan_run(arguments, environ)
     except HpctrainError as error:
         print(f"hpctrain: error: {error}", file=sys.stderr)
         return error.exit_code
     log_to_stdout()
-    return supervise(Supervisor(directory, config, environ, Slurm(environ)), received)
+    return supervise(Supervisor(plan, environ, Slurm(environ)), received)
 
 
 def supervise(supervisor: Supervisor, received: int) -> int:
@@ -68,7 +69,7 @@ def catch_signals() -> int:
     return received
 
 
-def run_directory(arguments: Sequence[str], environ: Mapping[str, str]) -> RunDirectory:
+def plan_run(arguments: Sequence[str], environ: Mapping[str, str]) -> RunPlan:
     """The run that is named, or the one that these overrides make; a requeued job finds the one that it made.
 
     Raises:
@@ -80,14 +81,14 @@ def run_directory(arguments: Sequence[str], environ: Mapping[str, str]) -> RunDi
     options = parser.parse_intermixed_args(list(arguments))
     words: list[str] = options.words
     if len(words) == 1 and "=" not in words[0] and not words[0].startswith("~"):
-        return RunDirectory.existing(words[0])
-    return _make_run_directory(words, options.config_dir, environ)
+        directory = RunDirectory.existing(words[0])
+        config = load(directory.config)
+        return RunPlan(config, directory, resources_of(config))
+    return _prepare_run(words, options.config_dir, environ)
 
 
-def _make_run_directory(words: list[str], config_dir: str | None, environ: Mapping[str, str]) -> RunDirectory:
-    # Hydra, which RUN doesn't need
-    from hpctrain.config.compose import Composer
-    from hpctrain.launch.prepare import prepare_as_rank
+def _prepare_run(words: list[str], config_dir: str | None, environ: Mapping[str, str]) -> RunPlan:
+    from hpctrain.config.compose import Composer  # imports Hydra, which a run that exists doesn't need
 
     environment = ClusterEnvironment.from_environment(environ)
     if environment.job_id is None or is_rank(environ):

@@ -13,8 +13,8 @@ from hpctrain.attempt.outcome import Outcome
 from hpctrain.attempt.requeue import Action, decide, history_with
 from hpctrain.attempt.termination import Termination
 from hpctrain.config.cluster import Slurm as SlurmCluster
-from hpctrain.config.root import Config
 from hpctrain.errors import HpctrainError, SchedulerError
+from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.supervise.current_job import CurrentJob
@@ -31,14 +31,14 @@ class Requeuer:
 
     Args:
         job: the current one.
-        config: of the run.
+        plan: of the run.
     """
 
-    def __init__(self, job: CurrentJob, config: Config) -> None:
+    def __init__(self, job: CurrentJob, plan: RunPlan) -> None:
         self.job = job
-        self.config = config
-        assert isinstance(config.cluster, SlurmCluster)
-        self._cluster = config.cluster
+        self.plan = plan
+        assert isinstance(plan.config.cluster, SlurmCluster)
+        self._cluster = plan.config.cluster
         # guards all that follows, and is held while SLURM is asked: two threads must not requeue the job twice
         self._lock = threading.RLock()
         self._termination: Termination | None = None
@@ -151,8 +151,8 @@ class Requeuer:
             raise SchedulerError("submit the job's script again with run_dir set to the same folder")
         earlier = [node for attempt in Ledger(directory).attempts() for node in attempt.extra.get("exclude", ())]
         nodes = ",".join(filter(None, dict.fromkeys((self._cluster.exclude, *earlier, *exclude))))
-        config = replace(self.config, cluster=replace(self._cluster, exclude=nodes or None))
-        (job_id,) = submit([config], [directory], directory)
+        config = replace(self.plan.config, cluster=replace(self._cluster, exclude=nodes or None))
+        (job_id,) = submit([replace(self.plan, config=config)], directory)
         return job_id
 
     def _check(self) -> bool:

@@ -10,9 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpctrain.config.cluster import Slurm as SlurmCluster
-from hpctrain.config.resources import resources_of
-from hpctrain.config.root import Config
-from hpctrain.run.directory import RunDirectory
+from hpctrain.launch.prepare import RunPlan
 
 COMPLAINT = re.compile(r"(?:srun|slurmstepd\S*): (?:error: |fatal: )?(?P<text>.*)")
 NOT_OF_INTEREST = re.compile(r"launch/slurm: |Job step aborted|Force Terminated")
@@ -23,17 +21,15 @@ NODE_FAILED = re.compile(r"srun: error: Node failure on \S")
 KEPT_LINES = 8
 
 
-def srun_command(config: Config, directory: RunDirectory, nodes: Sequence[str] = ()) -> list[str]:
+def srun_command(plan: RunPlan, nodes: Sequence[str] = ()) -> list[str]:
     """The srun line that starts the ranks; their output is appended to a log per rank.
 
     Args:
-        config: of the run.
-        directory: of the run.
+        plan: of the run.
         nodes: where the ranks run, in a job with nodes to spare; () where it has none.
     """
-    cluster = config.cluster
+    cluster, resources, directory = plan.config.cluster, plan.resources, plan.directory
     assert isinstance(cluster, SlurmCluster)
-    resources = resources_of(config)
     command = [
         "srun",
         f"--nodes={resources.num_nodes}",

@@ -11,11 +11,9 @@ from hpctrain.attempt.outcome import Outcome, record_end, resume_command
 from hpctrain.attempt.requeue import Action, RequeueDecision, decide, history_with
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.config.cluster import Slurm as SlurmCluster
-from hpctrain.config.resources import resources_of
-from hpctrain.config.root import Config
 from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryError, SchedulerError, SupersededError
+from hpctrain.launch.prepare import RunPlan
 from hpctrain.retry import retry
-from hpctrain.run.directory import RunDirectory
 from hpctrain.run.handover import Handover
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
@@ -36,8 +34,7 @@ class Supervisor:
     """The attempts of one allocation.
 
     Args:
-        directory: the run.
-        config: its configuration.
+        plan: of the run.
         environ: the batch script's environment.
         slurm: where to ask for the job, and to requeue it.
         storage_s: seconds for which a file system may refuse.
@@ -52,26 +49,24 @@ class Supervisor:
 
     def __init__(
         self,
-        directory: RunDirectory,
-        config: Config,
+        plan: RunPlan,
         environ: Mapping[str, str],
         slurm: Slurm,
         *,
         storage_s: float = STORAGE_S,
         silence_s: float = SILENCE_S,
     ) -> None:
-        self.directory = directory
-        self.config = config
+        self.plan = plan
+        self.directory = plan.directory
         self.environ = environ
         self.slurm = slurm
         self.storage_s = storage_s
-        assert isinstance(config.cluster, SlurmCluster)
-        self.cluster = config.cluster
-        self.resources = resources_of(config)
-        self.job = CurrentJob(directory, slurm, environ, silence_s)
-        self.requeuer = Requeuer(self.job, config)
-        self.ledger = Ledger(directory)
-        self.allocation = Allocation(self.job.nodes, self.resources.num_nodes, self.cluster.spare_nodes > 0)
+        assert isinstance(plan.config.cluster, SlurmCluster)
+        self.cluster = plan.config.cluster
+        self.job = CurrentJob(plan.directory, slurm, environ, silence_s)
+        self.requeuer = Requeuer(self.job, plan)
+        self.ledger = Ledger(plan.directory)
+        self.allocation = Allocation(self.job.nodes, plan.resources.num_nodes, self.cluster.spare_nodes > 0)
         self._in_allocation = 0
 
     def run(self) -> int:
@@ -112,7 +107,7 @@ class Supervisor:
         ends = UnrecordedEnds(self.directory, self.slurm, self.job.job_id, self.job.restarts)
         with contextlib.suppress(OSError):  # they are left to a later attempt
             retry(
-                lambda: ends.close(self.resources.world_size),
+                lambda: ends.close(self.plan.resources.world_size),
                 on=REFUSED,
                 for_s=self._patience_before_ranks_s,
                 problem="an earlier attempt can't be closed",
@@ -138,7 +133,7 @@ class Supervisor:
         self._in_allocation += 1
         nodes, keeps_spares = self.allocation.step_nodes, self.allocation.keeps_spares
         log.info("attempt %d on %s", attempt, " ".join(nodes))
-        command = srun_command(self.config, self.directory, nodes if keeps_spares else ())
+        command = srun_command(self.plan, nodes if keeps_spares else ())
         environ = {**self.environ, **Handover(attempt=attempt, logged=True).variables()}
         step = Step(command, environ, ends_with_a_node=keeps_spares)
         for line in step.run():
@@ -154,7 +149,7 @@ class Supervisor:
         Raises:
             SupersededError: that is up to a later attempt.
         """
-        outcome = Outcome.of_attempt(self.directory, attempt, self.resources.world_size, complaints)
+        outcome = Outcome.of_attempt(self.directory, attempt, self.plan.resources.world_size, complaints)
         outcome = self._ask_slurm(attempt, outcome)
         decision = decide(
             history_with(self.ledger, attempt, outcome),
@@ -199,7 +194,7 @@ class Supervisor:
 
     def _suspects(self, outcome: Outcome) -> tuple[str, ...]:
         """Nodes that the failure points at."""
-        per_node = self.resources.processes_per_node
+        per_node = self.plan.resources.processes_per_node
         if outcome.suspect_rank is not None:
             # by the name that SLURM uses: --exclude doesn't take the host's own, which may be another one
             return (self.allocation.step_nodes[outcome.suspect_rank // per_node],)
@@ -216,7 +211,7 @@ class Supervisor:
                     self.directory,
                     attempt,
                     final,
-                    world_size=self.resources.world_size,
+                    world_size=self.plan.resources.world_size,
                     job_id=self.job.job_id,
                     nodes=self.allocation.step_nodes,
                     **decision.fields(suspects),

@@ -5,8 +5,9 @@ import sys
 import pytest
 
 from hpctrain.config.compose import Composer
+from hpctrain.config.resources import resources_of
 from hpctrain.errors import ConfigError, SchedulerError, SchedulerMissingError
-from hpctrain.launch.prepare import plan
+from hpctrain.launch.prepare import RunPlan, plan
 from hpctrain.launch.submission import script, submit
 from hpctrain.run.directory import RunDirectory
 from hpctrain.supervise.step import srun_command
@@ -103,7 +104,8 @@ def test_a_user_can_forbid_the_requeue(composer, run, word):
 
 
 def test_srun_gets_what_sbatch_would_not_hand_on(composer, run):
-    command = srun_command(composer.compose(EVERYTHING), run)
+    config = composer.compose(EVERYTHING)
+    command = srun_command(RunPlan(config, run, resources_of(config)))
     assert command == [
         "srun",
         "--nodes=2",

@@ -38,11 +38,11 @@ def supervisor(slurm, composer, tmp_path):
         variables = {name: str(options.pop(name)) for name in list(options) if name.startswith("SLURM_")}
         given = ["cluster=slurm", "nodes=2", "trainer.max_steps=80", f"run_dir={tmp_path}/run", *words]
         config = composer.compose(given)
-        directory = prepare(config, given)
-        if submitted and not directory.job_records():
-            directory.record_job({"job_id": "7", "time": time.time(), "log": "batch_7.log"})
+        plan = prepare(config, given)
+        if submitted and not plan.directory.job_records():
+            plan.directory.record_job({"job_id": "7", "time": time.time(), "log": "batch_7.log"})
         environ = slurm.environ | variables
-        return Supervisor(directory, config, environ, Slurm(environ, run=run), **options)
+        return Supervisor(plan, environ, Slurm(environ, run=run), **options)
 
     return make
 
