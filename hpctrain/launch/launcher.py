@@ -10,6 +10,7 @@ from hpctrain.config.cluster import Slurm
 from hpctrain.config.root import Config
 from hpctrain.errors import ExitCode, HpctrainError
 from hpctrain.launch.prepare import RunPlan, discard_unstarted, plan, prepare
+from hpctrain.phrases import counted
 
 
 def launch(config: Config, command: Sequence[str]) -> int:
@@ -43,9 +44,10 @@ def print_plan(run: RunPlan) -> None:
         from hpctrain.launch.submission import script
 
         print(script(run, run.directory))
-        print(f"# nothing was submitted; the job would train with {ranks} ranks in {path}")
+        print(f"# nothing was submitted; the job would train with {counted(ranks, 'rank')} in {path}")
     else:
-        print(f"nothing was launched; {ranks} processes here would train in {path}")
+        processes = "1 process" if ranks == 1 else f"{ranks} processes"
+        print(f"nothing was launched; {processes} here would train in {path}")
 
 
 def _submit(run: RunPlan) -> int:

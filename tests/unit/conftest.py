@@ -9,7 +9,9 @@ import pytest
 
 from hpctrain.run.directory import RunDirectory
 
-sys.path.append(str(Path(__file__).parent))  # for the module `fakes`; last, since its siblings have common names
+sys.path.append(
+    str(Path(__file__).parent)
+)  # for the modules `fakes` and `launchers`; last, since their siblings have common names
 
 from fakes import Clock, FakeSlurm
 

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from launchers import BATCH, PTY, STEP, derive, place
+
+from hpctrain.cluster.environment import Source, is_rank
+from hpctrain.cluster.port import derived
+
+
+def test_slurm_step_with_uneven_tasks() -> None:
+    environment = derive(STEP)
+    assert environment.source is Source.SLURM
+    assert place(environment) == (4, 0, 2, 5, 1, 3)
+    assert (environment.master_addr, environment.nodes) == ("n1", ("n1", "n2", "n3"))
+    assert environment.port_candidates == derived(job=77)
+    assert environment.master_port == environment.port_candidates[0]
+    assert (environment.job_id, environment.step_id) == ("77", "0")
+    assert (environment.array_task, environment.restart_count) == (None, 0)
+
+
+def test_slurm_local_world_size_is_that_of_the_own_node() -> None:
+    assert place(derive(STEP | {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"})) == (3, 1, 1, 5, 2, 3)
+
+
+def test_array_task_and_restart() -> None:
+    array = {"SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": "2"}
+    environment = derive(STEP | array)
+    assert (environment.job_id, environment.array_task, environment.restart_count) == ("70_3", 3, 2)
+    assert environment.port_candidates == derived(job=77, restart=2)
+
+
+def test_a_step_started_from_a_shell_on_a_terminal_is_no_shell() -> None:
+    """As captured in `salloc` with an interactive step, then `srun -n5`, on SLURM 22.05."""
+    step = PTY | {"SLURM_JOB_CPUS_PER_NODE_PACK_GROUP_0": "3,1"}
+    assert is_rank(step)
+    assert place(derive(step)) == (4, 0, 2, 5, 1, 3)
+
+
+def test_the_batch_script_knows_its_node() -> None:
+    assert derive(BATCH).nodes == ("n1",)
+
+
+def test_a_step_whose_script_exports_torchs_variables_too() -> None:
+    same = {"RANK": "4", "WORLD_SIZE": "5", "LOCAL_RANK": "0", "MASTER_ADDR": "n1-ib", "MASTER_PORT": "12345"}
+    environment = derive(STEP | same)
+    assert (environment.source, place(environment)) == (Source.SLURM, (4, 0, 2, 5, 1, 3))
+    assert (environment.master_addr, environment.port_candidates) == ("n1-ib", (12345,))
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
+def test_every_rank_of_a_block_distributed_step_derives_the_same_world(counts: list[int]) -> None:
+    seen = []
+    for node, count in enumerate(counts):
+        for local in range(count):
+            step = STEP | {
+                "SLURM_PROCID": str(len(seen)),
+                "SLURM_LOCALID": str(local),
+                "SLURM_NODEID": str(node),
+                "SLURM_STEP_NUM_TASKS": str(sum(counts)),
+                "SLURM_STEP_TASKS_PER_NODE": ",".join(map(str, counts)),
+                "SLURM_STEP_NODELIST": f"n[1-{len(counts)}]",
+            }
+            seen.append(derive(step))
+    assert [environment.rank for environment in seen] == list(range(sum(counts)))
+    assert all(environment.local_world_size == counts[environment.node_rank] for environment in seen)
+    assert len({(e.world_size, e.num_nodes, e.master_addr, e.port_candidates, e.nodes) for e in seen}) == 1

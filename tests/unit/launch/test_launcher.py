@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from hpctrain.config.compose import Composer
+from hpctrain.launch.launcher import launch
+
+
+@pytest.fixture(scope="module")
+def composer():
+    return Composer()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return tmp_path
+
+
+def test_a_dry_run_here_writes_nothing(composer, folder, capsys):
+    assert launch(composer.compose(["cluster.dry_run=true", "run_dir=R"]), []) == 0
+    assert capsys.readouterr().out == f"nothing was launched; 1 process here would train in {folder}/R\n"
+    assert list(folder.iterdir()) == []
+
+
+def test_a_dry_run_on_slurm_prints_the_script(composer, folder, capsys):
+    words = ["cluster=slurm", "nodes=4", "cluster.processes_per_node=2", "cluster.dry_run=true", "run_dir=R"]
+    assert launch(composer.compose(words), []) == 0
+    out = capsys.readouterr().out
+    assert "#SBATCH --nodes=4\n" in out
+    assert f"# nothing was submitted; the job would train with 8 ranks in {folder}/R\n" in out
+    assert list(folder.iterdir()) == []
+
+
+def test_what_is_probably_not_meant_is_a_warning(composer, capsys):
+    words = ["cluster=slurm", "cluster.partition=gpu", "cluster.dry_run=true"]
+    assert launch(composer.compose(words), []) == 0
+    assert capsys.readouterr().err.startswith("hpctrain: warning: cluster.partition=gpu looks like a GPU partition")
+
+
+def test_a_submission_that_fails_leaves_no_run_directory(composer, folder, monkeypatch):
+    monkeypatch.setenv("PATH", str(folder))
+    with pytest.raises(Exception, match="login node"):
+        launch(composer.compose(["cluster=slurm", "name=mine"]), [])
+    assert not list((folder / "runs" / "mine").iterdir())
