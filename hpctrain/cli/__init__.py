@@ -1,4 +1,4 @@
-"""The command line: subcommands by their first word, and training for everything else."""
+"""The command line: a first word that names a command runs it, everything else trains."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from collections.abc import Sequence
 from hpctrain.errors import ExitCode, HpctrainError
 
 COMMANDS = ("cancel", "drill", "env", "fit-batch", "inspect", "logs", "resume", "stacks", "status")
-"""Words that are commands, one module of this package each."""
+"""The commands; each is a module of this package."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was typed.
+    """Run a command line.
 
     Args:
-        arguments: the words after the program's name; None for those of this process.
+        arguments: the words after the program's name; None takes those of this process.
 
     Returns:
         An `ExitCode`.
     """
-    code = _answer(list(sys.argv[1:] if arguments is None else arguments))
-    if arguments is None and code == ExitCode.INTERRUPTED and _is_busy():
+    code = _run(list(sys.argv[1:] if arguments is None else arguments))
+    # after a second Ctrl-C, a thread may still be writing a checkpoint: Python would wait for it
+    if arguments is None and code == ExitCode.INTERRUPTED and _has_threads():
         from hpctrain.worker.entry import end_process
 
         end_process(code)
     return code
 
 
-def _is_busy() -> bool:
-    """Whether this process would stay for something: after a second Ctrl-C, a checkpoint that is being written."""
+def _has_threads() -> bool:
     return any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())
 
 
-def _answer(words: list[str]) -> int:
+def _run(words: list[str]) -> int:
     try:
         return _dispatch(words)
     except HpctrainError as error:
         print(f"hpctrain: error: {error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
-        # the reader of a pipe, head say, has enough; nothing can be flushed to it at exit either
+        # the reader of the pipe, head for example, is gone; without this, Python's flush at exit would fail too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FINISHED
     except KeyboardInterrupt:
@@ -68,12 +68,10 @@ def _dispatch(words: list[str]) -> int:
 
 
 class UnknownCommandError(HpctrainError):
-    """A first word that is neither a command nor KEY=VALUE."""
+    """The first word is neither a command nor KEY=VALUE."""
 
     exit_code = ExitCode.BAD_CONFIGURATION
 
     def __init__(self, word: str) -> None:
         known = ", ".join(COMMANDS)
-        super().__init__(
-            f"{word}: no such command; known are {known}; what trains is written as KEY=VALUE (see --help)"
-        )
+        super().__init__(f"{word} is not a command; the commands are {known}; to train, write KEY=VALUE (see --help)")

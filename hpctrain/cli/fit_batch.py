@@ -1,4 +1,4 @@
-"""`python -m hpctrain fit-batch [KEY=VALUE ...]`: the largest micro-batch that fits into memory here."""
+"""`python -m hpctrain fit-batch [KEY=VALUE ...]`: the largest micro-batch that fits into memory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hpctrain.cli.arguments import add_overrides, command_parser
+from hpctrain.cli.batch_search import BatchSearch, Trial
 from hpctrain.cluster.scrub import scrubbed
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer
@@ -19,7 +21,7 @@ from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
 from hpctrain.config.stored import to_yaml
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError, RunFailedError
-from hpctrain.launch.batch_search import BatchSearch, Trial
+from hpctrain.phrases import counted
 
 GB = 1e9
 MARGIN = 0.1
@@ -31,94 +33,99 @@ examples:
   python -m hpctrain fit-batch task=text
   srun --gpus=1 python -m hpctrain fit-batch model=resnet task=image_folder precision=bf16
 
-Each size is tried for three steps of two micro-batches, in a process of its own, so that nothing of one is left for the
-next: as the run would be, with its precision, optimizer, compiler and activation checkpointing, by a single process
-without the buffers of communication, for which the margin leaves room. On a GPU a size fits if its memory, as torch's
-allocator holds it, does. On a CPU the memory is that of the whole process, against what the machine and its control
-groups can give, shared by the processes of the node; a size that is expected to take more, by those before it, isn't
+Each size is tried for three steps of two micro-batches, in a process of its own, so that no memory is left over from
+one size to the next. A trial uses the run's precision, optimizer, compiler and activation checkpointing, but only one
+process, without the buffers of communication; the margin leaves memory for those. On a GPU, a size fits if torch's
+allocator can hold it. On a CPU, the memory of the whole process is compared with what the machine and its control
+groups offer, divided by the processes per node; a size that is predicted to need more, by the sizes before it, isn't
 tried. Nothing is written.
 
-Exit code 0; 1 where not even one sample fits or the task fails; 2 for overrides that can't work."""
+Exit code 0; 1 if not even one sample fits or the task fails; 2 for overrides that can't work."""
 
 
 class TrialRefusedError(HpctrainError):
-    """What a trial's process raised on purpose, with its own exit code."""
+    """A configuration that the trial's process refused."""
 
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.exit_code = ExitCode(code)  # type: ignore[misc]  # of this one error, not of its class
+    exit_code = ExitCode.BAD_CONFIGURATION
 
 
 def main(arguments: list[str]) -> int:
-    """Search; `arguments` are those after the word `fit-batch`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m hpctrain fit-batch",
-        description="Find the largest micro-batch that fits into this machine's memory, by trying.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    """Search; ``arguments`` are those after the word `fit-batch`."""
+    description = "Find the largest micro-batch that fits into this machine's memory, by trying."
+    parser = command_parser("fit-batch", description, _EPILOG)
+    add_overrides(parser, "what to train; as for a run")
+    parser.add_argument("--largest", type=int, default=65536, metavar="N", help="the largest size to try (65536)")
+    parser.add_argument(
+        "--memory-gb", type=float, metavar="GB", help="the memory of one process (what is free on this machine)"
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="what to train; as for a run")
-    parser.add_argument("--largest", type=int, default=65536, metavar="N", help="stop at this size (65536)")
-    parser.add_argument("--memory-gb", type=float, metavar="GB", help="that one process may take; what is free here")
-    parser.add_argument("--margin", type=float, default=MARGIN, help=f"share of it that stays free ({MARGIN:g})")
-    parser.add_argument("--config-dir", help="a folder with more configuration")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser.add_argument("--margin", type=float, default=MARGIN, help=f"the share of it to keep free ({MARGIN:g})")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     options = parser.parse_intermixed_args(arguments)
     config = Composer(options.config_dir).compose(options.overrides)
     if isinstance(config.cluster, Slurm):
         problem = "fit-batch tries on the machine where it is typed"
         raise ConfigError("cluster.kind", "slurm", problem, "write srun --gpus=1 python -m hpctrain fit-batch ...")
     with tempfile.TemporaryDirectory(prefix="hpctrain_fit_batch_") as folder:
-        path = Path(folder, "config.yaml")
-        path.write_text(to_yaml(config))
-        return _search(config, path, options)
+        config_path = Path(folder, "config.yaml")
+        config_path.write_text(to_yaml(config))
+        return _search(config, config_path, options)
 
 
-def _search(config: Config, path: Path, options: argparse.Namespace) -> int:
-    first = _attempt(path, 1)
+def _search(config: Config, config_path: Path, options: argparse.Namespace) -> int:
+    progress = sys.stderr if options.json else sys.stdout
+    # the first trial also finds out what there is to search with
+    first = _run_trial(config_path, 1)
     on_gpu = first["device"] != "cpu"
-    shares = 1 if on_gpu else resources_of(config).processes_per_node
-    known = first["limit_bytes"] // shares if first["limit_bytes"] else None
-    whole = known if options.memory_gb is None else int(options.memory_gb * GB)
-    if whole is None:
-        raise HpctrainError("how much memory there is can't be told on this machine: give --memory-gb")
-    limit = int(whole * (1 - options.margin))
-    # two micro-batches are needed for one step
-    largest = min(options.largest, max(1, first.get("num_samples", 2) // 2))
-    said = sys.stderr if options.json else sys.stdout
-    print(f"{limit / GB:.2f} GB for one process on {first['device']} ({whole / GB:.2f} GB, {options.margin:.0%} of it "
-          "kept free)\nmicro-batch       peak   samples/s", file=said)  # fmt: skip
-    search = BatchSearch(
-        attempt=lambda size: _trial(first if size == 1 else _attempt(path, size), size, limit),
-        limit_bytes=limit,
-        largest=largest,
-        careful=not on_gpu,
-        said=lambda trial: print(_row(trial), file=said, flush=True),
+    available = _available_bytes(config, first, options.memory_gb)
+    limit = int(available * (1 - options.margin))
+    print(
+        f"{limit / GB:.2f} GB for one process on {first['device']} ({available / GB:.2f} GB, {options.margin:.0%} of "
+        "it kept free)\nmicro-batch       peak   samples/s",
+        file=progress,
     )
-    fits = search.run()
-    answer = _answer(config, search, fits)
+    # one step takes two micro-batches
+    largest = min(options.largest, max(1, first.get("num_samples", 2) // 2))
+    search = BatchSearch(limit_bytes=limit, largest=largest, careful=not on_gpu)
+    while (size := search.next_size()) is not None:
+        trial = search.prediction(size)
+        if trial is None:
+            trial = _as_trial(first if size == 1 else _run_trial(config_path, size), size, limit)
+        search.record(trial)
+        print(_row(trial), file=progress, flush=True)
+    answer = _answer(config, search)
     if options.json:
         print(json.dumps({**answer, "limit_bytes": limit, "trials": [asdict(trial) for trial in search.trials]}))
     else:
         print(_advice(config, search, answer))
-    return ExitCode.FINISHED if fits else ExitCode.FAILED
+    return ExitCode.FINISHED if search.fits else ExitCode.FAILED
 
 
-def _attempt(path: Path, size: int) -> dict[str, Any]:
-    """What the process of one trial says; what it prints otherwise goes where errors go."""
-    command = [sys.executable, "-m", "hpctrain.train.batch_trial", str(path), str(size)]
+def _available_bytes(config: Config, first: dict[str, Any], memory_gb: float | None) -> int:
+    if memory_gb is not None:
+        return int(memory_gb * GB)
+    if not first["limit_bytes"]:
+        raise HpctrainError("the memory of this machine is unknown: give --memory-gb")
+    # the processes of a node share its memory, but not its GPUs
+    shares = 1 if first["device"] != "cpu" else resources_of(config).processes_per_node
+    return int(first["limit_bytes"]) // shares
+
+
+def _run_trial(config_path: Path, size: int) -> dict[str, Any]:
+    """Try a size; returns the record that `hpctrain.train.batch_trial` describes, without `error`."""
+    command = [sys.executable, "-m", "hpctrain.train.batch_trial", str(config_path), str(size)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=scrubbed(os.environ))
     if done.returncode < 0 and size > 1:
-        return {"fits": False, "message": f"ended by signal {-done.returncode}"}
+        return {"fits": False, "message": f"killed by signal {-done.returncode}"}
     if done.returncode:
         raise RunFailedError(f"three steps with micro-batches of {size} failed: see above")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     if "error" in found:
-        raise TrialRefusedError(found["error"], found["exit_code"])
+        refused = found["exit_code"] == ExitCode.BAD_CONFIGURATION
+        raise (TrialRefusedError if refused else RunFailedError)(found["error"])
     return found
 
 
-def _trial(found: dict[str, Any], size: int, limit_bytes: int) -> Trial:
+def _as_trial(found: dict[str, Any], size: int, limit_bytes: int) -> Trial:
     peak: int | None = found.get("peak_bytes")
     return Trial(
         micro_batch_size=size,
@@ -132,31 +139,29 @@ def _trial(found: dict[str, Any], size: int, limit_bytes: int) -> Trial:
 def _row(trial: Trial) -> str:
     peak = "-" if trial.peak_bytes is None else f"{trial.peak_bytes / GB:.2f} GB"
     rate = "-" if trial.samples_per_s is None else f"{trial.samples_per_s:.4g}"
-    note = "" if trial.fits else "  too large, as the sizes before let expect" if trial.predicted else "  too large"
+    note = "" if trial.fits else "  too large, predicted by the sizes before" if trial.predicted else "  too large"
     return f"{trial.micro_batch_size:>11} {peak:>10} {rate:>11}{note}{': ' * bool(trial.message)}{trial.message}"
 
 
-def _answer(config: Config, search: BatchSearch, fits: int) -> dict[str, int | None]:
-    ranks = resources_of(config).world_size
-    per_rank = config.trainer.global_batch_size // ranks
-    usable = max((size for size in range(1, fits + 1) if per_rank % size == 0), default=None)
+def _answer(config: Config, search: BatchSearch) -> dict[str, int | None]:
+    per_rank = config.trainer.global_batch_size // resources_of(config).world_size
+    usable = max((size for size in range(1, search.fits + 1) if per_rank % size == 0), default=None)
     rates = {one.micro_batch_size: one.samples_per_s for one in search.trials if one.fits and one.samples_per_s}
     best = max(rates.values(), default=0.0)
     enough = min((size for size, rate in rates.items() if rate >= WORTHWHILE * best), default=None)
-    return {"largest": fits, "trainer.micro_batch_size": usable, "worthwhile": enough}
+    return {"largest": search.fits, "trainer.micro_batch_size": usable, "worthwhile": enough}
 
 
 def _advice(config: Config, search: BatchSearch, answer: dict[str, int | None]) -> str:
-    largest = answer["largest"]
-    if not largest:
+    if not search.fits:
         return "not even one sample fits: see trainer.activation_checkpointing, precision=bf16, or a smaller model"
-    more = ", and there was no need for a larger one (--largest, or the samples)" if largest == search.largest else ""
-    lines = [f"largest that fits: {largest}{more}"]
-    ranks = resources_of(config).world_size
-    lines.append(
-        f"with trainer.global_batch_size={config.trainer.global_batch_size} and {ranks} rank{'s' * (ranks > 1)}: "
-        f"trainer.micro_batch_size={answer['trainer.micro_batch_size']}"
-    )
-    if answer["worthwhile"] is not None and answer["worthwhile"] < largest:
-        lines.append(f"from {answer['worthwhile']} on, larger ones gain less than {1 - WORTHWHILE:.0%} in speed")
+    more = ", and no larger one is needed (--largest, or the samples)" if search.fits == search.largest else ""
+    ranks = counted(resources_of(config).world_size, "rank")
+    given = f"with trainer.global_batch_size={config.trainer.global_batch_size} and {ranks}"
+    lines = [
+        f"largest that fits: {search.fits}{more}",
+        f"{given}: trainer.micro_batch_size={answer['trainer.micro_batch_size']}",
+    ]
+    if answer["worthwhile"] is not None and answer["worthwhile"] < search.fits:
+        lines.append(f"sizes above {answer['worthwhile']} are less than {1 - WORTHWHILE:.0%} faster")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Training: compose, check, and launch; or be a rank where something has launched one already."""
+"""Training: compose, check and launch a run or a sweep; or be a rank, in a process that a launcher started."""
 
 from __future__ import annotations
 
@@ -24,21 +24,17 @@ EXPERIMENT = (
     "write what it changes into CONFIG_DIR/experiment/NAME.yaml, and add --config-dir CONFIG_DIR experiment=NAME"
 )
 REFUSED = {
-    "config_name": ("another main configuration isn't taken", EXPERIMENT),
-    "config_path": ("another folder in place of hpctrain's isn't taken", EXPERIMENT),
-    "experimental_rerun": ("a pickle of Hydra's isn't taken", "python -m hpctrain resume RUN goes on with a run"),
+    "config_name": ("another main configuration isn't supported", EXPERIMENT),
+    "config_path": ("another folder in place of hpctrain's isn't supported", EXPERIMENT),
+    "experimental_rerun": ("Hydra's pickles aren't supported", "python -m hpctrain resume RUN continues a run"),
 }
-"""Flags that Hydra's parser knows, and whose value nothing here would read: what is wrong, what to do instead."""
-SPEAKING_S = 5.0
-"""Seconds that the other ranks give rank zero to say what is wrong with the configuration."""
+"""Flags of Hydra's parser that hpctrain would ignore: why they are refused, and what to do instead."""
+RANK_ZERO_S = 5.0
+"""Seconds that the other ranks wait for rank zero to report what is wrong with the configuration."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train, sweep, or show the configuration, by Hydra's own flags.
-
-    Returns:
-        An `ExitCode`.
-    """
+    """Train, sweep, or show the configuration; ``arguments`` are overrides and Hydra's flags."""
     parser = _parser()
     options = parser.parse_args(list(arguments))
     for flag, (problem, remedy) in REFUSED.items():
@@ -48,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     if _only_shows(options):
         return _show(composer, options, parser)
     if is_rank(os.environ):
-        return _be_a_rank(composer, options.overrides)
+        return _run_as_rank(composer, options.overrides)
     if options.multirun:
         from hpctrain.sweep.multirun import multirun
 
@@ -85,7 +81,7 @@ def _show(composer: Composer, options: argparse.Namespace, parser: argparse.Argu
         if options.help:
             _help(composer, options, parser)
         elif options.hydra_help:
-            # Hydra lists the flags without asking whether their help is suppressed
+            # Hydra lists flags whose help is suppressed, too
             parser._actions = [action for action in parser._actions if action.dest not in REFUSED]
             hydra.hydra_help(config_name=PRIMARY, args_parser=parser, args=options)
         elif options.cfg:
@@ -109,17 +105,18 @@ def _help(composer: Composer, options: argparse.Namespace, parser: argparse.Argu
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
         composer.hydra.app_help(config_name=PRIMARY, args_parser=parser, args=options)
-    # the schemas stand among the options, but are nobody's choice
+    # the schemas are among the options of their groups, but can't be chosen
     print(re.sub(r"(, )?\bbase_\w+\b(?(1)|,? ?)", "", text.getvalue()), end="")
 
 
-def _let_rank_zero_speak(code: ExitCode) -> None:
-    """Wait for rank zero, which says what is wrong for all: torchrun and srun end it when another rank ends first."""
+def _wait_for_rank_zero(code: ExitCode) -> None:
+    """Wait until rank zero has reported the error for all ranks."""
+    # torchrun and srun would end rank zero before it has, if another rank ended first
     signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
-    time.sleep(SPEAKING_S)
+    time.sleep(RANK_ZERO_S)
 
 
-def _be_a_rank(composer: Composer, overrides: list[str]) -> int:
+def _run_as_rank(composer: Composer, overrides: list[str]) -> int:
     from hpctrain.launch.prepare import prepare_as_rank
     from hpctrain.worker.entry import end_process, run_rank
 
@@ -128,7 +125,7 @@ def _be_a_rank(composer: Composer, overrides: list[str]) -> int:
         config = composer.compose(overrides, world_size=environment.world_size)
     except ConfigError as error:
         if environment.rank:
-            _let_rank_zero_speak(error.exit_code)
+            _wait_for_rank_zero(error.exit_code)
             return error.exit_code
         raise
     code: int

@@ -1,1 +1,1 @@
-"""What a user is shown of a run: its state, its accounting, its log and metrics."""
+"""What a user sees of a run: its state, where its time went, its log and its metrics."""

@@ -1,10 +1,10 @@
-"""What interruptions cost: where the wall time of a run went, from its ledger and its submissions alone.
+"""Where the wall time of a run went, computed from its ledger and its submissions.
 
 The ratio is the effective training time ratio of A. Kokolis et al., "Revisiting Reliability in Large-Scale Machine
-Learning Research Clusters", HPCA 2025 (doi:10.1109/HPCA61900.2025.00096): the productive time of a job run, all of its
-jobs together, over the wall time in which it was scheduled, or waited in the queue. Productive is training and
-evaluation whose outcome stayed; restarts, steps that were done again, and here saving too, are not. The time between an
-end after which nothing went on by itself and the next launch counts nowhere.
+Learning Research Clusters", HPCA 2025 (doi:10.1109/HPCA61900.2025.00096): the productive time of a run over the wall
+time in which it was queued or scheduled, all of its jobs together. Training and evaluation whose results were kept are
+productive; restarts, repeated steps and, here, saving are not. The time in which a run was neither queued nor scheduled
+isn't counted.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from hpctrain.run.reason import Reason
 from hpctrain.run.times import STARTING, WORKING
 from hpctrain.status.state import RunState
 
-_AWAITED = (RunState.STARTING, RunState.QUEUED)
+_WAITING = (RunState.STARTING, RunState.QUEUED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Wall time in seconds, every second in one place.
+    """Wall time in seconds; every second is counted once.
 
     Attributes:
-        queued_s: submitted or requeued, and no rank's process yet; so also the time that it took to notice a dead node.
-        starting_s: from the process's start to the end of the first new step.
-        training_s: steps that stayed.
-        evaluating_s: of steps that stayed.
+        queued_s: submitted or requeued, before the first rank's process; includes the time until SLURM noticed a dead
+            node.
+        starting_s: from the start of the process to the end of the first new step.
+        training_s: steps that were kept.
+        evaluating_s: evaluations of steps that were kept.
         saving_s: checkpoints, as long as the training waited for them.
-        lost_s: training and evaluation of steps that were done again, and silence before an end by force.
+        lost_s: steps that were done again with their evaluations, and the time between the last sign of an attempt and
+            its kill.
         stopping_s: from the last step or save to the recorded end.
     """
 
@@ -45,31 +47,31 @@ class Spent:
 
     @property
     def total_s(self) -> float:
-        """The wall time that counts."""
+        """All of it."""
         return math.fsum(asdict(self).values())
 
     @property
     def shares(self) -> dict[str, float]:
-        """By name without its suffix, together 1; empty where no time has passed."""
+        """Fractions by name, without the suffix; they add up to 1. Empty before any time has passed."""
         total = self.total_s
         return {name.removesuffix("_s"): value / total for name, value in asdict(self).items()} if total > 0 else {}
 
     @property
     def ratio(self) -> float | None:
-        """The effective training time ratio; None where no time has passed."""
+        """The effective training time ratio; None before any time has passed."""
         total = self.total_s
         return (self.training_s + self.evaluating_s) / total if total > 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptAccount:
-    """One attempt.
+    """Where the time of one attempt went.
 
     Attributes:
         attempt: its number.
-        spent: its wall time, and the queue before it.
-        steps: that it completed; None where none is known.
-        steps_lost: of them, those that weren't saved and had or have to be done again.
+        spent: its wall time, and its time in the queue.
+        steps: the steps that it completed; None where they are unknown.
+        steps_lost: those of them that weren't saved, and had or have to be done again.
     """
 
     attempt: int
@@ -80,12 +82,12 @@ class AttemptAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """A run.
+    """Where the time of a run went.
 
     Attributes:
         attempts: oldest first.
-        spent: over all of them, and the queue since the last one.
-        steps_lost: over all of them.
+        spent: over all attempts, and the time in the queue since the last one.
+        steps_lost: over all attempts.
     """
 
     attempts: tuple[AttemptAccount, ...]
@@ -101,15 +103,16 @@ def account(
     saved_step: int,
     now: float,
 ) -> Account:
-    """Where a run's time went.
+    """Account for a run's wall time.
 
-    What a record lacks is taken as zero; clocks of different machines, which may disagree, never make a time negative.
+    A time that is missing from a record counts as zero. Times are never negative, though the clocks of two machines may
+    disagree.
 
     Args:
-        attempts: oldest first, each as the ledger has it; an open one's ``extra`` with `read_times` added.
+        attempts: oldest first, each as the ledger has it; an open one with `read_times` in its ``extra``.
         submissions: of the run, with ``job_id`` and ``time``.
-        state: where the run stands.
-        saved_step: from which it would go on.
+        state: of the run.
+        saved_step: the step from which it would resume.
         now: epoch seconds.
     """
     submitted = _submission_times(submissions)
@@ -117,22 +120,22 @@ def account(
     before: Attempt | None = None
     until = float("-inf")
     for place, attempt in enumerate(attempts):
-        lives = attempt is attempts[-1] and attempt.open and state is RunState.RUNNING
+        is_running = attempt is attempts[-1] and attempt.open and state is RunState.RUNNING
         began = _began(attempt)
         if began is None:
             found.append(AttemptAccount(attempt=attempt.attempt, spent=Spent(), steps=None, steps_lost=0))
             continue
         began = max(until, began)
-        ended = max(began, now if lives else _ended(attempt, began))
+        ended = max(began, now if is_running else _ended(attempt, began))
         steps = _steps(attempt)
-        kept = None if lives or attempt.reason is Reason.COMPLETED else saved_step
+        kept = None if is_running or attempt.reason is Reason.COMPLETED else saved_step
         lost = _lost(attempt, steps or 0, _next_start(attempts[place + 1 :], kept))
-        spent = _divide(attempt, ended - began, lives=lives)
+        spent = _divide(attempt, ended - began, is_running=is_running)
         spent = _with_gap(spent, before, began - _eligible(attempt, before, began, until, submitted))
-        spent = _lose(spent, lost / steps if steps else 0.0)
+        spent = _with_lost_share(spent, lost / steps if steps else 0.0)
         found.append(AttemptAccount(attempt=attempt.attempt, spent=spent, steps=steps, steps_lost=lost))
         before, until = attempt, ended
-    waiting = Spent(queued_s=_waiting_s(until, submitted, now) if state in _AWAITED else 0.0)
+    waiting = Spent(queued_s=_waiting_s(until, submitted, now) if state in _WAITING else 0.0)
     return Account(
         attempts=tuple(found),
         spent=_sum([*(one.spent for one in found), waiting]),
@@ -141,13 +144,13 @@ def account(
 
 
 def _began(attempt: Attempt) -> float | None:
-    """When the attempt's first process began, or whatever is the next best; None where nothing is known."""
+    """When the attempt's first process began, or the first moment known after that; None where none is known."""
     known = (_number(attempt, "launched"), attempt.start_time, _number(attempt, "seen"), attempt.end_time)
     return next((moment for moment in known if moment is not None), None)
 
 
 def _ended(attempt: Attempt, began: float) -> float:
-    """When it was over; for one that died without a word, when it was last heard of."""
+    """When the attempt was over; without a recorded end, the last moment at which it is known to have run."""
     recorded = None if attempt.open or attempt.extra.get("closed_late") else attempt.end_time
     known = (recorded, _number(attempt, "seen"), attempt.start_time)
     return next((moment for moment in known if moment is not None), began)
@@ -160,7 +163,7 @@ def _eligible(
     until: float,
     submitted: Mapping[str, Sequence[float]],
 ) -> float:
-    """Since when it could have begun: the end before it, where the same job goes on, or its job's submission."""
+    """When the attempt entered the queue: at the end before it in the same job, or at its job's submission."""
     if attempt.job_id is None:
         return began
     if before is not None and before.job_id == attempt.job_id:
@@ -169,8 +172,8 @@ def _eligible(
     return max(until, earlier[-1]) if earlier else began
 
 
-def _divide(attempt: Attempt, wall_s: float, *, lives: bool) -> Spent:
-    """An attempt's wall time without the queue, as if all of its steps stayed."""
+def _divide(attempt: Attempt, wall_s: float, *, is_running: bool) -> Spent:
+    """An attempt's wall time without the queue, as if all of its steps were kept."""
     starting = sum(_seconds(attempt, name) for name in STARTING)
     train, evaluate, save = (_seconds(attempt, name) for name in WORKING)
     measured = starting + train + evaluate + save
@@ -179,10 +182,11 @@ def _divide(attempt: Attempt, wall_s: float, *, lives: bool) -> Spent:
     rest = max(0.0, wall_s - starting - train - evaluate - save)
     spent = Spent(starting_s=starting, training_s=train, evaluating_s=evaluate, saving_s=save)
     if not measured and _steps(attempt):
-        return replace(spent, training_s=rest)  # nobody measured; most of it was that
+        # an attempt of a version that didn't measure; most of its time was training
+        return replace(spent, training_s=rest)
     if "first_step_s" not in attempt.extra:
         return replace(spent, starting_s=starting + rest)
-    if lives:
+    if is_running:
         return replace(spent, training_s=train + rest)
     if attempt.reason is not None and attempt.reason.meaning.orderly:
         return replace(spent, stopping_s=rest)
@@ -190,14 +194,15 @@ def _divide(attempt: Attempt, wall_s: float, *, lives: bool) -> Spent:
 
 
 def _with_gap(spent: Spent, before: Attempt | None, gap_s: float) -> Spent:
-    """Add the time before the attempt; new ranks in the same allocation weren't in any queue."""
+    """Add the time before the attempt."""
     if before is not None and before.extra.get("next") == "restart":
+        # new ranks in the same allocation: they weren't queued
         return replace(spent, starting_s=spent.starting_s + gap_s)
     return replace(spent, queued_s=gap_s)
 
 
-def _lose(spent: Spent, share: float) -> Spent:
-    """Take a share of the steps' time as lost."""
+def _with_lost_share(spent: Spent, share: float) -> Spent:
+    """Move a share of the steps' time to the lost time."""
     lost = spent.lost_s + share * (spent.training_s + spent.evaluating_s)
     kept = 1 - share
     return replace(spent, training_s=kept * spent.training_s, evaluating_s=kept * spent.evaluating_s, lost_s=lost)
@@ -209,7 +214,7 @@ def _steps(attempt: Attempt) -> int | None:
 
 
 def _next_start(later: Sequence[Attempt], otherwise: int | None) -> int | None:
-    """The earliest step at which any later attempt began: what an attempt did beyond it was done again."""
+    """The earliest step at which a later attempt began: every step after it was done again."""
     starts = [attempt.start_step for attempt in later if attempt.start_step is not None]
     return min(starts) if starts else otherwise
 
@@ -219,7 +224,7 @@ def _lost(attempt: Attempt, steps: int, kept: int | None) -> int:
 
 
 def _waiting_s(until: float, submitted: Mapping[str, Sequence[float]], now: float) -> float:
-    """How long the run has been waiting for its next attempt: since the last one's end, or a later submission."""
+    """Seconds since the end of the last attempt, or since a later submission."""
     since = max([until, *(moment for times in submitted.values() for moment in times)])
     return max(0.0, now - since) if math.isfinite(since) else 0.0
 

@@ -1,4 +1,4 @@
-"""Finding runs: under a folder, or by what a user types for one."""
+"""Find runs under a folder, or by the path or name that a user types."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
 
 MAX_DEPTH = 6
-"""Levels of folders that are looked through: NAME/DATE_TIME, a sweep's numbers, and some of the user's own."""
+"""Levels of folders to search: NAME/DATE_TIME, the numbers of a sweep, and some of the user's own."""
 MAX_LINK_DEPTH = 2
-"""Levels on which links to folders are followed."""
+"""Levels on which links to folders are followed; deeper ones may lead anywhere."""
 
 
 def find_runs(root: Path) -> list[RunDirectory]:
-    """The run directories at and under ``root``, newest first; hidden folders and those in a run are passed over.
+    """Find the run directories at and under ``root``, newest first by the time of their config.yaml.
 
-    A run is as old as its config.yaml. Where there is no such folder there are no runs.
+    Hidden folders, and folders inside a run, are skipped. A folder that doesn't exist has no runs.
     """
     found: list[tuple[float, Path]] = []
     pending = [(root, 0)]
@@ -28,35 +28,34 @@ def find_runs(root: Path) -> list[RunDirectory]:
         if config := next((entry for entry in entries if entry.name == "config.yaml" and entry.is_file()), None):
             found.append((config.stat().st_mtime, folder))
         elif depth < MAX_DEPTH:
-            # links deeper down may lead anywhere
             folders = (entry for entry in entries if entry.is_dir(follow_symlinks=depth < MAX_LINK_DEPTH))
             pending += [(Path(entry.path), depth + 1) for entry in folders if not entry.name.startswith(".")]
     return [RunDirectory.at(folder) for _, folder in sorted(found, reverse=True)]
 
 
 def runs_of(typed: str, runs_dir: Path) -> list[RunDirectory]:
-    """What a user means by a path, or by a name under ``runs_dir``: one run, or all runs of a sweep or folder.
+    """Find the run, or all runs of a sweep or folder, that a user names by a path or by a name under ``runs_dir``.
 
     Raises:
-        RunDirectoryError: no run is there.
+        RunDirectoryError: there is no run.
     """
     for path in (Path(typed), runs_dir / typed):
         if runs := find_runs(path):
             return runs
-    where = "it holds no run" if Path(typed).is_dir() else f"nothing is there, nor under {runs_dir}/"
+    where = "it holds no run" if Path(typed).is_dir() else f"there is no such path, here or under {runs_dir}/"
     raise RunDirectoryError(f"{typed}: {where}; `python -m hpctrain status` lists the runs under {runs_dir}/")
 
 
 def run_of(typed: str, runs_dir: Path) -> RunDirectory:
-    """The one run that a user means.
+    """Find the one run that a user names.
 
     Raises:
-        RunDirectoryError: no run is there, or several are.
+        RunDirectoryError: there is no run, or there are several.
     """
     runs = runs_of(typed, runs_dir)
     if len(runs) > 1:
         names = listed(sorted(os.path.relpath(run.path) for run in runs), shown=4)
-        raise RunDirectoryError(f"{typed}: {len(runs)} runs are there, name one of them: {names}")
+        raise RunDirectoryError(f"{typed}: it holds {len(runs)} runs; name one of them: {names}")
     return runs[0]
 
 

@@ -1,1 +1,1 @@
-"""Many runs from one command: one job array per kind of resources, or one run after another on this machine."""
+"""Sweeps: many runs from one command, as job arrays or one after another on this machine."""

@@ -1,23 +1,34 @@
-"""``-m``: every run is composed and checked before the first one is launched."""
+"""`-m`: compose and check every run of a sweep, then launch them, or let a sweeper such as Optuna's choose them."""
 
 from __future__ import annotations
 
+import math
+import sys
+import types
 from collections.abc import Sequence
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.types import RunMode
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, RunMode, TaskFunction
+from omegaconf import DictConfig
 
 from hpctrain.config.compose import PRIMARY, Composer, open_overrides
 from hpctrain.config.root import Config
 from hpctrain.errors import ConfigError, ExitCode, RunFailedError
 from hpctrain.launch.prepare import claim_default_path, default_path
 from hpctrain.run.directory import RunDirectory
-from hpctrain.sweep.batch import Sweep, refuse_mixed
-from hpctrain.sweep.launcher import ArrayLauncher, own, register
+from hpctrain.status.metrics import read_metrics
+from hpctrain.sweep.sweep import Sweep, require_one_cluster
 
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
-ONE_FOR_ALL = ("cluster", "cluster.kind", "cluster.wait", "cluster.dry_run", "run_dir")
-"""Keys that say how the sweep itself is launched."""
+NOT_SWEPT = ("cluster", "cluster.kind", "cluster.wait", "cluster.dry_run", "run_dir")
+"""Keys that decide how the sweep itself is launched."""
+PLUGIN_MODULE = "hydra_plugins.hpctrain"
+"""Hydra instantiates launchers from this package alone."""
+OBJECTIVE = "eval/loss"
+"""The metric whose last value a sweeper that optimises gets."""
 
 
 def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str]) -> int:
@@ -29,7 +40,7 @@ def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str
         command: the words that were typed.
 
     Returns:
-        An `ExitCode`: 0 when all runs finished or were submitted, else that of the first that didn't finish.
+        An `ExitCode`: 0 if all runs finished or were submitted, else that of the first run that didn't finish.
 
     Raises:
         ConfigError: a run that can't work; nothing is launched or written then.
@@ -39,20 +50,80 @@ def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str
         node = composer.hydras(open_overrides(overrides), RunMode.MULTIRUN)
     sweeper = node.hydra.sweeper
     if sweeper.get("_target_") != BASIC:
-        return _by_sweeper(composer, list(overrides), command)
+        return _run_sweeper(composer, overrides, command)
     params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
     with composer.explaining(overrides):
         (jobs,) = BasicSweeper.split_arguments(composer.parse([*params, *overrides]), None)
-    configs = [composer.compose(own(job)) for job in jobs]
-    refuse_mixed(configs)
+    configs = [composer.compose(without_hydras(job)) for job in jobs]
+    require_one_cluster(configs)
     codes = Sweep(_home(configs[0]), command).launch(configs)
     return next((code for code in codes if code != ExitCode.FINISHED), ExitCode.FINISHED)
+
+
+class ArrayLauncher(Launcher):
+    """Hydra's launcher: launches each batch of runs that a sweeper chose, on SLURM as an array.
+
+    Attributes:
+        composer: of the command line's folders.
+        sweep: the sweep to which the runs belong.
+    """
+
+    composer: Composer
+    sweep: Sweep
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Ignore what Hydra offers: runs are composed as a single one would be."""
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Launch one batch.
+
+        Returns:
+            Per run: its last evaluation loss if the run has ended, else None.
+        """
+        configs = [self.composer.compose(without_hydras(overrides)) for overrides in job_overrides]
+        require_one_cluster(configs)
+        codes = self.sweep.launch(configs, initial_job_idx)
+        has_ended = configs[0].cluster.wait or configs[0].cluster.kind == "local"
+        returns = []
+        for place, overrides in enumerate(job_overrides):
+            number = initial_job_idx + place
+            # after Ctrl-C the runs that weren't started have no code
+            code = codes[place] if place < len(codes) else ExitCode.INTERRUPTED
+            value: object = last_objective(self.sweep.run_directory(number)) if has_ended else None
+            status = JobStatus.COMPLETED
+            if code != ExitCode.FINISHED:
+                status = JobStatus.FAILED
+                value = RunFailedError(f"run {number} ended with exit code {int(code)}")
+            returns.append(JobReturn(overrides=overrides, status=status, _return_value=value))
+        return returns
+
+
+def register_launcher(composer: Composer, sweep: Sweep) -> type[ArrayLauncher]:
+    """Make a launcher for this sweep, and register it with Hydra, which creates it by its name."""
+    made = type("ArrayLauncher", (ArrayLauncher,), {"__module__": PLUGIN_MODULE, "composer": composer, "sweep": sweep})
+    module = types.ModuleType(PLUGIN_MODULE)
+    setattr(module, made.__name__, made)
+    sys.modules.setdefault("hydra_plugins", types.ModuleType("hydra_plugins"))
+    sys.modules[PLUGIN_MODULE] = module
+    Plugins.instance().register(made)
+    return made
+
+
+def without_hydras(overrides: Sequence[str]) -> list[str]:
+    """The overrides that are a run's own, without those of Hydra."""
+    return [override for override in overrides if not override.lstrip("+~").startswith("hydra")]
+
+
+def last_objective(directory: RunDirectory) -> float | None:
+    """The run's last evaluation loss; None if there is none, or it isn't finite."""
+    losses = [record.values[OBJECTIVE] for record in read_metrics(directory.metrics) if OBJECTIVE in record.values]
+    return losses[-1] if losses and math.isfinite(losses[-1]) else None
 
 
 def _refuse_swept(composer: Composer, overrides: Sequence[str]) -> None:
     for override in composer.parse(overrides):
         key = override.key_or_group
-        if key in ONE_FOR_ALL and override.is_sweep_override():
+        if key in NOT_SWEPT and override.is_sweep_override():
             values = str(override.input_line).partition("=")[2]
             remedy = "runs are RUN_DIR/0, RUN_DIR/1, ..." if key == "run_dir" else "type one command for each"
             raise ConfigError(key, values, "can't be swept over", remedy)
@@ -65,13 +136,11 @@ def _home(config: Config) -> RunDirectory:
     return RunDirectory.at(default_path(config.name) if config.cluster.dry_run else claim_default_path(config.name))
 
 
-def _by_sweeper(composer: Composer, overrides: list[str], command: Sequence[str]) -> int:
-    """Hand over to a sweeper that was installed beside Hydra, such as Optuna's; it learns the runs' losses."""
+def _run_sweeper(composer: Composer, overrides: Sequence[str], command: Sequence[str]) -> int:
+    """Let a sweeper that is installed beside Hydra, such as Optuna's, choose the runs by the losses so far."""
     plain = [str(override.input_line) for override in composer.parse(overrides) if not override.is_sweep_override()]
-    first = composer.compose(own(plain))
-    home = _home(first)
-    register()
-    ArrayLauncher.composer, ArrayLauncher.sweep = composer, Sweep(home, command)
+    home = _home(composer.compose(without_hydras(plain)))
+    register_launcher(composer, Sweep(home, command))
     where = [f"hydra.sweep.dir='{home.path}'", "hydra.mode=MULTIRUN"]
     try:
         with composer.explaining(overrides):

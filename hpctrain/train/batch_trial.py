@@ -1,6 +1,8 @@
-"""A few steps with one micro-batch size: `python -m hpctrain.train.batch_trial CONFIG SIZE`, one line of JSON.
+"""The process that tries one micro-batch size for `fit-batch`: `python -m hpctrain.train.batch_trial CONFIG SIZE`.
 
-A process of its own for each size: whatever memory it took is free again when it ends.
+It prints one JSON object: `fits`, `device`, `limit_bytes` (null where unknown), `peak_bytes`, and, where the steps were
+done, `num_samples` and `samples_per_s`; else `message`, the allocator's. A configuration that can't work gives `error`
+and `exit_code` instead.
 """
 
 from __future__ import annotations
@@ -31,18 +33,17 @@ from hpctrain.metrics.memory import Memory
 from hpctrain.train.parts import Parts
 
 STEPS = 3
-"""The first allocates the optimizer's state, the second has everything; the third is timed."""
+"""The first step allocates the optimizer's state, the second has everything in place, the third is timed."""
 OUT_OF_MEMORY = ("can't allocate memory", "cannot allocate memory", "out of memory", "std::bad_alloc")
 
 
 def main(arguments: list[str]) -> int:
-    """Try one size, and print what it took."""
+    """Try one size, and print the result."""
     path, size = arguments
     config = load(Path(path))
     os.environ.update(config.cluster.env)
     spare_compiler()
-    with contextlib.redirect_stdout(sys.stderr):
-        # the task may print
+    with contextlib.redirect_stdout(sys.stderr):  # what the task prints must not mix with the result
         try:
             found = _trial(config, int(size))
         except HpctrainError as error:
@@ -77,10 +78,11 @@ def _trial(config: Config, size: int) -> dict[str, Any]:
 
 
 def _steps(config: Config, world: World, size: int) -> dict[str, Any]:
-    config = replace(config, trainer=replace(config.trainer, max_steps=STEPS, max_epochs=None))
-    # two micro-batches: the gradients of the first are there while the second is in its forward pass
-    config.trainer.micro_batch_size, config.trainer.global_batch_size = size, 2 * size
-    parts = Parts(config, world)
+    # two micro-batches: during the second forward pass, the gradients of the first take memory as well
+    trainer = replace(
+        config.trainer, max_steps=STEPS, max_epochs=None, micro_batch_size=size, global_batch_size=2 * size
+    )
+    parts = Parts(replace(config, trainer=trainer), world)
     samples = parts.plan.num_samples
     begin = time.perf_counter()
     with closing(iter(parts.loader(0))) as loader:
@@ -93,7 +95,7 @@ def _steps(config: Config, world: World, size: int) -> dict[str, Any]:
 
 
 def _limit_bytes(world: World) -> int | None:
-    """What this process may come to take in all, with what it has already."""
+    """The memory that this process may use in all, including what it uses already."""
     if world.gpus:
         return min(torch.cuda.mem_get_info(device)[0] for device in world.gpus)
     available = available_memory_bytes()

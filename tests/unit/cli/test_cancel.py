@@ -115,7 +115,7 @@ def test_names_are_looked_up_before_anything_is_cancelled(make_run, slurm):
     directory = make_run("digits")
     slurm.queue(j12={"State": "RUNNING"})
     directory.record_job({"job_id": "12", "time": 1.0})
-    with pytest.raises(RunDirectoryError, match="absent: nothing is there"):
+    with pytest.raises(RunDirectoryError, match="absent: there is no such path"):
         main(["digits", "absent"])
     assert slurm.cancelled == []
 

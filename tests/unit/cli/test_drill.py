@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.cli.drill import Console, conclusion, main, table
-from hpctrain.config.compose import Composer
 from hpctrain.drill.comparison import Row
-from hpctrain.drill.drill import Interruption, Report, overrides_of
+from hpctrain.drill.drill import Interruption, Report
 from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.reason import Reason
@@ -67,13 +66,6 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path):
     with pytest.raises(RunDirectoryError, match="the folder isn't empty"):
         main([f"run_dir={tmp_path}"])
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-
-def test_what_is_typed_counts_more_than_what_a_drill_sets():
-    config = Composer().compose(overrides_of(["trainer.max_steps=7", "cluster.wait=true"], gpus=True))
-    assert (config.trainer.max_steps, config.trainer.max_epochs, config.trainer.deterministic) == (7, None, True)
-    assert config.cluster.env == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    assert not config.cluster.wait
 
 
 @pytest.mark.parametrize("count", ["0", "-1", "x"])

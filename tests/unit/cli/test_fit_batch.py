@@ -65,7 +65,7 @@ def test_a_process_that_the_kernel_ends_did_not_fit(folder, capfd):
     words = [*TASK, "+task.mb=1", "+task.dies_at=2", "--largest", "2"]
     assert main(["fit-batch", *words]) == 0
     out = capfd.readouterr().out
-    assert "2          -           -  too large: ended by signal 9" in out
+    assert "2          -           -  too large: killed by signal 9" in out
     assert "largest that fits: 1\n" in out
     assert "with trainer.global_batch_size=64 and 1 rank: trainer.micro_batch_size=1" in out
 

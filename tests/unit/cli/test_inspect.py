@@ -127,7 +127,7 @@ def test_the_best_intact_one_is_marked(directory, capsys):
 
 
 def test_what_is_no_run_is_said_so(directory):
-    with pytest.raises(RunDirectoryError, match="nothing is there"):
+    with pytest.raises(RunDirectoryError, match="there is no such path"):
         main(["absent"])
 
 

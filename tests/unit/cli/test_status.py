@@ -279,7 +279,7 @@ def test_json_of_several_runs_is_a_list(make_run, capsys):
 
 
 def test_what_is_no_run_is_said_so(make_run):
-    with pytest.raises(RunDirectoryError, match="absent: nothing is there"):
+    with pytest.raises(RunDirectoryError, match="absent: there is no such path"):
         main(["absent"])
 
 

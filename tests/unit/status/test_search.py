@@ -62,7 +62,7 @@ def test_a_sweep_is_several_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert [run.path.name for run in runs_of("sweep", Path("runs"))] == ["2", "1", "0"]
     with pytest.raises(
-        RunDirectoryError, match=r"sweep: 3 runs are there, name one of them: runs/sweep/0, runs/sweep/1"
+        RunDirectoryError, match=r"sweep: it holds 3 runs; name one of them: runs/sweep/0, runs/sweep/1"
     ):
         run_of("sweep", Path("runs"))
 
@@ -72,5 +72,5 @@ def test_what_is_no_run_is_said_so(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunDirectoryError, match="empty: it holds no run; `python -m hpctrain status` lists"):
         runs_of("empty", Path("runs"))
-    with pytest.raises(RunDirectoryError, match="digits: nothing is there, nor under runs/"):
+    with pytest.raises(RunDirectoryError, match="digits: there is no such path, here or under runs/"):
         run_of("digits", Path("runs"))

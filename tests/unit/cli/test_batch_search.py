@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.launch.batch_search import PRECISION, BatchSearch, Trial
+from hpctrain.cli.batch_search import PRECISION, BatchSearch, Trial
 
 MODEL, SAMPLE = 1000, 7
 
@@ -22,8 +22,10 @@ class Machine:
 
 
 def searched(machine, largest=10**6, *, careful=False):
-    search = BatchSearch(attempt=machine, limit_bytes=machine.limit, largest=largest, careful=careful)
-    return search.run(), search
+    search = BatchSearch(limit_bytes=machine.limit, largest=largest, careful=careful)
+    while (size := search.next_size()) is not None:
+        search.record(search.prediction(size) or machine(size))
+    return search.fits, search
 
 
 @pytest.mark.parametrize("careful", [False, True])

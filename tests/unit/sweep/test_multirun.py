@@ -1,4 +1,4 @@
-"""Sweeps on this machine, whole: composed, launched one after another, and told to whoever sweeps."""
+"""Whole sweeps on this machine: composed, launched one after another, and reported to the sweeper."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from hpctrain.errors import RunFailedError
 from hpctrain.files import read_json_lines
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
-from hpctrain.sweep.batch import Sweep
-from hpctrain.sweep.launcher import ArrayLauncher, last_objective, own, register
+from hpctrain.sweep.multirun import last_objective, register_launcher, without_hydras
+from hpctrain.sweep.sweep import Sweep
 
 SHORT = ("model=convnet", "model.width=1", "trainer.max_steps=2", "logger.tensorboard=false")
 FAILS = "+task.no_such_argument=1"
@@ -80,12 +80,7 @@ def test_a_failed_run_decides_the_exit_code_and_stops_no_other(tmp_path, capsys)
 @pytest.fixture
 def launcher(tmp_path):
     """The launcher as a sweeper has it."""
-    register()
-    launcher = ArrayLauncher()
-    home = RunDirectory.at(tmp_path / "sweep")
-    ArrayLauncher.composer, ArrayLauncher.sweep = Composer(), Sweep(home, ["a", "test"])
-    yield launcher
-    del ArrayLauncher.composer, ArrayLauncher.sweep
+    return register_launcher(Composer(), Sweep(RunDirectory.at(tmp_path / "sweep"), ["a", "test"]))()
 
 
 def test_a_batch_is_told_its_losses(launcher, tmp_path):
@@ -112,7 +107,7 @@ def test_a_run_without_evaluation_has_no_objective(tmp_path):
 
 def test_hydras_own_overrides_are_not_the_runs():
     mixed = ["seed=1", "hydra.sweep.dir=x", "+hydra.job.name=y", "hydra/launcher=basic", "~hydra.run", "+task.hydra=1"]
-    assert own(mixed) == ["seed=1", "+task.hydra=1"]
+    assert without_hydras(mixed) == ["seed=1", "+task.hydra=1"]
 
 
 class Halving(Sweeper):

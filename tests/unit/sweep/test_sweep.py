@@ -3,7 +3,7 @@ import pytest
 from hpctrain.config.compose import Composer
 from hpctrain.errors import ConfigError
 from hpctrain.launch.prepare import plan
-from hpctrain.sweep.batch import by_resources, refuse_mixed
+from hpctrain.sweep.sweep import by_resources, require_one_cluster
 
 
 @pytest.fixture(scope="module")
@@ -27,4 +27,4 @@ def test_other_memory_is_another_array(composer):
 
 def test_two_kinds_of_cluster_are_refused(composer):
     with pytest.raises(ConfigError, match="can't be swept over"):
-        refuse_mixed([composer.compose([]), composer.compose(["cluster=slurm"])])
+        require_one_cluster([composer.compose([]), composer.compose(["cluster=slurm"])])

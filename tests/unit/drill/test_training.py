@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+
+from hpctrain.drill.training import Training
+from hpctrain.errors import RunFailedError
+from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
+
+
+class Scripted(Training):
+    """A training whose attempts end after so many looks."""
+
+    poll_s = 0.0
+    settle_s = 0.3
+
+    def __init__(self, directory, looks=0):
+        super().__init__(directory, [], None)
+        self.looks = looks
+
+    def launch(self):
+        pass
+
+    def has_ended(self, attempt):
+        self.looks -= 1
+        return self.looks < 0
+
+    def interrupt(self, signal_number):
+        return "scripted"
+
+    def resume(self):
+        pass
+
+    def stop(self):
+        pass
+
+
+def begin(directory, step=0):
+    ledger = Ledger(directory)
+    number = ledger.claim()
+    ledger.start(number, job_id=None, nodes=["n1"], world_size=1, step=step)
+    return number
+
+
+def log(directory, *steps):
+    sink = JsonLinesSink(directory.metrics, 10**9)
+    for step in steps:
+        sink.log(step, {"train/loss": 1.0})
+    sink.close()
+
+
+def test_steps_are_those_of_the_attempt(directory):
+    log(directory, 1, 2)
+    training = Scripted(directory, looks=3)
+    assert list(training.steps(1)) == []  # it has not begun
+    begin(directory, step=2)
+    training.looks = 2
+    assert list(training.steps(1)) == []  # what is logged was done before it
+    log(directory, 3)
+    training.looks = 2
+    assert list(training.steps(1)) == [3, 3]
+
+
+@pytest.mark.parametrize("reason", [Reason.COMPLETED, Reason.INTERRUPTED, Reason.PREEMPTED, Reason.INFRASTRUCTURE])
+def test_the_end_of_an_attempt(directory, reason):
+    number = begin(directory)
+    Ledger(directory).end(number, reason=reason, step=7)
+    entry = Scripted(directory).end_of(number)
+    assert (entry.reason, entry.end_step) == (reason, 7)
+
+
+def test_an_attempt_that_the_supervisor_restarts_is_no_failure(directory):
+    number = begin(directory)
+    Ledger(directory).end(number, reason=Reason.HANG, step=7, next="restart")
+    assert Scripted(directory).end_of(number).reason is Reason.HANG
+
+
+def test_a_failure_ends_the_drill_with_what_the_training_printed(directory):
+    number = begin(directory)
+    Ledger(directory).end(number, reason=Reason.FAILED, step=7)
+    directory.path.with_name(f"{directory.path.name}.log").write_text("ValueError: no good\n")
+    with pytest.raises(RunFailedError, match=rf"attempt {number} of .*: failed; the end of (.|\n)*no good"):
+        Scripted(directory).end_of(number)
+
+
+def test_an_attempt_without_a_recorded_end_is_a_failure(directory):
+    with pytest.raises(RunFailedError, match=r"attempt 1 of .* recorded no end"):
+        Scripted(directory).end_of(begin(directory))
