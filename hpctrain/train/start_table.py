@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 
 import torch
+from torch import nn
 
 from hpctrain.config.checkpoint import Checkpoint
+from hpctrain.distributed.world import World
 from hpctrain.phrases import counted, listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.train.parts import Parts
@@ -28,23 +30,18 @@ def log_start(
         hosts: of all ranks, in rank order.
         flops_per_sample: as an earlier attempt counted them; None where they are yet to be counted, in the first step.
     """
-    config, world, plan = parts.config, parts.world, parts.plan
-    numbers = [parameter.numel() for parameter in parts.module.parameters()]
-    trained = sum(parameter.numel() for parameter in parts.module.parameters() if parameter.requires_grad)
-    names = list(dict.fromkeys(hosts))
-    ranks = counted(world.size, "rank")
-    loading = f"{parts.num_workers} loading processes per rank" if parts.num_workers else "fetched by the ranks"
+    plan = parts.plan
+    ranks = counted(parts.world.size, "rank")
     rows = {
         "run": f"{directory.as_typed}, attempt {attempt}, steps {step} to {parts.total_steps}",
         "task": _kind(parts.task),
-        "model": f"{_kind(parts.module)}: {sum(numbers):,} parameters, {trained:,} of them trained",
-        "where": f"{ranks} on {listed(names, separator=' ')}: {_device(world.device)}, {world.cores} CPU cores each",
+        "model": _model(parts.module),
+        "where": f"{ranks} on {listed(dict.fromkeys(hosts), separator=' ')}: {_machine(parts.world)}",
         "batch": f"{plan.global_batch_size:,} samples per step = {plan.micro_batch_size:,} per forward "
-        f"x {plan.accumulation} accumulated x {world.size} ranks",
-        "precision": config.precision.kind + (", compiled" if config.trainer.compile else ""),
-        "data": f"{plan.num_samples:,} samples, {plan.steps_per_epoch:,} steps per epoch, "
-        f"{parts.total_steps / plan.steps_per_epoch:.3g} epochs; {loading}",
-        "checkpoints": _plan(config.checkpoint),
+        f"x {plan.accumulation} accumulated x {ranks}",
+        "precision": parts.config.precision.kind + (", compiled" if parts.config.trainer.compile else ""),
+        "data": _data(parts),
+        "checkpoints": _plan(parts.config.checkpoint),
     }
     if flops_per_sample is not None:
         rows["flops"] = flops_text(flops_per_sample, plan.global_batch_size)
@@ -52,13 +49,30 @@ def log_start(
         log.info("%-12s%s", name, text)
 
 
+def _model(module: nn.Module) -> str:
+    parameters = list(module.parameters())
+    total = sum(parameter.numel() for parameter in parameters)
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    return f"{_kind(module)}: {total:,} parameters, {trained:,} of them trained"
+
+
+def _machine(world: World) -> str:
+    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
+    return f"{device}, {counted(world.cores, 'CPU core')} each"
+
+
+def _data(parts: Parts) -> str:
+    plan, workers = parts.plan, counted(parts.num_workers, "DataLoader worker")
+    return (
+        f"{plan.num_samples:,} samples, {plan.steps_per_epoch:,} steps per epoch, "
+        f"{parts.total_steps / plan.steps_per_epoch:.3g} epochs; "
+        f"{f'{workers} per rank' if parts.num_workers else 'fetched by the ranks'}"
+    )
+
+
 def _kind(thing: object) -> str:
     kind = type(thing)
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
 def _plan(policy: Checkpoint) -> str:

@@ -1,19 +1,45 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.config.compose import Composer
 from hpctrain.data.micro_batch import MicroBatch
+from hpctrain.distributed.stop_request import STOP_SIGNALS, StopRequest
 from hpctrain.distributed.world import World
 from hpctrain.metrics.meter import Meter
+from hpctrain.run.ledger import Claim, Ledger
+from hpctrain.run.times import Times
 from hpctrain.tasks.task import Task
 from hpctrain.train.step import TrainStep
+from hpctrain.train.stopping import Stopping
+from hpctrain.train.trainer import Trainer
 from hpctrain.train.update import Update
 
+sys.path.append(str(Path(__file__).parent))  # for the module `small_task`, which configurations name
+
 CPU = torch.device("cpu")
+SMALL = (
+    "task=custom",
+    "task._target_=small_task.Small",
+    "trainer.global_batch_size=6",
+    "trainer.micro_batch_size=3",
+    "trainer.max_epochs=null",
+    "trainer.max_steps=10",
+    "trainer.eval_every_steps=4",
+    "logger.every_steps=3",
+    "logger.tensorboard=false",
+    "logger.measure=false",
+    "checkpoint.every_steps=5",
+)
+"""Four steps per epoch."""
 
 
 class Sorting(Task):
@@ -54,3 +80,35 @@ def supply():
             yield MicroBatch((features, labels), 6, 2.0, number % 2 == 1, labels.numpy())
 
     return produce
+
+
+@pytest.fixture(scope="session")
+def compose_small():
+    """Composes the configuration of a small run, with further overrides."""
+    composer = Composer()
+    return lambda *words: composer.compose([*SMALL, *words])
+
+
+@pytest.fixture
+def attempt(compose_small, directory, lone_world):
+    """Makes the trainer of the next attempt of one run, by overrides of its configuration; signals stop it."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+
+    def build(*words):
+        request = StopRequest()
+        request.install()
+        ledger = Ledger(directory)
+        number = ledger.claim()
+        return Trainer(
+            compose_small(*words),
+            directory,
+            lone_world,
+            stopping=Stopping(lone_world, ClusterEnvironment.from_environment({}), request),
+            claim=Claim(ledger, number),
+            times=Times(0.0),
+            log_stream=None,
+        )
+
+    yield build
+    for number, handler in before.items():
+        signal.signal(number, handler)

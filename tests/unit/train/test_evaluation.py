@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import signal
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from hpctrain.distributed.agreement import Agreement
+from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
+from hpctrain.train.parts import Parts
+
+
+@pytest.fixture
+def agreement(lone_world):
+    return Agreement(lone_world, StopRequest())
+
+
+def mean_loss(parts, model):
+    features, labels = parts.task.eval_dataset().tensors
+    with torch.inference_mode():
+        return cross_entropy(model.eval()(features), labels).item()
+
+
+def test_the_means_are_over_all_held_out_samples(compose_small, lone_world, agreement):
+    parts = Parts(compose_small("+task.eval_samples=7"), lone_world)
+    evaluated = parts.evaluation(agreement)
+    assert evaluated.stop is None
+    assert parts.evaluation.num_batches == 3
+    assert parts.module.training
+    assert evaluated.means == {"eval/loss": pytest.approx(mean_loss(parts, parts.module))}
+
+
+def test_averaged_weights_are_evaluated_if_configured(compose_small, lone_world, agreement):
+    parts = Parts(compose_small("trainer.ema_decay=0.5", "trainer.eval_ema=true"), lone_world)
+    before = mean_loss(parts, parts.module)
+    with torch.no_grad():
+        for parameter in parts.module.parameters():
+            parameter.add_(1.0)
+    parts.module.train()
+    assert parts.evaluation(agreement).means["eval/loss"] == pytest.approx(before)
+
+
+def test_nothing_is_evaluated_where_no_samples_are_held_out(compose_small, lone_world):
+    assert Parts(compose_small("+task.eval_samples=0"), lone_world).evaluation is None
+
+
+def test_a_stop_abandons_it_and_leaves_the_random_state_alone(compose_small, lone_world):
+    handler = signal.getsignal(signal.SIGUSR1)
+    request = StopRequest()
+    request.install()
+    try:
+        parts = Parts(compose_small("+task.signal_in=evaluate", "+task.signal_at=2"), lone_world)
+        before = torch.get_rng_state()
+        evaluated = parts.evaluation(Agreement(lone_world, request))
+    finally:
+        signal.signal(signal.SIGUSR1, handler)
+    assert evaluated.stop == Stop(StopKind.SIGNAL, signal.SIGUSR1)
+    assert not evaluated.means
+    assert torch.equal(torch.get_rng_state(), before)

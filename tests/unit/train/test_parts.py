@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+import torch
+
+from hpctrain.errors import TaskError
+from hpctrain.train.parts import Parts
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], 10),
+        (["trainer.max_steps=null", "trainer.max_epochs=3"], 12),
+        (["trainer.max_steps=7", "trainer.max_epochs=3"], 7),
+        (["trainer.max_steps=70", "trainer.max_epochs=3"], 12),
+    ],
+)
+def test_a_run_ends_with_its_steps_or_its_epochs_whichever_come_first(compose_small, lone_world, words, expected):
+    assert Parts(compose_small(*words), lone_world).total_steps == expected
+
+
+def test_the_loader_continues_from_a_step(compose_small, lone_world):
+    parts = Parts(compose_small(), lone_world)
+    straight = [batch.indices.tolist() for batch in islice(iter(parts.loader(0)), 12)]
+    assert [batch.indices.tolist() for batch in islice(iter(parts.loader(4)), 4)] == straight[8:]
+
+
+def test_data_without_a_length_is_refused(compose_small, lone_world, monkeypatch):
+    monkeypatch.setattr("small_task.Small.train_dataset", lambda task: object())
+    with pytest.raises(TaskError, match="object has no length: give it __len__"):
+        Parts(compose_small(), lone_world)
+
+
+def test_a_new_run_starts_from_given_weights_and_a_resumed_one_does_not(compose_small, lone_world, tmp_path):
+    first = Parts(compose_small("seed=1"), lone_world).module.state_dict()
+    torch.save(first, tmp_path / "weights.pt")
+    words = ("seed=2", f"init_from={tmp_path / 'weights.pt'}")
+    fresh = Parts(compose_small(*words), lone_world, fresh=True).module.state_dict()
+    resumed = Parts(compose_small(*words), lone_world).module.state_dict()
+    assert all(torch.equal(fresh[name], value) for name, value in first.items())
+    assert not torch.equal(resumed["0.weight"], first["0.weight"])

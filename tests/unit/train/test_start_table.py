@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from hpctrain.train.parts import Parts
+from hpctrain.train.start_table import log_start
+
+
+@pytest.fixture
+def table(compose_small, lone_world, directory, caplog):
+    """Logs the table of a run; its rows by name."""
+
+    def rows(*words, **options):
+        given = {"attempt": 2, "step": 5, "hosts": ["here"], "flops_per_sample": None, **options}
+        with caplog.at_level(logging.INFO, "hpctrain.train"):
+            log_start(directory, Parts(compose_small(*words), lone_world), **given)
+        return {line[:12].strip(): line[12:] for line in caplog.messages}
+
+    return rows
+
+
+def test_it_has_what_runs_where_and_how_it_is_divided(table, directory):
+    found = table()
+    assert found["run"] == f"{directory.as_typed}, attempt 2, steps 5 to 10"
+    assert found["task"] == "small_task.Small"
+    assert found["model"].endswith("Sequential: 67 parameters, 67 of them trained")
+    assert found["where"] == "1 rank on here: CPU, 1 CPU core each"
+    assert found["batch"] == "6 samples per step = 3 per forward x 2 accumulated x 1 rank"
+    assert found["data"] == "24 samples, 4 steps per epoch, 2.5 epochs; fetched by the ranks"
+    assert found["checkpoints"].startswith("every 5 steps and every 15 min and at the end, written in the background")
+    assert "flops" not in found
+
+
+def test_flops_that_an_earlier_attempt_counted_are_shown(table):
+    assert "320 FLOP per sample" in table(flops_per_sample=320.0)["flops"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["checkpoint.auto=true", "checkpoint.every_steps=null"], "as often as it pays and at the end, "),
+        (["checkpoint.asynchronous=false"], "written while training waits"),
+        (["checkpoint.keep_every=20", "checkpoint.keep_best=1"], "those of every 20 steps and the best 1 are kept"),
+    ],
+)
+def test_the_plan_of_saves(table, words, expected):
+    assert expected in table(*words)["checkpoints"]
