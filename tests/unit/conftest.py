@@ -9,9 +9,8 @@ import pytest
 
 from hpctrain.run.directory import RunDirectory
 
-sys.path.append(
-    str(Path(__file__).parent)
-)  # for the modules `fakes` and `launchers`; last, since their siblings have common names
+# for the modules `fakes` and `launchers`; last, since their siblings have common names
+sys.path.append(str(Path(__file__).parent))
 
 from fakes import Clock, FakeSlurm
 
