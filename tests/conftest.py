@@ -18,6 +18,8 @@ settings.register_profile("gate", deadline=None, derandomize=True, max_examples=
 settings.register_profile("nightly", deadline=None, max_examples=300)
 settings.load_profile("hpctrain")
 ONLY_WHEN_NAMED = ("soak", "nightly")
+LONGEST = ("slurm", "multiprocess", "contracts")
+"""Folders in the order in which they run: what mostly waits first, so that the processor is busy to the end."""
 for folder in ("support", "slurm/programs"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
@@ -47,9 +49,12 @@ def untouched_logging():
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what is marked `soak` or `nightly`, unless the expression of -m names the marker."""
-    for name in ONLY_WHEN_NAMED:
-        if name not in config.getoption("markexpr"):
-            for item in items:
-                if item.get_closest_marker(name):
-                    item.add_marker(pytest.mark.skip(f"pytest -m {name} runs it"))
+    """Put the longest tests first, and skip what is marked `soak` or `nightly`, unless -m names the marker."""
+    items.sort(key=lambda item: next((rank for rank, name in enumerate(LONGEST) if name in item.path.parts), 9))
+    for item in items:
+        if "slurm" not in item.path.parts:
+            # with --dist=loadgroup: their fixtures are made once per file
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+        for name in ONLY_WHEN_NAMED:
+            if item.get_closest_marker(name) and name not in config.getoption("markexpr"):
+                item.add_marker(pytest.mark.skip(f"pytest -m {name} runs it"))

@@ -1,7 +1,7 @@
 """slurmdbd, and a MariaDB of the sandbox's own under it, on the controller's machine.
 
 The database listens on that machine's own loopback and on a socket in the state directory, so it meets no other
-MariaDB of the host. It gives up durability for speed: a sandbox is not meant to outlive a crash.
+MariaDB of the host. It trades durability for speed: a sandbox is not meant to survive a crash.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def start(home: Path, controller: Machine) -> None:
     """Start both, and wait until `sacctmgr` works. The controller of SLURM comes after that.
 
     Raises:
-        SandboxError: One of them doesn't start; the message has what it said.
+        SandboxError: One of them doesn't start; the message has its log.
     """
     database, log = home / "database", home / "log" / "mariadb.log"
     database.mkdir(mode=0o700)
@@ -43,14 +43,14 @@ def start(home: Path, controller: Machine) -> None:
     _wait(lambda: Cluster(home).ask("sacctmgr", "--immediate", "add", "cluster", home.name), home / "log/slurmdbd.log")
 
 
-def _wait(works: Callable[[], str], log: Path, patience_s: float = 30) -> None:
-    give_up = time.monotonic() + patience_s
+def _wait(works: Callable[[], str], log: Path, timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
             works()
             return
         except SandboxError as error:
-            if time.monotonic() > give_up:
-                told = log.read_text(errors="replace") if log.exists() else ""
-                raise SandboxError(f"{error}\n{told[-2000:]}") from error
+            if time.monotonic() > deadline:
+                printed = log.read_text(errors="replace") if log.exists() else ""
+                raise SandboxError(f"{error}\n{printed[-2000:]}") from error
         time.sleep(0.05)

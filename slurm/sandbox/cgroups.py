@@ -113,13 +113,13 @@ def remove(name: str, machine: str = "") -> None:
                 _remove(Path(directory))
 
 
-def _remove(group: Path, patience_s: float = 5) -> None:
-    give_up = time.monotonic() + patience_s
+def _remove(group: Path, timeout_s: float = 5) -> None:
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
             return group.rmdir()
         except OSError as error:  # busy for a moment after its last process has died
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline:
                 inside = (group / "cgroup.procs").read_text().split()
                 raise SandboxError(f"{error}; processes in it: {inside}") from error
             time.sleep(0.02)

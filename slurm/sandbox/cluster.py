@@ -1,4 +1,4 @@
-"""SLURM as its users see it: what the controller says of nodes and jobs, and what it is asked to do."""
+"""SLURM as its users see it: questions and requests to the controller."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ class Cluster:
         self._wait([node], takes_jobs, timeout_s)
 
     def _wait(self, nodes: list[str], good: Callable[[str], bool], timeout_s: float) -> None:
-        give_up = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s
         while True:
             states = {}
             with suppress(SandboxError):  # on a busy machine the controller may answer one question and not the next
                 states = self.node_states() if self.answers() else {}
             if all(good(states.get(node, "unknown")) for node in nodes):
                 return
-            if time.monotonic() > give_up:
-                told = ", ".join(f"{node} {states.get(node, 'unknown')}" for node in nodes)
-                raise SandboxError(f"not in service after {timeout_s:g} s: {told}")
+            if time.monotonic() > deadline:
+                found = ", ".join(f"{node} {states.get(node, 'unknown')}" for node in nodes)
+                raise SandboxError(f"not in service after {timeout_s:g} s: {found}")
             time.sleep(0.05)
 
     def preempt(self, nodes: int, seconds: int) -> str:

@@ -67,7 +67,7 @@ def gres_conf(home: Path) -> str:
 def cgroup_conf(home: Path, groups: Groups) -> str:
     """cgroup.conf: SLURM's control groups are where the machines have mounted them."""
     if groups.version == 0:
-        return "CgroupPlugin=cgroup/v1\n"  # which does nothing until somebody uses it
+        return "CgroupPlugin=cgroup/v1\n"  # which does nothing until it is used
     lines = [f"CgroupPlugin=cgroup/v{groups.version}", f"CgroupMountpoint={home}/cgroup"]
     lines += ["IgnoreSystemd=yes"] if groups.version == 2 else []
     if "memory" in groups.controllers:

@@ -107,7 +107,7 @@ class Home:
             yield
 
     def empty(self) -> None:
-        """Delete what the state directory holds, the record last: it says what else is to be cleaned up.
+        """Delete what the state directory holds, the record last, since it names what else has to be cleaned up.
 
         Raises:
             SandboxError: Something can't be deleted.
@@ -119,7 +119,7 @@ class Home:
                 raise SandboxError(f"{error}: something is still mounted there, or writes to it") from error
 
     def remove_unclaimed(self) -> None:
-        """Delete the state directory where there is no record in it: whoever made it was interrupted before that."""
+        """Delete the state directory where there is no record in it: its `up` was interrupted before that."""
         if not self.path.exists() or self.record() is not None:
             return
         with self.locked():

@@ -62,7 +62,7 @@ class Machine:
         return ["nsenter", f"--target={self.pid}", "--net", "--", *argv]
 
     def begin(self, *argv: str) -> subprocess.Popen[str]:
-        """Run a command on this machine, with nothing of the caller's environment; its pipe has all that it says."""
+        """Run a command on this machine, with nothing of the caller's environment; its pipe has all that it prints."""
         return subprocess.Popen(
             self.command(*argv),
             env={"PATH": os.environ["PATH"], "SLURM_CONF": f"{self.home}/daemons.conf"},
@@ -73,16 +73,16 @@ class Machine:
         )
 
     def run(self, *argv: str) -> str:
-        """The same, to its end. Returns what it said.
+        """Run a command on this machine to its end; returns what it printed.
 
         Raises:
             SandboxError: It failed.
         """
         process = self.begin(*argv)
-        said, _ = process.communicate()
+        output, _ = process.communicate()
         if process.returncode != 0:
-            raise SandboxError(f"on {self.name}: {' '.join(argv)}: {said.strip()}")
-        return said
+            raise SandboxError(f"on {self.name}: {' '.join(argv)}: {output.strip()}")
+        return output
 
     def kill(self) -> None:
         """SIGKILL to every process of this machine at once; returns when they are gone."""
@@ -99,10 +99,10 @@ def start(home: Path, names: Sequence[str], groups: Groups) -> dict[str, Machine
     for name, process in starting.items():
         assert process.stdout is not None
         with process.stdout as out:
-            said = out.readline()
-        if said.strip() != "ready":
+            line = out.readline()
+        if line.strip() != "ready":
             raise SandboxError(
-                f"{name} did not start: {said.strip() or 'no message'}\n"
+                f"{name} did not start: {line.strip() or 'no message'}\n"
                 "it needs root with all capabilities; in a container, that is one started as privileged"
             )
     while not starting.keys() <= (running := find(home)).keys():
@@ -180,9 +180,9 @@ def _kill(pids: list[int], timeout_s: float = 30) -> None:
         with suppress(ProcessLookupError):
             handles.append((pid, os.pidfd_open(pid)))
             signal.pidfd_send_signal(handles[-1][1], signal.SIGKILL)
-    give_up = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s
     for pid, handle in handles:
-        while _alive(pid) and time.monotonic() < give_up:
+        while _alive(pid) and time.monotonic() < deadline:
             time.sleep(0.01)
         os.close(handle)
         if _alive(pid):

@@ -1,4 +1,4 @@
-"""What the sandbox says when it can't do what was asked."""
+"""The error that the sandbox raises for its user."""
 
 from __future__ import annotations
 

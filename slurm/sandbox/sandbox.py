@@ -97,7 +97,7 @@ class Sandbox:
         return alive[name]
 
     def kill_node(self, name: str) -> None:
-        """The node dies: its network first, as a dead machine says no goodbye, then all of its processes."""
+        """Kill the node: first its network, since a dead machine closes no connection, then all of its processes."""
         self._check_node(name)
         with self.home.locked():
             node, controller = self.node(name), self._controller()
@@ -162,11 +162,11 @@ class Sandbox:
             self._clear()
             self._build(self.home.claim_network(options))
         except BaseException as error:
-            told = self._last_words()
+            lines = self._complaints()
             self._clear()
             self.home.remove()
             if isinstance(error, SandboxError):
-                raise SandboxError("\n".join([str(error), *told]), error.exit_code) from error
+                raise SandboxError("\n".join([str(error), *lines]), error.exit_code) from error
             raise
 
     def _build(self, record: Record) -> None:
@@ -208,9 +208,9 @@ class Sandbox:
         for name, slurmd in {
             name: node.begin(*cgroups.enter(self.path), "slurmd") for name, node in nodes.items()
         }.items():
-            said, _ = slurmd.communicate()
+            output, _ = slurmd.communicate()
             if slurmd.returncode != 0:
-                raise SandboxError(f"slurmd did not start on {name}: {said.strip()}")
+                raise SandboxError(f"slurmd did not start on {name}: {output.strip()}")
 
     def _controller(self) -> Machine:
         self.record()
@@ -223,12 +223,13 @@ class Sandbox:
         if name not in names:
             raise SandboxError(f"no node {name!r}; this sandbox has {', '.join(names)}", exit_code=2)
 
-    def _last_words(self) -> list[str]:
-        told = []
+    def _complaints(self) -> list[str]:
+        """The last errors in each log."""
+        found = []
         for log in sorted((self.path / "log").glob("*.log")):
             lines = log.read_text(errors="replace").splitlines()
-            told += [f"{log.name}: {line}" for line in lines if COMPLAINT.search(line)][-5:]
-        return told
+            found += [f"{log.name}: {line}" for line in lines if COMPLAINT.search(line)][-5:]
+        return found
 
     def _clear(self) -> None:
         machine.kill_all(self.path)

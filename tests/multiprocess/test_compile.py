@@ -43,9 +43,9 @@ def weights(tmp_path):
 @pytest.mark.parametrize(
     ("words", "tolerance"),
     [
-        (["cluster.processes_per_node=2", "trainer.activation_checkpointing=['0']", "+task.eval_samples=0"], 1e-4),
-        # compiled a second time, which takes long
-        pytest.param(["precision=fp16_master", "trainer.channels_last=true"], 1e-2, marks=pytest.mark.soak),
+        (["trainer.activation_checkpointing=['0']", "+task.eval_samples=0"], 1e-4),
+        pytest.param(["cluster.processes_per_node=2", "+task.eval_samples=0"], 1e-4, marks=pytest.mark.nightly),
+        pytest.param(["precision=fp16_master", "trainer.channels_last=true"], 1e-2, marks=pytest.mark.nightly),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -84,6 +84,7 @@ def test_one_process(drill):
     assert Ledger(RunDirectory.at("here/straight")).last_claim() == 1
 
 
+@pytest.mark.nightly
 def test_two_processes(drill):
     words = ("cluster.processes_per_node=2", "--interruptions", "1", "--seed", "52", "--remove")
     code, report, progress = drill(*own("Slow"), *words)

@@ -40,8 +40,10 @@ def saved(run, step):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize(
+    ("world_size", "accumulation"),
+    [(1, 4), (2, 1), *(pytest.param(*shape, marks=pytest.mark.nightly) for shape in ((1, 1), (2, 4)))],
+)
 def test_the_weights_of_a_hand_written_loop(train, by_hand, kind, world_size, accumulation):
     batch, steps = 8, 9
     micro = batch // world_size // accumulation

@@ -268,7 +268,14 @@ def interrupt_until_completed(run, expected, limit):
     return [attempt for attempt in run.history if attempt.sent]
 
 
-@pytest.mark.parametrize("interruptions", [30, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize(
+    "interruptions",
+    [
+        15,
+        pytest.param(30, marks=pytest.mark.nightly),
+        pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+    ],
+)
 def test_a_run_with_signals_anywhere_ends_as_a_straight_one(fork_server, composer, straight, tmp_path, interruptions):
     def interrupt_runs(world_size):
         """Interrupt runs of one size, one after the other."""

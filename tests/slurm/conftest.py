@@ -1,4 +1,4 @@
-"""A real SLURM for the tests of this folder: one sandbox for the session, as good as new for every test.
+"""A real SLURM for the tests of this folder: sandboxes by their options, as good as new for every test.
 
 Every test here has the marker `slurm`. Where no sandbox can run they are all skipped with one line; with
 HPCTRAIN_REQUIRE_SLURM=1 in the environment they fail instead.
@@ -16,12 +16,16 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from pathlib import Path
 
 import pytest
+from disk import Disk, mount, unmount
+from fork_server import ForkServer, clean_environment
+from leftovers import assert_nothing_is_left
+from submitted_runs import PROGRAMS, Straight, SubmittedRuns
 
 PROGRAM = Path(__file__).parents[2] / "slurm" / "sandbox"
 STATES = Path("/run/slurm-sandbox")
 IMPOSSIBLE = "no SLURM on this machine"
 SILENT = re.compile(r"timed out|unable to contact|connect failure|connection refused", re.IGNORECASE)
-"""What SLURM's commands say when a busy machine lets the controller answer late."""
+"""What SLURM's commands print when the controller of a busy machine answers late."""
 FIELD = re.compile(r"(\S+?)=(.*?)(?= \S+?=|\s*$)")
 
 
@@ -83,41 +87,41 @@ class SlurmSandbox:
                 raise
         return subprocess.CompletedProcess(cmd, process.returncode, out, err)
 
-    def ask(self, *argv: str, heard: str = "") -> str:
-        """Run a command of SLURM, again for as long as the controller is silent; returns what it printed.
+    def ask(self, *argv: str, done_before: str = "") -> str:
+        """Run a command of SLURM, again while the controller doesn't answer; returns what it printed.
 
-        `heard` is what it says where an earlier one had its effect, though no answer came.
+        `done_before` is part of the error where an earlier call had its effect, though its answer was lost.
         """
-        give_up, repeated = time.monotonic() + 60, False
-        while SILENT.search((done := self.run(argv)).stderr) and time.monotonic() < give_up:
+        deadline, repeated = time.monotonic() + 60, False
+        while SILENT.search((done := self.run(argv)).stderr) and time.monotonic() < deadline:
             repeated = True
             time.sleep(0.2)
-        accepted = done.returncode == 0 or (repeated and heard and heard in done.stderr)
+        accepted = done.returncode == 0 or (repeated and done_before and done_before in done.stderr)
         assert accepted, f"{' '.join(argv)}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
 
     def requeue(self, job_id: str) -> None:
         """`scontrol requeue`."""
-        self.ask("scontrol", "requeue", job_id, heard="Job is pending execution")
+        self.ask("scontrol", "requeue", job_id, done_before="Job is pending execution")
 
     def on(self, node: str, *argv: str) -> str:
         """Run a command on a node; returns what it printed."""
         return self.command("on", node, "--", *argv)
 
     def kill_node(self, node: str) -> None:
-        """The node dies, without a word to anybody."""
+        """Kill the node: SLURM has to notice by itself."""
         self.command("kill-node", node)
 
     def revive_node(self, node: str) -> None:
-        """The node is back in service."""
+        """Return the node to service."""
         self.command("revive-node", node)
 
     def cut(self, node: str) -> None:
-        """The node is off the network; its processes live on."""
+        """Disconnect the node; its processes live on."""
         self.command("cut", node)
 
     def mend(self, node: str) -> None:
-        """The node is on the network and back in service."""
+        """Connect the node and return it to service."""
         self.command("mend", node)
 
     def preempt(self, nodes: int | None = None, seconds: int = 5) -> str:
@@ -138,17 +142,17 @@ class SlurmSandbox:
     def wait_job(self, job_id: str, states: str | Collection[str], timeout: float = 120) -> dict[str, str]:
         """Wait until the job's JobState is (one of) `states`; returns its fields."""
         wanted = {states} if isinstance(states, str) else set(states)
-        give_up = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         while (job := self.job(job_id))["JobState"] not in wanted:
-            assert time.monotonic() < give_up, f"after {timeout:g} s job {job_id} is not {'/'.join(wanted)}: {job}"
+            assert time.monotonic() < deadline, f"after {timeout:g} s job {job_id} is not {'/'.join(wanted)}: {job}"
             time.sleep(0.2)
         return job
 
     def wait_requeued(self, job_id: str) -> None:
         """Wait until the job was requeued once, and its first attempt's nodes are free."""
-        give_up = time.monotonic() + 120
+        deadline = time.monotonic() + 120
         while (job := self.job(job_id))["Restarts"] != "1" or job["JobState"] == "COMPLETING":
-            assert time.monotonic() < give_up, f"after 120 s job {job_id} is not requeued: {job}"
+            assert time.monotonic() < deadline, f"after 120 s job {job_id} is not requeued: {job}"
             time.sleep(0.2)
 
     def node_state(self, node: str) -> str:
@@ -158,9 +162,9 @@ class SlurmSandbox:
     def wait_node(self, node: str, states: str | Collection[str], timeout: float = 120) -> str:
         """Wait until the node's state is (one of) `states`; returns it."""
         wanted = {states} if isinstance(states, str) else set(states)
-        give_up = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         while (state := self.node_state(node)) not in wanted:
-            assert time.monotonic() < give_up, f"after {timeout:g} s {node} is not {'/'.join(wanted)} but {state}"
+            assert time.monotonic() < deadline, f"after {timeout:g} s {node} is not {'/'.join(wanted)} but {state}"
             time.sleep(0.2)
         return state
 
@@ -182,8 +186,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker("slurm")
-            # a staged test waits for others', too
-            item.add_marker(pytest.mark.timeout(900))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -195,24 +197,55 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
+class SandboxPool:
+    """Sandboxes by their options, which tests take one after the other."""
+
+    def __init__(self) -> None:
+        self._sandboxes: dict[tuple[str, ...], SlurmSandbox] = {}
+
+    def take(self, *options: str) -> SlurmSandbox:
+        """A sandbox with these options and without jobs, whose nodes are all alive, connected and idle."""
+        if options in self._sandboxes:
+            self._sandboxes[options].reset()
+        else:
+            self._sandboxes[options] = _start(f"-p{len(self._sandboxes)}", *options)
+        return self._sandboxes[options]
+
+    def close(self) -> None:
+        """Take them down."""
+        for sandbox in self._sandboxes.values():
+            sandbox.down()
+
+
 @pytest.fixture(scope="session")
-def sandbox() -> Iterator[SlurmSandbox]:
-    """Four nodes, for the whole session."""
+def sandboxes() -> Iterator[SandboxPool]:
+    """The sandboxes of this session."""
     _take_down_what_dead_sessions_left()
-    started = _start("", "--node-timeout", "10")
-    yield started
-    started.down()
+    pool = SandboxPool()
+    yield pool
+    pool.close()
 
 
-@pytest.fixture(autouse=True)
-def _as_good_as_new(sandbox: SlurmSandbox) -> Iterator[None]:
-    yield
-    sandbox.reset()
+@pytest.fixture(scope="session")
+def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder for file systems, which is mounted before any sandbox starts: nodes see what is mounted in it later."""
+    folder = tmp_path_factory.mktemp("disks")
+    mount("-t", "tmpfs", "-o", "size=1m", "disks", str(folder))
+    mount("--make-shared", str(folder))
+    yield folder
+    unmount(folder)
+
+
+@pytest.fixture
+def sandbox(request: pytest.FixtureRequest, disks: Path, sandboxes: SandboxPool) -> SlurmSandbox:
+    """A sandbox as good as new, with the options of the test's marker `sandbox`; by default four nodes."""
+    marker = request.node.get_closest_marker("sandbox")
+    return sandboxes.take(*(marker.args if marker else ()))
 
 
 @pytest.fixture
 def start_sandbox() -> Iterator[Callable[..., SlurmSandbox]]:
-    """Start another sandbox with options of its own, such as `start_sandbox("--nodes", "2", "--accounting")`."""
+    """Start a sandbox for this test alone, with options such as `start_sandbox("--nodes=2", "--accounting")`."""
     started: list[SlurmSandbox] = []
 
     def start(*options: str) -> SlurmSandbox:
@@ -222,6 +255,39 @@ def start_sandbox() -> Iterator[Callable[..., SlurmSandbox]]:
     yield start
     for each in started:
         each.down()
+
+
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """Starts ranks outside of SLURM."""
+    server = ForkServer(tmp_path_factory.mktemp("fork_server"), clean_environment(PROGRAMS))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def straight(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Straight:
+    """Runs that nothing interrupts."""
+    return Straight(tmp_path_factory.mktemp("straight"), fork_server)
+
+
+@pytest.fixture
+def disk(disks: Path, request: pytest.FixtureRequest) -> Iterator[Disk]:
+    """A small file system for a test's runs."""
+    disk = Disk(disks / re.sub(r"\W+", "_", request.node.name))
+    yield disk
+    disk.remove()
+
+
+@pytest.fixture
+def runs(
+    sandbox: SlurmSandbox, straight: Straight, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[SubmittedRuns]:
+    """Submits runs to the test's sandbox, onto its disk where it has one; at the end nothing of them may be left."""
+    disk = request.getfixturevalue("disk") if "disk" in request.fixturenames else None
+    submitted = SubmittedRuns(sandbox, tmp_path, straight, disk)
+    yield submitted
+    assert_nothing_is_left(sandbox, submitted.runs)
 
 
 def _start(suffix: str, *options: str) -> SlurmSandbox:

@@ -32,16 +32,16 @@ def status(hpctrain: Hpctrain) -> Callable[[str], dict[str, Any]]:
     """`status RUN --json`."""
 
     def ask(run: str) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(hpctrain("status", run, "--json").stdout)
-        return told
+        printed: dict[str, Any] = json.loads(hpctrain("status", run, "--json").stdout)
+        return printed
 
     return ask
 
 
 def wait_until(ready: Callable[[], object], timeout: float = 200) -> None:
-    give_up = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
     while not ready():
-        assert time.monotonic() < give_up, f"not so after {timeout:g} s"
+        assert time.monotonic() < deadline, f"not so after {timeout:g} s"
         time.sleep(0.1)
 
 

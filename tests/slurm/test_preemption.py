@@ -1,156 +1,163 @@
-"""Preempted, near the time limit, cancelled: a real SLURM stops runs, and each goes on, or ends, as it should."""
+"""A real SLURM preempts, times out and cancels runs: each continues, or ends, as it should."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
-from performance import perform, staged
-from stage import STEPS, Stage
-from trial import Trial
-
-if TYPE_CHECKING:
-    from conftest import SlurmSandbox
+from followed_run import FollowedRun
+from submitted_runs import STEPS, SubmittedRuns
 
 
-@pytest.fixture(scope="module")
-def performances(
-    request: pytest.FixtureRequest, sandbox: SlurmSandbox, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Future[None]]]:
-    yield from perform(request, sandbox, tmp_path_factory.mktemp("preemption"))
-
-
-def assert_nothing_was_lost(trial: Trial) -> None:
+def assert_nothing_was_lost(run: FollowedRun) -> None:
     """Each attempt began where the one before had stopped."""
-    begun = [one.start_step for one in trial.attempts]
-    assert begun == [0, *(one.end_step for one in trial.attempts[:-1])], trial
-    assert all(begun[1:]), trial
+    begun = [one.start_step for one in run.attempts]
+    assert begun == [0, *(one.end_step for one in run.attempts[:-1])], run
+    assert all(begun[1:]), run
 
 
-def preempt_once(trial: Trial) -> str:
-    """Returns SLURM's word for the end."""
-    trial.until_step(3)
-    trial.preempt()
-    trial.until_attempt(2)
-    trial.set_pace(0)
-    return trial.until_ended()
+def preempt_once(run: FollowedRun) -> str:
+    """Preempt a run and let it finish; returns the job's last JobState."""
+    run.until_step(3)
+    run.preempt()
+    run.until_attempt(2)
+    run.set_pace(0)
+    return run.until_ended()
 
 
-def preempt_twice(stage: Stage, trial: Trial) -> None:
-    trial.until_step(3)
-    trial.preempt()
-    trial.until_attempt(2)
-    trial.until_step((trial.attempts[1].start_step or 0) + 3)
-    trial.preempt()
-    trial.until_attempt(3)
-    trial.set_pace(0)
+def preempt_twice(run: FollowedRun) -> None:
+    run.until_step(3)
+    run.preempt()
+    run.until_attempt(2)
+    run.until_step((run.attempts[1].start_step or 0) + 3)
+    run.preempt()
+    run.until_attempt(3)
+    run.set_pace(0)
 
 
-ALONE = "--nodes=1"
-WITHOUT_GRACE = [(ALONE, "--grace-time=0"), (ALONE, "--grace-time=0", "--preempt-mode=CANCEL")]
-"""What SLURM does is the same for one rank, which starts in half the time of two."""
+def on_sandbox(*options: str, nightly: bool = False) -> Any:
+    """A parameter that stands for a sandbox with these options."""
+    marks = [pytest.mark.sandbox(*options), *([pytest.mark.nightly] if nightly else [])]
+    return pytest.param(marks=marks, id=" ".join(options))
 
 
 @pytest.mark.parametrize(
-    "options", [("--nodes=2",), (ALONE, "--preempt-send-user-signal"), (ALONE, "--preempt-mode=CANCEL")], ids=" ".join
+    (), [on_sandbox("--preempt-mode=CANCEL"), on_sandbox("--preempt-send-user-signal", nightly=True)]
 )
-@staged()
-def test_preempted_twice(stage: Stage, options: tuple[str, ...]) -> None:
-    nodes = 1 if ALONE in options else 2
-    trial = stage.train(nodes=nodes)
-    preempt_twice(stage, trial)
-    assert trial.until_ended() == "COMPLETED"
-    (_, _, first), (_, _, second), _ = trial.story
-    assert trial.story == [(0, "preempted", first), (first, "preempted", second), (second, "completed", STEPS)]
-    assert {one.job_id for one in trial.attempts} == {trial.job_id}
-    assert trial.digest == stage.straight(processes=nodes)
+def test_preempted_by_other_rules(runs: SubmittedRuns) -> None:
+    run = runs.train(nodes=1)
+    assert preempt_once(run) == "COMPLETED"
+    (_, _, stopped), _ = run.story
+    assert run.story == [(0, "preempted", stopped), (stopped, "completed", STEPS)]
+    assert {one.job_id for one in run.attempts} == {run.job_id}
+    assert run.digest == runs.straight(processes=1)
 
 
-@pytest.mark.parametrize("options", WITHOUT_GRACE, ids=" ".join)
-@staged()
-def test_preempted_without_grace_time(stage: Stage, options: tuple[str, ...]) -> None:
+def test_preempted_twice(runs: SubmittedRuns) -> None:
+    check_preempted_twice(runs, nodes=2)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize((), [on_sandbox("--preempt-mode=CANCEL"), on_sandbox("--preempt-send-user-signal")])
+def test_preempted_twice_by_other_rules(runs: SubmittedRuns) -> None:
+    check_preempted_twice(runs, nodes=1)
+
+
+def check_preempted_twice(runs: SubmittedRuns, nodes: int) -> None:
+    run = runs.train(nodes=nodes)
+    preempt_twice(run)
+    assert run.until_ended() == "COMPLETED"
+    (_, _, first), (_, _, second), _ = run.story
+    assert run.story == [(0, "preempted", first), (first, "preempted", second), (second, "completed", STEPS)]
+    assert {one.job_id for one in run.attempts} == {run.job_id}
+    assert run.digest == runs.straight(processes=nodes)
+
+
+@pytest.mark.parametrize(
+    (),
+    [on_sandbox("--grace-time=0"), on_sandbox("--grace-time=0", "--preempt-mode=CANCEL", nightly=True)],
+)
+def test_preempted_without_grace_time(runs: SubmittedRuns) -> None:
     """A step that takes longer than SLURM waits: the interval between checkpoints is what can be lost."""
-    trial = stage.train("checkpoint.every_steps=10", pace_s=0.1, nodes=1)
-    trial.until_step(13)
-    trial.set_pace(60)
-    trial.until_step(14)
-    trial.preempt()
-    trial.until(lambda: not trial.ranks(), "SIGKILL")
-    trial.set_pace(0)
-    assert trial.until_ended() == "COMPLETED"
-    assert [(start, reason) for start, reason, _ in trial.story] == [(0, "preempted"), (10, "completed")]
-    assert trial.attempts[0].job_id == trial.attempts[1].job_id
-    assert trial.digest == stage.straight(processes=1)
+    run = runs.train("checkpoint.every_steps=10", pace_s=0.1, nodes=1)
+    run.until_step(13)
+    run.set_pace(60)
+    run.until_step(14)
+    run.preempt()
+    run.until(lambda: not run.ranks(), "SIGKILL")
+    run.set_pace(0)
+    assert run.until_ended() == "COMPLETED"
+    assert [(start, reason) for start, reason, _ in run.story] == [(0, "preempted"), (10, "completed")]
+    assert run.attempts[0].job_id == run.attempts[1].job_id
+    assert run.digest == runs.straight(processes=1)
 
 
-@pytest.mark.parametrize("options", WITHOUT_GRACE, ids=" ".join)
-@staged()
-def test_without_grace_time_killwait_is_enough_for_a_small_save(stage: Stage, options: tuple[str, ...]) -> None:
-    trial = stage.train(nodes=1)
-    assert preempt_once(trial) == "COMPLETED"
-    (_, _, stopped), _ = trial.story
-    assert trial.story == [(0, "preempted", stopped), (stopped, "completed", STEPS)]
-    assert trial.digest == stage.straight(processes=1)
+@pytest.mark.parametrize(
+    (),
+    [on_sandbox("--grace-time=0", nightly=True), on_sandbox("--grace-time=0", "--preempt-mode=CANCEL")],
+)
+def test_without_grace_time_killwait_is_enough_for_a_small_save(runs: SubmittedRuns) -> None:
+    run = runs.train(nodes=1)
+    assert preempt_once(run) == "COMPLETED"
+    (_, _, stopped), _ = run.story
+    assert run.story == [(0, "preempted", stopped), (stopped, "completed", STEPS)]
+    assert run.digest == runs.straight(processes=1)
 
 
-@staged(ALONE, "--signal-children")
-def test_a_child_process_that_the_signal_ends_fails_no_run(stage: Stage) -> None:
+@pytest.mark.nightly
+@pytest.mark.sandbox("--signal-children")
+def test_a_child_process_that_the_signal_ends_fails_no_run(runs: SubmittedRuns) -> None:
     """A compiler, say, knows nothing of stopping in good order."""
-    trial = stage.train("+task.act=1:0:5:child", "checkpoint.every_steps=2", nodes=1)
-    trial.until_step(4)
-    trial.preempt()
-    trial.until_attempt(2)
-    trial.set_pace(0)
-    assert trial.until_ended() == "COMPLETED"
-    assert trial.story == [(0, "preempted", 4), (4, "completed", STEPS)]
-    assert "CalledProcessError" in trial.attempts[0].detail
-    assert trial.digest == stage.straight(processes=1)
+    run = runs.train("+task.act=1:0:5:child", "checkpoint.every_steps=2", nodes=1)
+    run.until_step(4)
+    run.preempt()
+    run.until_attempt(2)
+    run.set_pace(0)
+    assert run.until_ended() == "COMPLETED"
+    assert run.story == [(0, "preempted", 4), (4, "completed", STEPS)]
+    assert "CalledProcessError" in run.attempts[0].detail
+    assert run.digest == runs.straight(processes=1)
 
 
-@staged("--nodes=2")
-def test_four_ranks(stage: Stage) -> None:
-    """Beyond two ranks DDP's first backward sums in another order than all later ones."""
-    trial = stage.train("cluster.processes_per_node=2")
-    assert preempt_once(trial) == "COMPLETED"
-    assert trial.reasons == ["preempted", "completed"]
-    assert_nothing_was_lost(trial)
-    assert trial.digest == stage.straight(processes=4)
+@pytest.mark.nightly
+def test_four_ranks(runs: SubmittedRuns) -> None:
+    """With more than two ranks DDP's first backward sums in another order than all later ones."""
+    run = runs.train("cluster.processes_per_node=2")
+    assert preempt_once(run) == "COMPLETED"
+    assert run.reasons == ["preempted", "completed"]
+    assert_nothing_was_lost(run)
+    assert run.digest == runs.straight(processes=4)
 
 
 @pytest.mark.soak
-@staged()
-def test_four_nodes_of_two_ranks_preempted_twice(stage: Stage) -> None:
-    trial = stage.train("cluster.processes_per_node=2", nodes=4)
-    preempt_twice(stage, trial)
-    assert trial.until_ended() == "COMPLETED"
-    assert trial.reasons == ["preempted", "preempted", "completed"]
-    assert_nothing_was_lost(trial)
-    assert trial.digest == stage.straight(processes=8)
+def test_four_nodes_of_two_ranks_preempted_twice(runs: SubmittedRuns) -> None:
+    run = runs.train("cluster.processes_per_node=2", nodes=4)
+    preempt_twice(run)
+    assert run.until_ended() == "COMPLETED"
+    assert run.reasons == ["preempted", "preempted", "completed"]
+    assert_nothing_was_lost(run)
+    assert run.digest == runs.straight(processes=8)
 
 
-@staged(ALONE)
-def test_near_the_time_limit(stage: Stage) -> None:
-    """On a busy machine an attempt may hardly have begun when SLURM says that its time is over."""
+def test_near_the_time_limit(runs: SubmittedRuns) -> None:
+    """On a busy machine an attempt may hardly have begun when SLURM sends the signal."""
     # SLURM looks every 30 s: the signal comes 15 to 45 s after the job's start
     words = ("cluster.time_limit_min=1", "cluster.signal_delay_s=15", "cluster.requeue.max_stalled_attempts=9")
-    trial = stage.train(*words, pace_s=1, nodes=1)
-    trial.until_attempt(2)
-    trial.set_pace(0)
-    assert trial.until_ended() == "COMPLETED"
-    *stopped, last = trial.attempts
-    assert trial.reasons == ["time_limit"] * len(stopped) + ["completed"]
-    assert [one.end_step for one in stopped] == [one.start_step for one in trial.attempts[1:]]
+    run = runs.train(*words, pace_s=1, nodes=1)
+    run.until_attempt(2)
+    run.set_pace(0)
+    assert run.until_ended() == "COMPLETED"
+    *stopped, last = run.attempts
+    assert run.reasons == ["time_limit"] * len(stopped) + ["completed"]
+    assert [one.end_step for one in stopped] == [one.start_step for one in run.attempts[1:]]
     assert last.end_step == STEPS
-    assert {one.job_id for one in trial.attempts} == {trial.job_id}
-    assert trial.digest == stage.straight(processes=1)
+    assert {one.job_id for one in run.attempts} == {run.job_id}
+    assert run.digest == runs.straight(processes=1)
 
 
-@staged("--nodes=2")
-def test_only_the_preempted_task_of_an_array_runs_again(stage: Stage) -> None:
+def test_only_the_preempted_task_of_an_array_runs_again(runs: SubmittedRuns) -> None:
     """`scontrol requeue` of an array's own id would run the completed tasks again."""
-    quick, slow = stage.sweep(2)
+    quick, slow = runs.sweep(2)
     slow.set_pace(1)  # it must not end before the other one
     quick.set_pace(0)
     quick.until_ended()
@@ -158,47 +165,45 @@ def test_only_the_preempted_task_of_an_array_runs_again(stage: Stage) -> None:
     assert slow.reasons == ["preempted", "completed"]
     assert_nothing_was_lost(slow)
     assert {one.job_id for one in slow.attempts} == {slow.job_id}
-    assert slow.digest == stage.straight(processes=1)
+    assert slow.digest == runs.straight(processes=1)
     assert quick.story == [(0, "completed", STEPS)]
-    assert stage.sandbox.job(quick.job_id)["Restarts"] == "0"
+    assert runs.sandbox.job(quick.job_id)["Restarts"] == "0"
 
 
-@staged(ALONE)
-def test_where_the_job_can_t_be_requeued_a_new_one_goes_on(stage: Stage) -> None:
-    with stage.waiting("+cluster.sbatch.no-requeue=true", nodes=1) as (trial, exit_code):
-        trial.until_step(3)
-        trial.preempt()
-        trial.until_attempt(2)
-        trial.set_pace(0)
+def test_where_the_job_can_t_be_requeued_a_new_one_continues_the_run(runs: SubmittedRuns) -> None:
+    with runs.waiting("+cluster.sbatch.no-requeue=true", nodes=1) as (run, exit_code):
+        run.until_step(3)
+        run.preempt()
+        run.until_attempt(2)
+        run.set_pace(0)
         assert exit_code() == 0
-    first, second = trial.attempts
-    assert trial.reasons == ["preempted", "completed"]
-    assert_nothing_was_lost(trial)
-    assert (first.job_id, second.job_id) == (trial.job_id, trial.newest_job)
-    assert trial.job_id != trial.newest_job
+    first, second = run.attempts
+    assert run.reasons == ["preempted", "completed"]
+    assert_nothing_was_lost(run)
+    assert (first.job_id, second.job_id) == (run.job_id, run.newest_job)
+    assert run.job_id != run.newest_job
     assert first.extra["next"] == "resubmit"
-    assert trial.digest == stage.straight(processes=1)
+    assert run.digest == runs.straight(processes=1)
 
 
-@staged("--nodes=2")
-def test_cancelled(stage: Stage) -> None:
-    with stage.waiting() as (trial, exit_code):
-        trial.until_step(3)
-        trial.sandbox.ask("scancel", trial.job_id)
+def test_cancelled(runs: SubmittedRuns) -> None:
+    with runs.waiting(nodes=1) as (run, exit_code):
+        run.until_step(3)
+        run.sandbox.ask("scancel", run.job_id)
         assert exit_code() == 3
-    assert trial.until_ended() == "CANCELLED"
-    ((_, _, step),) = trial.story
-    assert trial.story == [(0, "cancelled", step)]
-    assert trial.directory.checkpoint_steps() == [step]
-    assert trial.sandbox.job(trial.job_id)["Restarts"] == "0"
+    assert run.until_ended() == "CANCELLED"
+    ((_, _, step),) = run.story
+    assert run.story == [(0, "cancelled", step)]
+    assert run.directory.checkpoint_steps() == [step]
+    assert run.sandbox.job(run.job_id)["Restarts"] == "0"
 
 
-@staged("--nodes=2")
-def test_a_script_that_its_user_wrote(stage: Stage) -> None:
+@pytest.mark.nightly
+def test_a_script_that_its_user_wrote(runs: SubmittedRuns) -> None:
     """slurm/train.sbatch: its user's script executes the supervisor."""
-    trial = stage.by_hand("--nodes=2")
-    assert preempt_once(trial) == "COMPLETED"
-    (_, _, stopped), _ = trial.story
-    assert trial.story == [(0, "preempted", stopped), (stopped, "completed", STEPS)]
-    assert {one.job_id for one in trial.attempts} == {trial.job_id}
-    assert trial.digest == stage.straight()
+    run = runs.by_hand("--nodes=2")
+    assert preempt_once(run) == "COMPLETED"
+    (_, _, stopped), _ = run.story
+    assert run.story == [(0, "preempted", stopped), (stopped, "completed", STEPS)]
+    assert {one.job_id for one in run.attempts} == {run.job_id}
+    assert run.digest == runs.straight()

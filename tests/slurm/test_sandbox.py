@@ -36,7 +36,7 @@ def program(*argv: str, prefix: tuple[str, ...] = (), env: dict[str, str] | None
     )
 
 
-def said(process: subprocess.Popen[str]) -> str:
+def output_of(process: subprocess.Popen[str]) -> str:
     return process.communicate(timeout=60)[0]
 
 
@@ -69,26 +69,26 @@ def links_of_others(name: str) -> set[str]:
     return found
 
 
-def left_behind(name: str) -> dict[str, set[str]]:
+def leftovers(name: str) -> dict[str, set[str]]:
     """What `down` has left; a process that was killed may take a moment to be gone."""
-    give_up = time.monotonic() + 10
-    while (found := host_state(name)) and time.monotonic() < give_up:
+    deadline = time.monotonic() + 10
+    while (found := host_state(name)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return found
 
 
 def wait_for_lines(file: Path, count: int, timeout: float = 60) -> list[str]:
-    give_up = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
     while not file.exists() or len(file.read_text().splitlines()) < count:
-        assert time.monotonic() < give_up, f"{file} has no {count} lines"
+        assert time.monotonic() < deadline, f"{file} has no {count} lines"
         time.sleep(0.05)
     return file.read_text().splitlines()
 
 
 def wait_until(ready: Callable[[], object], timeout: float = 60) -> None:
-    give_up = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
     while not ready():
-        assert time.monotonic() < give_up, f"not so after {timeout:g} s"
+        assert time.monotonic() < deadline, f"not so after {timeout:g} s"
         time.sleep(0.05)
 
 
@@ -136,9 +136,9 @@ def test_a_process_that_hides_from_its_parent_dies_with_its_job(sandbox: SlurmSa
     script.chmod(0o755)
     hidden = sandbox.run(["srun", str(script)]).stdout.split()
     assert len(hidden) == 1
-    give_up = time.monotonic() + 20
+    deadline = time.monotonic() + 20
     while "4321" in sandbox.on("n1", "ps", "-e", "-o", "args"):
-        assert time.monotonic() < give_up
+        assert time.monotonic() < deadline
         time.sleep(0.2)
 
 
@@ -153,7 +153,7 @@ def test_preemption_requeues_a_job_of_the_low_partition(start_sandbox: StartSand
     assert small.wait_job(low, "RUNNING")["Partition"] == "low"
 
 
-def test_a_killed_node_and_a_cut_one_are_given_up_and_come_back(start_sandbox: StartSandbox, tmp_path: Path) -> None:
+def test_slurm_loses_a_killed_and_a_cut_node_and_takes_them_back(start_sandbox: StartSandbox, tmp_path: Path) -> None:
     small = start_sandbox("--nodes=3", "--node-timeout=4")
     dying, cut = tmp_path / "dying", tmp_path / "cut"
     tick = "srun sh -c 'while sleep 0.1; do hostname >> {}; done'"
@@ -192,9 +192,9 @@ def test_two_sandboxes_side_by_side_and_one_has_accounting(sandbox: SlurmSandbox
     assert other.run(["srun", "--nodes=2", "sh", "-c", "exit 3"]).returncode == 3
     other.wait_job("2", "FAILED")
     sandbox.wait_job(here, "RUNNING")
-    give_up = time.monotonic() + 20
+    deadline = time.monotonic() + 20
     while not (rows := other.run(["sacct", "-nXP", "--format=JobID,State,ExitCode"]).stdout).count("FAILED"):
-        assert time.monotonic() < give_up, rows
+        assert time.monotonic() < deadline, rows
         time.sleep(0.2)
     assert rows.split() == ["1|COMPLETED|0:0", "2|FAILED|3:0"]
     assert sandbox.run(["sacct"]).returncode != 0
@@ -241,7 +241,7 @@ def test_down_leaves_nothing_behind(sandbox: SlurmSandbox, start_sandbox: StartS
     other.kill_node("n2")
     assert {"processes", "links", "states"} <= host_state(other.name).keys()
     other.down()
-    assert left_behind(other.name) == {}
+    assert leftovers(other.name) == {}
     assert "was not up" in other.command("down")
 
 
@@ -251,19 +251,19 @@ def test_down_cleans_up_after_an_up_that_was_killed(sandbox: SlurmSandbox, after
     half = program("up", "--name", name)
     time.sleep(after_s)
     half.kill()
-    said(half)
-    said(program("down", "--name", name))
-    assert left_behind(name) == {}
+    output_of(half)
+    output_of(program("down", "--name", name))
+    assert leftovers(name) == {}
 
 
 def test_an_interrupted_up_cleans_up_itself(sandbox: SlurmSandbox) -> None:
     name = f"{sandbox.name}-stopped"
     stopped = program("up", "--name", name, "--accounting")
-    wait_until((STATES / name).exists)  # it heeds signals by then
+    wait_until((STATES / name).exists)  # it handles signals by then
     stopped.terminate()
-    assert "interrupted" in said(stopped)
+    assert "interrupted" in output_of(stopped)
     assert stopped.returncode == 130
-    assert left_behind(name) == {}
+    assert leftovers(name) == {}
 
 
 def test_an_up_that_is_interrupted_before_it_begins_cleans_up_itself(sandbox: SlurmSandbox) -> None:
@@ -276,9 +276,9 @@ def test_an_up_that_is_interrupted_before_it_begins_cleans_up_itself(sandbox: Sl
     wait_until(lambda: has_open(waiting.pid, home))
     waiting.terminate()
     os.close(other)
-    assert "interrupted" in said(waiting)
+    assert "interrupted" in output_of(waiting)
     assert waiting.returncode == 130
-    assert left_behind(home.name) == {}
+    assert leftovers(home.name) == {}
 
 
 def has_open(pid: int, path: Path) -> bool:
@@ -292,22 +292,22 @@ def has_open(pid: int, path: Path) -> bool:
 def test_many_at_once_get_one_sandbox_of_a_name(sandbox: SlurmSandbox) -> None:
     name = f"{sandbox.name}-same"
     try:
-        told = [said(each) for each in [program("up", "--name", name, "--nodes", "1") for _ in range(3)]]
-        assert sorted("already up" in text for text in told) == [False, True, True], told
+        printed = [output_of(each) for each in [program("up", "--name", name, "--nodes", "1") for _ in range(3)]]
+        assert sorted("already up" in text for text in printed) == [False, True, True], printed
     finally:
-        assert "is down" in said(program("down", "--name", name))
+        assert "is down" in output_of(program("down", "--name", name))
 
 
 def test_missing_packages_are_named_with_the_line_to_type(sandbox: SlurmSandbox, tmp_path: Path) -> None:
     (tmp_path / "apt-get").symlink_to(shutil.which("true") or "/bin/true")
     refused = program("up", "--name", f"{sandbox.name}-no", "--accounting", env={"PATH": str(tmp_path)})
-    assert "apt-get install --no-install-recommends" in (text := said(refused))
+    assert "apt-get install --no-install-recommends" in (text := output_of(refused))
     assert "slurm-client" in text
     assert refused.returncode == 2
 
 
 @pytest.mark.parametrize(
-    ("argv", "exit_code", "told"),
+    ("argv", "exit_code", "printed"),
     [
         (["kill-node", "9"], 2, "n1, n2, n3, n4"),
         (["up", "--name", "No/Name"], 2, "No/Name"),
@@ -322,13 +322,13 @@ def test_missing_packages_are_named_with_the_line_to_type(sandbox: SlurmSandbox,
         (["--help"], 0, "kill-node"),
     ],
 )
-def test_what_it_says(sandbox: SlurmSandbox, argv: list[str], exit_code: int, told: str) -> None:
+def test_what_it_prints(sandbox: SlurmSandbox, argv: list[str], exit_code: int, printed: str) -> None:
     process = program(*argv, env={**os.environ, "SLURM_SANDBOX_NAME": sandbox.name})
-    assert told in said(process)
+    assert printed in output_of(process)
     assert process.returncode == exit_code
 
 
 def test_root_is_asked_for(sandbox: SlurmSandbox) -> None:
     process = program("up", prefix=("unshare", "--user"))
-    assert "sudo" in said(process)
+    assert "sudo" in output_of(process)
     assert process.returncode == 2

@@ -78,9 +78,9 @@ def ledger(run: Path) -> list[dict[str, Any]]:
 
 
 def wait_until(ready: Callable[[], bool], logs: Sequence[Path], timeout: float = 200) -> None:
-    give_up = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
     while not ready():
-        assert time.monotonic() < give_up, [log.read_text() for log in logs]
+        assert time.monotonic() < deadline, [log.read_text() for log in logs]
         time.sleep(0.1)
 
 
@@ -141,9 +141,9 @@ def test_an_error_of_one_rank_fails_the_job(sandbox: SlurmSandbox, submit: Submi
     jobs = [submit(script, "task._target_=own.RaisesOnRankOne", f"run_dir={script}") for script in scripts]
     for script, job in zip(scripts, jobs, strict=True):
         assert sandbox.wait_job(job, {"FAILED", "COMPLETED"}, timeout=200)["JobState"] == "FAILED"
-        told = (tmp_path / f"slurm-{job}.out").read_text()
-        assert re.search(r"rank 1 on n\d failed", told)
-        assert "ValueError: no data on this node" in told
+        printed = (tmp_path / f"slurm-{job}.out").read_text()
+        assert re.search(r"rank 1 on n\d failed", printed)
+        assert "ValueError: no data on this node" in printed
         status = json.loads(sandbox.run([*HPCTRAIN, "status", script, "--json"], cwd=tmp_path).stdout)
         assert (status["state"], status["job_ids"]) == ("failed", [job])
         assert "no data on this node" in status["note"]

@@ -29,7 +29,7 @@ from hpctrain.tasks.digits import Digits
 class Fails(Digits):
     def __init__(self, fails):
         if fails:
-            raise ValueError("told to fail")
+            raise ValueError("printed to fail")
         super().__init__()
 """
 
@@ -54,7 +54,7 @@ def job_ids(sweep: Path) -> list[str]:
 def test_a_sweep_is_one_array_of_runs_with_directories_of_their_own(
     sandbox: SlurmSandbox, hpctrain: Hpctrain, tmp_path: Path
 ) -> None:
-    done = hpctrain("-m", *QUICK, "nodes=2", "run_dir=S", "cluster.wait=true", "optimizer.lr=1e-3,3e-4,1e-4")
+    done = hpctrain("-m", *QUICK, "run_dir=S", "cluster.wait=true", "optimizer.lr=1e-3,3e-4,1e-4")
     assert done.returncode == 0, done.stdout + done.stderr
     sweep = tmp_path / "S"
     ids = job_ids(sweep)
@@ -66,7 +66,7 @@ def test_a_sweep_is_one_array_of_runs_with_directories_of_their_own(
     assert [config["optimizer"]["lr"] for config in configs] == [1e-3, 3e-4, 1e-4]
     for name, job in zip("012", ids, strict=True):
         start, end = ledger(sweep / name)
-        assert (start["job_id"], start["world_size"], len(start["nodes"])) == (job, 2, 2)
+        assert (start["job_id"], start["world_size"], len(start["nodes"])) == (job, 1, 1)
         assert (end["reason"], end["step"]) == ("completed", 5)
         assert (sweep / "logs" / f"batch_{job}.log").exists()
     digests = {json.loads(hpctrain("inspect", f"S/{name}", "--json").stdout)["weights_digest"] for name in "012"}
@@ -99,12 +99,12 @@ def test_resources_group_the_arrays_and_each_task_has_a_fate_of_its_own(
     assert [sandbox.job(array)["ArrayTaskThrottle"] for array in (one, two)] == ["1", "1"]
 
     def states() -> list[dict[str, Any]]:
-        told: list[dict[str, Any]] = json.loads(hpctrain("status", *(f"S/{n}" for n in "0123"), "--json").stdout)
-        return told
+        printed: list[dict[str, Any]] = json.loads(hpctrain("status", *(f"S/{n}" for n in "0123"), "--json").stdout)
+        return printed
 
-    give_up = time.monotonic() + 60
+    deadline = time.monotonic() + 60
     while "JobArrayTaskLimit" not in (last := states()[3])["note"]:
-        assert time.monotonic() < give_up, last
+        assert time.monotonic() < deadline, last
     assert last["state"] == "queued"
     assert hpctrain("cancel", "S/3").stdout == f"S/3: cancelled job {two}_1, which was pending\n"
 
@@ -113,4 +113,4 @@ def test_resources_group_the_arrays_and_each_task_has_a_fate_of_its_own(
     assert [run["state"] for run in states()] == ["completed", "completed", "failed", "cancelled"]
     assert [sandbox.job(job)["JobState"] for job in ids] == ["COMPLETED", "COMPLETED", "FAILED", "CANCELLED"]
     assert not (sweep / "3" / "attempts.jsonl").exists()
-    assert "ValueError: told to fail" in hpctrain("logs", "S/2").stdout
+    assert "ValueError: printed to fail" in hpctrain("logs", "S/2").stdout

@@ -1,4 +1,4 @@
-"""A file system of a test's own, which can be full or read-only."""
+"""A file system for one test, which can be full or read-only."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ CHUNK = bytes(1 << 16)
 
 
 class Disk:
-    """A small file system in memory, which this machine and the nodes of the sandboxes that come up later share.
+    """A small file system in memory, which the sandboxes' nodes share with this machine.
 
     Args:
-        path: an empty folder; until `remove`, the file system is there.
+        path: where it is mounted, in a shared mount that was there before the sandboxes started.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.mkdir()
         mount("-t", "tmpfs", "-o", f"size={SIZE_MB}m", "disk", str(path))
-        # what is mounted in it later, the nodes see as well
+        # the nodes also see what is mounted in it later
         mount("--make-shared", str(path))
 
     def fill(self) -> None:
-        """Take all the room that is left."""
+        """Take all the space that is left."""
         with (self.path / "filler").open("wb", buffering=0) as filler:
             try:
                 while filler.write(CHUNK):
@@ -39,7 +39,7 @@ class Disk:
                 return
 
     def free(self) -> None:
-        """Give the room back."""
+        """Free that space."""
         (self.path / "filler").unlink()
 
     @contextmanager
@@ -61,8 +61,13 @@ class Disk:
                 sandbox.on(node, "mount", "-n", "-o", f"remount,bind,{mode}", str(path))
 
     def remove(self) -> None:
-        """Take the file system away, with all that is in it."""
-        subprocess.run(["umount", "--recursive", "--lazy", str(self.path)], check=True)
+        """Unmount the file system, with all that is in it."""
+        unmount(self.path)
+
+
+def unmount(path: Path) -> None:
+    """Unmount a folder and what is mounted in it."""
+    subprocess.run(["umount", "--recursive", "--lazy", str(path)], check=True)
 
 
 def mount(*arguments: str) -> None:

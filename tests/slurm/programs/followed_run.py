@@ -1,4 +1,4 @@
-"""One run on a sandbox, as a test follows and disturbs it."""
+"""One run on a sandbox, which a test follows and interrupts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hpctrain.run.ledger import Attempt, Ledger
 if TYPE_CHECKING:
     from conftest import SlurmSandbox
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 ASK_EVERY_S = 2.0
-"""Between questions whether a run has ended before its time: each is a process, and several tests wait together."""
+"""Between questions to SLURM whether a run has ended early: each starts a process."""
 FINISHED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
 
 
-class Trial:
+class FollowedRun:
     """One run on a sandbox.
 
     Attributes:
@@ -65,25 +65,25 @@ class Trial:
 
     @property
     def batch_log(self) -> str:
-        """What the batch scripts said."""
+        """The logs of the batch scripts."""
         return "".join(path.read_text() for path in sorted(self.directory.logs.glob("batch_*.log")))
 
     def set_pace(self, seconds: float) -> None:
-        """From now on a step takes so long."""
+        """Set how long a step takes from now on."""
         beside = self.pace.with_name(f"{self.pace.name}.new")
         beside.write_text(str(seconds))
         beside.replace(self.pace)
 
-    def until(self, ready: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
-        """Wait for something.
+    def until(self, ready: Callable[[], object], what: str, timeout_s: float = TIMEOUT_S) -> None:
+        """Wait for a condition.
 
         Raises:
-            AssertionError: it didn't come; the run is told in full.
+            AssertionError: it didn't become true; the message has the run's logs.
         """
-        give_up = time.monotonic() + patience_s
+        deadline = time.monotonic() + timeout_s
         while not ready():
-            if time.monotonic() > give_up:
-                raise AssertionError(f"waited {patience_s:g} s for {what}\n{self}")
+            if time.monotonic() > deadline:
+                raise AssertionError(f"waited {timeout_s:g} s for {what}\n{self}")
             time.sleep(0.05)
 
     def until_step(self, step: int) -> None:
@@ -97,7 +97,7 @@ class Trial:
         assert self._began(number), f"no attempt {number}\n{self}"
 
     def until_stopped(self, rank: int) -> int:
-        """Wait until a rank has stopped itself (SIGSTOP, see `unlucky`); returns its process."""
+        """Wait until a rank has stopped itself (SIGSTOP, see `scripted_task`); returns its process."""
         found: dict[int, int] = {}
 
         def stopped() -> bool:
@@ -109,14 +109,14 @@ class Trial:
         return found[rank]
 
     def until_ended(self) -> str:
-        """Wait until SLURM is done with the newest job and no rank is left; returns SLURM's word for how it ended."""
+        """Wait until the newest job has ended and no rank is left; returns its JobState."""
         self.until(self._over, "the end")
         self.until(lambda: not self.processes(), "the last process", 15)
         return self.record["JobState"]
 
     @property
     def record(self) -> dict[str, str]:
-        """What `scontrol` says of the newest job."""
+        """The fields of the newest job."""
         return self.sandbox.job(self.newest_job)
 
     @property
@@ -158,15 +158,15 @@ class Trial:
         return found
 
     def preempt(self) -> None:
-        """Another job takes the nodes for a moment."""
+        """Submit a job that preempts the run, for a moment."""
         self.sandbox.preempt(seconds=1)
 
     def __str__(self) -> str:
-        told = [f"run {self.directory.path}", *(str(one) for one in self.attempts)]
+        lines = [f"run {self.directory.path}", *(str(one) for one in self.attempts)]
         for path in sorted(self.directory.logs.glob("*.log")):
-            told += [f"--- {path.name}", *path.read_text(errors="replace").splitlines()[-25:]]
+            lines += [f"--- {path.name}", *path.read_text(errors="replace").splitlines()[-25:]]
         jobs = self.sandbox.run(["scontrol", "--oneliner", "show", "job"])
-        return "\n".join([*told, "--- jobs", jobs.stdout or jobs.stderr])
+        return "\n".join([*lines, "--- jobs", jobs.stdout or jobs.stderr])
 
     def _began(self, number: int) -> bool:
         return len(self.attempts) >= number
@@ -188,7 +188,7 @@ class Trial:
 
 
 def state_of(pid: int) -> str:
-    """The letter by which proc(5) tells what a process does; empty where it is gone."""
+    """A process's state letter of proc(5); empty where the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -1,18 +1,19 @@
-"""What runs may leave on the nodes of a sandbox, and must not."""
+"""Check that runs leave nothing on the nodes of a sandbox."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trial import Trial
+from followed_run import FollowedRun
 
+from hpctrain.cli.inspect import main as inspect
 from hpctrain.files import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 OF_THE_NODE = {"sleep", "slurmd", "slurmstepd"}
 """The first process of a node, SLURM's daemon, and what of it reports a step's end: for minutes, to a job script that
 was cut off. The step's processes are its children, with names of their own."""
-PATIENCE_S = 45.0
+TIMEOUT_S = 45.0
 """SLURM ends what is left of a job within KillWait, and a job that preempted another one is over soon."""
 
 OF_PYTORCH = re.compile(r"torch_\d+_\d+_\d+")
@@ -30,18 +31,18 @@ MOST_CUT_OFF = 2
 """Loading processes of one run's last attempts, so many of which a kill may meet in the microseconds that matter."""
 
 
-def assert_nothing_is_left(sandbox: SlurmSandbox, trials: Iterable[Trial]) -> None:
+def assert_nothing_is_left(sandbox: SlurmSandbox, runs: Iterable[FollowedRun]) -> None:
     """No process and no shared memory on any node; no half of a checkpoint that `inspect` doesn't name.
 
     Raises:
         AssertionError: something is left.
     """
-    give_up = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while left := [*processes_on(sandbox), *more_than_the_killed_leave(shared_memory_on(sandbox))]:
-        assert time.monotonic() < give_up, "left on the nodes:\n" + "\n".join(left)
+        assert time.monotonic() < deadline, "left on the nodes:\n" + "\n".join(left)
         time.sleep(0.25)
-    for trial in trials:
-        assert_inspect_names_all(trial)
+    for run in runs:
+        assert_inspect_names_all(run)
 
 
 def first_processes(sandbox: SlurmSandbox) -> dict[int, str]:
@@ -104,21 +105,17 @@ def more_than_the_killed_leave(files: list[str]) -> list[str]:
     return files if len(cut_off) > MOST_CUT_OFF else [file for file in files if file not in cut_off]
 
 
-def assert_inspect_names_all(trial: Trial) -> None:
-    """What stands in the folder of the checkpoints is known to `inspect`."""
-    there = {str(path) for path in trial.directory.checkpoints.iterdir()}
+def assert_inspect_names_all(run: FollowedRun) -> None:
+    """`inspect` lists everything in the folder of checkpoints."""
+    there = {str(path) for path in run.directory.checkpoints.iterdir()}
     if not there:
         return
-    done = subprocess.run(
-        [sys.executable, "-m", "hpctrain", "inspect", str(trial.directory.path), "--json"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    told = json.loads(done.stdout)
-    assert {saved["path"] for saved in told["checkpoints"]} | set(told["unfinished"]) == there
-    assert set(told["unfinished"]) == {path for path in there if Path(path).name.startswith(TEMPORARY_PREFIX)}
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        inspect([str(run.directory.path), "--json"])
+    found = json.loads(output.getvalue())
+    assert {saved["path"] for saved in found["checkpoints"]} | set(found["unfinished"]) == there
+    assert set(found["unfinished"]) == {path for path in there if Path(path).name.startswith(TEMPORARY_PREFIX)}
 
 
 def numbered() -> Iterable[Path]:

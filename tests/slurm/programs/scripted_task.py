@@ -1,4 +1,4 @@
-"""A user's task, in a module of the user's own: it takes its time, and misbehaves where it is told to."""
+"""A task in a module of the user's own: a test scripts how long its steps take, and how ranks fail."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ WRITER = "checkpoint"
 """The thread that writes one."""
 
 
-class Unlucky(Task):
-    """Tells classes apart with a small net that has dropout.
+class ScriptedTask(Task):
+    """Classifies with a small network that has dropout.
 
     Args:
         pace: a file with the seconds that a step takes; it may change at any time, and a step that has begun can
             become shorter. 0 where there is none.
         act: `ATTEMPT:RANK:CALL:ACTION`, several joined by commas: in that attempt (`*`: in each) that rank's n-th loss,
             counted from 1, begins with `raise`, `memory`, `polite`, `child` or a signal to itself. A polite rank ends
-            with code 0 when it gets a SIGTERM; with `child` it waits for a child process, and needs that to end well;
-            one that stops itself goes on at a SIGCONT, and does so when no save is on its way.
+            with code 0 when it gets a SIGTERM; with `child` it waits for a child process that must succeed; one that
+            stops itself waits for a save in progress first, and continues at a SIGCONT.
         ballast_mb: a buffer of so many megabytes, so that a save takes time.
         eval_samples: held out; 0 for no evaluation.
     """
@@ -90,16 +90,16 @@ def _table(num_samples: int, seed: int) -> TensorBatches:
 
 
 def _wait_for_the_writer() -> None:
-    """A rank that stops takes the thread with it that writes a checkpoint."""
-    give_up = time.monotonic() + 60
+    """A rank that stops itself also stops the thread that writes its checkpoint."""
+    deadline = time.monotonic() + 60
     while any(thread.name == WRITER for thread in threading.enumerate()):
-        assert time.monotonic() < give_up
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
 def _act(action: str) -> None:
     if action == "raise":
-        raise ValueError("no luck")
+        raise ValueError("printed to fail")
     if action == "memory":
         hoard = []
         while True:
