@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
     description = """Print the rank, the world size and the addresses that a process started here would derive from its
 environment variables, and the variables themselves. Nothing is started, and SLURM isn't needed."""
     parser = command_parser("env", description, _EPILOG)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     as_json = parser.parse_args(arguments).json
     try:
         report = _report(os.environ)

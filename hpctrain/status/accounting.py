@@ -22,7 +22,7 @@ _WAITING = (RunState.STARTING, RunState.QUEUED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
+class WallTime:
     """Wall time in seconds; every second is counted once.
 
     Attributes:
@@ -75,7 +75,7 @@ class AttemptAccount:
     """
 
     attempt: int
-    spent: Spent
+    spent: WallTime
     steps: int | None
     steps_lost: int
 
@@ -91,7 +91,7 @@ class Account:
     """
 
     attempts: tuple[AttemptAccount, ...]
-    spent: Spent
+    spent: WallTime
     steps_lost: int
 
 
@@ -123,19 +123,19 @@ def account(
         is_running = attempt is attempts[-1] and attempt.open and state is RunState.RUNNING
         began = _began(attempt)
         if began is None:
-            found.append(AttemptAccount(attempt=attempt.attempt, spent=Spent(), steps=None, steps_lost=0))
+            found.append(AttemptAccount(attempt=attempt.attempt, spent=WallTime(), steps=None, steps_lost=0))
             continue
         began = max(until, began)
         ended = max(began, now if is_running else _ended(attempt, began))
         steps = _steps(attempt)
         kept = None if is_running or attempt.reason is Reason.COMPLETED else saved_step
         lost = _lost(attempt, steps or 0, _next_start(attempts[place + 1 :], kept))
-        spent = _divide(attempt, ended - began, is_running=is_running)
-        spent = _with_gap(spent, before, began - _eligible(attempt, before, began, until, submitted))
+        spent = _divided(attempt, ended - began, is_running=is_running)
+        spent = _with_queue(spent, before, began - _queued_since(attempt, before, began, until, submitted))
         spent = _with_lost_share(spent, lost / steps if steps else 0.0)
         found.append(AttemptAccount(attempt=attempt.attempt, spent=spent, steps=steps, steps_lost=lost))
         before, until = attempt, ended
-    waiting = Spent(queued_s=_waiting_s(until, submitted, now) if state in _WAITING else 0.0)
+    waiting = WallTime(queued_s=_waiting_s(until, submitted, now) if state in _WAITING else 0.0)
     return Account(
         attempts=tuple(found),
         spent=_sum([*(one.spent for one in found), waiting]),
@@ -156,7 +156,7 @@ def _ended(attempt: Attempt, began: float) -> float:
     return next((moment for moment in known if moment is not None), began)
 
 
-def _eligible(
+def _queued_since(
     attempt: Attempt,
     before: Attempt | None,
     began: float,
@@ -172,7 +172,7 @@ def _eligible(
     return max(until, earlier[-1]) if earlier else began
 
 
-def _divide(attempt: Attempt, wall_s: float, *, is_running: bool) -> Spent:
+def _divided(attempt: Attempt, wall_s: float, *, is_running: bool) -> WallTime:
     """An attempt's wall time without the queue, as if all of its steps were kept."""
     starting = sum(_seconds(attempt, name) for name in STARTING)
     train, evaluate, save = (_seconds(attempt, name) for name in WORKING)
@@ -180,7 +180,7 @@ def _divide(attempt: Attempt, wall_s: float, *, is_running: bool) -> Spent:
     shrink = wall_s / measured if measured > wall_s else 1.0
     starting, train, evaluate, save = (shrink * seconds for seconds in (starting, train, evaluate, save))
     rest = max(0.0, wall_s - starting - train - evaluate - save)
-    spent = Spent(starting_s=starting, training_s=train, evaluating_s=evaluate, saving_s=save)
+    spent = WallTime(starting_s=starting, training_s=train, evaluating_s=evaluate, saving_s=save)
     if not measured and _steps(attempt):
         # an attempt of a version that didn't measure; most of its time was training
         return replace(spent, training_s=rest)
@@ -193,7 +193,7 @@ def _divide(attempt: Attempt, wall_s: float, *, is_running: bool) -> Spent:
     return replace(spent, lost_s=rest)
 
 
-def _with_gap(spent: Spent, before: Attempt | None, gap_s: float) -> Spent:
+def _with_queue(spent: WallTime, before: Attempt | None, gap_s: float) -> WallTime:
     """Add the time before the attempt."""
     if before is not None and before.extra.get("next") == "restart":
         # new ranks in the same allocation: they weren't queued
@@ -201,7 +201,7 @@ def _with_gap(spent: Spent, before: Attempt | None, gap_s: float) -> Spent:
     return replace(spent, queued_s=gap_s)
 
 
-def _with_lost_share(spent: Spent, share: float) -> Spent:
+def _with_lost_share(spent: WallTime, share: float) -> WallTime:
     """Move a share of the steps' time to the lost time."""
     lost = spent.lost_s + share * (spent.training_s + spent.evaluating_s)
     kept = 1 - share
@@ -247,5 +247,7 @@ def _seconds(attempt: Attempt, name: str) -> float:
     return max(0.0, _number(attempt, name) or 0.0)
 
 
-def _sum(parts: Sequence[Spent]) -> Spent:
-    return Spent(**{field.name: math.fsum(getattr(part, field.name) for part in parts) for field in fields(Spent)})
+def _sum(parts: Sequence[WallTime]) -> WallTime:
+    return WallTime(
+        **{field.name: math.fsum(getattr(part, field.name) for part in parts) for field in fields(WallTime)}
+    )

@@ -79,7 +79,7 @@ def test_a_run_on_this_machine_stops_as_by_ctrl_c(make_run, capsys):
     assert capsys.readouterr().out == "runs/digits: nothing to cancel, it is cancelled\n"
 
 
-def test_a_process_that_is_not_the_runs_gets_nothing(make_run, capsys):
+def test_a_process_that_is_not_the_runs_gets_no_signal(make_run, capsys):
     directory = make_run("digits")
     sleep = shutil.which("sleep")
     with subprocess.Popen([sleep, "60"]) as process:
@@ -91,7 +91,7 @@ def test_a_process_that_is_not_the_runs_gets_nothing(make_run, capsys):
     assert f"process {process.pid} should be the run's, but it is `{sleep} 60`: no signal was sent" in error
 
 
-def test_a_run_on_another_machine_is_not_reached(make_run, capsys):
+def test_a_run_on_another_machine_cannot_be_cancelled_from_here(make_run, capsys):
     own(make_run("digits"), "another-host", 1)
     assert main(["digits"]) == 1
     assert (
@@ -100,7 +100,7 @@ def test_a_run_on_another_machine_is_not_reached(make_run, capsys):
     )
 
 
-def test_what_is_over_is_left_alone(make_run, capsys):
+def test_a_run_that_is_over_stays_as_it_is(make_run, capsys):
     directory = make_run("digits")
     number = own(directory, socket.gethostname(), os.getpid())
     Ledger(directory).end(number, reason=Reason.COMPLETED, step=460)
@@ -166,8 +166,8 @@ def test_without_slurm_a_job_cannot_be_cancelled(make_run, capsys):
     assert len(directory.job_records()) == 1
 
 
-def test_the_run_is_told_before_slurm_is(make_run, slurm):
-    """Its batch script can't tell from SLURM's record who ended a job that is being preempted."""
+def test_the_cancellation_is_recorded_before_slurm_cancels(make_run, slurm):
+    """SLURM's record of a job that is being preempted doesn't show the supervisor who ended it."""
     directory = make_run("digits")
     directory.record_job({"job_id": "12", "time": 1.0})
     slurm.queue(j12={"State": "RUNNING"})
@@ -176,7 +176,7 @@ def test_the_run_is_told_before_slurm_is(make_run, slurm):
     assert '"cancelled": true' in slurm.watched
 
 
-def test_a_cancel_that_slurm_did_not_hear_is_taken_back(make_run, slurm, capsys):
+def test_a_cancellation_that_slurm_refused_is_revoked(make_run, slurm, capsys):
     directory = make_run("digits")
     directory.record_job({"job_id": "12", "time": 1.0})
     slurm.queue(j12={"State": "RUNNING"})
@@ -186,7 +186,7 @@ def test_a_cancel_that_slurm_did_not_hear_is_taken_back(make_run, slurm, capsys)
     assert not directory.job_records()[-1]["cancelled"]
 
 
-def test_a_full_disk_keeps_no_job_from_being_cancelled(make_run, slurm, monkeypatch):
+def test_a_job_is_cancelled_on_a_full_disk(make_run, slurm, monkeypatch):
     directory = make_run("digits")
     directory.record_job({"job_id": "12", "time": 1.0})
     slurm.queue(j12={"State": "RUNNING"})
@@ -199,7 +199,7 @@ def full(*_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_what_cannot_be_cancelled_does_not_keep_the_rest(make_run, slurm, capsys):
+def test_a_run_that_cannot_be_cancelled_does_not_keep_the_others(make_run, slurm, capsys):
     own(make_run("elsewhere"), "another-host", 1)
     make_run("queued").record_job({"job_id": "12", "time": 1.0})
     slurm.queue(j12={"State": "PENDING"})

@@ -54,7 +54,7 @@ def test_without_an_interruption_nothing_is_proven(report):
 
 
 @pytest.mark.parametrize("words", [["trainer.max_steps=none"], ["trainer.max_stepps=5"], ["no.such=1", "--json"]])
-def test_overrides_that_can_not_work_leave_nothing(words, tmp_path, monkeypatch):
+def test_overrides_that_cannot_work_write_nothing(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError):
         main(words)
@@ -100,7 +100,7 @@ def test_steps_are_shown_on_a_terminal_alone(terminal, text):
     assert stream.text == text
 
 
-def test_help_tells_the_exit_codes(capsys):
+def test_help_has_the_exit_codes(capsys):
     with pytest.raises(SystemExit) as raised:
         main(["--help"])
     assert raised.value.code == 0

@@ -61,7 +61,7 @@ def test_the_largest_that_fits_into_what_is_given(folder, capfd):
     assert [path.name for path in folder.iterdir() if path.name != "__pycache__"] == ["greedy.py"]
 
 
-def test_a_process_that_the_kernel_ends_did_not_fit(folder, capfd):
+def test_a_size_whose_process_is_killed_does_not_fit(folder, capfd):
     words = [*TASK, "+task.mb=1", "+task.dies_at=2", "--largest", "2"]
     assert main(["fit-batch", *words]) == 0
     out = capfd.readouterr().out
@@ -89,14 +89,14 @@ def test_what_the_task_raises_is_shown(folder, capfd):
         (["trainer.activation_checkpointing=[nowhere]"], "trainer.activation_checkpointing=nowhere: matches no module"),
     ],
 )
-def test_what_cannot_work_is_one_line(folder, words, named, capfd):
+def test_a_configuration_that_cannot_work_is_one_line(folder, words, named, capfd):
     assert main(["fit-batch", *words]) == 2
     err = capfd.readouterr().err
     assert err.count("\n") == 1
     assert named in err
 
 
-def test_an_address_space_that_is_too_small_is_told_from_other_errors(folder):
+def test_an_address_space_that_is_too_small_is_recognized(folder):
     (folder / "config.yaml").write_text(to_yaml(Composer().compose([*TASK, "+task.mb=100"])))
     found = []
     for size in (1, 300):

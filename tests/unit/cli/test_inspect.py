@@ -126,7 +126,7 @@ def test_the_best_intact_one_is_marked(directory, capsys):
     assert [line for line in lines if line.endswith("intact  accuracy 0.8")]
 
 
-def test_what_is_no_run_is_said_so(directory):
+def test_a_path_without_a_run_is_an_error(directory):
     with pytest.raises(RunDirectoryError, match="there is no such path"):
         main(["absent"])
 

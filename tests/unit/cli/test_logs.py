@@ -71,7 +71,7 @@ def test_a_rank_and_the_last_lines_can_be_asked_for(directory, capfdbinary):
     assert capfdbinary.readouterr().out == b"b\nc\n"
 
 
-def test_what_is_no_text_is_shown_as_it_is(directory, capfdbinary):
+def test_bytes_that_are_not_text_are_copied_as_they_are(directory, capfdbinary):
     directory.rank_log(0).write_bytes(b"\xff\x00\r\x1b[K")
     main(["digits"])
     assert capfdbinary.readouterr().out == b"\xff\x00\r\x1b[K"
@@ -105,7 +105,7 @@ def test_before_the_ranks_print_the_batch_script_is_shown(directory, capfdbinary
     assert b"no rank has printed anything yet; this is the batch script's log" in err
 
 
-def test_without_any_log_the_reason_is_said(directory, capfdbinary):
+def test_without_any_log_the_state_is_shown(directory, capfdbinary):
     assert main(["digits"]) == 0
     out, err = capfdbinary.readouterr()
     assert (out, err) == (
@@ -114,7 +114,7 @@ def test_without_any_log_the_reason_is_said(directory, capfdbinary):
     )
 
 
-def test_a_queued_run_says_why_it_waits(directory, slurm, capfdbinary):
+def test_a_queued_run_shows_why_it_waits(directory, slurm, capfdbinary):
     directory.record_job({"job_id": "12", "time": 1.0, "log": str(directory.logs / "batch_12.log")})
     slurm.queue(j12={"State": "PENDING", "Reason": "Resources"})
     assert main(["digits"]) == 0
@@ -198,7 +198,7 @@ def test_ctrl_c_ends_the_following_quietly(directory, follow):
     assert (out, err, process.returncode) == ("", "", 0)
 
 
-def test_a_reader_who_has_enough_ends_it_quietly(directory):
+def test_a_closed_pipe_is_no_error(directory):
     append(directory.rank_log(0), "line\n" * 100_000)
     command = f"{sys.executable} -m hpctrain logs digits | head -n 1"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=60)

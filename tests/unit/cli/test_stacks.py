@@ -74,7 +74,7 @@ def running(directory, *ranks):
         yield
 
 
-def test_every_rank_shows_where_it_stands(directory, capsys):
+def test_every_rank_shows_its_stacks(directory, capsys):
     begin(directory)
     with running(directory, 0, 1):
         assert main(["digits"]) == 0

@@ -23,8 +23,8 @@ NOW = time.time()
 
 
 @pytest.fixture(autouse=True)
-def clock_stands(monkeypatch):
-    """Ages are told to the minute; in a long suite this file is read minutes before it runs."""
+def clock_stands_still(monkeypatch):
+    """Ages are shown in minutes; in a long suite, minutes pass between the import of this file and its tests."""
     monkeypatch.setattr(time, "time", lambda: NOW + 0.5)
 
 
@@ -164,7 +164,7 @@ def test_what_to_type_next_fits_the_state_and_the_shell(make_run, capsys, reason
     assert typed == [f"  python -m hpctrain {command}" for command in commands]
 
 
-def test_an_attempt_that_died_without_a_word(make_run, capsys):
+def test_an_attempt_that_recorded_no_end(make_run, capsys):
     directory = make_run("digits/a")
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         begin(directory, pid=process.pid)
@@ -190,7 +190,7 @@ def test_the_queue_is_asked_once_for_all_runs(make_run, slurm, capsys):
     assert slurm.questions == ["12_0,12_1,12_2"]
 
 
-def test_a_queued_run_says_why_and_when(make_run, slurm, capsys):
+def test_a_queued_run_shows_why_it_waits_and_until_when(make_run, slurm, capsys):
     make_run("digits/a", job_id="12")
     slurm.queue(j12={"State": "PENDING", "Reason": "Priority", "StartTime": str(int(NOW) + 3600)})
     lines = shown(capsys, "digits")
@@ -205,7 +205,7 @@ def test_a_queued_run_says_why_and_when(make_run, slurm, capsys):
 
 
 @pytest.mark.usefixtures("no_slurm")
-def test_without_slurm_the_run_directory_says_what_it_knows(make_run, capsys):
+def test_without_slurm_the_run_directory_shows_what_it_has(make_run, capsys):
     done, begun = make_run("done", job_id="11"), make_run("begun", job_id="12")
     begin(done, job_id="11")
     end(done, Reason.COMPLETED, 460)
@@ -278,7 +278,7 @@ def test_json_of_several_runs_is_a_list(make_run, capsys):
         assert [record["path"][-7:] for record in json.loads(capsys.readouterr().out)] == ["sweep/0", "sweep/1"]
 
 
-def test_what_is_no_run_is_said_so(make_run):
+def test_a_path_without_a_run_is_an_error(make_run):
     with pytest.raises(RunDirectoryError, match="absent: there is no such path"):
         main(["absent"])
 

@@ -16,18 +16,18 @@ from hpctrain.drill.plan import Plan, enough_steps
     reaction=st.integers(0, 40),
     late=st.integers(0, 40),
 )
-def test_there_is_a_step_before_every_interruption_and_room_for_the_others(interruptions, seed, total, reaction, late):
+def test_every_interruption_comes_after_a_step_and_leaves_others_time(interruptions, seed, total, reaction, late):
     plan = Plan(interruptions, seed, total, reaction)
-    roomy = total > 2 * interruptions * (reaction + 2)
+    is_long = total > 2 * interruptions * (reaction + 2)
     done = 0
     for number in range(interruptions):
         target = plan.target(done, number)
         assert target > done
-        if roomy:
+        if is_long:
             assert target + reaction < total
         done = min(total, target + min(late, reaction))
         if done == total:
-            assert not roomy
+            assert not is_long
             return
 
 

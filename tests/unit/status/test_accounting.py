@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import SPENT
-from hpctrain.status.accounting import Spent, account
+from hpctrain.status.accounting import WallTime, account
 from hpctrain.status.state import RunState
 
 START = {"import_s": 2.0, "rendezvous_s": 1.0, "build_s": 1.0, "load_s": 0.5, "first_step_s": 0.5}
@@ -36,7 +36,7 @@ def nonzero(spent):
 
 def test_a_run_without_attempts():
     found = account([], [], state=RunState.UNKNOWN, saved_step=0, now=50.0)
-    assert (found.attempts, found.spent, found.steps_lost) == ((), Spent(), 0)
+    assert (found.attempts, found.spent, found.steps_lost) == ((), WallTime(), 0)
     assert (found.spent.ratio, found.spent.shares) == (None, {})
 
 
@@ -127,7 +127,7 @@ def test_a_run_that_waits_for_its_next_attempt():
     assert account([], submissions, state=RunState.QUEUED, saved_step=0, now=100.0).spent.queued_s == 105
 
 
-def test_the_time_until_somebody_resumed_counts_nowhere():
+def test_the_time_until_a_resume_is_not_counted():
     attempts = [
         attempt(1, 0.0, (0, 10), 15.0, Reason.INTERRUPTED, train_s=10.0, job_id=None),
         attempt(2, 5000.0, (10, 20), 5015.0, Reason.COMPLETED, train_s=10.0, job_id=None),

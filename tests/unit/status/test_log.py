@@ -37,10 +37,10 @@ def test_a_file_that_is_replaced_is_read_to_its_end_first(tmp_path):
     append(path, "first\n")
     tail = Tail(path)
     assert tail.read() == b"first\n"
-    append(path, "last words\n")
+    append(path, "last lines\n")
     path.rename(tmp_path / "old")
     append(path, "a much longer second file\n")
-    assert tail.read() == b"last words\n"
+    assert tail.read() == b"last lines\n"
     assert tail.read() == b"a much longer second file\n"
     assert tail.read() == b""
     tail.close()
@@ -73,7 +73,7 @@ def test_a_file_that_goes_away_may_come_back(tmp_path):
         ("", 3, ""),
     ],
 )
-def test_it_may_begin_with_the_last_lines(tmp_path, content, lines, expected):
+def test_reading_may_begin_with_the_last_lines(tmp_path, content, lines, expected):
     path = tmp_path / "log"
     path.write_text(content)
     tail = Tail(path, start_of_last_lines(path, lines))

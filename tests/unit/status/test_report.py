@@ -63,7 +63,7 @@ def test_a_run_in_its_second_attempt(directory):
     assert read_status(directory, None).metrics["train/loss"] == 0.25
 
 
-def test_what_the_ledger_says_about_the_end_counts_more_than_the_last_record(directory):
+def test_the_ledger_decides_the_last_step_of_an_ended_attempt(directory):
     ledger = Ledger(directory)
     ledger.claim()
     ledger.start(1, job_id=None, nodes=["n1"], world_size=1, step=0, total_steps=230)

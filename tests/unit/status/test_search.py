@@ -43,7 +43,7 @@ def test_links_that_lead_in_circles_end(tmp_path):
     assert set(found(tmp_path)) == {"a/b/run", "linked"}
 
 
-def test_no_folder_has_no_runs(tmp_path):
+def test_a_folder_that_does_not_exist_has_no_runs(tmp_path):
     assert find_runs(tmp_path / "absent") == []
 
 
@@ -67,7 +67,7 @@ def test_a_sweep_is_several_runs(tmp_path, monkeypatch):
         run_of("sweep", Path("runs"))
 
 
-def test_what_is_no_run_is_said_so(tmp_path, monkeypatch):
+def test_a_path_without_a_run_is_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunDirectoryError, match="empty: it holds no run; `python -m hpctrain status` lists"):

@@ -104,7 +104,7 @@ def test_a_completed_run_may_be_made_longer():
         assert derive_state(facts)[0] == state
 
 
-def test_the_note_says_why():
+def test_the_note_gives_the_reason():
     for facts, note in (
         (on_slurm(NONE, PENDING), "it waits for a license (Licenses)"),
         (on_slurm(OPEN, RUNNING), ""),

@@ -83,13 +83,13 @@ def launcher(tmp_path):
     return register_launcher(Composer(), Sweep(RunDirectory.at(tmp_path / "sweep"), ["a", "test"]))()
 
 
-def test_a_batch_is_told_its_losses(launcher, tmp_path):
+def test_a_batch_returns_its_losses(launcher, tmp_path):
     jobs = [[*SHORT, f"optimizer.lr={lr}", "hydra.job.chdir=false"] for lr in (0.1, 0.001)]
-    told = launcher.launch(jobs, initial_job_idx=4)
-    assert [one.status for one in told] == [JobStatus.COMPLETED] * 2
-    assert [one.overrides for one in told] == jobs
-    assert [one.return_value for one in told] == [last_loss(tmp_path / "sweep" / name) for name in "45"]
-    assert told[0].return_value != told[1].return_value
+    returns = launcher.launch(jobs, initial_job_idx=4)
+    assert [one.status for one in returns] == [JobStatus.COMPLETED] * 2
+    assert [one.overrides for one in returns] == jobs
+    assert [one.return_value for one in returns] == [last_loss(tmp_path / "sweep" / name) for name in "45"]
+    assert returns[0].return_value != returns[1].return_value
 
 
 def test_a_failed_run_of_a_batch_raises_when_it_is_asked_for(launcher):
@@ -111,9 +111,9 @@ def test_hydras_own_overrides_are_not_the_runs():
 
 
 class Halving(Sweeper):
-    """Halves the learning rate, one run at a time, for as long as it is told to; remembers what it was told."""
+    """Halves the learning rate, one run at a time, `times` times; records the losses."""
 
-    told: list[float] = []  # noqa: RUF012 - of the one sweep that a test makes
+    losses: list[float] = []  # noqa: RUF012 - of the one sweep that a test makes
 
     def __init__(self, times):
         self.times = times
@@ -126,7 +126,7 @@ class Halving(Sweeper):
     def sweep(self, arguments):
         for number in range(self.times):
             (result,) = self.launcher.launch([[*arguments, f"optimizer.lr={0.1 / 2**number}"]], initial_job_idx=number)
-            self.told.append(result.return_value)
+            self.losses.append(result.return_value)
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def halving(tmp_path, monkeypatch):
     folder = tmp_path / "conf" / "hydra" / "sweeper"
     folder.mkdir(parents=True)
     (folder / "halving.yaml").write_text("_target_: hydra_plugins.halving.Halving\ntimes: 2\n")
-    Halving.told.clear()
+    Halving.losses.clear()
     return str(tmp_path / "conf")
 
 
@@ -151,7 +151,7 @@ def test_a_sweeper_that_optimises_learns_the_losses(halving, tmp_path):
     assert main(words) == 0
     runs = [tmp_path / "sweep" / str(number) for number in range(2)]
     assert [config_of(path)["optimizer"]["lr"] for path in runs] == [0.1, 0.05]
-    assert Halving.told == [last_loss(path) for path in runs]
+    assert Halving.losses == [last_loss(path) for path in runs]
 
 
 def test_a_failure_ends_a_sweep_that_asks_for_losses(halving, tmp_path, capsys):
