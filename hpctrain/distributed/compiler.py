@@ -117,8 +117,11 @@ class _StandIn:
 
     def __init__(self, name: str, **known: object) -> None:
         self._name = name
-        vars(self).update(known)
+        self._known = known
 
     def __getattr__(self, name: str) -> object:
+        if name in self._known:
+            return self._known[name]
+        # torch's own attribute must be gone, or the import would not set it to the real module
         vars(torch).pop("_dynamo", None)
         return getattr(importlib.import_module(self._name), name)

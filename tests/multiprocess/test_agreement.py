@@ -96,7 +96,7 @@ def test_steps_that_suddenly_grow_slow_delay_a_stop_by_one_interval_of_fast_step
     assert all(result["made"] == [[stopped, 11, False]] for result in results)
 
 
-def test_steps_that_take_now_long_and_now_short(agree):
+def test_steps_of_changing_length(agree):
     slow = {step: (0.06 if step // 100 % 2 else 0.0003) for step in range(100, 1200, 100)}
     slow |= {step + 8: 0.0003 for step in range(100, 1200, 200)}
     results = agree(3, interval_s=0.05, slow=slow, steps=1200, stop_at={2: 1108})

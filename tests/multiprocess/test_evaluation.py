@@ -49,7 +49,7 @@ def test_the_model_evaluates_without_gradients_and_trains_on_afterwards(evaluate
 
 
 def test_a_stop_is_agreed_upon_in_mid_evaluation_and_leaves_no_trace(evaluate):
-    """The ranks have other numbers of batches: those that are done wait for nobody who stopped."""
+    """The ranks have different numbers of batches: those that are done do not wait for one that stopped."""
     for world_size in (1, 2, 3):
         results = evaluate(world_size, 40 * world_size + 1, 2, signal_at={world_size - 1: 2})
         assert [result["stop"] for result in results] == [[StopKind.SIGNAL, signal.SIGUSR2]] * world_size
@@ -59,6 +59,6 @@ def test_a_stop_is_agreed_upon_in_mid_evaluation_and_leaves_no_trace(evaluate):
         assert len({result["num_batches"] for result in results}) == 1
 
 
-def test_a_wish_to_stop_that_comes_too_late_waits_for_the_loop(evaluate):
+def test_a_request_to_stop_that_comes_too_late_waits_for_the_loop(evaluate):
     results = evaluate(2, 4, 2, signal_at={1: 2})
     assert [result["means"].keys() for result in results] == [{"eval/power", "eval/normed"}] * 2

@@ -33,7 +33,7 @@ class Numbers(Dataset):
 
 
 class Count(Task):
-    """Evaluates to numbers that tell which samples were seen, and what the batch norm's buffers were."""
+    """Evaluates to numbers that show which samples were seen, and what the batch norm's buffers were."""
 
     def __init__(self, signal_at=0):
         self.seen, self.modes, self.signal_at = [], set(), signal_at
@@ -80,7 +80,7 @@ def be_rank(num_samples, micro_batch_size, num_workers, signal_at):
     agreement = Agreement(world, stop)
     agreement.start()
     found = evaluation(agreement)
-    told = {
+    result = {
         "means": found.means,
         "stop": None if found.stop is None else [found.stop.kind, found.stop.signal],
         "seen": task.seen,
@@ -91,4 +91,4 @@ def be_rank(num_samples, micro_batch_size, num_workers, signal_at):
         "num_batches": evaluation.num_batches,
     }
     world.close()
-    return told
+    return result

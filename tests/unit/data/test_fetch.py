@@ -54,7 +54,7 @@ def fetch(dataset: Dataset[Any], indices: list[int], epoch: int = 0) -> list[lis
         ConcatDataset([Drawing(), Drawing()]),
     ],
 )
-def test_a_sample_draws_the_same_in_any_company(dataset: Dataset[Any]) -> None:
+def test_the_draws_of_a_sample_do_not_depend_on_its_batch(dataset: Dataset[Any]) -> None:
     indices, draws = fetch(dataset, [4, 1, 2])
     assert indices == [4, 1, 2]
     assert [fetch(dataset, [index])[1][0] for index in (4, 1, 2)] == draws
@@ -70,7 +70,7 @@ def test_a_batch_at_a_time_draws_the_same_for_the_same_batch() -> None:
     assert fetch(Subset(Listed(), [4, 1]), [0, 1])[0] == [4, 1]
 
 
-def test_a_dataset_that_says_it_draws_nothing_is_left_alone() -> None:
+def test_a_dataset_that_draws_nothing_is_not_seeded() -> None:
     torch.manual_seed(0)
     expected = torch.rand(2).tolist()
     torch.manual_seed(0)

@@ -36,7 +36,7 @@ def draw() -> tuple[float, float, float]:
     return random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
-def test_the_process_goes_on_as_if_nothing_had_been_drawn() -> None:
+def test_the_generators_continue_as_if_nothing_had_been_drawn() -> None:
     seed_generators(1)
     draw()
     straight = [draw() for _ in range(3)]
@@ -51,7 +51,7 @@ def test_the_process_goes_on_as_if_nothing_had_been_drawn() -> None:
     assert interrupted == straight
 
 
-def test_the_streams_come_back_after_an_error_too() -> None:
+def test_the_generators_are_restored_after_an_error_too() -> None:
     seed_generators(2)
     expected = draw()
     seed_generators(2)

@@ -101,7 +101,7 @@ def test_the_ranks_together_get_the_order_that_the_plan_slices(plan: BatchPlan, 
 
 @settings(deadline=None)
 @given(plan=plans(), start=st.integers(0, 30))
-def test_a_resumed_loader_goes_on_where_a_straight_one_is(plan: BatchPlan, start: int) -> None:
+def test_a_resumed_loader_continues_where_a_straight_one_is(plan: BatchPlan, start: int) -> None:
     before, after = micro_batches(plan, range(start)), micro_batches(plan, range(start, start + 5))
     dataset = Augmented(plan.num_samples)
     straight = first(before + after, loader(plan, dataset))[before:]
@@ -140,7 +140,7 @@ def test_draws_belong_to_seed_epoch_and_index_at_any_world_size() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_processs_own_streams_are_not_disturbed(num_workers: int) -> None:
+def test_the_processs_own_generators_are_not_disturbed(num_workers: int) -> None:
     plan = BatchPlan(16, 8, 4, 1, True)
 
     def streams() -> tuple[Any, ...]:
@@ -211,7 +211,7 @@ class Sluggish(Dataset[int]):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_the_wait_for_data_is_known(num_workers: int) -> None:
+def test_the_wait_for_data_is_measured(num_workers: int) -> None:
     plan = BatchPlan(8, global_batch_size=4, micro_batch_size=2, world_size=1, drop_last=False)
     slow = loader(plan, Sluggish(), workers=Workers(num_workers))
     batches = iter(slow)
@@ -219,7 +219,7 @@ def test_the_wait_for_data_is_known(num_workers: int) -> None:
     assert slow.waited_s >= 0.1  # half of it: a worker begins a moment before anybody waits for it
     before = slow.waited_s
     time.sleep(0.3)
-    # what goes on between two requests isn't waiting
+    # the time between two requests isn't a wait
     assert slow.waited_s == before
     next(batches)
     assert slow.waited_s > before

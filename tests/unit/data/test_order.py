@@ -51,7 +51,7 @@ def test_an_element_depends_on_its_own_epoch_and_position_only(num_samples: int,
         assert row.tolist() == alone
 
 
-def test_the_order_is_the_same_for_ever_and_everywhere() -> None:
+def test_the_order_is_the_same_on_every_platform_and_in_every_version() -> None:
     assert ShuffledOrder(10, 0)(0, np.arange(10)).tolist() == [5, 3, 6, 2, 1, 0, 4, 8, 7, 9]
     assert ShuffledOrder(10**9, 42)(7, np.arange(5)).tolist() == [964465014, 819360076, 761295967, 971072671, 370297279]
 
@@ -181,6 +181,6 @@ def test_weighted_draws_depend_on_seed_epoch_and_position_alone():
 
 
 @pytest.mark.parametrize("weights", [[], [0.0, 0.0], [1.0, -1.0], [float("nan")], [[1.0]]])
-def test_weights_that_cannot_be_drawn_by(weights):
+def test_impossible_weights_are_refused(weights):
     with pytest.raises(TaskError, match="expected one finite weight per sample"):
         WeightedOrder(weights, seed=0)

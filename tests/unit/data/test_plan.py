@@ -152,13 +152,13 @@ def test_pieces_of_many_steps_are_those_of_each(plan: BatchPlan, first: int) -> 
         ((100, 128, 8, 1, True), "data.drop_last", ["100 samples", "data.drop_last=false"]),
     ],
 )
-def test_what_cannot_work_names_what_would(arguments: Any, key: str, hints: list[str]) -> None:
+def test_an_impossible_batch_is_refused_with_what_would_work(arguments: Any, key: str, hints: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         BatchPlan(*arguments)
     assert caught.value.key == key
     assert all(hint in str(caught.value) for hint in hints)
 
 
-def test_an_empty_dataset_is_the_tasks_mistake() -> None:
+def test_an_empty_dataset_is_a_task_error() -> None:
     with pytest.raises(TaskError, match="no samples"):
         BatchPlan(0, 8, 8, 1, False)

@@ -15,7 +15,7 @@ from hpctrain.errors import TaskError
 
 
 class Replayed(IterableDataset):
-    """Numbers that tell epoch and position."""
+    """Numbers that name epoch and position."""
 
     def __init__(self, length=20):
         self.length, self.epoch, self.read = length, 0, 0
@@ -53,7 +53,7 @@ def batches(stream, steps, *, rank=0, world_size=1, start_step=0, num_workers=0)
 
 @pytest.mark.parametrize("kind", [Replayed, Seeking])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_resume_goes_on_where_the_straight_run_was(kind, num_workers):
+def test_a_resumed_stream_continues_where_the_straight_run_was(kind, num_workers):
     straight = batches(kind(), 12)
     assert straight[:3] == [[0, 1], [2, 3], [4, 5]]
     assert straight[10] == [1000, 1001]
@@ -75,7 +75,7 @@ def test_a_stream_that_can_seek_reads_nothing_twice():
     assert stream.read == 4
 
 
-def test_one_that_cannot_says_what_it_costs(caplog):
+def test_a_stream_that_cannot_seek_is_replayed_with_a_warning(caplog):
     stream = Replayed(5000)
     with caplog.at_level(logging.WARNING, "hpctrain.data"):
         logging.getLogger("hpctrain").propagate = True
@@ -84,7 +84,7 @@ def test_one_that_cannot_says_what_it_costs(caplog):
     assert "read_from" in caplog.text
 
 
-def test_a_stream_that_is_shorter_than_it_says():
+def test_a_stream_that_is_shorter_than_its_length():
     class Short(Replayed):
         def __iter__(self):
             yield torch.tensor(0)

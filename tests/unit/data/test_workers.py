@@ -23,7 +23,7 @@ def be_stuck(ready: Event) -> None:
     time.sleep(60)
 
 
-def test_a_stuck_worker_obeys_its_own_rank_and_nobody_else() -> None:
+def test_a_stuck_worker_obeys_its_own_rank_only() -> None:
     context = multiprocessing.get_context("fork")
     ready = context.Event()
     worker = context.Process(target=be_stuck, args=(ready,))
@@ -57,8 +57,8 @@ def be_killed(place: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_worker_whose_rank_died_before_it_began_is_no_orphan(tmp_path: Path) -> None:
-    """PyTorch's own watch would take whoever inherited the worker for its rank."""
+def test_a_worker_whose_rank_died_before_it_began_exits(tmp_path: Path) -> None:
+    """PyTorch's own check would take the process that adopted the worker for its rank."""
     rank = multiprocessing.get_context("fork").Process(target=be_killed, args=(tmp_path,))
     rank.start()
     rank.join(20)
@@ -104,15 +104,15 @@ try:
 except RuntimeError as error:
     print(str(error).partition("(")[0], flush=True)
 del batches
-print("went on")
+print("continued")
 """
 
 
-def test_a_worker_that_dies_with_all_its_locks_does_not_hold_its_rank() -> None:
+def test_a_worker_that_dies_with_all_its_locks_does_not_block_its_rank() -> None:
     done = subprocess.run(
         [sys.executable, "-c", DIE_WITH_LOCKS], capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout == "DataLoader worker \nwent on\n", done.stderr
+    assert done.stdout == "DataLoader worker \ncontinued\n", done.stderr
 
 
 class Plain(Dataset):
@@ -133,7 +133,7 @@ class Drawing(TensorBatches):
 
 
 @pytest.mark.parametrize("dataset", [TensorBatches(torch.arange(8)), TensorDataset(torch.arange(8)), Stream()])
-def test_none_where_they_only_cost(dataset):
+def test_data_in_memory_and_streams_get_no_workers_by_default(dataset):
     assert default_num_workers(dataset, 16, on_gpu=True) == 0
     if not isinstance(dataset, IterableDataset):
         assert default_num_workers(Subset(dataset, [1, 2]), 16, on_gpu=True) == 0
@@ -144,5 +144,5 @@ def test_none_where_they_only_cost(dataset):
     ("cores", "on_gpu", "workers"),
     [(1, True, 0), (4, True, 3), (64, True, 8), (2, False, 0), (8, False, 2), (64, False, 8)],
 )
-def test_by_the_cores_of_the_rank(dataset, cores, on_gpu, workers):
+def test_the_default_number_of_workers_follows_the_cores_of_the_rank(dataset, cores, on_gpu, workers):
     assert default_num_workers(dataset, cores, on_gpu=on_gpu) == workers

@@ -65,7 +65,7 @@ def test_expensive_agreements_are_a_second_apart(gaps):
     assert gaps(cost_s=3.0, step_s=0.01)[-1] == pytest.approx(100, abs=1)
 
 
-def test_tiny_steps_do_not_take_the_next_agreement_far_away(gaps):
+def test_the_number_of_tiny_steps_between_agreements_is_bounded(gaps):
     assert gaps(cost_s=0.1, step_s=1e-7)[-1] == pytest.approx(MAX_STEPS, abs=1)
 
 

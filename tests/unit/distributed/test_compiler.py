@@ -43,7 +43,7 @@ assert torch.equal(train(torch.optim.AdamW, replicate(compiled, world, Parallel(
 """
 
 
-def test_the_compiler_comes_only_where_something_is_compiled(tmp_path):
+def test_the_compiler_is_imported_only_by_code_that_compiles(tmp_path):
     store = tmp_path / "store"
     done = subprocess.run([sys.executable, "-c", PROGRAM, store], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

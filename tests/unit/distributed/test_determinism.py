@@ -21,11 +21,11 @@ assert not torch.are_deterministic_algorithms_enabled() and not torch.backends.c
 """
 
 
-def test_it_sets_what_torch_needs_and_takes_it_back_for_the_next_run_in_this_process():
+def test_determinism_is_set_and_reset_for_the_next_run_in_this_process():
     subprocess.run([sys.executable, "-c", PROGRAM], check=True)
 
 
-def test_the_users_own_workspace_stays():
+def test_the_users_own_cublas_workspace_is_kept():
     variables = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
     try:
         set_determinism(True, variables)

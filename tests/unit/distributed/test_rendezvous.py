@@ -18,7 +18,7 @@ def listener() -> Iterator[socket.socket]:
         yield listener
 
 
-def test_who_listens_is_reached(listener: socket.socket) -> None:
+def test_a_listener_is_reached(listener: socket.socket) -> None:
     listener.listen()
     probe(ADDRESS, listener.getsockname()[1])
 

@@ -10,13 +10,13 @@ from hpctrain.errors import ConfigError
 ALONE = World(rank=0, size=1, local_rank=0, devices=(torch.device("cpu"),))
 
 
-def test_alone_a_model_stays_as_it_is():
+def test_alone_a_model_is_not_wrapped():
     model = nn.Linear(2, 2)
     assert replicate(model, ALONE, Parallel()) is model
     assert inner(model) is model
 
 
-def test_alone_nothing_has_to_settle():
+def test_alone_there_is_no_throwaway_backward():
     settle_buckets(nn.Linear(2, 2), ALONE, lambda: pytest.fail("a throwaway backward"))
 
 
@@ -45,7 +45,7 @@ def test_the_model_inside_a_compiled_one():
     assert inner(Compiled()) is model
 
 
-def test_data_parallel_says_why_it_is_slow_and_keeps_the_models_names(caplog):
+def test_data_parallel_warns_that_it_is_slow_and_keeps_the_names_of_the_model(caplog):
     model = nn.Linear(2, 2)
     with caplog.at_level("WARNING", logger="hpctrain.train"):
         replica = replicate(model, ALONE, Parallel(kind="data_parallel"))

@@ -50,7 +50,7 @@ def test_a_log_gets_a_plain_line_at_each_step():
     ]
 
 
-def test_a_log_gets_a_line_a_second_and_every_evaluation_and_the_end():
+def test_a_log_gets_a_line_per_second_every_evaluation_and_the_last_step():
     clock, stream = Clock(0.0), io.StringIO()
     sink = ConsoleSink(stream, 50, clock=clock)
     for step, name in ((10, "train/loss"), (20, "train/loss"), (20, "eval/loss"), (30, "train/loss")):
@@ -100,7 +100,7 @@ def test_a_terminal_shows_one_line_that_changes_and_keeps_evaluations(terminal):
     )
 
 
-def test_a_terminal_is_not_redrawn_faster_than_eyes_can_see(terminal):
+def test_a_terminal_is_redrawn_twenty_times_a_second_at_most(terminal):
     stream, shown = terminal
     clock = Clock(0.0)
     sink = ConsoleSink(stream, 1000, clock=clock)

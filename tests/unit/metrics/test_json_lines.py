@@ -21,7 +21,7 @@ def test_a_record_is_on_disk_as_soon_as_it_is_logged(tmp_path):
     sink.close()
 
 
-def test_records_that_come_fast_go_into_few_writes_and_none_is_kept_for_long(tmp_path):
+def test_records_in_quick_succession_share_a_write_and_none_waits_for_long(tmp_path):
     path, now = tmp_path / "metrics.jsonl", [100.0]
     sink = JsonLinesSink(path, None, clock=lambda: now[0])
     written = []
@@ -34,7 +34,7 @@ def test_records_that_come_fast_go_into_few_writes_and_none_is_kept_for_long(tmp
     assert steps(path) == [*range(1, 11), 10]
     sink.log(11, {"train/loss": 0.1})
     assert len(steps(path)) == 11
-    now[0] = 3.0  # somebody set the clock back
+    now[0] = 3.0  # the clock was set back
     sink.log(12, {"train/loss": 0.1})
     assert steps(path)[-2:] == [11, 12]
     sink.log(13, {"train/loss": 0.1})
@@ -43,7 +43,7 @@ def test_records_that_come_fast_go_into_few_writes_and_none_is_kept_for_long(tmp
     sink.close()
 
 
-def test_what_json_cannot_say_is_null_and_spelled_out(tmp_path):
+def test_values_that_json_lacks_are_null_and_spelled_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     sink = JsonLinesSink(path, None, clock=lambda: 0.0)
     sink.log(1, {"train/loss": math.nan, "a": math.inf, "b": -math.inf, "train/lr": 0.1})
@@ -93,7 +93,7 @@ def test_a_start_from_nothing_drops_everything(tmp_path):
     assert path.read_bytes() == b""
 
 
-def test_a_superseded_attempt_writes_past_the_new_one(tmp_path):
+def test_a_superseded_attempt_does_not_write_into_the_new_file(tmp_path):
     path = tmp_path / "metrics.jsonl"
     old = JsonLinesSink(path, None)
     old.log(10, {"train/loss": 1.0})
@@ -105,7 +105,7 @@ def test_a_superseded_attempt_writes_past_the_new_one(tmp_path):
     assert [record["train/loss"] for record in read_json_lines(path)] == [1.0, 2.0]
 
 
-def test_lines_that_are_no_records_are_dropped(tmp_path):
+def test_lines_that_are_not_records_are_dropped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'[]\n{"time": 3}\n{"step": "7"}\n\x00\x00\n{"step": 7}\n')
     JsonLinesSink(path, 100).close()

@@ -54,7 +54,7 @@ def test_a_rank_without_samples_takes_part_in_the_reduction(sums_on_device):
     assert all(math.isnan(mean) for mean in idle.means().values())
 
 
-def test_a_rank_can_be_told_what_others_measured():
+def test_a_rank_takes_part_in_what_other_ranks_measured():
     totals = torch.zeros(4, dtype=torch.float64)
     busy, idle = Meter(CPU, totals.add_), Meter(CPU, totals.add_)
     busy.add_sum("eval/loss", torch.tensor(6.0), 3)
@@ -125,7 +125,7 @@ def test_no_graph_is_kept(sums_on_device):
     assert meter.means() == {"train/loss": 4.0}
 
 
-def test_each_window_is_for_itself():
+def test_each_window_has_its_own_rate():
     clock = Clock()
     throughput = Throughput(samples_seen=4000, clock=clock)
     clock.now += 10
@@ -134,7 +134,7 @@ def test_each_window_is_for_itself():
     assert throughput.rate(12000) == 600.0
 
 
-def test_time_paused_belongs_to_no_window():
+def test_paused_time_is_not_counted():
     clock = Clock()
     throughput = Throughput(samples_seen=0, clock=clock)
     clock.now += 4
@@ -161,5 +161,5 @@ def test_a_pause_that_raises_still_ends():
     assert throughput.rate(2) == 1.0
 
 
-def test_no_time_is_no_speed():
+def test_the_rate_is_zero_where_no_time_has_passed():
     assert Throughput(samples_seen=0, clock=Clock()).rate(0) == 0.0

@@ -37,7 +37,7 @@ def test_records_wait_for_a_full_disk_and_keep_their_order(tmp_path, caplog):
     assert caplog.records[-1].message == f"{path} can be written again"
 
 
-def test_closing_tries_again(tmp_path):
+def test_closing_writes_what_is_pending(tmp_path):
     path = tmp_path / "records"
     path.touch()
     file = RecordFile(path)
@@ -59,6 +59,6 @@ def test_memory_stays_bounded(tmp_path, monkeypatch):
     assert path.read_bytes() == b"first\nthird\n"
 
 
-def test_there_must_be_a_file(tmp_path):
+def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         RecordFile(tmp_path / "absent")

@@ -53,7 +53,7 @@ def test_a_curve_never_doubles_back(tmp_path):
     assert dict(read(tmp_path)["train/loss"])[50] == pytest.approx(50 + 40 / 1024)
 
 
-def test_a_start_from_nothing_forgets_everything(tmp_path):
+def test_a_start_from_nothing_purges_everything(tmp_path):
     for _ in range(2):
         sink = TensorBoardSink(tmp_path, None)
         sink.log(0, {"eval/loss": 2.0})
@@ -62,7 +62,7 @@ def test_a_start_from_nothing_forgets_everything(tmp_path):
     assert read(tmp_path) == {"eval/loss": [(0, 2.0), (10, 1.0)]}
 
 
-def test_records_that_follow_fast_are_left_out_but_for_evaluations(tmp_path):
+def test_records_in_quick_succession_are_left_out_except_evaluations(tmp_path):
     times = iter([1763.0, 1763.0, 1763.05, 1763.06, 1763.2, 1763.01])
     sink = TensorBoardSink(tmp_path, None, clock=lambda: next(times))
     for step, name in ((1, "train/loss"), (2, "train/loss"), (3, "eval/loss"), (4, "train/loss")):
@@ -72,7 +72,7 @@ def test_records_that_follow_fast_are_left_out_but_for_evaluations(tmp_path):
     assert read(tmp_path) == {"train/loss": [(1, 1.0), (4, 1.0), (5, 1.0)], "eval/loss": [(3, 1.0)]}
 
 
-def test_a_folder_that_cannot_be_made_is_one_warning(tmp_path, caplog):
+def test_a_folder_that_cannot_be_made_causes_one_warning(tmp_path, caplog):
     taken = tmp_path / "tensorboard"
     taken.touch()
     sink = TensorBoardSink(taken, None, clock=itertools.count(1763).__next__)

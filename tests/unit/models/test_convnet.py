@@ -11,7 +11,7 @@ def test_logits_of_any_image_size_and_number_of_channels() -> None:
     assert ConvNet(width=4, num_classes=7, in_channels=3)(torch.zeros(2, 3, 5, 9)).shape == (2, 7)
 
 
-def test_width_and_dropout_arrive() -> None:
+def test_width_and_dropout_are_used() -> None:
     network = ConvNet(width=6, dropout=0.5)
     images = torch.randn(8, 1, 8, 8)
     assert [layer.out_channels for layer in network.modules() if isinstance(layer, nn.Conv2d)] == [6, 12, 12]

@@ -13,7 +13,7 @@ from hpctrain.models.gpt import GPT
 SMALL = {"vocab_size": 11, "context_length": 8, "num_layers": 2, "num_heads": 2, "width": 16}
 
 
-def test_a_place_sees_itself_and_what_came_before() -> None:
+def test_a_position_sees_itself_and_those_before_it() -> None:
     torch.manual_seed(0)
     network = GPT(**SMALL)
     tokens = torch.randint(0, 11, (1, 8))
@@ -75,7 +75,7 @@ def test_dropout_is_for_training() -> None:
     assert torch.equal(network(tokens), network(tokens))
 
 
-def test_what_does_not_fit_says_what_to_set() -> None:
+def test_the_error_of_a_size_that_does_not_fit_names_what_to_set() -> None:
     with pytest.raises(ConfigError, match=r"model\.num_heads=3: .*model\.width=16"):
         GPT(num_heads=3, width=16)
     with pytest.raises(TaskError, match=r"model\.context_length=9 or more"):

@@ -77,7 +77,7 @@ def test_buffers_and_keras_variables_are_one() -> None:
     assert torch.equal(module(inputs)[0], other.eval()(inputs)[0])
 
 
-def test_its_own_losses_come_back_with_a_gradient() -> None:
+def test_the_models_own_losses_are_returned_with_a_gradient() -> None:
     module = KerasModule(lambda: small(l2=0.5))
     _, losses = module(torch.randn(4, 3))
     kernel = module.get_parameter("dense/kernel")
@@ -87,7 +87,7 @@ def test_its_own_losses_come_back_with_a_gradient() -> None:
     assert KerasModule(small)(torch.randn(4, 3))[1] == 0
 
 
-def test_what_can_not_work_says_so() -> None:
+def test_what_keras_models_do_not_support_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"trainer\.sync_batchnorm=True: KerasModule has no batch norm of torch\.nn"):
         synchronise_batchnorm(KerasModule(small))
     with pytest.raises(

@@ -41,7 +41,7 @@ def test_a_stage_halves_and_a_bottleneck_does_it_in_the_middle(depth: int) -> No
     assert network.layer2.eval()(network.layer1.eval()(torch.randn(1, 64, 8, 8))).shape[2:] == (4, 4)
 
 
-def test_blocks_begin_as_the_identity_unless_told_otherwise() -> None:
+def test_blocks_begin_as_the_identity_by_default() -> None:
     stream = torch.rand(2, 64, 8, 8)
     for zero_init_residual in (True, False):
         second = ResNet(18, zero_init_residual=zero_init_residual).layer1[1]

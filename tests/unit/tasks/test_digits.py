@@ -48,9 +48,9 @@ def test_scikit_learn_reads_its_data_where_the_file_has_moved(tmp_path: Path, mo
     assert np.array_equal(read_digits("rearranged_sklearn"), read_digits())
 
 
-def test_without_scikit_learn_the_error_says_what_to_install() -> None:
+def test_without_scikit_learn_the_error_names_what_to_install() -> None:
     with pytest.raises(TaskError, match=r'pip install "hpctrain\[examples\]"'):
-        read_digits("a_package_that_nobody_has")
+        read_digits("a_package_that_is_missing")
 
 
 def test_the_split_is_whole_disjoint_and_always_the_same() -> None:

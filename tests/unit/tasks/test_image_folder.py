@@ -15,7 +15,7 @@ from hpctrain.tasks.image_folder import ImageFolder, decode, random_box
 
 
 def picture(path: Path, width: int = 40, height: int = 30, mode: str = "RGB") -> Path:
-    """Red grows to the right and green to the bottom, so that a pixel tells where it comes from."""
+    """Red grows to the right and green to the bottom, so that each pixel names its place."""
     rows, columns = np.mgrid[0:height, 0:width]
     pixels = np.stack([columns * 255 // (width - 1), rows * 255 // (height - 1), np.full((height, width), 7)], axis=2)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def test_labels_are_smoothed_in_training_alone(data: Path) -> None:
     assert plain.evaluate(Brightness(), batch) == smooth.evaluate(Brightness(), batch)
 
 
-def test_the_right_class_among_the_five_likeliest(data: Path) -> None:
+def test_top5_accuracy(data: Path) -> None:
     class Fixed(nn.Module):
         def forward(self, images: Tensor) -> Tensor:
             return torch.arange(12.0).expand(len(images), 12)
@@ -99,7 +99,7 @@ def test_the_right_class_among_the_five_likeliest(data: Path) -> None:
     }
 
 
-def test_its_own_model_has_a_logit_per_class(data: Path) -> None:
+def test_the_default_model_has_a_logit_per_class(data: Path) -> None:
     assert ImageFolder(str(data)).build_model().fc.out_features == 2
     assert ImageFolder(str(data), eval=None).eval_dataset() is None
 

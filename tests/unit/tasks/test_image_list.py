@@ -36,7 +36,7 @@ def test_a_held_out_folder_takes_the_labels_of_the_training_folder(tmp_path: Pat
         ImageList(tmp_path, ("ant", "dog"))
 
 
-def test_what_can_not_be_used_is_named(tmp_path: Path) -> None:
+def test_unusable_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"task\.data=\S+/train: is not a folder; set task\.data"):
         ImageList(tmp_path / "train")
     with pytest.raises(ConfigError, match=r"contains no folders; make one folder per class"):

@@ -35,5 +35,5 @@ def test_a_batch_is_learned_and_a_penalty_counts() -> None:
     assert (int(correct), count) == (32, 32)
 
 
-def test_more_is_better() -> None:
+def test_larger_accuracy_is_better() -> None:
     assert (KerasDigits.metric, KerasDigits.metric_mode) == ("accuracy", "max")

@@ -17,7 +17,7 @@ def tokens_of(path: Path, dtype: str = "<u2") -> list[int]:
 def test_bytes_of_text_and_of_json_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(make_tokens, "PIECE_CHARS", 4)  # pieces end within lines, and documents go on
+    monkeypatch.setattr(make_tokens, "PIECE_CHARS", 4)  # pieces end within lines and within documents
     (tmp_path / "a.txt").write_bytes("Grüße\r\nan alle\n".encode())
     (tmp_path / "b.jsonl").write_text('{"text": "one", "more": 1}\n{"text": ""}\n{"text": "two\\n"}')
     out = tmp_path / "made" / "here"
@@ -37,11 +37,11 @@ def test_bytes_of_text_and_of_json_lines(
         "characters": 22,
         "tokens": counts,
     }
-    said = capsys.readouterr().out
-    assert said == "4 documents, 22 characters, 28 tokens of 256 as uint16: 22 in train.bin, 6 in eval.bin\n"
+    printed = capsys.readouterr().out
+    assert printed == "4 documents, 22 characters, 28 tokens of 256 as uint16: 22 in train.bin, 6 in eval.bin\n"
 
 
-def test_nothing_is_there_unless_all_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_leaves_no_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, bad, out = tmp_path / "a.txt", tmp_path / "bad.txt", tmp_path / "out"
     text.write_text("some text\n")
     bad.write_bytes(b"good until here\xff")

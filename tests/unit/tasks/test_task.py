@@ -33,12 +33,12 @@ def test_train_dataset_and_loss_are_enough() -> None:
     assert sums == {"loss": (torch.tensor(3.0), 3)}
 
 
-def test_a_task_without_train_dataset_or_loss_is_none() -> None:
+def test_a_task_needs_train_dataset_and_loss() -> None:
     with pytest.raises(TypeError, match="abstract"):
         Task()  # type: ignore[abstract]
 
 
-def test_a_task_without_a_model_says_what_to_do() -> None:
+def test_the_error_of_a_task_without_a_model_names_the_remedy() -> None:
     with pytest.raises(TaskError, match=r"Line has no model.*Line\.build_model"):
         Line().build_model()
 

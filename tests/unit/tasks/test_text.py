@@ -48,7 +48,7 @@ def test_a_uniform_guess_costs_eight_bits_per_byte() -> None:
     assert task.loss(Uniform(), batch).item() == pytest.approx(math.log(256))
 
 
-def test_its_own_model_takes_its_batches() -> None:
+def test_the_default_model_takes_the_tasks_batches() -> None:
     task = Text(context_length=16)
     loss = task.loss(task.build_model(), task.train_dataset().get_batch(torch.arange(2)))
     assert loss.item() == pytest.approx(math.log(256), abs=0.6)

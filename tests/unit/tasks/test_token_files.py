@@ -41,7 +41,7 @@ def test_windows_follow_each_other_in_every_file_and_cross_no_border(tmp_path: P
     assert [part.tolist() for part in windows[1]] == [[3, 4, 5], [4, 5, 6]]
 
 
-def test_a_loading_process_gets_no_tokens_but_their_place(tmp_path: Path) -> None:
+def test_a_pickled_dataset_holds_no_tokens(tmp_path: Path) -> None:
     windows = TokenWindows([TokenFile.of(save(tmp_path / "a.bin", range(60000)), "uint16")], 8)
     first = windows[0]
     sent = pickle.dumps(windows)
@@ -54,7 +54,7 @@ def test_large_tokens_survive(tmp_path: Path) -> None:
     assert TokenWindows([TokenFile.of(path, "uint32")], 4)[0][1].tolist()[-1] == 4_000_000_004
 
 
-def test_a_token_that_the_model_does_not_know_is_named(tmp_path: Path) -> None:
+def test_a_token_beyond_the_vocabulary_is_named(tmp_path: Path) -> None:
     files = [TokenFile.of(save(tmp_path / f"{name}.bin", range(end)), "uint16") for name, end in (("a", 5), ("b", 9))]
     windows = TokenWindows(files, 4, vocab_size=8)
     assert windows[0][0].tolist() == [0, 1, 2, 3]
@@ -81,5 +81,5 @@ def test_files_that_can_not_be_used_are_refused(tmp_path: Path) -> None:
         TokenFile.of(tmp_path / "square.npy", None)
 
 
-def test_a_folder_need_not_describe_itself(tmp_path: Path) -> None:
+def test_tokens_json_is_optional(tmp_path: Path) -> None:
     assert about(tmp_path) == {}

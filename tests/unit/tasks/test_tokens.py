@@ -37,7 +37,7 @@ def test_a_uniform_guess_has_the_vocabulary_as_its_perplexity(data: Path) -> Non
     assert math.isnan(task.derive({"loss": math.nan})["perplexity"])
 
 
-def test_its_own_model_knows_these_tokens(data: Path) -> None:
+def test_the_default_model_has_the_vocabulary_of_the_tokens(data: Path) -> None:
     task = Tokens(str(data), context_length=9)
     model = task.build_model()
     assert (model.tokens.num_embeddings, model.context_length) == (50, 9)
@@ -48,7 +48,7 @@ def test_its_own_model_knows_these_tokens(data: Path) -> None:
         Tokens(str(data)).build_model()
 
 
-def test_more_tokens_than_the_model_knows_are_refused_at_once(data: Path) -> None:
+def test_more_tokens_than_the_models_are_refused_at_once(data: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.vocab_size=40: .*set model\.vocab_size=50"):
         Tokens(str(data), context_length=9, vocab_size=40).train_dataset()
 
