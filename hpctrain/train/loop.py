@@ -61,6 +61,7 @@ class Loop:
         Returns:
             Whether the last step was reached.
         """
+        # names are looked up once, not in each step: a small model's step takes a fraction of a millisecond
         config, total = self._parts.config, self._parts.total_steps
         log_every, save_every = config.logger.every_steps, config.checkpoint.every_steps
         eval_every = config.trainer.eval_every_steps or self._parts.plan.steps_per_epoch
@@ -80,10 +81,12 @@ class Loop:
                 self._times.first_step_done(step)
             if is_last or step % log_every == 0:
                 self._divergence.check(step, self._log.training(step))
+            # before the agreement: a stop that interrupts the evaluation was agreed upon in it
             if (is_last or step % eval_every == 0) and (stop := self._evaluate()):
                 self._leave(stop)
                 return False
             decision = decide(step, save=is_due())
+            # at the last step a stop comes too late: the run is complete once it is saved
             if decision.stop and not is_last:
                 self._leave(decision.stop)
                 return False
@@ -114,6 +117,7 @@ class Loop:
     def _save(self, *, wait: bool) -> None:
         with self._log.paused("save_s"):
             self._profiler.before_save(self.step)
+            # before the checkpoint is published: a resume from it must find every record up to its step
             self._log.flush()
             self._divergence.check_before_save(self.step)
             self._checkpointing.save(self.step, evaluation_due=self._evaluation_due, wait=wait)

@@ -109,6 +109,7 @@ class MasterWeights:
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         shared = {id(tensor): tensor for tensor in _kept_in_fp32(model)}
         self.copy = copy.deepcopy(model, dict(shared))
+        # .data, so that hooks and ties of the parameters stay
         for parameter in self.copy.parameters():
             if id(parameter) not in shared and parameter.dtype == torch.float32:
                 parameter.data = parameter.data.to(dtype)

@@ -85,6 +85,7 @@ class TrainStep:
         for micro_batch in micro_batches:
             if timer is not None:
                 timer.data_done()
+            # no_sync has to be around forward and backward: DDP decides in the forward pass what the backward sends
             if micro_batch.is_last or self._replica is None:
                 self._accumulate(micro_batch, timer)
             else:
@@ -131,6 +132,7 @@ class TrainStep:
         if timer is not None:
             timer.forward_done(synchronises=self._replica is not None and micro_batch.is_last)
         self.update.backward(loss if micro_batch.divisor == 1 else loss / micro_batch.divisor)
+        # a stand-in for a rank without samples in this turn only takes part in the gradients' sum
         if micro_batch.num_samples:
             self._meter.add_mean("train/loss", loss, micro_batch.num_samples)
         if timer is not None:

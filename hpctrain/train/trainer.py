@@ -15,7 +15,7 @@ from hpctrain.run.bottleneck import last_bottleneck
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim
 from hpctrain.run.times import Times
-from hpctrain.train.checkpointing import Checkpointing
+from hpctrain.train.checkpointing import Checkpointing, Start
 from hpctrain.train.divergence import Divergence
 from hpctrain.train.loop import Loop
 from hpctrain.train.parts import Parts
@@ -52,41 +52,26 @@ class Trainer:
         self._config = config
         self._directory = directory
         self._world = world
+        self._stopping = stopping
         self._claim = claim
         self._times = times
         self._log_stream = log_stream
-        self._parts = parts = Parts(config, world, fresh=not directory.checkpoint_steps())
-        if parts.evaluation is None and config.checkpoint.keep_best:
+        self._parts = Parts(config, world, fresh=not directory.checkpoint_steps())
+        # built before the random state is restored: what a task draws for its held-out samples must not shift it
+        if self._parts.evaluation is None and config.checkpoint.keep_best:
             why = "nothing is evaluated: the task holds no samples out"
             raise ConfigError("checkpoint.keep_best", config.checkpoint.keep_best, why, "set it to 0")
-        self._checkpointing = Checkpointing(parts, directory, stop=stopping.request, claim=claim)
-        # from here on every rank draws its own numbers
+        self._checkpointing = Checkpointing(self._parts, directory, stop=stopping.request, claim=claim)
+        # the parts were built from the same numbers on all ranks; from here on each rank draws its own
         seed_everything(rank_seed(config.seed, world.rank))
         times.enter("load_s")
         start = self._checkpointing.resume()
-        self._loader = parts.loader(start.step)
+        self._loader = self._parts.loader(start.step)
         before = last_bottleneck(directory) if world.is_rank_zero else None
         self._flops_per_sample = None if before is None else before.flops_per_sample
-        self._profiler = Profiler(
-            parts,
-            self._loader,
-            stopping.agreement,
-            times,
-            start_step=start.step,
-            flops_per_sample=self._flops_per_sample,
-            trace=directory.trace(world.rank) if world.is_rank_zero else None,
-        )
-        self._log = TrainingLog(parts, start, self._profiler, times)
-        self._loop = Loop(
-            parts,
-            start,
-            profiler=self._profiler,
-            log=self._log,
-            checkpointing=self._checkpointing,
-            divergence=Divergence(parts, directory, self._checkpointing, start.step),
-            stopping=stopping,
-            times=times,
-        )
+        self._profiler = self._new_profiler(start)
+        self._log = TrainingLog(self._parts, start, self._profiler, times)
+        self._loop = self._new_loop(start)
 
     @property
     def step(self) -> int:
@@ -131,6 +116,7 @@ class Trainer:
             self._claim.require_ownership()
         try:
             with self._log.opened(self._directory, self._log_stream):
+                # the loading processes end first: the last write gets their cores
                 with closing(self._micro_batches()) as micro_batches:
                     finished = self._loop.run(micro_batches)
                 self._checkpointing.finish()
@@ -142,6 +128,29 @@ class Trainer:
     def finish_save_within(self, seconds: float) -> None:
         """Wait for a checkpoint that is being written, but no longer than ``seconds``; after an error."""
         self._checkpointing.finish_within(seconds)
+
+    def _new_profiler(self, start: Start) -> Profiler:
+        return Profiler(
+            self._parts,
+            self._loader,
+            self._stopping.agreement,
+            self._times,
+            start_step=start.step,
+            flops_per_sample=self._flops_per_sample,
+            trace=self._directory.trace(self._world.rank) if self._world.is_rank_zero else None,
+        )
+
+    def _new_loop(self, start: Start) -> Loop:
+        return Loop(
+            self._parts,
+            start,
+            profiler=self._profiler,
+            log=self._log,
+            checkpointing=self._checkpointing,
+            divergence=Divergence(self._parts, self._directory, self._checkpointing, start.step),
+            stopping=self._stopping,
+            times=self._times,
+        )
 
     def _micro_batches(self) -> Generator[MicroBatch, None, None]:
         micro_batches = self._parts.copied_ahead(iter(self._loader))

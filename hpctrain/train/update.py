@@ -118,6 +118,7 @@ class Update:
         if self._master is not None:
             self._master.collect_gradients()
         norm = None
+        # gradients are unscaled before they are clipped, or the bound would depend on the loss scale
         if self._clipping is not None:
             if self._scaler is not None:
                 self._scaler.unscale_(self._optimizer)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from hpctrain.checkpoint.saver import CheckpointSaver
+from hpctrain.distributed.stop_request import StopRequest
+from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.run.checkpoints import list_checkpoints
+from hpctrain.run.ledger import Claim, Ledger
+from hpctrain.train.checkpointing import FIRST_AUTO_SAVE_S, Checkpointing, Start
+from hpctrain.train.parts import Parts
+
+
+@pytest.fixture
+def checkpointing_of(compose_small, directory, lone_world, clock):
+    """Makes the checkpointing of the next attempt of one run, by overrides, and the parts that it saves."""
+
+    def build(*words):
+        parts = Parts(compose_small("checkpoint.asynchronous=false", *words), lone_world)
+        claim = Claim(Ledger(directory), Ledger(directory).claim())
+        return Checkpointing(parts, directory, stop=StopRequest(), claim=claim, clock=clock), parts
+
+    return build
+
+
+def saved(directory):
+    return [info.step for info in list_checkpoints(directory)]
+
+
+def test_a_new_run_starts_at_step_zero(checkpointing_of):
+    checkpointing, _ = checkpointing_of()
+    assert checkpointing.resume() == Start(0, evaluation_due=False)
+
+
+def test_a_resume_restores_weights_counters_and_the_random_state(checkpointing_of):
+    checkpointing, parts = checkpointing_of("trainer.ema_decay=0.5")
+    checkpointing.resume()
+    parts.update.num_skipped = 3
+    weights = {name: value.clone() for name, value in parts.module.state_dict().items()}
+    checkpointing.save(6, evaluation_due=True, wait=True)
+    expected = torch.rand(3)
+    again, others = checkpointing_of("trainer.ema_decay=0.5", "seed=9")
+    assert again.resume() == Start(6, evaluation_due=True)
+    assert torch.equal(torch.rand(3), expected)
+    assert others.update.num_skipped == 3
+    assert all(torch.equal(value, weights[name]) for name, value in others.module.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("words", "due_after_s"),
+    [
+        (["checkpoint.every_min=2"], 120.0),
+        (["checkpoint.every_min=null"], None),
+        (["checkpoint.auto=true"], FIRST_AUTO_SAVE_S),
+    ],
+)
+def test_a_save_is_due_by_the_clock(checkpointing_of, clock, words, due_after_s):
+    checkpointing, _ = checkpointing_of(*words)
+    checkpointing.resume()
+    clock.advance(1e6 if due_after_s is None else due_after_s - 1)
+    assert not checkpointing.is_due()
+    clock.advance(1)
+    assert checkpointing.is_due() is (due_after_s is not None)
+    checkpointing.save(1, evaluation_due=False, wait=True)
+    assert not checkpointing.is_due()
+
+
+def test_a_save_is_left_out_while_another_is_written_unless_it_is_one_of_the_best(
+    checkpointing_of, directory, monkeypatch, caplog
+):
+    checkpointing, _ = checkpointing_of("checkpoint.keep_best=1")
+    monkeypatch.setattr(CheckpointSaver, "busy", True)
+    with caplog.at_level(logging.INFO, "hpctrain.train"):
+        checkpointing.save(2, evaluation_due=False, wait=False)
+        assert saved(directory) == []
+        checkpointing.record_evaluation(4, {"eval/loss": 1.0})
+        checkpointing.save(4, evaluation_due=False, wait=False)
+    assert saved(directory) == [4]
+    assert caplog.messages[0] == "no checkpoint of step 2: the one before is still being written"
+
+
+def test_only_evaluations_among_the_best_are_saved_for_their_sake(checkpointing_of):
+    checkpointing, _ = checkpointing_of("checkpoint.keep_best=1")
+    checkpointing.record_evaluation(4, {"eval/loss": 1.0})
+    checkpointing.record_evaluation(8, {"eval/loss": 2.0})
+    assert checkpointing.best_step == 4
+    with pytest.raises(ConfigError, match="the evaluation returns f1"):
+        checkpointing.record_evaluation(10, {"eval/f1": 2.0})
+
+
+def test_a_file_system_that_refuses_ends_the_run_or_is_tolerated_but_at_the_end(checkpointing_of, directory, caplog):
+    directory.checkpoints.rmdir()
+    directory.checkpoints.write_text("in the way")
+    failing, _ = checkpointing_of()
+    with pytest.raises(CheckpointError, match="the checkpoint of step 2 can't be written"):
+        failing.save(2, evaluation_due=False, wait=True)
+    warning, _ = checkpointing_of("checkpoint.on_error=warn")
+    with caplog.at_level(logging.WARNING, "hpctrain.train"):
+        warning.save(2, evaluation_due=False, wait=True)
+    assert "the run continues without a checkpoint of step 2" in caplog.text
+    with pytest.raises(CheckpointError):
+        warning.save(10, evaluation_due=False, wait=True)
