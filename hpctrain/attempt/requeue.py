@@ -77,7 +77,7 @@ class RequeueDecision:
 
 
 def history_with(ledger: Ledger, attempt: int, outcome: Outcome) -> list[Attempt]:
-    """All attempts up to the newest one, whose end isn't recorded yet: the record has to say what follows from it."""
+    """All attempts up to the newest one, whose end isn't recorded yet: the record includes what follows from it."""
     saved = ledger.directory.saved_step
     this = ledger.attempt(attempt)
     this = replace(

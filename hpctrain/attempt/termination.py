@@ -30,7 +30,7 @@ class Termination:
         reason: why it ends the job; None where its record doesn't explain the stop: the signal came from a person, or
             from srun after the death of another rank.
         evidence: what the reason follows from, in one line.
-        deadline: epoch seconds at which SLURM will kill the job; None where SLURM doesn't say.
+        deadline: epoch seconds at which SLURM will kill the job; None where it is unknown.
         requeued: SLURM has put the job back into the queue already.
         killing: SLURM is killing the job's processes; otherwise they have some time left.
     """

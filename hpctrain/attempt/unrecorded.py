@@ -25,7 +25,7 @@ BY_STATE = {
     JobState.BOOT_FAIL: Reason.NODE_FAILURE,
     JobState.FAILED: Reason.INFRASTRUCTURE,
 }
-"""What a job's last state says about the end of an attempt in it."""
+"""The reason of an attempt's end, by the last state of its job."""
 
 log = logging.getLogger("hpctrain.attempt")
 

@@ -1,4 +1,4 @@
-"""What submitit pickles and calls in the batch script."""
+"""The callable that submitit pickles, and calls in the batch script."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What submitit pickles and calls in the batch script.
+    """Executes the supervisor of a run.
 
     Args:
         run_dir: the run directory; everything else is read from it.

@@ -1,4 +1,4 @@
-"""A little room on the disk, kept from an attempt's beginning on, for its last words on a full disk."""
+"""Disk space that an attempt reserves when it begins, so that its end can be recorded on a full disk."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 Result = TypeVar("Result")
 
 
-def keep_room(claim: Path) -> None:
-    """Take the room; where the disk is full already, there is none."""
+def reserve(claim: Path) -> None:
+    """Reserve the space; on a disk that is full already, do nothing."""
     with contextlib.suppress(OSError):
-        # no zeros: some file systems store none
+        # random, since some file systems store no zeros
         (claim / FILE_NAME).write_bytes(os.urandom(BYTES))
 
 
-def give_room(claim: Path) -> None:
-    """Give the room back."""
+def release(claim: Path) -> None:
+    """Release the space."""
     with contextlib.suppress(OSError):
         (claim / FILE_NAME).unlink(missing_ok=True)
 
 
-def with_room(claim: Path, write: Callable[[], Result]) -> Result:
-    """Write; where the disk is full, write again in the room that was kept.
+def write_with_reserve(claim: Path, write: Callable[[], Result]) -> Result:
+    """Write; on a full disk, release the reserved space and write again.
 
     Args:
         claim: of the attempt.
         write: may be called twice.
 
     Raises:
-        OSError: it can't be written all the same.
+        OSError: it still can't be written.
     """
     try:
         return write()
     except OSError as error:
         if error.errno not in FULL:
             raise
-        give_room(claim)
+        release(claim)
         return write()

@@ -1,4 +1,4 @@
-"""What each rank leaves when it ends, so that nobody has to trust an exit code that passed through a launcher."""
+"""What each rank leaves when it ends: an exit code that passed through a launcher can't be trusted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.files import write_json
-from hpctrain.run.disk_reserve import with_room
+from hpctrain.run.disk_reserve import write_with_reserve
 from hpctrain.run.reason import Reason
 
 
@@ -24,7 +24,7 @@ class ExitRecord:
         step: the last step that it completed.
         message: one line: the error, or empty.
         traceback: the formatted traceback, or empty.
-        blames_peer: the error only says that another rank went away; look for the cause elsewhere first.
+        blames_peer: the error only reports that another rank went away; look for the cause elsewhere first.
         stop_signal: number of the signal that had asked it to stop; None where none had. SLURM without cgroups sends
             those to all processes of a rank, so one that a child process died of looks like an error of the task's.
         time: epoch seconds.
@@ -44,13 +44,13 @@ class ExitRecord:
         """Leave the record in the attempt's claim.
 
         Raises:
-            OSError: the file system refuses, and it isn't for want of room.
+            OSError: the file system refuses, and not because it is full.
         """
-        with_room(claim, lambda: write_json(claim / f"rank_{self.rank}.json", asdict(self)))
+        write_with_reserve(claim, lambda: write_json(claim / f"rank_{self.rank}.json", asdict(self)))
 
 
 def read_exit_records(claim: Path) -> dict[int, ExitRecord]:
-    """The exit records of an attempt by rank; what is unreadable counts as absent."""
+    """The exit records of an attempt by rank; a record that can't be read counts as absent."""
     records: dict[int, ExitRecord] = {}
     for path in claim.glob("rank_*.json"):
         try:
@@ -63,7 +63,7 @@ def read_exit_records(claim: Path) -> dict[int, ExitRecord]:
 
 
 def first_cause(records: Mapping[int, ExitRecord]) -> ExitRecord | None:
-    """The record that tells what went wrong: the earliest failure that doesn't blame a peer, else the earliest.
+    """The record that explains a failure: the earliest that doesn't blame a peer, else the earliest.
 
     Where all blame a peer, a rank that hangs comes before those that lost it when it ended itself. None where no rank
     recorded a failure.

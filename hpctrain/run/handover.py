@@ -10,12 +10,12 @@ PREFIX = "HPCTRAIN_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
-    """Empty for a rank that was started by hand, with srun or torchrun.
+    """What a rank knows from its launcher; empty for a rank that was started by hand, with srun or torchrun.
 
     Attributes:
-        attempt: already claimed by the launcher, which will also conclude it; None: rank zero claims and closes it.
+        attempt: already claimed by the launcher, which also records its end; None: rank zero does both.
         logged: standard output already goes into the rank's log in the run directory.
-        token: tells this attempt's ranks from strangers when they meet.
+        token: by which this attempt's ranks recognise each other when they meet.
         parent: the process id of a launcher on the same machine, whose ranks must not outlive it.
     """
 
@@ -26,7 +26,7 @@ class Handover:
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> Handover:
-        """What the launcher set, if there was one."""
+        """Read what the launcher set, if there was one."""
         attempt, parent = variables.get(f"{PREFIX}ATTEMPT"), variables.get(f"{PREFIX}PARENT")
         return cls(
             attempt=int(attempt) if attempt else None,
@@ -36,6 +36,6 @@ class Handover:
         )
 
     def variables(self) -> dict[str, str]:
-        """The environment variables that say this."""
+        """The environment variables that pass this on."""
         found = {"ATTEMPT": self.attempt, "LOGGED": int(self.logged), "TOKEN": self.token, "PARENT": self.parent}
         return {f"{PREFIX}{name}": str(value) for name, value in found.items() if value}

@@ -1,4 +1,4 @@
-"""The ledger of a run: who owns it, and what became of each attempt."""
+"""The ledger of a run: which attempt owns it, and how each attempt ended."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from hpctrain.errors import RunDirectoryError, SupersededError
 from hpctrain.files import append_json_line, fsync_directory, read_json_lines
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.disk_reserve import give_room, keep_room, with_room
+from hpctrain.run.disk_reserve import release, reserve, write_with_reserve
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import read_times
 
 BETWEEN_MARK_AND_RECORD_S = 5.0
-"""Seconds that a busy machine may take from an end's mark, which decides who is believed, to its record."""
+"""Seconds that a busy machine may take from the marker of an end, which decides whose record counts, to the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One attempt as the ledger tells it; times are epoch seconds, None where it was never written."""
+    """One attempt as the ledger has it; times are epoch seconds, None where they were never written."""
 
     attempt: int
     job_id: str | None = None
@@ -37,23 +37,23 @@ class Attempt:
 
     @property
     def open(self) -> bool:
-        """No end was recorded: it is running, or died without a word."""
+        """No end was recorded: it is running, or was killed."""
         return self.reason is None
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Attempts of one run, in ``attempts.jsonl`` and the claims beside it.
+    """Attempts of one run, in ``attempts.jsonl`` and the claims next to it.
 
-    An attempt owns the run from the moment it made its claim, a directory named by its number, until a later claim is
-    there: `mkdir` is atomic, on a shared file system too. Whoever publishes asks `require_ownership` first.
+    An attempt owns the run from the moment at which it makes its claim, a directory named by its number, until a later
+    claim exists: `mkdir` is atomic, on a shared file system too. Call `require_ownership` before anything is published.
     """
 
     directory: RunDirectory
     clock: Callable[[], float] = time.time
 
     def attempts(self) -> list[Attempt]:
-        """All attempts, oldest first; the first end of an attempt counts."""
+        """All attempts, oldest first; of several ends of an attempt the first counts."""
         found: dict[int, dict[str, Any]] = {}
         for record in read_json_lines(self.directory.attempts):
             number = record.get("attempt")
@@ -95,7 +95,7 @@ class Ledger:
         return max((int(name) for name in names if name.isdecimal()), default=0)
 
     def claim(self) -> int:
-        """Take the run for a new attempt.
+        """Claim the run for a new attempt.
 
         Returns:
             The attempt's number, counted from 1.
@@ -108,9 +108,9 @@ class Ledger:
         except OSError as error:
             raise RunDirectoryError(
                 f"{self.directory.path}: a new attempt can't be claimed ({error.strerror}); "
-                "see that the run directory is there and can be written"
+                "check that the run directory exists and is writable"
             ) from error
-        keep_room(self.directory.claim(number))
+        reserve(self.directory.claim(number))
         return number
 
     def _make_claim(self) -> int:
@@ -125,14 +125,14 @@ class Ledger:
             try:
                 fsync_directory(self.directory.claims)
             except OSError:
-                # it would count as an attempt that died without a word
+                # it would count as an attempt that was killed
                 with contextlib.suppress(OSError):
                     claim.rmdir()
                 raise
             return number
 
     def owns(self, attempt: int) -> bool:
-        """Whether no later attempt claimed the run."""
+        """Whether no later attempt has claimed the run."""
         return not self.directory.claim(attempt + 1).exists()
 
     def require_ownership(self, attempt: int) -> None:
@@ -167,20 +167,20 @@ class Ledger:
         )
 
     def end(self, attempt: int, *, reason: Reason, step: int, detail: str = "", **extra: object) -> bool:
-        """Record why an attempt ended, with the times that it left; whoever comes first is believed.
+        """Record why an attempt ended, with the times that it left; the first record counts.
 
         Returns:
             Whether this call wrote the record.
 
         Raises:
-            OSError: the file system refuses, and it isn't for want of room.
+            OSError: the file system refuses, and not because it is full.
         """
         claim = self.directory.claim(attempt)
         record = {"event": "end", "attempt": attempt, "reason": reason.value, "step": step, "time": self.clock()}
         if detail:
             record["detail"] = detail
-        written = with_room(claim, lambda: self._end(attempt, {**record, **read_times(claim), **extra}))
-        give_room(claim)
+        written = write_with_reserve(claim, lambda: self._end(attempt, {**record, **read_times(claim), **extra}))
+        release(claim)
         return written
 
     def _end(self, attempt: int, record: dict[str, Any]) -> bool:
@@ -189,12 +189,12 @@ class Ledger:
         except FileExistsError:
             if self._is_closed_soon(attempt):
                 return False
-            # Whoever made the marker died, or met a full disk, before the record was written.
+            # the process that made the marker was killed, or met a full disk, before it wrote the record
         append_json_line(self.directory.attempts, record, durable=True)
         return True
 
     def _is_closed_soon(self, attempt: int) -> bool:
-        """Whether the record is there, or comes: of two that close an attempt the first may be about to write it."""
+        """Whether the record is there, or appears soon: another process may be about to write it."""
         deadline = time.monotonic() + BETWEEN_MARK_AND_RECORD_S
         while not any(known.attempt == attempt and not known.open for known in self.attempts()):
             if time.monotonic() > deadline:
@@ -225,7 +225,7 @@ class Claim:
 
 
 def _reason(record: dict[str, Any]) -> tuple[Reason, str]:
-    """Reason and detail of an end; a reason that only a later hpctrain knows says of itself no more than that."""
+    """Reason and detail of an end; a reason of a later hpctrain's counts as interrupted."""
     reason, detail = record.get("reason"), str(record.get("detail", ""))
     try:
         return Reason(str(reason)), detail

@@ -37,7 +37,7 @@ class Meaning:
         exit_code: of a rank, a batch script or a waiting command.
         orderly: the ranks stopped together and saved first, so no steps are lost.
         by_slurm: SLURM is ending the job, and kills the batch script before long.
-        machine_failure: the machine is to blame, as far as anyone can tell.
+        machine_failure: the machine is to blame, as far as is known.
         may_stall: an attempt that ended for it and saved no step counts towards `cluster.requeue.max_stalled_attempts`.
         budget: the key under `cluster.requeue` that bounds how often the run survives it; None where nothing does.
             Reasons with the same key share one budget.

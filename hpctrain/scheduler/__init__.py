@@ -1,1 +1,1 @@
-"""What SLURM says, typed. The commands of SLURM are called here and nowhere else, each with a time limit."""
+"""A typed client for SLURM. Only this package runs SLURM's commands, each with a time limit."""

@@ -3,43 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from hpctrain.errors import SchedulerError
 from hpctrain.scheduler import fields
 from hpctrain.scheduler.job import JobRecord, JobState
 
-FIELD_END, ROW_END = "\x1f", "\x1e"
-"""Nothing that a person types into a job's name: spaces, bars and even line ends can be there."""
+# nothing that a person types into a job's name: that can hold spaces, bars and even line ends
+FIELD_END = "\x1f"
+ROW_END = "\x1e"
 
-_SQUEUE = (
-    "JobArrayID",
-    "JobID",
-    "Name",
-    "Partition",
-    "State",
-    "Reason",
-    "RestartCnt",
-    "exit_code",
-    "SubmitTime",
-    "EligibleTime",
-    "StartTime",
-    "EndTime",
-    "PreemptTime",
-    "TimeLimit",
-    "NodeList",
-    "BatchHost",
-    "Requeue",
-)
-SQUEUE_FORMAT = ",".join(f"{name}:{FIELD_END}" for name in _SQUEUE[:-1]) + f",{_SQUEUE[-1]}:{ROW_END}"
-"""For `squeue --Format`: a suffix instead of a width means that nothing is cut off."""
-
-_SACCT = (
-    *("JobID", "JobIDRaw", "JobName", "Partition", "State", "Reason", "ExitCode"),
-    *("Submit", "Eligible", "Start", "End", "Timelimit", "NodeList"),
-)
-SACCT_FORMAT = ",".join(_SACCT)
-
+_NO_TASK = "4294967294"  # of an array without tasks left in the queue, up to SLURM 22.05
 _ALONE = ("Comment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "AdminComment", "SystemComment")
+_OPTIONAL = ("PreemptTime", "NodeList", "BatchHost", "StdOut")
 _SACCT_ROW = re.compile(r"\n(?=\d+(?:_\S+)?" + FIELD_END + ")")
 _NAME = re.compile(r"(?P<ids>[^\n]*?) JobName=(?P<name>.*?)\n(?P<rest> +UserId=.*)", re.DOTALL)
 _NODE_FIELD = re.compile(r"(?:^|\s)(NodeName|State|SlurmdStartTime)=(\S*)")
@@ -55,7 +31,50 @@ _LOST = {
     "UNKNOWN",
 }
 """Parts of a node's state, joined by `+`, that mean that the node is gone or was abandoned."""
-_NO_TASK = "4294967294"  # of an array without tasks left in the queue, up to SLURM 22.05
+
+
+def _flag(value: str) -> bool:
+    return fields.number(value) > 0
+
+
+def _host(value: str) -> str | None:
+    return fields.text(value) or None
+
+
+def _path(value: str) -> str | None:
+    # that of array tasks that have none yet holds the task's number that stands for none
+    return None if _NO_TASK in value else fields.text(value) or None
+
+
+_COLUMNS = (
+    # field of a JobRecord, its columns in squeue, scontrol and sacct, and what reads the value
+    ("job_id", "JobArrayID", "JobArrayID", "JobID", str.strip),
+    ("number", "JobID", "JobId", "JobIDRaw", fields.number),
+    ("name", "Name", "JobName", "JobName", str.rstrip),
+    ("partition", "Partition", "Partition", "Partition", str.strip),
+    ("state", "State", "JobState", "State", JobState.parse),
+    ("reason", "Reason", "Reason", "Reason", fields.text),
+    ("restarts", "RestartCnt", "Restarts", None, fields.number),
+    ("exit_code", "exit_code", "ExitCode", "ExitCode", fields.exit_code),
+    ("submit_time", "SubmitTime", "SubmitTime", "Submit", fields.moment),
+    ("eligible_time", "EligibleTime", "EligibleTime", "Eligible", fields.moment),
+    ("start_time", "StartTime", "StartTime", "Start", fields.moment),
+    ("end_time", "EndTime", "EndTime", "End", fields.moment),
+    ("preempt_time", "PreemptTime", "PreemptTime", None, fields.moment),
+    ("time_limit_s", "TimeLimit", "TimeLimit", "Timelimit", fields.duration_s),
+    ("nodes", "NodeList", "NodeList", "NodeList", fields.nodes),
+    ("batch_host", "BatchHost", "BatchHost", None, _host),
+    ("requeue", "Requeue", "Requeue", None, _flag),
+    ("stdout_path", None, "StdOut", None, _path),
+)
+_READ = {row[0]: row[4] for row in _COLUMNS}
+_SQUEUE = {row[0]: row[1] for row in _COLUMNS if row[1]}
+_SCONTROL = {row[0]: row[2] for row in _COLUMNS}
+_SACCT = {row[0]: row[3] for row in _COLUMNS if row[3]}
+
+SQUEUE_FORMAT = f":{FIELD_END},".join(_SQUEUE.values()) + f":{ROW_END}"
+"""For `squeue --Format`: a suffix instead of a width means that nothing is cut off."""
+SACCT_FORMAT = ",".join(_SACCT.values())
 
 
 def squeue(answer: str) -> list[JobRecord]:
@@ -67,34 +86,7 @@ def squeue(answer: str) -> list[JobRecord]:
     rows = answer.split(f"{ROW_END}\n")
     if rows.pop().strip():
         raise _unreadable("squeue", answer)
-    records = []
-    for row in rows:
-        values = row.split(FIELD_END)
-        if len(values) != len(_SQUEUE):
-            raise _unreadable("squeue", row)
-        found = dict(zip(_SQUEUE, values, strict=True))
-        records.append(
-            JobRecord(
-                job_id=found["JobArrayID"].strip(),
-                number=fields.number(found["JobID"]),
-                name=found["Name"].rstrip(),
-                partition=found["Partition"].strip(),
-                state=JobState.parse(found["State"]),
-                reason=fields.text(found["Reason"]),
-                restarts=fields.number(found["RestartCnt"]),
-                exit_code=fields.exit_code(found["exit_code"]),
-                submit_time=fields.moment(found["SubmitTime"]),
-                eligible_time=fields.moment(found["EligibleTime"]),
-                start_time=fields.moment(found["StartTime"]),
-                end_time=fields.moment(found["EndTime"]),
-                preempt_time=fields.moment(found["PreemptTime"]),
-                time_limit_s=fields.duration_s(found["TimeLimit"]),
-                nodes=fields.nodes(found["NodeList"]),
-                batch_host=fields.text(found["BatchHost"]) or None,
-                requeue=fields.number(found["Requeue"]) > 0,
-            )
-        )
-    return records
+    return [_record("squeue", _SQUEUE, row) for row in rows]
 
 
 def scontrol(answer: str) -> list[JobRecord]:
@@ -112,30 +104,8 @@ def sacct(answer: str) -> list[JobRecord]:
     Raises:
         SchedulerError: it can't be read.
     """
-    records = []
-    for row in _SACCT_ROW.split(answer.removesuffix("\n")) if answer else ():
-        values = row.split(FIELD_END)
-        if len(values) != len(_SACCT):
-            raise _unreadable("sacct", row)
-        found = dict(zip(_SACCT, values, strict=True))
-        records.append(
-            JobRecord(
-                job_id=found["JobID"],
-                number=fields.number(found["JobIDRaw"]),
-                name=found["JobName"],
-                partition=found["Partition"],
-                state=JobState.parse(found["State"]),
-                reason=fields.text(found["Reason"]),
-                exit_code=fields.exit_code(found["ExitCode"]),
-                submit_time=fields.moment(found["Submit"]),
-                eligible_time=fields.moment(found["Eligible"]),
-                start_time=fields.moment(found["Start"]),
-                end_time=fields.moment(found["End"]),
-                time_limit_s=fields.duration_s(found["Timelimit"]),
-                nodes=fields.nodes(found["NodeList"]),
-            )
-        )
-    return records
+    rows = _SACCT_ROW.split(answer.removesuffix("\n")) if answer else []
+    return [_record("sacct", _SACCT, row) for row in rows]
 
 
 def failed_nodes(answer: str, since: float) -> tuple[str, ...]:
@@ -156,31 +126,25 @@ def failed_nodes(answer: str, since: float) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _record(command: str, columns: Mapping[str, str], row: str) -> JobRecord:
+    values = row.split(FIELD_END)
+    if len(values) != len(columns):
+        raise _unreadable(command, row)
+    return _job(dict(zip(columns, values, strict=True)))
+
+
+def _job(values: Mapping[str, str]) -> JobRecord:
+    """The record from the text of each of its fields."""
+    return JobRecord(**{name: _READ[name](value) for name, value in values.items()})  # type: ignore[arg-type]
+
+
 def _scontrol_block(block: str) -> JobRecord:
     found = _scontrol_fields(block)
-    try:
-        return JobRecord(
-            job_id=_scontrol_id(found),
-            number=fields.number(found["JobId"]),
-            name=found["JobName"],
-            partition=found["Partition"],
-            state=JobState.parse(found["JobState"]),
-            reason=fields.text(found["Reason"]),
-            restarts=fields.number(found["Restarts"]),
-            exit_code=fields.exit_code(found["ExitCode"]),
-            submit_time=fields.moment(found["SubmitTime"]),
-            eligible_time=fields.moment(found["EligibleTime"]),
-            start_time=fields.moment(found["StartTime"]),
-            end_time=fields.moment(found["EndTime"]),
-            preempt_time=fields.moment(found.get("PreemptTime", "None")),
-            time_limit_s=fields.duration_s(found["TimeLimit"]),
-            nodes=fields.nodes(found.get("NodeList", "")),
-            batch_host=fields.text(found.get("BatchHost", "")) or None,
-            requeue=found["Requeue"] == "1",
-            stdout_path=_scontrol_path(found.get("StdOut", "")),
-        )
-    except KeyError as error:
-        raise SchedulerError(f"expected {error.args[0]} in scontrol's answer, found {block!r}") from None
+    found |= {"JobArrayID": _scontrol_id(found), **{name: found.get(name, "") for name in _OPTIONAL}}
+    missing = [column for column in _SCONTROL.values() if column not in found]
+    if missing:
+        raise SchedulerError(f"expected {missing[0]} in scontrol's answer, found {block!r}")
+    return _job({name: found[column] for name, column in _SCONTROL.items()})
 
 
 def _scontrol_fields(block: str) -> dict[str, str]:
@@ -203,15 +167,10 @@ def _scontrol_fields(block: str) -> dict[str, str]:
 def _scontrol_id(found: dict[str, str]) -> str:
     array, task = found.get("ArrayJobId"), found.get("ArrayTaskId", "N/A")
     if array is None:
-        return found["JobId"]
+        return found.get("JobId", "")
     if task in {_NO_TASK, "N/A"}:
         return array
     return f"{array}_{task}" if task.isdigit() else f"{array}_[{task}]"
-
-
-def _scontrol_path(value: str) -> str | None:
-    """The path, unless it is that of array tasks that have none yet."""
-    return None if _NO_TASK in value else fields.text(value) or None
 
 
 def _unreadable(command: str, found: str) -> SchedulerError:

@@ -1,4 +1,4 @@
-"""SLURM's reasons for a wait, in plain words.
+"""Explain in plain English why a job waits in SLURM's queue.
 
 Source: `job_state_reason.c` of SLURM 26.05, and squeue(1), "JOB REASON CODES".
 """
@@ -60,24 +60,24 @@ _RESOURCES = (
 
 
 def explain_pending(reason: str) -> str:
-    """Why a job waits and what may be done, in one line.
+    """Explain why a job waits and what can be done about it, in one line.
 
     Args:
-        reason: SLURM's word, such as `Resources`, or `ReqNodeNotAvail, UnavailableNodes:n[1-2]`.
+        reason: SLURM's code, such as `Resources`, or `ReqNodeNotAvail, UnavailableNodes:n[1-2]`.
     """
-    word, _, detail = reason.strip().strip("()").partition(",")
-    word, detail = word.strip(), detail.strip(" _")
-    if not word or word == "None":
+    code, _, detail = reason.strip().strip("()").partition(",")
+    code, detail = code.strip(), detail.strip(" _")
+    if not code or code == "None":
         return "SLURM hasn't looked at it yet"
-    text = _PLAIN.get(word) or _explain_limit(word)
+    text = _PLAIN.get(code) or _explain_limit(code)
     if text is None:
-        return f"SLURM says {reason.strip()}"
-    return f"{text} ({', '.join(part for part in (word, detail) if part)})"
+        return f"SLURM gives the reason {reason.strip()}"
+    return f"{text} ({', '.join(part for part in (code, detail) if part)})"
 
 
-def _explain_limit(word: str) -> str | None:
+def _explain_limit(code: str) -> str | None:
     """Of a quality of service or an account, such as `QOSMaxJobsPerUserLimit` and `AssocGrpCPUMinutesLimit`."""
-    found = _LIMIT.fullmatch(word)
+    found = _LIMIT.fullmatch(code)
     if found is None:
         return None
     whose, bound, thing, per = found.groups()

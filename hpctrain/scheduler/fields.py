@@ -1,4 +1,4 @@
-"""The values in SLURM's answers."""
+"""Read the values in SLURM's answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_TASKS = 4_000_001  # SLURM's own bound on MaxArraySize
 
 
 def text(value: str) -> str:
-    """A word, empty where SLURM says in one of its ways that there is none."""
+    """A text; empty for any of the spellings by which SLURM prints that it has none."""
     return "" if value.strip() in _NOTHING else value.strip()
 
 
@@ -24,7 +24,7 @@ def number(value: str) -> int:
     """A whole number.
 
     Raises:
-        SchedulerError: it is none.
+        SchedulerError: it isn't a number.
     """
     try:
         return int(value)
@@ -34,23 +34,23 @@ def number(value: str) -> int:
 
 def moment(value: str) -> int | None:
     """Seconds since the epoch, from such a number or from `2026-01-31T12:00:00` in this machine's time zone."""
-    word = text(value)
-    if not word:
+    known = text(value)
+    if not known:
         return None
-    if word.isdigit():
-        return int(word) or None
+    if known.isdigit():
+        return int(known) or None
     try:
-        return int(datetime.fromisoformat(word).timestamp())
+        return int(datetime.fromisoformat(known).timestamp())
     except ValueError:
         raise SchedulerError(f"expected a time in SLURM's answer, found {value!r}") from None
 
 
 def duration_s(value: str) -> int | None:
     """Seconds, from `5:00` (minutes and seconds), `01:00:00` or `365-00:00:00`; None where there is no limit."""
-    word = text(value)
-    if not word or word in _NO_LIMIT:
+    known = text(value)
+    if not known or known in _NO_LIMIT:
         return None
-    found = _DURATION.fullmatch(word)
+    found = _DURATION.fullmatch(known)
     if found is None:
         raise SchedulerError(f"expected a time limit such as 1-00:00:00 in SLURM's answer, found {value!r}")
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
@@ -59,13 +59,13 @@ def duration_s(value: str) -> int | None:
 
 def exit_code(value: str) -> tuple[int, int] | None:
     """Exit code and signal, from `3:0`, or from the wait status (768) that squeue prints up to SLURM 22.05."""
-    word = text(value)
-    if not word:
+    known = text(value)
+    if not known:
         return None
-    if ":" in word:
-        code, signal = word.split(":", 1)
+    if ":" in known:
+        code, signal = known.split(":", 1)
         return number(code), number(signal)
-    status = number(word)
+    status = number(known)
     return status >> 8 & 0xFF, status & 0x7F
 
 
@@ -75,9 +75,9 @@ def nodes(value: str) -> tuple[str, ...]:
     Raises:
         SchedulerError: they can't be read.
     """
-    word = text(value)
+    known = text(value)
     try:
-        return tuple(nodelist.expand(word)) if word else ()
+        return tuple(nodelist.expand(known)) if known else ()
     except ClusterEnvironmentError as error:
         raise SchedulerError(f"expected a node list in SLURM's answer, found {value!r}") from error
 

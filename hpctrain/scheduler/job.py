@@ -1,4 +1,4 @@
-"""A job of SLURM's: its states, and what SLURM knows about one."""
+"""A SLURM job: its states, and SLURM's record of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpctrain.errors import SchedulerError
 
 
 class JobState(StrEnum):
-    """A job's state, in SLURM's words.
+    """A job's state, as SLURM names it.
 
     Source: `job_state_string` in SLURM's `slurm_protocol_defs.c`, 20.11 to 26.05.
     """
@@ -61,11 +61,11 @@ class JobState(StrEnum):
         """From what squeue, scontrol or sacct print, such as `RUNNING`, `CANCELLED by 1000` or `COMPLETED+`.
 
         Raises:
-            SchedulerError: no known state.
+            SchedulerError: it isn't a known state.
         """
-        word = text.split(maxsplit=1)[0].rstrip("+") if text.strip() else ""
+        name = text.split(maxsplit=1)[0].rstrip("+") if text.strip() else ""
         try:
-            return cls(word)
+            return cls(name)
         except ValueError:
             raise SchedulerError(f"expected a state of a SLURM job, such as RUNNING, found {text!r}") from None
 
@@ -101,7 +101,8 @@ _FINISHED = frozenset(
 class JobRecord:
     """One job, or one task of a job array, as SLURM described it at one moment.
 
-    Times are in seconds since the epoch. None is what the command that was asked doesn't tell, or SLURM doesn't know.
+    Times are in seconds since the epoch. None stands for what SLURM
+    doesn't know, or the command that was asked doesn't print.
     """
 
     job_id: str
@@ -112,9 +113,9 @@ class JobRecord:
     partition: str
     state: JobState
     reason: str = ""
-    """Why it is in this state, in SLURM's word; for a person see `explain_pending`."""
+    """SLURM's code for why it is in this state; `explain_pending` explains it."""
     restarts: int | None = None
-    """How often it was requeued. sacct doesn't tell."""
+    """How often it was requeued. sacct doesn't print it."""
     exit_code: tuple[int, int] | None = None
     """Of the batch script: its exit code, and the signal that ended it or 0."""
     submit_time: int | None = None
@@ -124,13 +125,13 @@ class JobRecord:
     end_time: int | None = None
     """For a running job: when SLURM will end it, which is the deadline during a preemption."""
     preempt_time: int | None = None
-    """When its preemption began. sacct doesn't tell."""
+    """When its preemption began. sacct doesn't print it."""
     time_limit_s: int | None = None
     """None also where there is no limit."""
     nodes: tuple[str, ...] = ()
     batch_host: str | None = None
-    """The node of the batch script. sacct doesn't tell."""
+    """The node of the batch script. sacct doesn't print it."""
     requeue: bool | None = None
-    """Whether SLURM may requeue it. sacct doesn't tell."""
+    """Whether SLURM may requeue it. sacct doesn't print it."""
     stdout_path: str | None = None
-    """Where the batch script's output goes. Only scontrol tells."""
+    """Where the batch script's output goes. Only scontrol prints it."""

@@ -161,7 +161,7 @@ class Slurm:
 
         Args:
             job_id: of the job.
-            restarts: how often it had been requeued before. Given that, a refusal is no error where SLURM has requeued
+            restarts: how often it had been requeued before. Given that, a refusal isn't an error if SLURM has requeued
                 the job since.
 
         Raises:

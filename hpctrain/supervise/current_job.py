@@ -130,8 +130,8 @@ class CurrentJob:
     def _ask(self, question: Callable[[], T | None]) -> T | None:
         def ask() -> T | None:
             # A batch host that is cut off may outlive its job, and would ask in vain for as long as it may. The lock
-            # keeps an attempt that is being claimed from looking like another's; a run directory that can't be read
-            # says nothing about who owns it.
+            # keeps an attempt that is being claimed from looking like another's. A run directory that can't be read
+            # doesn't mean that another attempt owns it.
             with self._claiming, contextlib.suppress(OSError):
                 if self.attempt:
                     self._ledger.require_ownership(self.attempt)

@@ -59,7 +59,7 @@ class Step:
         ends_with_a_node: end the step when one of its nodes fails; the other ranks would wait for those on it.
 
     Attributes:
-        code: srun's exit code once it has ended; it doesn't tell what happened, only that something may have.
+        code: srun's exit code once it has ended; no evidence of what happened, only that something may have.
         complaints: what srun printed about tasks that ended badly, or about why it started none.
     """
 

@@ -81,12 +81,7 @@ class Supervisor:
                 return self._leave_unwritable(error)
             complaints = self._run_ranks(attempt)
             try:
-                outcome, decision = retry(
-                    lambda: self._conclude(attempt, complaints),  # noqa: B023 - called before the next turn
-                    on=REFUSED,
-                    for_s=self.storage_s,
-                    problem=f"how attempt {attempt} ended can't be read yet",
-                )
+                outcome, decision = self._conclude(attempt, complaints)
             except SupersededError:
                 log.warning("attempt %d was superseded: this job ends here", attempt)
                 return ExitCode.INTERRUPTED
@@ -98,8 +93,8 @@ class Supervisor:
             self.allocation.lose(decision.exclude)
 
     @property
-    def _patience_before_ranks_s(self) -> float:
-        """Where the run has been before, its directory was good; a new run's may have been a mistake."""
+    def _storage_before_ranks_s(self) -> float:
+        """Seconds to retry before ranks start: a new run's directory may be a mistake, an older one's was good once."""
         return self.storage_s if self._in_allocation or self.job.restarts else 0.0
 
     def _begin(self) -> bool:
@@ -109,7 +104,7 @@ class Supervisor:
             retry(
                 lambda: ends.close(self.plan.resources.world_size),
                 on=REFUSED,
-                for_s=self._patience_before_ranks_s,
+                for_s=self._storage_before_ranks_s,
                 problem="an earlier attempt can't be closed",
             )
         try:
@@ -124,7 +119,7 @@ class Supervisor:
         return retry(
             self.job.claim,
             on=REFUSED,
-            for_s=self._patience_before_ranks_s,
+            for_s=self._storage_before_ranks_s,
             problem="the run can't be claimed yet",
         )
 
@@ -148,7 +143,16 @@ class Supervisor:
 
         Raises:
             SupersededError: that is up to a later attempt.
+            OSError: the file system refuses to the end.
         """
+        return retry(
+            lambda: self._try_to_conclude(attempt, complaints),
+            on=REFUSED,
+            for_s=self.storage_s,
+            problem=f"how attempt {attempt} ended can't be read yet",
+        )
+
+    def _try_to_conclude(self, attempt: int, complaints: str) -> tuple[Outcome, RequeueDecision]:
         outcome = Outcome.of_attempt(self.directory, attempt, self.plan.resources.world_size, complaints)
         outcome = self._ask_slurm(attempt, outcome)
         decision = decide(
@@ -160,7 +164,7 @@ class Supervisor:
             spares=self.allocation.spares,
         )
         if decision.action in (Action.REQUEUE, Action.RESUBMIT) and self.job.job_id is not None:
-            # asked only now, and not with the outcome: the record has to say what follows, which comes last
+            # asked again, since the user may have cancelled the job while its ranks saved
             decision = decision.allowed_by(
                 self.job.show(), restarts=self.job.restarts, resubmittable=self.job.resubmittable
             )

@@ -33,7 +33,7 @@ def test_the_rank_that_failed_is_named_and_not_those_that_lost_it():
     assert "Traceback: here" in outcome.report
 
 
-def test_a_rank_that_died_without_a_word_is_the_cause_of_its_peers_errors():
+def test_a_rank_that_died_without_a_record_is_the_cause_of_its_peers_errors():
     lost = record(0, Reason.INFRASTRUCTURE, message="Connection closed by peer", blames_peer=True)
     outcome = Outcome.from_records(records(lost), 2, 5)
     assert outcome.reason is Reason.INFRASTRUCTURE
@@ -118,12 +118,12 @@ def test_a_rank_that_woke_up_when_the_others_ended_is_named():
     )
 
 
-def test_ranks_that_all_wait_blame_nobody():
+def test_ranks_that_all_wait_blame_no_other():
     outcome = outcome_of(hang(0, waits=True), hang(1, waits=True), world_size=2)
     assert outcome.report.endswith("; every rank waited for others")
 
 
-def test_ranks_that_hang_alike_are_told_together():
+def test_ranks_that_hang_alike_are_named_together():
     outcome = outcome_of(*(hang(rank, waits=False, time=rank) for rank in range(12)), world_size=12)
     assert "rank 0 on n0 hangs" in outcome.report
     assert "; so does rank 1, 2, 3, 4, 5, 6, 7, 8 and 3 more\n" in outcome.report

@@ -16,7 +16,7 @@ FAILURES = [Reason.HANG, Reason.INFRASTRUCTURE, Reason.OUT_OF_MEMORY]
 
 
 def attempts(*reasons, gains=10, **last):
-    """A history in which each attempt gained so many steps; what is said of the last one's record."""
+    """A history in which each attempt gained so many steps; `last` are fields of the first one's end."""
     found = [
         Attempt(attempt=n + 1, start_step=n * gains, reason=reason, end_step=(n + 1) * gains)
         for n, reason in enumerate(reasons)
@@ -105,7 +105,7 @@ def test_a_node_whose_machine_fails_before_the_first_save_is_left_out_before_the
     assert (decision.action, decision.reason) == (Action.END, Reason.INFRASTRUCTURE)
 
 
-def test_ranks_that_die_without_a_word_on_one_node_may_be_the_runs_own_fault():
+def test_ranks_that_die_without_a_record_on_one_node_may_be_the_runs_own_fault():
     silent = attempts(Reason.INFRASTRUCTURE, Reason.INFRASTRUCTURE, gains=0, suspects=["n2"])
     decision = decide(silent, POLICY, in_allocation=2, suspects=["n2"])
     assert (decision.action, decision.reason) == (Action.END, Reason.STALLED)
@@ -131,8 +131,8 @@ def test_a_run_that_gains_nothing_ends_and_no_later_than_it_must(ends, max_stall
         if number < max_stalled:
             assert decision.action is not Action.END
         else:
-            goes_on = reported and any(node in blamed for node in suspects)
-            assert decision.reason is (reason if goes_on else Reason.STALLED)
+            continues = reported and any(node in blamed for node in suspects)
+            assert decision.reason is (reason if continues else Reason.STALLED)
         history[-1].extra.update(decision.fields(suspects))
         excluded |= set(decision.exclude)
         if decision.action is Action.END:

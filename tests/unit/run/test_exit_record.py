@@ -34,7 +34,7 @@ def test_no_claim_is_no_record(tmp_path):
     assert read_exit_records(tmp_path / "0001") == {}
 
 
-def test_the_cause_is_the_earliest_failure_that_blames_nobody():
+def test_the_cause_is_the_earliest_failure_that_blames_no_peer():
     records = [
         record(0, time=1.0, blames_peer=True),
         record(1, time=3.0),

@@ -73,14 +73,14 @@ def test_no_ledger_is_no_attempt(tmp_path):
     assert ledger.last_claim() == 0
 
 
-def test_whoever_ends_first_is_believed(ledger):
+def test_the_first_end_counts(ledger):
     number = ledger.claim()
     assert ledger.end(number, reason=Reason.FAILED, step=7)
     assert not ledger.end(number, reason=Reason.NODE_FAILURE, step=9)
     assert [(attempt.reason, attempt.end_step) for attempt in ledger.attempts()] == [(Reason.FAILED, 7)]
 
 
-def test_whoever_comes_second_waits_for_the_first_ones_record(ledger):
+def test_the_second_to_end_an_attempt_waits_for_the_first_record(ledger):
     ledger.claim()
     ledger.start(1, job_id=None, nodes=[], world_size=1, step=0)
     (ledger.directory.claim(1) / "ended").touch()
@@ -169,14 +169,14 @@ def test_a_second_start_of_an_attempt_changes_nothing(ledger):
     assert [(attempt.job_id, attempt.start_step) for attempt in ledger.attempts()] == [("12", 0)]
 
 
-@pytest.mark.parametrize("said", [{"reason": "meteorite", "detail": "a big one"}, {"detail": "a big one"}, {}])
-def test_a_reason_that_only_a_later_version_knows_is_no_obstacle(ledger, said):
+@pytest.mark.parametrize("fields", [{"reason": "meteorite", "detail": "a big one"}, {"detail": "a big one"}, {}])
+def test_a_reason_that_only_a_later_version_knows_is_no_obstacle(ledger, fields):
     ledger.start(1, job_id="12", nodes=["n1"], world_size=1, step=0)
-    append_json_line(ledger.directory.attempts, {"event": "end", "attempt": 1, "step": 7, "time": 1.0, **said})
+    append_json_line(ledger.directory.attempts, {"event": "end", "attempt": 1, "step": 7, "time": 1.0, **fields})
     (attempt,) = ledger.attempts()
     assert (attempt.reason, attempt.end_step) == (Reason.INTERRUPTED, 7)
-    assert repr(said.get("reason")) in attempt.detail
-    assert said.get("detail", "") in attempt.detail
+    assert repr(fields.get("reason")) in attempt.detail
+    assert fields.get("detail", "") in attempt.detail
 
 
 def test_what_a_start_says_beyond_the_contract_is_kept(ledger):

@@ -29,7 +29,7 @@ from hpctrain.scheduler.explain import explain_pending
         ("AssociationJobLimit", "running jobs"),
         ("None", "hasn't looked"),
         ("", "hasn't looked"),
-        ("SomethingNew", "SLURM says SomethingNew"),
+        ("SomethingNew", "SLURM gives the reason SomethingNew"),
     ],
 )
 def test_plain_words(reason: str, words: str) -> None:

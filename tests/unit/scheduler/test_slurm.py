@@ -124,16 +124,16 @@ def test_a_job_is_not_gone_because_the_accounting_has_not_heard_of_it_yet(fake: 
 
 
 @pytest.mark.parametrize(
-    ("program", "said"),
+    ("program", "message"),
     [
         ("kill -TERM $$", "ended by SIGTERM, without an answer"),
         ("echo 'slurm_load_jobs error: Zero Bytes were transmitted or received' >&2; exit 1", "Zero Bytes"),
         ("echo 'Requeue request failed: Message receive failure' >&2; exit 1", "Message receive failure"),
     ],
 )
-def test_a_question_without_an_answer_is_no_refusal(fake: Scripts, program: str, said: str) -> None:
+def test_a_question_without_an_answer_is_not_a_refusal(fake: Scripts, program: str, message: str) -> None:
     fake.answer("scontrol", program)
-    with pytest.raises(SchedulerMissingError, match=said):
+    with pytest.raises(SchedulerMissingError, match=message):
         fake.slurm.requeue("7")
 
 

@@ -124,7 +124,7 @@ def test_an_early_requeue_that_is_refused_is_asked_for_at_the_next_signal_again(
 
 
 def test_a_preempted_job_that_its_user_cancels_is_not_requeued_early(slurm, supervisor):
-    """SLURM's record is that of a preemption; what was typed tells the difference."""
+    """SLURM's record is that of a preemption; what was typed makes the difference."""
     slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
     slurm.job(STOPS["preempted_cancel_without_grace"])
     one = supervisor()
@@ -215,16 +215,18 @@ def test_a_requeued_job_whose_run_directory_stays_read_only_goes_back_to_the_que
     assert slurm.requeued == ["7"]
 
 
-@pytest.mark.parametrize(("restarts", "told", "goes_on"), [("3", 0, False), ("2", 0, True), ("5", 3, True)])
-def test_a_run_directory_that_is_never_mended_ends_the_run(slurm, supervisor, unwritable, restarts, told, goes_on):
+@pytest.mark.parametrize(("restarts", "recorded", "continues"), [("3", 0, False), ("2", 0, True), ("5", 3, True)])
+def test_a_run_directory_that_is_never_repaired_ends_the_run(
+    slurm, supervisor, unwritable, restarts, recorded, continues
+):
     one = supervisor(storage_s=0, SLURM_RESTART_COUNT=restarts)
-    for _ in range(told):
+    for _ in range(recorded):
         attempt = one.ledger.claim()
         one.ledger.start(attempt, job_id="7", nodes=["n1", "n2"], world_size=2, step=0)
         one.ledger.end(attempt, reason=Reason.PREEMPTED, step=5, next="requeue", requeued_by="hpctrain")
     unwritable()
-    assert one.run() == (ExitCode.INTERRUPTED if goes_on else ExitCode.FAILED)
-    assert bool(slurm.requeued) == goes_on
+    assert one.run() == (ExitCode.INTERRUPTED if continues else ExitCode.FAILED)
+    assert bool(slurm.requeued) == continues
 
 
 def test_a_cancelled_job_is_not_requeued_for_its_run_directory(slurm, supervisor, unwritable):

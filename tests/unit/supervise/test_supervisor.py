@@ -33,7 +33,7 @@ SIGNALLED = {"message": "CppCompileError: C++ compile error", "stop_signal": int
 
 
 def down(*names):
-    """What scontrol says when these of three nodes are down."""
+    """What scontrol prints when these of three nodes are down."""
     states = {name: "DOWN" if name in names else "IDLE" for name in ("n1", "n2", "n3")}
     return "".join(NODE.format(name, state, 0) for name, state in states.items())
 
@@ -49,7 +49,7 @@ def test_a_run_that_completes(slurm, supervisor):
 
 
 @pytest.mark.parametrize("word", ["trainer.max_steps=160", "trainer.max_epochs=20"])
-def test_a_completed_run_that_was_made_longer_goes_on(slurm, supervisor, word):
+def test_a_completed_run_that_was_made_longer_continues(slurm, supervisor, word):
     slurm.plan(COMPLETES, {"start": 80, "ranks": all_ranks("completed", 160), "saves": [160]})
     supervisor("trainer.max_steps=null").run()
     longer = supervisor("trainer.max_steps=null", word, SLURM_JOB_ID="8")
@@ -58,7 +58,7 @@ def test_a_completed_run_that_was_made_longer_goes_on(slurm, supervisor, word):
 
 
 @pytest.mark.parametrize("reason", ["preempted", "time_limit"])
-def test_what_the_ranks_say_of_slurm_is_acted_upon(slurm, supervisor, reason):
+def test_what_the_ranks_record_about_slurm_is_acted_upon(slurm, supervisor, reason):
     slurm.plan({"start": 0, "ranks": all_ranks(reason, 14), "saves": [14], "code": 4})
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
@@ -144,7 +144,7 @@ def test_a_controller_that_is_silent_for_a_moment_costs_no_run(slurm, supervisor
         ("cancelled", "cancelled", None),
     ],
 )
-def test_ranks_that_died_before_they_could_tell_are_no_failure(slurm, supervisor, stop, reason, follows):
+def test_ranks_that_died_before_they_could_record_anything_did_not_fail(slurm, supervisor, stop, reason, follows):
     slurm.plan({"job": STOPS[stop], "says": "srun: error: n1: task 0: Terminated\n", "code": 143})
     one = supervisor()
     one.run()
@@ -152,7 +152,7 @@ def test_ranks_that_died_before_they_could_tell_are_no_failure(slurm, supervisor
     assert slurm.requeued == (["7"] if follows else [])
 
 
-def test_ranks_that_could_not_ask_slurm_leave_that_to_the_batch_script(slurm, supervisor):
+def test_ranks_that_could_not_ask_slurm_leave_that_to_the_supervisor(slurm, supervisor):
     slurm.plan({"start": 0, "ranks": all_ranks("interrupted", 14), "saves": [14], "job": STOPS["preempted"], "code": 4})
     one = supervisor()
     one.run()
@@ -214,9 +214,9 @@ def test_an_error_of_the_tasks_own_ends_the_run(slurm, supervisor, capfd):
     one = supervisor()
     assert one.run() == ExitCode.FAILED
     assert story(one) == [(0, "failed", 6, None)]
-    told = capfd.readouterr().err
-    assert "Traceback: here" in told
-    assert f"resume {one.directory.path}" in told
+    printed = capfd.readouterr().err
+    assert "Traceback: here" in printed
+    assert f"resume {one.directory.path}" in printed
 
 
 def test_a_superseded_attempt_leaves_the_ledger_alone(slurm, supervisor):
