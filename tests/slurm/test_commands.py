@@ -80,7 +80,7 @@ def check_queued(hpctrain: Hpctrain, status: Callable[[str], dict[str, Any]]) ->
     assert "Resources" in queued["note"]
     assert 0 < queued["may_start"] - time.time() <= 9 * 60
     shown = hpctrain("status", "mine/second").stdout
-    assert "says SLURM" in shown
+    assert "by SLURM's estimate" in shown
     assert "cancel runs/mine/second" in shown
     refused = hpctrain("resume", "runs/mine/second")
     assert (refused.returncode, refused.stdout) == (2, "")
