@@ -52,6 +52,7 @@ def _run(words: list[str]) -> int:
 
 def _dispatch(words: list[str]) -> int:
     first = words[0] if words else ""
+    # only what the command needs is imported: on a busy login node, each module costs time
     if first in COMMANDS:
         code: int = importlib.import_module(f"hpctrain.cli.{first.replace('-', '_')}").main(words[1:])
         return code

@@ -112,12 +112,15 @@ def _available_bytes(config: Config, first: dict[str, Any], memory_gb: float | N
 
 def _run_trial(config_path: Path, size: int) -> dict[str, Any]:
     """Try a size; returns the record that `hpctrain.train.batch_trial` describes, without `error`."""
+    # without SLURM's variables: under `srun fit-batch` the trial would take itself for a rank
     command = [sys.executable, "-m", "hpctrain.train.batch_trial", str(config_path), str(size)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=scrubbed(os.environ))
+    # by the kernel's out-of-memory killer; if it strikes at one sample already, there is nothing to search
     if done.returncode < 0 and size > 1:
         return {"fits": False, "message": f"killed by signal {-done.returncode}"}
     if done.returncode:
         raise RunFailedError(f"three steps with micro-batches of {size} failed: see above")
+    # the last line: libraries print to the descriptor below Python's standard output
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     if "error" in found:
         refused = found["exit_code"] == ExitCode.BAD_CONFIGURATION
@@ -145,6 +148,7 @@ def _row(trial: Trial) -> str:
 
 def _answer(config: Config, search: BatchSearch) -> dict[str, int | None]:
     per_rank = config.trainer.global_batch_size // resources_of(config).world_size
+    # the micro-batches of a step must be of one size
     usable = max((size for size in range(1, search.fits + 1) if per_rank % size == 0), default=None)
     rates = {one.micro_batch_size: one.samples_per_s for one in search.trials if one.fits and one.samples_per_s}
     best = max(rates.values(), default=0.0)

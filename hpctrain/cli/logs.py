@@ -54,6 +54,7 @@ def _explain_silence(directory: RunDirectory, log: RunLog) -> None:
     if log.rank is None or not ranks:
         (status,) = read_statuses([directory])
         _say(f"nothing was printed yet: the run is {status.described}")
+    # srun creates the logs of all ranks when it starts them
     elif log.rank in ranks:
         _say(f"rank {log.rank} has printed nothing")
     else:

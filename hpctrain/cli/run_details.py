@@ -88,6 +88,7 @@ def _next_commands(status: RunStatus) -> list[str]:
         return [f"logs {run} --follow", f"cancel {run}"]
     if status.state is RunState.COMPLETED:
         return [f"inspect {run}", f"logs {run}"]
+    # the log of rank zero is the default, but another rank may have been the first to fail
     logs = f"logs {run}"
     if status.attempts:
         directory = RunDirectory(status.path)

@@ -94,6 +94,7 @@ def _expected(directory: RunDirectory, attempt: int, only: int | None) -> set[in
         return None if only is None else {only}
     if only is not None and only >= world_size:
         raise RunDirectoryError(f"--rank {only}: the run has {counted(world_size, 'rank')}, counted from 0")
+    # a rank that has ended can't answer
     ranks = set(range(world_size)) if only is None else {only}
     return ranks - read_exit_records(directory.claim(attempt)).keys()
 

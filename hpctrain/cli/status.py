@@ -85,7 +85,7 @@ def _table(statuses: Sequence[RunStatus], runs_dir: Path, now: float) -> str:
 
 
 def _row(status: RunStatus, runs_dir: Path, now: float) -> tuple[str, ...]:
-    # the name as the commands take it
+    # the name as the other commands take it
     name = os.path.relpath(status.path, runs_dir)
     loss = status.metrics.get("train/loss", status.metrics.get("eval/loss"))
     accuracy = status.metrics.get("eval/accuracy")

@@ -43,6 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     composer = Composer(options.config_dir)
     if _only_shows(options):
         return _show(composer, options, parser)
+    # `srun python -m hpctrain ...` and torchrun start ranks: launching from one would start a job within the job
     if is_rank(os.environ):
         return _run_as_rank(composer, options.overrides)
     if options.multirun:
@@ -61,6 +62,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = get_args_parser()
     parser.prog = "python -m hpctrain"
+    # argparse has no public way to change an argument of a parser that is already made
     for action in parser._actions:
         if action.dest in REFUSED:
             action.help = argparse.SUPPRESS

@@ -29,6 +29,7 @@ DEFAULTS = (
     "logger.samples=true",
 )
 """The overrides of every drill; those that the user types come after them."""
+# the drill itself watches its runs
 FORCED = ("cluster.wait=false", "cluster.dry_run=false")
 ON_GPUS = ("trainer.deterministic=true", "cluster.env.CUBLAS_WORKSPACE_CONFIG=:4096:8")
 """cuBLAS is deterministic only with a workspace of a fixed size."""
@@ -121,7 +122,7 @@ class Drill:
         """
         try:
             return self._run()
-        except BaseException:
+        except BaseException:  # Ctrl-C as well: neither processes nor jobs may be left behind
             for training in self._running:
                 training.stop()
             raise
@@ -132,6 +133,7 @@ class Drill:
         needed = enough_steps(self.interruptions, self._reaction_s, _step_s(last))
         if (last.end_step or 0) < needed and not any(_key(word) == STEPS_KEY for word in self.typed):
             self.progress.report(f"{last.end_step} steps are over too soon: training {needed} steps instead")
+            # the measured speed counts: a guess would make drills of slow models last for hours
             shutil.rmtree(straight.path)
             overrides = [f"{STEPS_KEY}={needed}" if _key(word) == STEPS_KEY else word for word in overrides]
             straight, last = self._straight(overrides)

@@ -141,6 +141,7 @@ class Training(ABC):
 class LocalTraining(Training):
     """A process on this machine; interrupted by signals, and continued by `resume`."""
 
+    # a step of a small model takes a millisecond, and the drill should interrupt near the step that it chose
     poll_s = 0.005
     settle_s = 0.0
 
@@ -222,7 +223,8 @@ class SubmittedTraining(Training):
 
     def stop(self) -> None:
         """See `Training`."""
-        for job_id in job_ids(self.directory)[-1:]:  # there is none before the submission
+        # before the submission there is none
+        for job_id in job_ids(self.directory)[-1:]:
             self._slurm.cancel(job_id)
 
     @property

@@ -125,6 +125,7 @@ def account(
         if began is None:
             found.append(AttemptAccount(attempt=attempt.attempt, spent=WallTime(), steps=None, steps_lost=0))
             continue
+        # the clock of this attempt's node may be behind that of the last one's
         began = max(until, began)
         ended = max(began, now if is_running else _ended(attempt, began))
         steps = _steps(attempt)
@@ -151,6 +152,7 @@ def _began(attempt: Attempt) -> float | None:
 
 def _ended(attempt: Attempt, began: float) -> float:
     """When the attempt was over; without a recorded end, the last moment at which it is known to have run."""
+    # an attempt without an end is closed when the next one begins, which may be hours later
     recorded = None if attempt.open or attempt.extra.get("closed_late") else attempt.end_time
     known = (recorded, _number(attempt, "seen"), attempt.start_time)
     return next((moment for moment in known if moment is not None), began)

@@ -66,6 +66,7 @@ class Follower:
 
     def _look(self) -> RunStatus:
         ids = job_ids(self._directory)
+        # a job that was submitted to continue the run is asked about at once
         if ids != self._job_ids or time.monotonic() >= self._ask_at:
             self._jobs = ask_slurm(ids)
             self._job_ids = ids
@@ -74,13 +75,14 @@ class Follower:
         return read_status(self._directory, self._jobs)
 
     def _is_over(self, status: RunStatus) -> bool:
-        # what can't be seen from here may still continue
+        # a run that can't be seen from here may continue; and a script that waits for a job needs it to be over
         unseen = self._jobs is None and (self._until_job_ends or status.state is RunState.INTERRUPTED)
         continues = status.state.may_change or status.state is RunState.UNKNOWN
         if continues or unseen or (self._until_job_ends and self._holds_nodes()):
             self._over_since = None
             return False
         if self._over_since is None:
+            # what SLURM answered seconds ago may be older than the record of the end
             self._over_since = time.monotonic()
             self._ask_at = 0.0
         settle_s = LATE_RECORD_S if self._expects_record(status) else SETTLE_S
@@ -118,6 +120,7 @@ def wait_for(directory: RunDirectory, *, skip_bytes: int = 0) -> ExitCode:
     Returns:
         The run's exit code.
     """
+    # the log goes to the buffer below the text, which must not hold back what was printed before
     sys.stdout.flush()
     with closing(RunLog(directory, 0, sys.stdout.buffer, skip_bytes=skip_bytes)) as log:
         follower = Follower(log, sys.stdout, until_job_ends=True)

@@ -40,9 +40,11 @@ class Tail:
         if data := self._file.read(CHUNK_BYTES):
             return data
         opened = os.fstat(self._file.fileno())
+        # replaced, by a restored backup for example; the old file was read to its end above
         if on_disk is not None and (on_disk.st_dev, on_disk.st_ino) != (opened.st_dev, opened.st_ino):
             self.close()
             return self._open()
+        # cut: by `> rank_0.log`, or by a rotation that copies and truncates
         if opened.st_size < self._file.tell():
             self._file.seek(0)
             return self._file.read(CHUNK_BYTES)
@@ -56,6 +58,7 @@ class Tail:
             self._file = None
 
     def _open(self) -> bytes:
+        # without a buffer, which could hold bytes that were overwritten since
         self._file = self.path.open("rb", buffering=0)
         self._file.seek(self._start)
         return self._file.read(CHUNK_BYTES)
@@ -115,6 +118,7 @@ class RunLog:
         path = self._path()
         if path is not None and (self._tail is None or self._tail.path != path):
             if self._tail is not None:
+                # the batch script may have printed more until the first rank did
                 self._copy_rest(self._tail)
                 self._tail.close()
             elif path != self._rank_log:

@@ -82,6 +82,7 @@ class RunStatus:
 def read_statuses(directories: Sequence[RunDirectory]) -> list[RunStatus]:
     """Read the statuses of runs; SLURM is asked once for all of them."""
     ids = {directory: job_ids(directory) for directory in directories}
+    # one squeue for all: a sweep has hundreds of runs, and every question loads the controller
     jobs = ask_slurm([job_id for of_one in ids.values() for job_id in of_one])
     return [read_status(directory, jobs) for directory in directories]
 
@@ -105,6 +106,7 @@ def ask_slurm(job_ids: Sequence[str]) -> Jobs | None:
     try:
         return Slurm().find(job_ids)
     except SchedulerMissingError:
+        # a machine without SLURM that sees the run directories: usual, and not worth a warning
         return None
     except SchedulerError as error:
         print(f"hpctrain: warning: {error}", file=sys.stderr)

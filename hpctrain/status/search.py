@@ -24,6 +24,7 @@ def find_runs(root: Path) -> list[RunDirectory]:
     pending = [(root, 0)]
     while pending:
         folder, depth = pending.pop()
+        # not rglob: it would walk through the checkpoints and logs of every run, on a shared file system
         entries = _entries(folder)
         if config := next((entry for entry in entries if entry.name == "config.yaml" and entry.is_file()), None):
             found.append((config.stat().st_mtime, folder))
@@ -64,4 +65,5 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return list(entries)
     except OSError:
+        # another user's private run among those of a group, or a folder that was just removed
         return []

@@ -73,6 +73,7 @@ def derive_state(facts: RunFacts) -> tuple[RunState, str]:
     attempt, owner = facts.attempt, facts.owner
     cancelled = facts.cancelled_at is not None and facts.cancelled_at >= (attempt.start_time or 0.0)
     stopping = "it was asked to stop" if cancelled else ""
+    # a local process that lives is certain knowledge; everything below depends on records that may be late
     if attempt.open and owner is not None and owner.alive:
         return (RunState.STARTING if attempt.start_time is None else RunState.RUNNING), stopping
     if pending := list(facts.pending_jobs().values()):
@@ -82,6 +83,7 @@ def derive_state(facts: RunFacts) -> tuple[RunState, str]:
     ended_for_good = attempt.reason is not None and attempt.reason.meaning.final
     if running and not (ended_for_good and running == [attempt.job_id]):
         return (RunState.STARTING if attempt.start_time is None or attempt.reason else RunState.RUNNING), stopping
+    # a cancellation that came after the last step changed nothing
     if attempt.reason is Reason.COMPLETED:
         return RunState.COMPLETED, ""
     if cancelled:
@@ -96,6 +98,7 @@ def _state_by_reason(facts: RunFacts) -> tuple[RunState, str]:
     if attempt.reason is Reason.CANCELLED:
         return RunState.CANCELLED, attempt.detail
     assert attempt.reason is not None
+    # SLURM may have requeued the job, and only SLURM knows
     if facts.job_ids and facts.jobs is None and not attempt.reason.meaning.final:
         return RunState.INTERRUPTED, f"{note}; it may be queued: SLURM can't be asked from here"
     return (RunState.INTERRUPTED if attempt.reason.meaning.resumable else RunState.FAILED), note

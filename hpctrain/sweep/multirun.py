@@ -51,6 +51,7 @@ def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str
     sweeper = node.hydra.sweeper
     if sweeper.get("_target_") != BASIC:
         return _run_sweeper(composer, overrides, command)
+    # of Hydra's sweeper only the splitting: it would launch batch by batch, and write files of its own
     params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
     with composer.explaining(overrides):
         (jobs,) = BasicSweeper.split_arguments(composer.parse([*params, *overrides]), None)
@@ -103,6 +104,7 @@ def register_launcher(composer: Composer, sweep: Sweep) -> type[ArrayLauncher]:
     made = type("ArrayLauncher", (ArrayLauncher,), {"__module__": PLUGIN_MODULE, "composer": composer, "sweep": sweep})
     module = types.ModuleType(PLUGIN_MODULE)
     setattr(module, made.__name__, made)
+    # a sweeper from another package may have imported `hydra_plugins` already
     sys.modules.setdefault("hydra_plugins", types.ModuleType("hydra_plugins"))
     sys.modules[PLUGIN_MODULE] = module
     Plugins.instance().register(made)

@@ -56,6 +56,7 @@ class Sweep:
             dataclasses.replace(config, run_dir=str(self.run_directory(number).path))
             for number, config in enumerate(configs, first)
         ]
+        # runs that differ in a learning rate have the same warnings: one of each is enough
         for warning in sorted({warning for config in placed for warning in warnings_of(config)}):
             print(f"hpctrain: warning: {warning}", file=sys.stderr)
         if placed[0].cluster.dry_run:
@@ -80,6 +81,7 @@ class Sweep:
         return codes
 
     def _submit(self, configs: Sequence[Config]) -> list[int]:
+        # every directory is written before the first job is submitted, which may start at once
         runs = [prepare(config, self.command) for config in configs]
         try:
             for group in by_resources(runs):
