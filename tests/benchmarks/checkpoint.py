@@ -1,8 +1,8 @@
-"""What a save costs, beside the raw work that it can't do without; all in one run, taking turns.
+"""The cost of a save, against the raw work that no save can avoid; all in one run, in turns.
 
     python tests/benchmarks/checkpoint.py [--millions 100] [--rounds 3] [--folder DIR]
 
-First the time for which training stands still, against the plain copy of the same bytes into buffers that are kept;
+First the time for which training waits, against the plain copy of the same bytes into buffers that are kept;
 then the whole save, durable on disk, against the raw write and fsync of the same bytes; then what checksums take of
 it. Needs about 60 bytes of memory and 25 of disk per parameter. Times are medians over rounds, with the span in
 brackets; ratios are medians of each round's ratio to the first line of its group.
@@ -40,7 +40,7 @@ class Null:
 
 
 class Stall:
-    """The cases in which training stands still; each returns when it may go on."""
+    """The cases in which training waits; each returns when it may continue."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -102,7 +102,7 @@ class Save:
         os.close(descriptor)
 
     def ours(self) -> None:
-        self.state.writer.write(self.snapshot, retain=False)
+        self.state.writer.write(self.snapshot)
 
     def without_checksums(self) -> None:
         with mock.patch("xxhash.xxh3_128", Null), mock.patch.object(write, "weights_digest", str):
@@ -131,7 +131,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
         state = State(chosen.millions, Path(folder))
         stall = Stall(state)
-        print(f"training stands still, of a save of {state.bytes / 1e9:.2f} GB")
+        print(f"training waits, for a save of {state.bytes / 1e9:.2f} GB")
         measure(
             chosen.rounds,
             lambda: None,

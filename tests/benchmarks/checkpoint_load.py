@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 import torch
-from state import State, options, ratio, told
+from state import State, options, ratio, span
 
 from hpctrain.checkpoint.host_copy import huge_pages
 from hpctrain.checkpoint.read import load
@@ -111,7 +111,7 @@ def main() -> None:
     chosen = options(__doc__, rounds=5, untouched="leave the memory to the host")
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
         state = State(chosen.millions, Path(folder))
-        state.writer.write(state.capture(None), retain=False)
+        state.writer.write(state.capture(None))
         size, names = state.bytes, list(CASES)
         del state
         for before, where in (("warm", "in the page cache"), ("cold", "not in the page cache")):
@@ -126,8 +126,8 @@ def main() -> None:
                     restored[name].append(seconds[0])
                     stepped[name].append(seconds[1])
             for name, text in CASES.items():
-                first = f"{told(restored[name])}  x {ratio(restored[name], restored['mapped']):.2f}"
-                then = f"{told(stepped[name])}  x {ratio(stepped[name], stepped['mapped']):.2f}"
+                first = f"{span(restored[name])}  x {ratio(restored[name], restored['mapped']):.2f}"
+                then = f"{span(stepped[name])}  x {ratio(stepped[name], stepped['mapped']):.2f}"
                 print(f"  {text:38s}{first}  to the end of the next step {then}", flush=True)
 
 

@@ -143,13 +143,13 @@ def measure(
                 later[name].append(end - start)
     yardstick = cases[0][0]
     for name, _ in cases:
-        line = f"  {name:46s}{told(times[name])}  x {ratio(times[name], times[yardstick]):.2f}"
+        line = f"  {name:46s}{span(times[name])}  x {ratio(times[name], times[yardstick]):.2f}"
         if after is not None:
-            line += f"  to the end of the next step {told(later[name])}  x {ratio(later[name], later[yardstick]):.2f}"
+            line += f"  to the end of the next step {span(later[name])}  x {ratio(later[name], later[yardstick]):.2f}"
         print(line, flush=True)
 
 
-def told(times: list[float]) -> str:
+def span(times: list[float]) -> str:
     return f"{statistics.median(times):7.3f} s [{min(times):.3f}..{max(times):.3f}]"
 
 

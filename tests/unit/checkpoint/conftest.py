@@ -15,7 +15,7 @@ from hpctrain.run.ledger import Claim, Ledger
 
 @pytest.fixture
 def trained():
-    """Gives a small model and its optimizer after a few steps, by a seed."""
+    """Build a small model and its optimizer after a few steps, by a seed."""
 
     def build(seed=0, steps=2, kind=torch.optim.AdamW, **options):
         torch.manual_seed(seed)
@@ -32,7 +32,7 @@ def trained():
 
 @pytest.fixture
 def snapshot(trained):
-    """Gives a snapshot of a step."""
+    """Take a snapshot of a step."""
 
     def take(step, seed=None, **extra):
         model, optimizer = trained(seed=step if seed is None else seed)
@@ -49,7 +49,7 @@ def snapshot(trained):
 
 @pytest.fixture
 def own_kib():
-    """Gives the memory that this process has for itself alone: pages of mapped files come and go as they please."""
+    """Return the KiB that this process has for itself alone; the kernel maps and unmaps pages of files as it likes."""
     return lambda: int(re.search(r"^RssAnon:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)[1])
 
 

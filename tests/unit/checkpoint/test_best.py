@@ -8,42 +8,42 @@ from hpctrain.errors import ConfigError
 from hpctrain.run.score import Score
 
 
-def judged(best, values, first=1):
+def updated(best, values, first=1):
     return [best.update(step, {"eval/accuracy": value}) for step, value in enumerate(values, first)]
 
 
 def test_a_new_best_asks_to_be_kept():
-    assert judged(Best("accuracy", "max", 1), [0.1, 0.3, 0.3, 0.2, 0.4]) == [True, True, False, False, True]
-    assert judged(Best("accuracy", "min", 2), [0.3, 0.2, 0.25, 0.4, 0.1]) == [True, True, True, False, True]
-    assert judged(Best("accuracy", "max", 0), [0.1, 0.2]) == [False, False]
+    assert updated(Best("accuracy", "max", 1), [0.1, 0.3, 0.3, 0.2, 0.4]) == [True, True, False, False, True]
+    assert updated(Best("accuracy", "min", 2), [0.3, 0.2, 0.25, 0.4, 0.1]) == [True, True, True, False, True]
+    assert updated(Best("accuracy", "max", 0), [0.1, 0.2]) == [False, False]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_is_never_among_the_best(value):
     best = Best("accuracy", "max", 3)
-    assert judged(best, [value]) == [False]
+    assert updated(best, [value]) == [False]
     assert best.score_at(1) is None
 
 
-def test_the_score_belongs_to_the_step_that_was_judged():
+def test_the_score_belongs_to_the_step_that_was_evaluated_last():
     best = Best("accuracy", "max", 0)
-    judged(best, [0.5, 0.4])
+    updated(best, [0.5, 0.4])
     assert (best.score_at(1), best.score_at(2)) == (None, Score("accuracy", "max", 0.4))
 
 
 @pytest.mark.parametrize("cut", range(6))
-def test_a_resume_judges_as_the_straight_run_does(cut):
+def test_a_resumed_run_keeps_the_best_of_a_straight_one(cut):
     values = [0.3, 0.1, 0.4, 0.1, 0.5, 0.45]
-    straight = judged(Best("accuracy", "max", 2), values)
+    straight = updated(Best("accuracy", "max", 2), values)
     first, second = Best("accuracy", "max", 2), Best("accuracy", "max", 2)
-    before = judged(first, values[:cut])
+    before = updated(first, values[:cut])
     second.load_state(first.state())
-    assert before + judged(second, values[cut:], first=cut + 1) == straight
+    assert before + updated(second, values[cut:], first=cut + 1) == straight
 
 
 def test_another_metric_begins_anew():
     best, other = Best("accuracy", "max", 1), Best("loss", "min", 1)
-    judged(best, [0.9])
+    updated(best, [0.9])
     other.load_state(best.state())
     assert other.update(2, {"eval/loss": 5.0})
     other.load_state({})
@@ -65,7 +65,7 @@ def test_a_metric_that_is_not_evaluated_is_named_with_those_that_are():
         ({"metric_mode": "min"}, ("accuracy", "min")),
     ],
 )
-def test_the_task_says_what_counts_unless_the_configuration_does(keys, expected):
+def test_the_tasks_metric_counts_unless_one_is_configured(keys, expected):
     assert Best.configured(Checkpoint(**keys), "accuracy", "max").state()["metric"] == expected
 
 

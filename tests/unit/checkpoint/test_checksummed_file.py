@@ -53,7 +53,7 @@ def test_an_existing_file_is_never_written_over(tmp_path):
 
 
 @pytest.mark.parametrize("limit", [0, 5000, BLOCK, BLOCK + 12_345])
-def test_a_full_disk_is_told_at_the_end_and_the_descriptor_closed(tmp_path, limit):
+def test_a_full_disk_is_raised_at_the_end_and_the_descriptor_closed(tmp_path, limit):
     before = open_descriptors()
     with size_limit(limit):
         file = ChecksummedFile(tmp_path / "x")

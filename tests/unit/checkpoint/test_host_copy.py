@@ -153,7 +153,7 @@ def test_buffers_that_were_tied_part_when_their_sources_do():
     assert second["b"].tolist() == [2, 2, 2]
 
 
-def test_kept_of_another_form_is_no_hindrance():
+def test_an_earlier_copy_of_another_form_is_ignored():
     assert host_copy({"a": [torch.ones(1)]}, kept={"a": {"b": 1}})["a"][0].item() == 1
     assert host_copy([torch.ones(1)] * 2, kept=[torch.zeros(1)])[1].item() == 1
 

@@ -39,7 +39,7 @@ def test_a_jobs_limit_counts_and_its_page_cache_does_not(machine):
     assert machine("0::/slurm/job_1/step_0\n", files) == 20000 - 9000
 
 
-def test_a_limit_above_what_the_machine_has_left_says_nothing(machine):
+def test_a_limit_above_what_the_machine_has_left_is_ignored(machine):
     assert machine("0::/slurm\n", group("slurm", str(1 << 40), 100)) == 64 * KIB
 
 

@@ -250,7 +250,7 @@ def test_a_misfit_names_the_checkpoint(writer, snapshot):
         load(path).restore(torch.nn.Linear(6, 5))
 
 
-def test_a_scaler_that_wasn_t_saved_starts_afresh_and_says_so(writer, snapshot, trained, caplog):
+def test_a_scaler_that_wasn_t_saved_starts_afresh_with_a_warning(writer, snapshot, trained, caplog):
     path = writer.write(snapshot(1))
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     load(path).restore(*trained(), scaler)

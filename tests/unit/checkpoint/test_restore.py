@@ -34,7 +34,7 @@ def equal(a, b):
     return a == b
 
 
-def go_on(model, optimizer, steps=2):
+def train(model, optimizer, steps=2):
     torch.manual_seed(7)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -54,17 +54,17 @@ OPTIMIZERS = [
 @pytest.mark.parametrize(
     ("kind", "options"), OPTIMIZERS, ids=["AdamW", "fused AdamW amsgrad", "SGD momentum", "RMSprop"]
 )
-def test_going_on_after_a_restore_is_going_on_bit_for_bit(trained, kind, options):
+def test_training_after_a_restore_is_the_same_bit_for_bit(trained, kind, options):
     model, optimizer = trained(kind=kind, steps=3, **options)
     optimizer.param_groups[0]["lr"] = 0.005
     snapshot = capture(model, optimizer, head=HEAD)
-    straight = go_on(model, optimizer)
+    straight = train(model, optimizer)
     other, fresh = trained(seed=1, kind=kind, steps=0, **options)
     restore_model(other, snapshot.model)
     restore_optimizer(fresh, snapshot, other)
     assert fresh.param_groups[0]["lr"] == 0.005
     assert equal(capture(other, fresh, head=HEAD).optimizer, snapshot.optimizer)
-    assert equal(go_on(other, fresh), straight)
+    assert equal(train(other, fresh), straight)
 
 
 def test_nested_optimizer_state_is_restored_into_memory_of_its_own():
@@ -120,7 +120,7 @@ def test_training_on_doesn_t_write_into_what_was_restored_from(trained):
     before = snapshot.optimizer["state"][0]["exp_avg"].clone()
     restore_model(model, snapshot.model)
     restore_optimizer(optimizer, snapshot, model)
-    go_on(model, optimizer)
+    train(model, optimizer)
     assert torch.equal(snapshot.optimizer["state"][0]["exp_avg"], before)
 
 
@@ -153,7 +153,7 @@ def model_of(*sizes, dtype=torch.float32):
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "message"),
     [
         (model_of(4, 4), "only in the checkpoint: 1.bias, 1.weight"),
         (model_of(4, 4, 2, 2), "only in the model: 2.bias, 2.weight"),
@@ -162,11 +162,11 @@ def model_of(*sizes, dtype=torch.float32):
     ],
     ids=["fewer layers", "more layers", "other shape", "other dtype"],
 )
-def test_another_model_is_refused_with_the_difference_and_left_alone(other, said):
+def test_another_model_is_refused_with_the_difference_and_left_alone(other, message):
     model = model_of(4, 4, 2)
     saved = capture(model, torch.optim.SGD(model.parameters()), head=HEAD).model
     before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         restore_model(other, saved)
     assert equal(dict(other.state_dict()), before)
 
@@ -193,7 +193,7 @@ def test_another_optimizer_is_refused_with_the_difference(trained):
         restore_optimizer(torch.optim.SGD([second, first, *rest]), snapshot, model)
 
 
-def test_a_schedulers_mark_in_the_groups_is_no_difference(trained):
+def test_a_schedulers_mark_in_the_groups_is_ignored(trained):
     model, optimizer = trained(kind=torch.optim.SGD, lr=0.1)
     torch.optim.lr_scheduler.ConstantLR(optimizer)
     snapshot = capture(model, optimizer, head=HEAD)

@@ -63,8 +63,8 @@ def test_what_every_policy_must_hold(found, keep, keep_every, keep_best):
     if keep_every:
         assert not [step for step in removed if step % keep_every == 0 and by_step[step].intact]
         left = [step for step in left if step % keep_every]
-    judged = sorted((-by_step[step].score.value, step) for step in intact if by_step[step].score)
-    best = {step for _, step in judged[:keep_best]}
+    ranked = sorted((-by_step[step].score.value, step) for step in intact if by_step[step].score)
+    best = {step for _, step in ranked[:keep_best]}
     assert not best & set(removed)
     assert len(set(left) - best) <= max(keep, 2)
     assert policy.steps_to_remove([item for item in found if item.step not in removed]) == []

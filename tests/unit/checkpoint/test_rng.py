@@ -23,7 +23,7 @@ def draw():
 
 
 @pytest.mark.parametrize("warm_up", [0, 1, 3], ids=["fresh", "half a gauss pair", "mid stream"])
-def test_the_streams_go_on_where_they_were(warm_up):
+def test_the_generators_continue_where_they_were(warm_up):
     torch.manual_seed(1)
     np.random.seed(2)
     random.seed(3)

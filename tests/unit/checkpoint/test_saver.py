@@ -240,7 +240,7 @@ def test_the_writing_thread_yields_to_training(make, training):
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
-def test_what_does_not_fit_into_memory_is_said_before_it_is_copied(run, make, training, caplog):
+def test_a_copy_that_does_not_fit_into_memory_is_not_made(run, make, training, caplog):
     model, snapshot = training
     needed = snapshot(1).held_bytes()
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())

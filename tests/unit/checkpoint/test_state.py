@@ -23,7 +23,7 @@ def addresses(tree):
     return [address for item in items for address in addresses(item)]
 
 
-def test_the_three_parts_hold_what_the_format_says(trained):
+def test_the_three_parts_hold_what_the_format_documents(trained):
     model, optimizer = trained()
     rng = [rng_state(), rng_state()]
     snapshot = capture(model, optimizer, None, {"best": 0.5}, head=HEAD, rng=rng)
@@ -34,7 +34,7 @@ def test_the_three_parts_hold_what_the_format_says(trained):
     assert [state["torch"].equal(rng[0]["torch"]) for state in snapshot.state["rng"]] == [True, True]
 
 
-def test_what_a_copy_of_a_gpus_memory_takes_is_told_as_it_is_taken():
+def test_the_size_of_a_copy_of_gpu_memory_is_that_of_page_locked_memory():
     """In page-locked memory, each tensor rounded up to a power of two."""
     with FakeTensorMode():
         model = nn.Module()
@@ -69,7 +69,7 @@ def test_an_earlier_snapshots_buffers_are_used_again(trained):
     assert second.state["step"] == 4
 
 
-def test_a_first_snapshot_without_optimizer_state_is_no_hindrance(trained):
+def test_an_earlier_snapshot_without_optimizer_state_is_ignored(trained):
     model, optimizer = trained(steps=0)
     empty = capture(model, optimizer, head=HEAD)
     assert empty.optimizer["state"] == {}

@@ -111,7 +111,7 @@ def faulty(monkeypatch):
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_any_call_that_fails_leaves_all_or_nothing_and_training_can_go_on(
+def test_any_call_that_fails_leaves_all_or_nothing_and_training_can_continue(
     directory, writer, snapshot, faulty, monkeypatch, name
 ):
     writer.write(snapshot(1))

@@ -60,7 +60,7 @@ def flip(file, position):
     file.write_bytes(data)
 
 
-def test_what_the_manifest_says_is_told(directory):
+def test_the_listing_has_what_the_manifest_records(directory):
     path = put(directory, 100)
     (info,) = list_checkpoints(directory)
     assert (info.step, info.path, info.intact, info.problem) == (100, path, True, "")
@@ -116,7 +116,7 @@ def test_every_missing_file_is_named(directory):
     assert find_damage(path.with_name("step_00000002")) == "no such directory"
 
 
-def test_what_isnt_a_file_is_no_part_of_a_checkpoint(directory):
+def test_a_directory_in_place_of_a_file_is_damage(directory):
     path = put(directory, 1)
     (path / "state.pt").unlink()
     (path / "state.pt").mkdir()
@@ -145,7 +145,7 @@ def test_a_checkpoint_under_another_steps_name_is_not_taken_for_it(directory):
 
 
 @pytest.mark.parametrize("change", [{"format_version": 2}, {"algorithm": "crc32"}])
-def test_another_format_is_told_from_damage(directory, change):
+def test_another_format_is_distinguished_from_damage(directory, change):
     path = put(directory, 1)
     (path / MANIFEST).write_bytes(encode_manifest(record(1) | change))
     assert "this hpctrain reads version 1 with xxh3_128" in find_damage(path)
@@ -159,7 +159,7 @@ def test_a_manifest_of_other_fields_is_refused(tmp_path, change):
 
 
 @pytest.mark.parametrize("text", ["null", "[]", '"x"', "{}", "[" * 100_000])
-def test_json_that_is_no_manifest_is_damage(tmp_path, text):
+def test_json_that_is_not_a_manifest_is_damage(tmp_path, text):
     (tmp_path / MANIFEST).write_text(text)
     with pytest.raises(CheckpointDamagedError):
         read_manifest(tmp_path)
@@ -177,7 +177,7 @@ def test_the_newest_intact_is_found_behind_damaged_ones_which_are_named(director
     assert all(info.problem for info in damaged)
 
 
-def test_one_that_is_removed_while_it_is_read_is_no_damage(directory):
+def test_one_that_is_removed_while_it_is_read_is_not_listed(directory):
     for step in range(100):
         put(directory, step)
 

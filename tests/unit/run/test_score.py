@@ -17,7 +17,7 @@ def test_a_score_comes_back_from_its_record():
     "record",
     [None, 3, {}, {"name": "a", "mode": "up", "value": 1.0}, {"name": "a", "mode": "min", "value": math.nan}],
 )
-def test_what_is_no_score(record):
+def test_a_record_that_is_not_a_score(record):
     assert score_of(record) is None
 
 

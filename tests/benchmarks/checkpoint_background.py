@@ -1,9 +1,9 @@
-"""How much slower the steps are while a checkpoint is written beside them.
+"""How much slower the steps are while a checkpoint is written in the background.
 
-    python tests/benchmarks/checkpoint_beside.py [--millions 100] [--rounds 3] [--folder DIR]
+    python tests/benchmarks/checkpoint_background.py [--millions 100] [--rounds 3] [--folder DIR]
 
-Each line: time per step while the write lasts, its ratio to steps with nothing beside them, and how long the write
-took. The raw write tells what the disk itself takes: the same bytes past the page cache, by a thread as patient as
+Each line: time per step while the write lasts, its ratio to steps without a write, and how long the write took.
+The raw write shows what the disk itself takes: the same bytes past the page cache, by a thread of the same niceness as
 hpctrain's. Needs about 60 bytes of memory and 13 of disk per parameter.
 """
 
@@ -27,11 +27,11 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from hpctrain.checkpoint.saver import WRITER_NICENESS
 
 ALONE_S = 1.5
-"""Seconds of steps with nothing beside them."""
+"""Seconds of steps without a write."""
 
 
-class Beside:
-    """Writers; each is begun, and says until when it is at work."""
+class Writers:
+    """Writers; each method starts one, and returns a function that returns whether it still writes."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -80,28 +80,28 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
         state = State(chosen.millions, Path(folder))
-        beside = Beside(state)
+        writers = Writers(state)
         cases = {
-            "nothing": beside.nothing,
-            "raw write and fsync": beside.raw,
-            "hpctrain": beside.ours,
-            "torch.distributed.checkpoint.async_save": beside.async_save,
+            "nothing": writers.nothing,
+            "raw write and fsync": writers.raw,
+            "hpctrain": writers.ours,
+            "torch.distributed.checkpoint.async_save": writers.async_save,
         }
         per_step: dict[str, list[float]] = {name: [] for name in cases}
         lasted: dict[str, list[float]] = {name: [] for name in cases}
         for number in range(chosen.rounds + 1):
             for name, begin in cases.items():
-                goes_on, steps = begin(), 0
+                writing, steps = begin(), 0
                 start = time.perf_counter()
-                while goes_on() or not steps:
+                while writing() or not steps:
                     state.step()
                     steps += 1
                 seconds = time.perf_counter() - start
-                beside.clear()
+                writers.clear()
                 if number:  # the first round warms up
                     per_step[name].append(seconds / steps)
                     lasted[name].append(seconds)
-        print(f"steps beside a write of {state.bytes / 1e9:.2f} GB")
+        print(f"steps during a write of {state.bytes / 1e9:.2f} GB")
         for name, times in per_step.items():
             slower = ratio(times, per_step["nothing"])
             took = statistics.median(lasted[name])
