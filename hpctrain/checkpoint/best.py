@@ -41,6 +41,7 @@ class Best:
             ConfigError: the best are to be kept, and it isn't defined which values are better.
         """
         name = policy.metric or metric
+        # less is better for any loss; the task defines it for its own metric alone
         known = mode if name == metric else "min" if name == "loss" else None
         chosen = policy.metric_mode or known
         if chosen is not None:

@@ -113,9 +113,7 @@ class LoadedCheckpoint:
 def load_newest(directory: RunDirectory, world: World) -> LoadedCheckpoint | None:
     """Load the newest intact checkpoint of a run, the same one on every rank; collective.
 
-    Rank zero chooses it, so that ranks which see the folder differently, on a file system with caches of its own, don't
-    resume from different steps. The first rank of each node verifies what that node reads, which brings it into the
-    page cache; the other ranks map the files from there.
+    Rank zero chooses it. The first rank of each node verifies what that node reads.
 
     Returns:
         None where the run has no checkpoint yet.
@@ -127,6 +125,8 @@ def load_newest(directory: RunDirectory, world: World) -> LoadedCheckpoint | Non
     """
     path: Path | None = None
     error: CheckpointError | None = None
+    # One rank chooses: on a file system with caches of its own, ranks may see different folders, and would resume from
+    # different steps.
     if world.is_rank_zero:
         try:
             path = choose_newest(directory)
@@ -139,6 +139,7 @@ def load_newest(directory: RunDirectory, world: World) -> LoadedCheckpoint | Non
     if path is None:
         return None
     try:
+        # the rank that verifies brings the files into the node's page cache, from which the other ranks map them
         return load(path, verified=world.is_rank_zero or world.local_rank > 0)
     except CheckpointDamagedError as damaged:
         raise CheckpointUnlikeError(
@@ -175,7 +176,7 @@ def choose_newest(directory: RunDirectory) -> Path | None:
 def load(path: Path, *, verified: bool = False) -> LoadedCheckpoint:
     """Load the checkpoint in the directory ``path``; not collective.
 
-    Checksums are compared first, in one read of the bytes, which leaves them in the page cache for the mapping.
+    Nothing is mapped before its checksum was compared.
 
     Args:
         path: its directory.
@@ -185,6 +186,7 @@ def load(path: Path, *, verified: bool = False) -> LoadedCheckpoint:
         CheckpointDamagedError: it isn't intact.
         CheckpointError: its files match their checksums, but can't be read.
     """
+    # reads the files, and not a mapping of them: an unreadable block is then an error, and not a SIGBUS
     if not verified and (problem := find_damage(path)):
         raise CheckpointDamagedError(f"{path} is not intact: {problem}; the run's other checkpoints are next to it")
     return LoadedCheckpoint(path, *(_map_file(path / f"{name}.pt") for name in ("model", "optimizer", "state")))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hpctrain.checkpoint.host_copy import HostMemory
+from hpctrain.checkpoint.host_memory import HostMemory
 from hpctrain.checkpoint.state import PlainNames
 from hpctrain.errors import CheckpointError
 from hpctrain.phrases import listed

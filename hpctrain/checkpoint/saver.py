@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from hpctrain.checkpoint.memory import available_memory_bytes
+from hpctrain.checkpoint.host_memory import available_memory_bytes
 from hpctrain.checkpoint.retention import Retention, RetentionPolicy
 from hpctrain.checkpoint.state import Snapshot
 from hpctrain.checkpoint.write import CheckpointWriter

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from hpctrain.checkpoint.host_copy import HostCopy, pinned_bytes
+from hpctrain.checkpoint.host_memory import HostCopy, pinned_bytes
 from hpctrain.run.score import Score
 
 

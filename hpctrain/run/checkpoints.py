@@ -94,8 +94,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise CheckpointDamagedError(f"{MANIFEST} is not JSON: damaged or cut off") from None
     checksum = record.pop("checksum", None) if isinstance(record, dict) else None
+    # the second comparison finds a flipped bit in the white space, which parses as the same record
     if checksum != _record_checksum(record) or data != encode_manifest(record):
         raise CheckpointDamagedError(f"{MANIFEST} doesn't match its own checksum")
+    # before the fields: another version may have other ones
     version = record.get("format_version")
     if version != FORMAT_VERSION or record.get("algorithm") != ALGORITHM:
         raise CheckpointDamagedError(
@@ -132,6 +134,7 @@ def find_damage(path: Path) -> str:
         files = read_manifest(path)["files"]
     except CheckpointDamagedError as error:
         return str(error)
+    # sizes first: a file that was cut off needn't be read
     return _wrong_sizes(path, files) or _wrong_checksums(path, files)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from hpctrain.checkpoint.memory import available_memory_bytes
+from hpctrain.checkpoint.host_memory import available_memory_bytes
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.checks import refuse_without_gpu
 from hpctrain.config.root import Config

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from state import State, options, ratio, span
 
-from hpctrain.checkpoint.host_copy import huge_pages
+from hpctrain.checkpoint.host_memory import huge_pages
 from hpctrain.checkpoint.read import load
 from hpctrain.run.checkpoints import find_damage
 
