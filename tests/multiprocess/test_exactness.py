@@ -114,8 +114,8 @@ def straight_run(straight, train, tmp_path):
 
 
 # In each attempt the signal comes in one call of the loss, counted from 1. Alone, a rank stops after that step; several
-# agree at the first steps of an attempt, and then about once a second: told in call 1 they stop after the attempt's
-# step 2, told in call 2 or 3 after its step 3. At the end of an epoch the stop comes before the evaluation.
+# agree at the first steps of an attempt, and then about once a second: a signal in call 1 stops them after the
+# attempt's step 2, one in call 2 or 3 after its step 3. At the end of an epoch the stop comes before the evaluation.
 ONE = {
     "first step": ([("SIGTERM", 1)], [1]),
     "middle": ([("SIGUSR2", 7)], [7]),

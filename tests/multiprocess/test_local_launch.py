@@ -128,7 +128,7 @@ def launch(start, tmp_path):
 
 
 @pytest.fixture
-def told(tmp_path, run_at):
+def record(tmp_path, run_at):
     return run_at(tmp_path / "run")
 
 
@@ -143,7 +143,7 @@ UNATTENDED = {
 
 @pytest.fixture(scope="module", autouse=True)
 def unattended(variables, tmp_path_factory):
-    """Runs that nobody interferes with: started together, since they wait for each other's ends most of the time."""
+    """Runs that no test interferes with: started together, since they mostly wait."""
     started = {}
     for name, (words, more) in UNATTENDED.items():
         folder = tmp_path_factory.mktemp("unattended")
@@ -154,16 +154,16 @@ def unattended(variables, tmp_path_factory):
         command.kill()
 
 
-def test_two_ranks_train_and_ctrl_c_stops_them_and_resume_goes_on(launch, start, told, train, tmp_path):
+def test_two_ranks_train_and_ctrl_c_stops_them_and_resume_goes_on(launch, start, record, train, tmp_path):
     command = launch("trainer.max_steps=60", "data.num_workers=1", TRIAL_SLEEP="0.1")
     command.wait_for_log("step 1/60")
     assert len(processes_of(command.path)) > 2  # the ranks, and their loading processes
     command.signal(signal.SIGINT)
     code, out, err = command.wait()
     assert code == 4, err
-    ((_, reason, stopped),) = told.attempts
+    ((_, reason, stopped),) = record.attempts
     assert reason == "interrupted"
-    assert told.steps == [stopped]
+    assert record.steps == [stopped]
     assert f"hpctrain: stopped after step {stopped}" in err
     assert f"to resume: python -m hpctrain resume {command.path}" in err
     assert "Traceback" not in out + err
@@ -174,14 +174,14 @@ def test_two_ranks_train_and_ctrl_c_stops_them_and_resume_goes_on(launch, start,
     command = start("resume", str(command.path), "data.num_workers=0")
     code, out, err = command.wait()
     assert (code, err) == (0, "")
-    assert told.attempts[1:] == [(stopped, "completed", 60)]
+    assert record.attempts[1:] == [(stopped, "completed", 60)]
     assert f"resuming at step {stopped}" in out
     code, straight, output = train("straight", *TRIAL, "trainer.max_steps=60", world_size=2)
     assert code == 0, output
-    assert (told.digest, told.metrics) == (straight.digest, straight.metrics)
+    assert (record.digest, record.metrics) == (straight.digest, straight.metrics)
 
 
-def test_a_second_ctrl_c_ends_at_once(launch, told):
+def test_a_second_ctrl_c_ends_at_once(launch, record):
     command = launch(TRIAL_ACT="0:3:hang,1:3:hang")
     for rank in range(2):
         command.wait_for_log("hanging", rank)
@@ -195,12 +195,12 @@ def test_a_second_ctrl_c_ends_at_once(launch, told):
     code, _, err = command.wait()
     assert time.monotonic() - began < 30, "they would hang for much longer"
     assert code == 4, err
-    ((_, reason, _),) = told.attempts
+    ((_, reason, _),) = record.attempts
     assert reason == "interrupted"
     assert "Traceback" not in err
 
 
-def test_a_second_ctrl_c_ends_ranks_that_wait_for_each_other_at_once(launch, told):
+def test_a_second_ctrl_c_ends_ranks_that_wait_for_each_other_at_once(launch, record):
     command = launch(TRIAL_ACT="1:3:SIGSTOP")
     wait_for(lambda: stopped(command.path), "rank 1 to be stopped")
     (rank_one,) = stopped(command.path)
@@ -209,10 +209,10 @@ def test_a_second_ctrl_c_ends_ranks_that_wait_for_each_other_at_once(launch, tol
     command.signal(signal.SIGINT)
     code, _, err = command.wait()
     assert code == 4, err
-    assert [entry[1] for entry in told.attempts] == ["interrupted"]
+    assert [entry[1] for entry in record.attempts] == ["interrupted"]
 
 
-def test_a_second_ctrl_c_does_not_wait_for_a_checkpoint_that_is_being_written(start, told, tmp_path):
+def test_a_second_ctrl_c_does_not_wait_for_a_checkpoint_that_is_being_written(start, record, tmp_path):
     """By the process that was started itself: its end would wait for whatever still runs in it."""
     disk = {"DISK_GATE": str(tmp_path / "never"), "DISK_WRITES": str(tmp_path / "writes")}
     words = [f"run_dir={tmp_path / 'run'}", *TRIAL, "task._target_=slow_disk.SlowDisk", "checkpoint.every_steps=9"]
@@ -223,8 +223,8 @@ def test_a_second_ctrl_c_does_not_wait_for_a_checkpoint_that_is_being_written(st
     command.signal(signal.SIGINT)
     code, _, err = command.wait()
     assert code == 4, err
-    assert [entry[1] for entry in told.attempts] == ["interrupted"]
-    assert told.steps == []
+    assert [entry[1] for entry in record.attempts] == ["interrupted"]
+    assert record.steps == []
     assert "Traceback" not in err
 
 
@@ -244,17 +244,17 @@ def awaits(pid, number):
     return any(mask >> (number - 1) & 1 for mask in pending)
 
 
-def test_a_signal_before_the_ranks_are_there_is_not_lost(launch, told):
+def test_a_signal_before_the_ranks_are_there_is_not_lost(launch, record):
     command = launch("trainer.max_steps=1000", TRIAL_SLEEP="0.1")
     wait_for(lambda: any("hpctrain.worker" in line for line in processes_of(command.path).values()), "a rank")
     command.signal(signal.SIGTERM)
     code, _, err = command.wait()
     assert code == 4, err
-    assert [entry[1] for entry in told.attempts] == ["interrupted"]
+    assert [entry[1] for entry in record.attempts] == ["interrupted"]
     assert "Traceback" not in err + command.log(0) + command.log(1)
 
 
-def test_nothing_outlives_a_launcher_that_is_killed(launch, told):
+def test_nothing_outlives_a_launcher_that_is_killed(launch, record):
     """Nor ranks that would notice nothing of it, nor their loading processes."""
     command = launch("data.num_workers=1", TRIAL_ACT="0:3:hang,1:3:hang")
     for rank in range(2):
@@ -262,10 +262,10 @@ def test_nothing_outlives_a_launcher_that_is_killed(launch, told):
     assert len(processes_of(command.path)) >= 5
     command.signal(signal.SIGKILL)
     command.wait()
-    assert told.attempts == [(0, "None", None)]
+    assert record.attempts == [(0, "None", None)]
     code, _, err = launch("data.num_workers=1").wait()
     assert code == 0, err
-    assert told.attempts == [(0, "infrastructure", 0), (0, "completed", 10)]
+    assert record.attempts == [(0, "infrastructure", 0), (0, "completed", 10)]
 
 
 def test_one_rank_runs_in_the_launching_process(fork_server, tmp_path):
@@ -290,13 +290,13 @@ def test_ranks_by_variables_set_by_hand_train_and_launch_nothing(ranks, tmp_path
     words = [f"run_dir={tmp_path / 'run'}", *TRIAL, "trainer.max_steps=6"]
     done = ranks("command:run", *words, world_size=2)
     assert [process.code for process in done] == [0, 0], done[0].output
-    told = run_at(tmp_path / "run")
-    assert told.attempts == [(0, "completed", 6)]
-    assert sorted(read_exit_records(told.directory.claim(1))) == [0, 1]
+    record = run_at(tmp_path / "run")
+    assert record.attempts == [(0, "completed", 6)]
+    assert sorted(read_exit_records(record.directory.claim(1))) == [0, 1]
     assert "step 6/6" in done[0].output
     assert "step" not in done[1].output
-    assert "step 6/6" in told.directory.rank_log(0).read_text()
-    assert Owner.read(told.directory.claim(1)).pid == done[0].pid
+    assert "step 6/6" in record.directory.rank_log(0).read_text()
+    assert Owner.read(record.directory.claim(1)).pid == done[0].pid
 
 
 def test_a_rank_by_hand_that_finds_no_rank_zero_says_where_it_looked(fork_server, port, tmp_path):
@@ -344,9 +344,9 @@ def test_torchrun_starts_the_ranks_and_they_launch_nothing(unattended, run_at):
     code, out, err = command.wait()
     assert code == 0, err
     (path,) = (command.path.parent / "runs" / "torch").iterdir()
-    told = run_at(path)
-    assert told.attempts == [(0, "completed", 10)]
-    assert sorted(read_exit_records(told.directory.claim(1))) == [0, 1]
+    record = run_at(path)
+    assert record.attempts == [(0, "completed", 10)]
+    assert sorted(read_exit_records(record.directory.claim(1))) == [0, 1]
     assert out.count("step 10/10  eval/loss") == 1
 
 

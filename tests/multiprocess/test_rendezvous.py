@@ -1,4 +1,4 @@
-"""The ranks find each other, whoever sits at their ports; or say in time who didn't."""
+"""The ranks find each other, even if other programs use their ports; or report in time which one is missing."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def test_no_port_is_free(meeting, ports):
         for port, mute in zip(ports, (first, second), strict=False):
             mute.bind(("127.0.0.1", port))
             mute.listen()
-        (told,) = meeting(2, ranks=[0], candidates=ports[:2])
-    assert f"none of its ports free on 127.0.0.1: {ports[0]}, {ports[1]}; set cluster.master_port" in told["error"]
+        (answer,) = meeting(2, ranks=[0], candidates=ports[:2])
+    assert f"none of its ports free on 127.0.0.1: {ports[0]}, {ports[1]}; set cluster.master_port" in answer["error"]
 
 
 def test_a_port_that_a_person_chose_has_others_in_reserve(meeting, stranger, ports):
@@ -95,17 +95,17 @@ def test_a_port_that_a_person_chose_has_others_in_reserve(meeting, stranger, por
 
 
 def test_no_rank_zero(meeting, ports):
-    (told,) = meeting(2, {"timeout_s": 1.0}, ranks=[1])
-    assert f"rank zero did not answer at 127.0.0.1, ports {', '.join(map(str, ports))}, in 1 s" in told["error"]
-    assert "Connection refused" in told["error"]
-    assert 1.0 <= told["seconds"] < 20
+    (answer,) = meeting(2, {"timeout_s": 1.0}, ranks=[1])
+    assert f"rank zero did not answer at 127.0.0.1, ports {', '.join(map(str, ports))}, in 1 s" in answer["error"]
+    assert "Connection refused" in answer["error"]
+    assert 1.0 <= answer["seconds"] < 20
 
 
 def test_only_another_run_answers(meeting, stranger, ports):
     stranger("another run's")
-    (told,) = meeting(2, {"timeout_s": 1.0}, ranks=[1], candidates=ports[:2])
-    assert f"what listens on port {ports[0]} is not this run's rank zero" in told["error"]
-    assert told["seconds"] < 20
+    (answer,) = meeting(2, {"timeout_s": 1.0}, ranks=[1], candidates=ports[:2])
+    assert f"what listens on port {ports[0]} is not this run's rank zero" in answer["error"]
+    assert answer["seconds"] < 20
 
 
 def test_tcp(meeting, ports):

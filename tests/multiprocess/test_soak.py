@@ -317,7 +317,7 @@ def test_an_attempt_that_died_without_an_exit_record_is_closed_by_the_next(train
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_killed_loading_processes_are_not_blamed_on_the_task(train, world_size):
     words = (*TRAINING, "data.num_workers=1")
-    code, run, output = train("run", *words, world_size=world_size, TRIAL_ACT=f"0:{STEPS // 2}:bereave")
+    code, run, output = train("run", *words, world_size=world_size, TRIAL_ACT=f"0:{STEPS // 2}:kill_workers")
     assert (code, [reason for _, reason, _ in run.attempts]) == (1, ["infrastructure"]), output
     assert "DataLoader worker" in Ledger(run.directory).attempts()[0].detail
     code, run, output = train("run", *words, world_size=world_size)

@@ -1,4 +1,4 @@
-"""A user's task, in a module of the user's own, that can be told to misbehave at a step by variables of its process."""
+"""A user's task, in a module of the user's own, that variables of its process make fail at a step."""
 
 from __future__ import annotations
 
@@ -47,12 +47,13 @@ class Noisy(Dataset):
 
 
 class Trial(Task):
-    """Tells classes apart.
+    """Classifies with a small network.
 
     TRIAL_ACT=RANK:CALL:ACTION has that rank's n-th loss, counted from 1 in each process, begin with `raise`, `hang`,
-    which tells of the signals that it hears, `bereave`, which kills its loading processes, or a signal to itself, or be
-    `nan` or `inf` from then on, or have gradients that are none (`poison`); several are joined by commas. TRIAL_RECORD
-    names a folder for the numbers of the samples of each loss. TRIAL_SLEEP is how long each loss takes, in seconds.
+    which prints the signals that it gets, `kill_workers`, which kills its loading processes, or a signal to itself; or
+    be `nan` or `inf` from then on, or have gradients that are NaN (`poison`). Several are joined by commas.
+    TRIAL_RECORD names a folder for the numbers of the samples of each loss. TRIAL_SLEEP is how many seconds each loss
+    takes.
     """
 
     def __init__(self, num_samples=40, eval_samples=7, batchnorm=False, dropout=0.0, noise=False, width=16):
@@ -92,7 +93,7 @@ class Trial(Task):
     def _act(self, action):
         if action == "raise":
             raise ValueError(f"no luck in call {self.calls}")
-        if action == "bereave":
+        if action == "kill_workers":
             for child in multiprocessing.active_children():
                 os.kill(child.pid, signal.SIGKILL)
                 child.join()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -165,8 +166,15 @@ class FollowedRun:
         lines = [f"run {self.directory.path}", *(str(one) for one in self.attempts)]
         for path in sorted(self.directory.logs.glob("*.log")):
             lines += [f"--- {path.name}", *path.read_text(errors="replace").splitlines()[-25:]]
+        lines += ["--- stacks", self._stacks()]
         jobs = self.sandbox.run(["scontrol", "--oneliner", "show", "job"])
         return "\n".join([*lines, "--- jobs", jobs.stdout or jobs.stderr])
+
+    def _stacks(self) -> str:
+        """Where the ranks are, if they still run: a hang explains itself."""
+        command = [sys.executable, "-m", "hpctrain", "stacks", str(self.directory.path)]
+        done = self.sandbox.run(command)
+        return done.stdout + done.stderr
 
     def _began(self, number: int) -> bool:
         return len(self.attempts) >= number
