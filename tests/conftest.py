@@ -50,9 +50,10 @@ def untouched_logging():
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the longest tests first, and skip what is marked `soak` or `nightly`, unless -m names the marker."""
-    items.sort(key=lambda item: next((rank for rank, name in enumerate(LONGEST) if name in item.path.parts), 9))
+    folders = {item: item.path.relative_to(Path(__file__).parent).parts[0] for item in items}
+    items.sort(key=lambda item: LONGEST.index(folders[item]) if folders[item] in LONGEST else len(LONGEST))
     for item in items:
-        if "slurm" not in item.path.parts:
+        if folders[item] != "slurm":
             # with --dist=loadgroup: their fixtures are made once per file
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
         for name in ONLY_WHEN_NAMED:
