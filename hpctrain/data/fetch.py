@@ -74,6 +74,7 @@ class BatchFetcher(Dataset[Any]):
 
     def _listed_with_draws(self, request: Request) -> Any:
         epoch, indices = request
+        # once per call: the samples are fetched together, so no single one can be seeded
         with lent_generators():
             seed_generators(int(keyed_bits(self._seed, _SALT, epoch, indices[:1])[0]))
             return self._listed(request)

@@ -88,6 +88,7 @@ class World:
 
     def abort(self) -> None:
         """Leave the group without the others, after a failure; never waits for them."""
+        # destroy_process_group would wait for collectives that a failed rank never joins
         if self.size > 1 and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
 
@@ -148,6 +149,7 @@ def join(
         timeout=timeout,
         device_id=bound_device(backend, devices),
     )
+    # NCCL carries no CPU tensors, and its collectives would stall the GPU
     control = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
     return replace(world, control=control)
 
