@@ -254,7 +254,7 @@ def test_what_is_asked_for_reaches_slurm_and_the_ranks(
 
     failed = without.result()
     assert failed.returncode == 1, failed.stdout + failed.stderr
-    refusal = r"trainer\.sync_batchnorm=True: torch has no .* on a CPU; see why torch finds none on n\d"
+    refusal = r"trainer\.sync_batchnorm=True: torch synchronises batch norm on GPUs only; see why torch finds none on n\d"
     assert re.search(refusal, failed.stdout)
     assert f"to resume: python -m hpctrain resume '{work}/on gpu'\n" in failed.stdout
     refused = misspelt.result()
