@@ -46,8 +46,7 @@ class ClusterEnvironment(Place):
     def from_environment(cls, variables: Mapping[str, str], *, master_port: int | None = None) -> ClusterEnvironment:
         """Derive it from `variables`, such as `os.environ`.
 
-        torchrun wins over mpirun, and mpirun over srun, since each is started by the next; every other mixture
-        must agree.
+        The innermost launcher counts: torchrun before mpirun, mpirun before srun. All others must agree with it.
 
         Args:
             variables: environment variables; empty ones count as unset.
@@ -94,6 +93,7 @@ def is_rank(variables: Mapping[str, str]) -> bool:
 
 
 def _source(variables: Variables) -> Source:
+    # innermost first: torchrun may run inside mpirun, and mpirun inside a step of srun
     if torchrun.is_innermost(variables):
         return Source.TORCHRUN
     if openmpi.is_rank(variables):
@@ -153,10 +153,12 @@ def _ports(variables: Variables, source: Source, job: SlurmJob, chosen: int | No
             "give the port to torchrun, or unset cluster.master_port",
             "MASTER_PORT",
         )
-    if chosen is not None or given is not None:
-        return (chosen or given or 0,)
+    preferred = given if chosen is None else chosen
+    if preferred is not None:
+        return (preferred,)
     if source is Source.SLURM and (text := variables.text("SLURM_STEP_RESV_PORTS")) is not None:
         return port.reserved(text)
+    # the number of the task, not of its array: two tasks of one array may share a node
     number = job.number
     if job.job_id is None and source is Source.OPENMPI:
         number = openmpi.port_seed(variables)

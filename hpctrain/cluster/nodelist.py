@@ -60,6 +60,7 @@ def tasks_per_node(text: str, *, variable: str = "tasks_per_node") -> list[int]:
 
 def _terms(nodelist: str, variable: str) -> list[str]:
     """The parts between the commas that are outside brackets."""
+    # a comma inside brackets separates numbers: it is followed by a closing bracket before any opening one
     terms = re.split(r",(?![^\[\]]*\])", nodelist)
     for term in terms:
         if not _TERM.fullmatch(term):

@@ -65,6 +65,7 @@ def place(variables: Variables) -> Place:
             "unset the ones that another launcher exported",
             *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
         )
+    # GROUP_* are torchrun's own: other launchers with its variables may leave them out
     num_nodes = variables.number("GROUP_WORLD_SIZE") or -(-world_size // local_world_size)
     node_rank = variables.number("GROUP_RANK")
     nodes = job_nodes(variables)

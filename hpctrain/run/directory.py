@@ -124,6 +124,7 @@ class RunDirectory:
 
     def checkpoint_steps(self) -> list[int]:
         """Steps of the published checkpoints, oldest first, whether they are intact or not."""
+        # more digits than STEP_DIGITS as well: a step beyond 99,999,999 makes a longer name
         pattern = re.compile(rf"step_(\d{{{STEP_DIGITS},}})")
         if not self.checkpoints.is_dir():
             return []
@@ -143,7 +144,7 @@ class RunDirectory:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.path.chmod(mode)
+            self.path.chmod(mode)  # mkdir's own mode would be cut by the umask
             for folder in (self.logs, self.claims, self.checkpoints):
                 folder.mkdir(exist_ok=True)
             fsync_directory(self.path)

@@ -60,6 +60,7 @@ def _git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
+    # a run without git, or on a file system where git is slow, starts without these fields
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, timeout=GIT_TIMEOUT_S, check=True

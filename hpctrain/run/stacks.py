@@ -54,6 +54,7 @@ class StacksRequests:
             token = self._path.read_text()
         except OSError:
             return None
+        # a request replaces the file, so its inode changes even where two fall into one tick of the file system's clock
         self._seen = (found.st_ino, found.st_mtime_ns)
         return token
 

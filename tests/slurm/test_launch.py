@@ -254,7 +254,9 @@ def test_what_is_asked_for_reaches_slurm_and_the_ranks(
 
     failed = without.result()
     assert failed.returncode == 1, failed.stdout + failed.stderr
-    refusal = r"trainer\.sync_batchnorm=True: torch synchronises batch norm on GPUs only; see why torch finds none on n\d"
+    refusal = (
+        r"trainer\.sync_batchnorm=True: torch synchronises batch norm on GPUs only; see why torch finds none on n\d"
+    )
     assert re.search(refusal, failed.stdout)
     assert f"to resume: python -m hpctrain resume '{work}/on gpu'\n" in failed.stdout
     refused = misspelt.result()
@@ -287,7 +289,7 @@ def test_from_inside_an_allocation(sandbox: SlurmSandbox, work: Path) -> None:
     cannot = "run_dir=/proc/R: can't be created (No such file or directory); choose a folder that you may write to"
     assert (work / "out").read_text().splitlines() == [
         "ranks: exit code 0",
-        "hpctrain: error: nodes=0: must be 1 or more; set nodes=1 or above",
+        "hpctrain: error: nodes=0: must be at least 1; set nodes=1 or more",
         "mistake: exit code 2",
         f"hpctrain: rank 0 on n1: {cannot}",
         "run directory: exit code 2",
