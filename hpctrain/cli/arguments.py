@@ -19,7 +19,7 @@ def command_parser(command: str, description: str, epilog: str) -> argparse.Argu
 
 def add_runs_dir(parser: argparse.ArgumentParser) -> None:
     """Add the folder in which names of runs are looked up."""
-    parser.add_argument("--runs-dir", default="runs", metavar="FOLDER", help="the folder of runs (runs)")
+    parser.add_argument("--runs-dir", default="runs", metavar="FOLDER", help="the folder of runs (default: runs)")
 
 
 def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:

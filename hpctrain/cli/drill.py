@@ -47,8 +47,12 @@ def main(arguments: list[str]) -> int:
     description = "Prove that an interrupted training ends with the same weights as an uninterrupted one."
     parser = command_parser("drill", description, _EPILOG)
     add_overrides(parser, "what to train, and where; as for a run")
-    parser.add_argument("--interruptions", type=_count, default=3, metavar="N", help="how many interruptions (3)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of their steps and signals (0)")
+    parser.add_argument(
+        "--interruptions", type=_count, default=3, metavar="N", help="how often to interrupt (default: 3)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the random steps and signals (default: 0)"
+    )
     parser.add_argument("--remove", action="store_true", help="remove both runs if nothing differs")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     options = parser.parse_intermixed_args(arguments)

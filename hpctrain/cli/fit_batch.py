@@ -54,11 +54,15 @@ def main(arguments: list[str]) -> int:
     description = "Find the largest micro-batch that fits into this machine's memory, by trying."
     parser = command_parser("fit-batch", description, _EPILOG)
     add_overrides(parser, "what to train; as for a run")
-    parser.add_argument("--largest", type=int, default=65536, metavar="N", help="the largest size to try (65536)")
     parser.add_argument(
-        "--memory-gb", type=float, metavar="GB", help="the memory of one process (what is free on this machine)"
+        "--largest", type=int, default=65536, metavar="N", help="the largest size to try (default: 65536)"
     )
-    parser.add_argument("--margin", type=float, default=MARGIN, help=f"the share of it to keep free ({MARGIN:g})")
+    parser.add_argument(
+        "--memory-gb", type=float, metavar="GB", help="the memory of one process (default: what is free here)"
+    )
+    parser.add_argument(
+        "--margin", type=float, default=MARGIN, metavar="SHARE", help=f"share of it to keep free (default: {MARGIN:g})"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     options = parser.parse_intermixed_args(arguments)
     config = Composer(options.config_dir).compose(options.overrides)

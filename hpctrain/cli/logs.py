@@ -30,9 +30,9 @@ def main(arguments: list[str]) -> int:
     """Print a log; ``arguments`` are those after the word `logs`."""
     parser = command_parser("logs", "Print what a rank of a run printed, over all attempts.", _EPILOG)
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--follow", "-f", action="store_true", help="continue until the run ends")
-    parser.add_argument("--rank", type=int, metavar="N", help="the rank (0)")
-    parser.add_argument("--lines", "-n", type=int, metavar="N", help="only the last N lines of what is there")
+    parser.add_argument("--follow", "-f", action="store_true", help="keep printing until the run ends")
+    parser.add_argument("--rank", type=int, metavar="N", help="the rank to show (default: 0)")
+    parser.add_argument("--lines", "-n", type=int, metavar="N", help="begin with the last N lines")
     add_runs_dir(parser)
     options = parser.parse_args(arguments)
     if (options.lines or 0) < 0 or (options.rank or 0) < 0:

@@ -38,8 +38,10 @@ def main(arguments: list[str]) -> int:
     description = "Print the Python stacks of every thread of a running run's ranks, without interrupting it."
     parser = command_parser("stacks", description, _EPILOG)
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--rank", type=int, metavar="N", help="only this rank")
-    parser.add_argument("--wait", type=float, default=10.0, metavar="S", help="seconds to wait for answers (10)")
+    parser.add_argument("--rank", type=int, metavar="N", help="show only this rank")
+    parser.add_argument(
+        "--wait", type=float, default=10.0, metavar="S", help="seconds to wait for answers (default: 10)"
+    )
     add_runs_dir(parser)
     options = parser.parse_args(arguments)
     if (options.rank or 0) < 0 or options.wait < 0:
