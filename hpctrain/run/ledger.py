@@ -19,6 +19,19 @@ BETWEEN_MARK_AND_RECORD_S = 5.0
 """Seconds that a busy machine may take from the marker of an end, which decides whose record counts, to the record."""
 
 
+_FIELDS = {
+    "start": {
+        "job_id": "job_id",
+        "nodes": "nodes",
+        "world_size": "world_size",
+        "step": "start_step",
+        "time": "start_time",
+    },
+    "end": {"reason": "reason", "detail": "detail", "step": "end_step", "time": "end_time"},
+}
+"""The fields of an `Attempt` that are read from each event of the ledger, by their names there; the rest is `extra`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One attempt as the ledger has it; times are epoch seconds, None where they were never written."""
@@ -59,27 +72,19 @@ class Ledger:
             number = record.get("attempt")
             if not isinstance(number, int):
                 continue
-            fields = found.setdefault(number, {})
-            if record.get("event") == "start" and "start_time" not in fields:
-                fields |= {
-                    "job_id": record.get("job_id"),
-                    "nodes": tuple(record.get("nodes", ())),
-                    "world_size": record.get("world_size"),
-                    "start_step": record.get("step"),
-                    "start_time": record.get("time"),
-                }
-                known = {"event", "attempt", "job_id", "nodes", "world_size", "step", "time"}
-                fields["extra"] = {**_beyond(record, known), **fields.get("extra", {})}
-            elif record.get("event") == "end" and "reason" not in fields:
-                reason, detail = _reason(record)
-                fields |= {
-                    "reason": reason,
-                    "end_step": record.get("step"),
-                    "end_time": record.get("time"),
-                    "detail": detail,
-                }
-                known = {"event", "attempt", "reason", "step", "time", "detail"}
-                fields["extra"] = {**fields.get("extra", {}), **_beyond(record, known)}
+            fields = found.setdefault(number, {"extra": {}})
+            event = str(record.get("event"))
+            names = _FIELDS.get(event)
+            if names is None or names["time"] in fields:
+                continue
+            fields |= {name: record.get(key) for key, name in names.items()}
+            extra = {key: value for key, value in record.items() if key not in names.keys() | {"event", "attempt"}}
+            if event == "start":
+                fields["nodes"] = tuple(fields["nodes"] or ())
+                fields["extra"] = extra | fields["extra"]
+            else:
+                fields["reason"], fields["detail"] = _reason(record)
+                fields["extra"] |= extra
         return [Attempt(attempt=number, **fields) for number, fields in sorted(found.items())]
 
     def attempt(self, number: int) -> Attempt:
@@ -231,7 +236,3 @@ def _reason(record: dict[str, Any]) -> tuple[Reason, str]:
         return Reason(str(reason)), detail
     except ValueError:
         return Reason.INTERRUPTED, "; ".join(filter(None, [f"reason {reason!r}, unknown to this hpctrain", detail]))
-
-
-def _beyond(record: dict[str, Any], known: set[str]) -> dict[str, Any]:
-    return {key: value for key, value in record.items() if key not in known}

@@ -34,23 +34,23 @@ def number(value: str) -> int:
 
 def moment(value: str) -> int | None:
     """Seconds since the epoch, from such a number or from `2026-01-31T12:00:00` in this machine's time zone."""
-    known = text(value)
-    if not known:
+    given = text(value)
+    if not given:
         return None
-    if known.isdigit():
-        return int(known) or None
+    if given.isdigit():
+        return int(given) or None
     try:
-        return int(datetime.fromisoformat(known).timestamp())
+        return int(datetime.fromisoformat(given).timestamp())
     except ValueError:
         raise SchedulerError(f"expected a time in SLURM's answer, found {value!r}") from None
 
 
 def duration_s(value: str) -> int | None:
     """Seconds, from `5:00` (minutes and seconds), `01:00:00` or `365-00:00:00`; None where there is no limit."""
-    known = text(value)
-    if not known or known in _NO_LIMIT:
+    given = text(value)
+    if not given or given in _NO_LIMIT:
         return None
-    found = _DURATION.fullmatch(known)
+    found = _DURATION.fullmatch(given)
     if found is None:
         raise SchedulerError(f"expected a time limit such as 1-00:00:00 in SLURM's answer, found {value!r}")
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
@@ -59,13 +59,13 @@ def duration_s(value: str) -> int | None:
 
 def exit_code(value: str) -> tuple[int, int] | None:
     """Exit code and signal, from `3:0`, or from the wait status (768) that squeue prints up to SLURM 22.05."""
-    known = text(value)
-    if not known:
+    given = text(value)
+    if not given:
         return None
-    if ":" in known:
-        code, signal = known.split(":", 1)
+    if ":" in given:
+        code, signal = given.split(":", 1)
         return number(code), number(signal)
-    status = number(known)
+    status = number(given)
     return status >> 8 & 0xFF, status & 0x7F
 
 
@@ -75,9 +75,9 @@ def nodes(value: str) -> tuple[str, ...]:
     Raises:
         SchedulerError: they can't be read.
     """
-    known = text(value)
+    given = text(value)
     try:
-        return tuple(nodelist.expand(known)) if known else ()
+        return tuple(nodelist.expand(given)) if given else ()
     except ClusterEnvironmentError as error:
         raise SchedulerError(f"expected a node list in SLURM's answer, found {value!r}") from error
 

@@ -91,11 +91,9 @@ class Slurm:
         ids = _all_checked(job_ids)
         if not ids:
             return {}
-        options = ("--noheader", "--parsable2", "--allocations", f"--delimiter={answers.FIELD_END}")
-        answer = self._run("sacct", *options, f"--format={answers.SACCT_FORMAT}", f"--jobs={','.join(ids)}")
         return {
             task: replace(record, job_id=task)
-            for record in answers.sacct(answer)
+            for record in self._sacct(*ids)
             for task in fields.array_tasks(record.job_id)
         }
 
@@ -105,9 +103,7 @@ class Slurm:
         Raises:
             SchedulerMissingError: also where there is no accounting.
         """
-        options = ("--noheader", "--parsable2", "--allocations", "--duplicates", f"--delimiter={answers.FIELD_END}")
-        answer = self._run("sacct", *options, f"--format={answers.SACCT_FORMAT}", f"--jobs={_checked(job_id)}")
-        ended = [record for record in answers.sacct(answer) if record.state.is_finished]
+        ended = [record for record in self._sacct(_checked(job_id), duplicates=True) if record.state.is_finished]
         return ended[-1] if ended else None
 
     def find(self, job_ids: Collection[str]) -> dict[str, JobRecord | None]:
@@ -197,6 +193,13 @@ class Slurm:
             for task, array in arrays.items()
             if array in found and found[array].state.is_finished
         }
+
+    def _sacct(self, *ids: str, duplicates: bool = False) -> list[JobRecord]:
+        options = ["--noheader", "--parsable2", "--allocations", f"--delimiter={answers.FIELD_END}"]
+        options += ["--duplicates"] if duplicates else []
+        return answers.sacct(
+            self._run("sacct", *options, f"--format={answers.SACCT_FORMAT}", f"--jobs={','.join(ids)}")
+        )
 
     def _run(self, *arguments: str) -> str:
         return self._run_command(arguments, os.environ if self._environ is None else self._environ, self._timeout_s)

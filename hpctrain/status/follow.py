@@ -7,7 +7,7 @@ import time
 from contextlib import closing
 from typing import TextIO
 
-from hpctrain.attempt.outcome import describe
+from hpctrain.attempt.outcome import describe, resume_command
 from hpctrain.errors import ExitCode
 from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
@@ -125,7 +125,7 @@ def wait_for(directory: RunDirectory, *, skip_bytes: int = 0) -> ExitCode:
     with closing(RunLog(directory, 0, sys.stdout.buffer, skip_bytes=skip_bytes)) as log:
         follower = Follower(log, sys.stdout, until_job_ends=True)
         status = follower.follow()
-    resume = f"to resume: python -m hpctrain resume {directory.as_typed}"
+    resume = f"to resume: {resume_command(directory)}"
     last = status.attempts[-1] if status.attempts else None
     if last is not None and last.reason is not None:
         follower.say(f"{last.reason} at step {last.end_step}; run directory {directory.path}")

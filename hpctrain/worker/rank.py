@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpctrain.attempt.outcome import Outcome
+from hpctrain.attempt.outcome import Outcome, resume_command
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.distributed.stop_request import StopRequest
@@ -166,8 +166,7 @@ class Rank:
         if owner is not None and owner.is_here and owner.pid == os.getpid():
             # the launcher, which closes the attempt otherwise, is this process and ends with it
             Ledger(self.directory).end(self.attempt, reason=Reason.HANG, step=self.step, detail=detail)
-            resume = f"python -m hpctrain resume {self.directory.as_typed}"
-            os.write(STDERR, f"hpctrain: stacks: {self.stacks}; to resume: {resume}\n".encode())
+            os.write(STDERR, f"hpctrain: stacks: {self.stacks}; to resume: {resume_command(self.directory)}\n".encode())
         else:
             self.close_attempt(Reason.HANG, detail)
 
