@@ -14,7 +14,7 @@ SCRIPTS = {name: (ROOT / "slurm" / name).read_text() for name in ("train.sbatch"
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_line_that_a_script_of_ones_own_needs_is_in_the_shipped_ones(script):
-    needed = PAGE.partition("must do too:")[2].partition("What the ranks print")[0]
+    needed = PAGE.partition("A script of your own must do the same:")[2].partition("The output of the ranks")[0]
     flags = [flag for code in re.findall(r"`([^`]+)`", needed) for flag in re.findall(r"--[^ ]+", code)]
     assert flags == ["--signal=USR2@90", "--requeue", "--open-mode=append"]
     assert not [flag for flag in flags if f"#SBATCH {flag}\n" not in SCRIPTS[script]]
