@@ -34,7 +34,7 @@ class Checkpoint:
     metric_mode: str | None = None
     """Whether the lowest or the highest metric is best, `min` or `max`; null: as the task defines, `min` for `loss`."""
     safetensors: bool = False
-    """Also save the model's weights as model.safetensors, for other programs."""
+    """Also save the model's weights as model.safetensors, for other programs. Needs `hpctrain[safetensors]`."""
 
     def __post_init__(self) -> None:
         """Check single values."""
