@@ -1,0 +1,90 @@
+"""docs/explanation/architecture.md is drawn from the code: its floors, and the hops of its three walks."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+HOP = re.compile(r"^\d+\. (?P<start>\*in a new process\* )?`(?P<path>[a-z_.]+(?:\.[A-Za-z_]+)+)`", re.MULTILINE)
+MODULES = {"From nodes=4 to a rank": 16, "A checkpoint to the disk and back": 12, "A preemption to a requeue": 18}
+"""How many modules each walk may pass: what a reader has to open to follow it."""
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One call on a walk.
+
+    Attributes:
+        path: `module.function` or `module.Class.method`, below the package.
+        starts_process: the hop before it starts another process, so that it names the module and not the function.
+    """
+
+    path: str
+    starts_process: bool
+
+    @property
+    def file(self) -> Path:
+        """The module's file."""
+        words = self.path.split(".")
+        for end in range(len(words) - 1, 0, -1):
+            module = ROOT.joinpath("hpctrain", *words[:end])
+            for file in (module.with_suffix(".py"), module / "__init__.py"):
+                if file.is_file():
+                    return file
+        raise AssertionError(f"{self.path}: no such module")
+
+    @property
+    def names(self) -> list[str]:
+        """The names inside of the module: function, or class and method."""
+        parts = self.file.relative_to(ROOT / "hpctrain").with_suffix("").parts
+        return self.path.split(".")[len(parts) - (parts[-1] == "__init__") :]
+
+
+def walk(title: str) -> list[Hop]:
+    _, found, rest = PAGE.partition(f"### {title}\n")
+    assert found, f"architecture.md has no section {title!r}"
+    section = re.split(r"^#{2,3} ", rest, maxsplit=1, flags=re.MULTILINE)[0]
+    return [Hop(one["path"], bool(one["start"])) for one in HOP.finditer(section)]
+
+
+def defined(body: list[ast.stmt], names: list[str]) -> bool:
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == names[0]:
+            return len(names) == 1 or defined(node.body, names[1:])
+    return False
+
+
+def test_the_floors_are_those_that_import_linter_holds():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = [one["layers"] for one in contracts if one["type"] == "layers"]
+    block = PAGE.partition("## Rooms and floors")[2].partition("```text\n")[2].partition("```")[0]
+    drawn = [line.split() for line in block.splitlines()]
+    assert drawn == [layer.replace(":", " ").split() for layer in layers]
+
+
+@pytest.mark.parametrize("title", MODULES)
+def test_every_hop_exists_and_is_named_by_the_one_before_it(title):
+    hops = walk(title)
+    assert len(hops) > 5
+    for hop in hops:
+        assert defined(ast.parse(hop.file.read_text()).body, hop.names), f"{hop.path} is not defined in {hop.file}"
+    for before, hop in itertools.pairwise(hops):
+        wanted = f"hpctrain.{hop.path.split('.')[0]}" if hop.starts_process else hop.names[-1]
+        if wanted.startswith("__") and wanted.endswith("__"):
+            wanted = hop.names[0]  # a special method is called by using an object of its class
+        text = before.file.read_text()
+        assert re.search(rf"\b{re.escape(wanted)}\b", text), f"{before.path} doesn't lead to {hop.path}"
+
+
+@pytest.mark.parametrize(("title", "most"), MODULES.items())
+def test_a_reader_opens_few_modules_to_follow_a_walk(title, most):
+    modules = {hop.file for hop in walk(title)}
+    assert len(modules) <= most, sorted(str(one.relative_to(ROOT)) for one in modules)
