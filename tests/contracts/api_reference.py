@@ -50,9 +50,9 @@ def _entry(found: griffe.Object, path: str, level: str) -> Iterator[str]:
     if isinstance(found, griffe.Class):
         constructor = found.members.get("__init__")
         if isinstance(constructor, griffe.Function):
-            yield f"```python\n{_signature(constructor, found.name)}\n```\n"
+            yield f"```text\n{_signature(constructor, found.name)}\n```\n"
     elif isinstance(found, griffe.Function):
-        yield f"```python\n{_signature(found, found.name)}\n```\n"
+        yield f"```text\n{_signature(found, found.name)}\n```\n"
     yield from _docstring(found)
     if isinstance(found, griffe.Class):
         for name, member in found.members.items():
