@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from hpctrain.config import require
 from hpctrain.config.requeue import Requeue
@@ -43,45 +44,58 @@ ASKS_FOR_GPUS = re.compile(r"(^|,)\s*(gres[/:])?gpu\s*([:=(,]|$)")
 """Matches a value of sbatch's gres or tres-per-task that contains GPUs."""
 
 
+KIND = require.one_of("local", "slurm")
+
+
+def _check_env(key: str, variables: Mapping[str, str]) -> None:
+    for name, value in variables.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ConfigError(f"{key}.{name}", value, "is not a variable name", "use letters, digits and _")
+        require.single_line(f"{key}.{name}", value)
+
+
+def _check_sbatch(key: str, options: Mapping[str, object]) -> None:
+    for name, value in options.items():
+        _check_option(f"{key}.{name}", name.replace("_", "-"), value)
+
+
+def _check_option(key: str, option: str, value: object) -> None:
+    if option in OWNED_SBATCH_KEYS:
+        raise ConfigError(key, value, "has a key of its own", OWNED_SBATCH_KEYS[option])
+    if option in ("gres", "tres-per-task") and ASKS_FOR_GPUS.search(str(value)):
+        # hpctrain would not count them, and train on the CPU; SLURM refuses a GPU type together with gpus_per_node
+        raise ConfigError(key, value, "requests GPUs, which have a key of their own", GPUS)
+    if not re.fullmatch(r"[a-z][a-z0-9-]*", option):
+        raise ConfigError(key, value, "is not an sbatch option", "write the long name without its dashes")
+    if not isinstance(value, bool | int | float | str):
+        raise ConfigError(key, value, "is not a single value", "write a text, a number, or true for a flag")
+    require.single_line(key, str(value))
+
+
 @dataclass(kw_only=True, slots=True)
-class Cluster:
+class Cluster(require.Checked):
     """Keys of every cluster."""
 
-    kind: str = "local"
+    kind: Annotated[str, KIND] = "local"
     """`local` for this machine, `slurm` for sbatch; set by the option, not by hand."""
-    gpus_per_node: int | None = None
+    gpus_per_node: Annotated[int | None, require.at_least(0)] = None
     """GPUs per node; null: all visible ones with cluster=local, none with cluster=slurm."""
-    gpus_per_process: int = 1
+    gpus_per_process: Annotated[int, require.at_least(1)] = 1
     """GPUs per process; more than 1 for a task that splits its model over several devices."""
-    processes_per_node: int | None = None
+    processes_per_node: Annotated[int | None, require.at_least(1)] = None
     """Ranks per node; null: gpus_per_node / gpus_per_process, or 1 without a GPU."""
-    cpus_per_process: int | None = None
+    cpus_per_process: Annotated[int | None, require.at_least(1)] = None
     """CPU cores per process; null: the scheduler's default, or an equal share of this machine's cores."""
-    network_interface: str | None = None
+    network_interface: Annotated[str | None, require.single_line] = None
     """Network interface for gloo and NCCL, such as ib0 (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); null: they choose."""
-    master_port: int | None = None
+    master_port: Annotated[int | None, require.between(1024, 65535)] = None
     """TCP port on which rank zero listens; null: derived from the job, or the next free one."""
-    env: dict[str, str] = field(default_factory=dict)
+    env: Annotated[dict[str, str], _check_env] = field(default_factory=dict)
     """Environment variables for the ranks, name to value."""
     wait: bool = False
     """Follow the run to its end, and exit with its code; local runs always do."""
     dry_run: bool = False
     """Print what would be launched, without launching it."""
-
-    def __post_init__(self) -> None:
-        """Check single values."""
-        require.one_of("cluster.kind", self.kind, ("local", "slurm"))
-        require.at_least("cluster.gpus_per_node", self.gpus_per_node, 0)
-        require.at_least("cluster.gpus_per_process", self.gpus_per_process, 1)
-        require.at_least("cluster.processes_per_node", self.processes_per_node, 1)
-        require.at_least("cluster.cpus_per_process", self.cpus_per_process, 1)
-        require.single_line("cluster.network_interface", self.network_interface)
-        if self.master_port is not None:
-            require.between("cluster.master_port", self.master_port, 1024, 65535)
-        for name, value in self.env.items():
-            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-                raise ConfigError(f"cluster.env.{name}", value, "is not a variable name", "use letters, digits and _")
-            require.single_line(f"cluster.env.{name}", value)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -93,55 +107,45 @@ class Local(Cluster):
 class Slurm(Cluster):
     """A SLURM cluster: one sbatch job per run, one array per sweep."""
 
-    kind: str = "slurm"
+    kind: Annotated[str, KIND] = "slurm"
     """`slurm`; set by the option, not by hand."""
-    partition: str | None = None
+    partition: Annotated[str | None, require.single_line] = None
     """Partition; null: the cluster's default."""
-    account: str | None = None
+    account: Annotated[str | None, require.single_line] = None
     """Account to charge; null: the user's default."""
-    qos: str | None = None
+    qos: Annotated[str | None, require.single_line] = None
     """Quality of service; null: the user's default."""
-    memory_gb: float | None = None
+    memory_gb: Annotated[float | None, require.above(0)] = None
     """Memory per node in GB; null: the partition's default."""
-    time_limit_min: int = 60
+    time_limit_min: Annotated[int, require.at_least(1, " minute")] = 60
     """Wall-clock bound of one attempt in minutes."""
-    constraint: str | None = None
+    constraint: Annotated[str | None, require.single_line] = None
     """Required node features, as in sbatch --constraint."""
-    exclude: str | None = None
+    exclude: Annotated[str | None, require.single_line] = None
     """Nodes not to use, as in sbatch --exclude."""
-    spare_nodes: int = 0
+    spare_nodes: Annotated[int, require.at_least(0)] = 0
     """Nodes that the job requests in addition to `nodes`. If a node dies, the ranks restart on the others without going
     back to the queue. Until then the spare nodes are idle, and are charged."""
-    reservation: str | None = None
+    reservation: Annotated[str | None, require.single_line] = None
     """Reservation to run in."""
-    signal: str = "USR2"
+    signal: Annotated[str, require.one_of("USR1", "USR2")] = "USR2"
     """User signal that SLURM sends before the time limit: USR1 or USR2."""
-    signal_delay_s: int = 90
+    signal_delay_s: Annotated[int, require.at_least(0, " s")] = 90
     """Seconds between the signal and the time limit; must be long enough for a save."""
     setup: list[str] = field(default_factory=list)
     """Shell lines of the batch script before the run, such as `module load cuda`."""
-    srun_args: list[str] = field(default_factory=list)
+    srun_args: Annotated[list[str], require.each(require.single_line)] = field(default_factory=list)
     """Additional arguments for srun, such as --cpu-bind=cores."""
-    sbatch: dict[str, Any] = field(default_factory=dict)
+    sbatch: Annotated[dict[str, Any], _check_sbatch] = field(default_factory=dict)
     """Other sbatch options, name to value, true for a flag; such as +cluster.sbatch.licenses=matlab."""
     requeue: Requeue = field(default_factory=Requeue)
     """How often a run is continued automatically, by cause."""
-    max_parallel_runs: int | None = None
+    max_parallel_runs: Annotated[int | None, require.at_least(1)] = None
     """Runs of a sweep that may run at the same time; null: no limit of hpctrain's."""
 
     def __post_init__(self) -> None:
-        """Check single values."""
+        """Also refuse a signal that would be due before the start."""
         Cluster.__post_init__(self)
-        require.above("cluster.memory_gb", self.memory_gb, 0)
-        require.at_least("cluster.time_limit_min", self.time_limit_min, 1, " minute")
-        require.at_least("cluster.signal_delay_s", self.signal_delay_s, 0, " s")
-        require.at_least("cluster.spare_nodes", self.spare_nodes, 0)
-        require.at_least("cluster.max_parallel_runs", self.max_parallel_runs, 1)
-        require.one_of("cluster.signal", self.signal, ("USR1", "USR2"))
-        for key in ("partition", "account", "qos", "constraint", "exclude", "reservation"):
-            require.single_line(f"cluster.{key}", getattr(self, key))
-        for argument in self.srun_args:
-            require.single_line("cluster.srun_args", argument)
         if self.signal_delay_s >= self.time_limit_min * 60:
             raise ConfigError(
                 "cluster.signal_delay_s",
@@ -149,19 +153,3 @@ class Slurm(Cluster):
                 f"must be shorter than the time limit of {self.time_limit_min} min",
                 "shorten it, or raise cluster.time_limit_min",
             )
-        for name, value in self.sbatch.items():
-            self._check_sbatch(name, value)
-
-    @staticmethod
-    def _check_sbatch(name: str, value: object) -> None:
-        key, spelled = f"cluster.sbatch.{name}", name.replace("_", "-")
-        if spelled in OWNED_SBATCH_KEYS:
-            raise ConfigError(key, value, "has a key of its own", OWNED_SBATCH_KEYS[spelled])
-        if spelled in ("gres", "tres-per-task") and ASKS_FOR_GPUS.search(str(value)):
-            # hpctrain would not count them, and train on the CPU; SLURM refuses a GPU type together with gpus_per_node
-            raise ConfigError(key, value, "requests GPUs, which have a key of their own", GPUS)
-        if not re.fullmatch(r"[a-z][a-z0-9-]*", spelled):
-            raise ConfigError(key, value, "is not an sbatch option", "write the long name without its dashes")
-        if not isinstance(value, bool | int | float | str):
-            raise ConfigError(key, value, "is not a single value", "write a text, a number, or true for a flag")
-        require.single_line(key, str(value))

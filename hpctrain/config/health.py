@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from hpctrain.config import require
 
@@ -13,25 +14,18 @@ USUAL_S = 1800.0
 
 
 @dataclass(kw_only=True, slots=True)
-class Health:
+class Health(require.Checked):
     """Bounds on the time without progress, per rank; beyond them the attempt ends as `hang`, with stacks in logs/."""
 
-    hang_timeout_s: float = 1800.0
+    hang_timeout_s: Annotated[float, require.between(1, LONGEST_S)] = 1800.0
     """Seconds without a completed step, after the attempt's first step."""
-    start_timeout_s: float | None = None
+    start_timeout_s: Annotated[float | None, require.between(1, LONGEST_S)] = None
     """Seconds for start-up and the first step: preparing the data, rendezvous, loading a checkpoint, compiling.
     null: 1800, or `hang_timeout_s` if that is longer."""
-    eval_timeout_s: float | None = None
+    eval_timeout_s: Annotated[float | None, require.between(1, LONGEST_S)] = None
     """Seconds without an evaluated batch during an evaluation. null: 1800, or `hang_timeout_s` if that is longer."""
-    save_timeout_s: float | None = None
+    save_timeout_s: Annotated[float | None, require.between(1, LONGEST_S)] = None
     """Seconds for one save. null: 1800, or `hang_timeout_s` if that is longer."""
-
-    def __post_init__(self) -> None:
-        """Check single values."""
-        for name in ("hang_timeout_s", "start_timeout_s", "eval_timeout_s", "save_timeout_s"):
-            value = getattr(self, name)
-            if value is not None:
-                require.between(f"health.{name}", value, 1, LONGEST_S)
 
     @property
     def start_bound_s(self) -> float:

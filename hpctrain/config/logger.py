@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from hpctrain.config import require
 
 
 @dataclass(kw_only=True, slots=True)
-class Logger:
+class Logger(require.Checked):
     """Logging; metrics.jsonl is always written."""
 
-    every_steps: int = 10
+    every_steps: Annotated[int, require.at_least(1)] = 10
     """Steps between records of the training loss, which is the mean over these steps and all ranks."""
     tensorboard: bool = True
     """Also write TensorBoard's event files."""
@@ -19,7 +20,3 @@ class Logger:
     """Time a few steps part by part, to find what holds the run back, and log throughput, MFU and memory."""
     samples: bool = False
     """Also write the indices of each step's samples to logs/samples_RANK.jsonl, on every rank."""
-
-    def __post_init__(self) -> None:
-        """Check single values."""
-        require.at_least("logger.every_steps", self.every_steps, 1)

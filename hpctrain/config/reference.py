@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 
+from hpctrain.config.cluster import Cluster, Slurm
 from hpctrain.config.compose import conf_dir
 from hpctrain.config.requeue import Requeue
 from hpctrain.config.root import Config
@@ -36,7 +38,7 @@ class Field:
 
 
 def fields_of(schema: type) -> Iterator[Field]:
-    """Yield the keys of a schema class, each with the docstring below it."""
+    """Yield the keys that a schema class declares itself, each with the docstring below it."""
     tree = ast.parse(inspect.getsource(schema)).body[0]
     assert isinstance(tree, ast.ClassDef)
     for node, after in zip(tree.body, tree.body[1:], strict=False):
@@ -44,7 +46,14 @@ def fields_of(schema: type) -> Iterator[Field]:
             assert isinstance(after, ast.Expr)
             assert isinstance(after.value, ast.Constant)
             text = " ".join(str(after.value.value).split())
-            yield Field(node.target.id, ast.unparse(node.annotation), _default(node.value), text)
+            yield Field(node.target.id, _type(node.annotation), _default(node.value), text)
+
+
+def _type(annotation: ast.expr) -> str:
+    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Annotated":
+        assert isinstance(annotation.slice, ast.Tuple)
+        annotation = annotation.slice.elts[0]
+    return ast.unparse(annotation)
 
 
 def _default(value: ast.expr) -> str:
@@ -55,9 +64,9 @@ def _default(value: ast.expr) -> str:
     return {"None": "null", "True": "true", "False": "false"}.get(text, text.strip("'"))
 
 
-def _table(prefix: str, schema: type, leave_out: frozenset[str] = frozenset()) -> list[str]:
+def _table(prefix: str, *schemas: type, leave_out: frozenset[str] = frozenset()) -> list[str]:
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
-    for field in fields_of(schema):
+    for field in itertools.chain.from_iterable(map(fields_of, schemas)):
         if field.type == "Requeue":
             lines += _table(f"{prefix}{field.name}.", Requeue)[2:-1]
         elif field.name not in leave_out:
@@ -69,7 +78,7 @@ def _table(prefix: str, schema: type, leave_out: frozenset[str] = frozenset()) -
 
 def reference() -> str:
     """Return the page."""
-    lines = [HEAD, "## Top level", "", *_table("", Config, frozenset(GROUPS))]
+    lines = [HEAD, "## Top level", "", *_table("", Config, leave_out=frozenset(GROUPS))]
     for group, schemas in GROUPS.items():
         module = inspect.getmodule(next(iter(schemas.values())))
         assert module is not None
@@ -84,10 +93,11 @@ def reference() -> str:
         for name, schema in schemas.items():
             if len(schemas) > 1:
                 lines += [f"### {group}={name}", "", f"{(schema.__doc__ or '').strip()}", ""]
-            if group == "cluster" and name == "slurm":
+            declaring = [base for base in schema.__mro__ if is_dataclass(base)]
+            if schema is Slurm:
                 lines += ["All keys of `cluster=local`, and:", ""]
-            # the keys that all clusters share are listed with the first one
-            lines += _table(f"{group}.", schema.__mro__[1] if name == "local" else schema)
+                declaring.remove(Cluster)
+            lines += _table(f"{group}.", *declaring)
     return "\n".join(lines).rstrip() + "\n"
 
 

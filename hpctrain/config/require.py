@@ -1,39 +1,110 @@
-"""Checks of single values; each raises a ConfigError that names key, value and remedy."""
+"""Conditions on single values, written next to the field: ``nodes: Annotated[int, require.at_least(1)] = 1``."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, get_type_hints
 
 from hpctrain.errors import ConfigError
 
-
-def at_least(key: str, value: float | None, minimum: float, unit: str = "") -> None:
-    """Refuse NaN and numbers below ``minimum``; None passes."""
-    if value is not None and (math.isnan(value) or value < minimum):
-        raise ConfigError(key, value, f"must be at least {minimum}{unit}", f"set {key}={minimum} or more")
+Check = Callable[[str, Any], None]
+"""Takes the full key and its value, which is never None; raises a ConfigError with both and a remedy."""
 
 
-def above(key: str, value: float | None, bound: float) -> None:
-    """Refuse infinity, NaN and numbers up to ``bound``; None passes."""
-    if value is not None and not (math.isfinite(value) and value > bound):
-        raise ConfigError(key, value, f"must be a number above {bound:g}", f"set {key} to one")
+class Checked:
+    """Base of the schema's classes: checks each value as its field's annotation requires; None always passes.
+
+    A class that compares values with each other does so in its own `__post_init__`, after calling this one.
+    """
+
+    __slots__ = ()
+
+    @property
+    def prefix(self) -> str:
+        """What precedes a field's name in its full key: the group, which has a module of the same name."""
+        return f"{type(self).__module__.rpartition('.')[2]}."
+
+    def __post_init__(self) -> None:
+        """Check single values."""
+        schema: type = type(self)
+        for name, checks in _checks_of(schema).items():
+            value = getattr(self, name)
+            if value is not None:
+                for check in checks:
+                    check(f"{self.prefix}{name}", value)
 
 
-def between(key: str, value: float, low: float, high: float) -> None:
+# resolving the annotations takes longer than the checks, and a sweep checks every run
+@functools.cache
+def _checks_of(schema: type) -> dict[str, tuple[Check, ...]]:
+    hints = get_type_hints(schema, include_extras=True)
+    return {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A check of one value.
+
+    Args:
+        holds: takes the value; its result is true for a good one.
+        problem: what is wrong with any other.
+        remedy: what to type instead; ``{key}`` in it stands for the full key.
+        quoted: show the value in quotes, for texts that may be empty or contain control characters.
+    """
+
+    holds: Callable[[Any], object]
+    problem: str
+    remedy: str
+    quoted: bool = False
+
+    def __call__(self, key: str, value: object) -> None:
+        """Raise a ConfigError unless the condition holds."""
+        if not self.holds(value):
+            raise ConfigError(key, repr(value) if self.quoted else value, self.problem, self.remedy.format(key=key))
+
+
+def at_least(minimum: float, unit: str = "") -> Condition:
+    """Refuse NaN and numbers below ``minimum``."""
+    remedy = f"set {{key}}={minimum} or more"
+    return Condition(lambda value: value >= minimum, f"must be at least {minimum}{unit}", remedy)
+
+
+def above(bound: float) -> Condition:
+    """Refuse infinity, NaN and numbers up to ``bound``."""
+    problem = f"must be a number above {bound:g}"
+    return Condition(lambda value: math.isfinite(value) and value > bound, problem, "set {key} to one")
+
+
+def between(low: float, high: float) -> Condition:
     """Refuse NaN and numbers outside of [low, high]."""
-    if not low <= value <= high:
-        raise ConfigError(key, value, f"must be in [{low:g}, {high:g}]", f"set {key} to a number in this range")
+    problem = f"must be in [{low:g}, {high:g}]"
+    return Condition(lambda value: low <= value <= high, problem, "set {key} to a number in this range")
 
 
-def one_of(key: str, value: str, choices: Iterable[str]) -> None:
+def one_of(*choices: object) -> Condition:
     """Refuse a value that isn't one of ``choices``."""
-    names = sorted(choices)
-    if value not in names:
-        raise ConfigError(key, value, "is not known", f"choose one of {', '.join(names)}")
+    names = ", ".join(sorted(map(str, choices)))
+    return Condition(lambda value: value in choices, "is not known", f"choose one of {names}")
 
 
-def single_line(key: str, value: str | None) -> None:
-    """Refuse control characters; in a batch script a line break would start another command."""
-    if value is not None and any(ord(character) < 32 or ord(character) == 127 for character in value):
-        raise ConfigError(key, repr(value), "contains a line break or a control character", "write it on one line")
+# in a batch script a line break would start another command
+single_line = Condition(
+    lambda value: not re.search(r"[\x00-\x1f\x7f]", value),
+    "contains a line break or a control character",
+    "write it on one line",
+    quoted=True,
+)
+
+
+def each(check: Check) -> Check:
+    """Check every item of a list."""
+
+    def check_items(key: str, items: Iterable[object]) -> None:
+        for item in items:
+            check(key, item)
+
+    return check_items

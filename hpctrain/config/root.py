@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from hpctrain.config import require
 from hpctrain.config.checkpoint import Checkpoint
@@ -17,20 +17,34 @@ from hpctrain.config.precision import Precision
 from hpctrain.config.resume import Resume
 from hpctrain.config.schedule import Schedule
 from hpctrain.config.trainer import Trainer
-from hpctrain.errors import ConfigError
+
+FOLDER_NAME = require.Condition(
+    lambda name: re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", name),
+    "is not usable as a folder name",
+    "use letters, digits and any of _ . + -",
+    quoted=True,
+)
+NOT_EMPTY = require.Condition(str.strip, "is empty", "name a folder, or omit the key", quoted=True)
+OWNER_MAY_ALL = require.Condition(
+    lambda mode: re.fullmatch(r"0?7[0-7]{2}", mode),
+    "must be octal and give the owner all permissions",
+    "set {key}='0750'",
+)
 
 
 @dataclass(kw_only=True, slots=True)
-class Config:
+class Config(require.Checked):
     """Top-level keys, and one field per group; task, model and optimizer have the arguments of their `_target_`."""
 
-    nodes: int = 1
+    prefix = ""
+
+    nodes: Annotated[int, require.at_least(1)] = 1
     """Number of machines."""
-    seed: int = 0
+    seed: Annotated[int, require.between(0, 2**63 - 1)] = 0
     """Seed of everything random in the run."""
-    name: str | None = None
+    name: Annotated[str | None, FOLDER_NAME] = None
     """Name of the run, in the queue and under runs/; null: the task's name."""
-    run_dir: str | None = None
+    run_dir: Annotated[str | None, require.single_line, NOT_EMPTY] = None
     """Run directory, which contains everything about the run; null: runs/NAME/DATE_TIME."""
     init_from: str | None = None
     """Start with the weights of another run, a checkpoint, or a .pt or .safetensors file; null: with new weights."""
@@ -38,7 +52,7 @@ class Config:
     """Names of the weights to load, with * and ?, such as encoder.*."""
     init_strict: bool = True
     """Require that every matching name is in the model and in the file, with the same shape."""
-    run_mode: str = "0750"
+    run_mode: Annotated[str, OWNER_MAY_ALL] = "0750"
     """Permissions of the run directory, in octal."""
     cluster: Cluster = field(default_factory=Cluster)
     """Where the ranks run."""
@@ -66,25 +80,6 @@ class Config:
     """When a run without progress counts as hanging."""
     resume: Resume = field(default_factory=Resume)
     """What may change when a run is resumed."""
-
-    def __post_init__(self) -> None:
-        """Check single values."""
-        require.at_least("nodes", self.nodes, 1)
-        require.between("seed", self.seed, 0, 2**63 - 1)
-        require.single_line("run_dir", self.run_dir)
-        if self.run_dir is not None and not self.run_dir.strip():
-            raise ConfigError("run_dir", repr(self.run_dir), "is empty", "name a folder, or omit the key")
-        if self.name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", self.name):
-            raise ConfigError(
-                "name",
-                repr(self.name),
-                "is not usable as a folder name",
-                "use letters, digits and any of _ . + -",
-            )
-        if not re.fullmatch(r"0?[0-7]{3}", self.run_mode) or int(self.run_mode, 8) & 0o700 != 0o700:
-            raise ConfigError(
-                "run_mode", self.run_mode, "must be octal and give the owner all permissions", "set run_mode='0750'"
-            )
 
     @property
     def mode(self) -> int:

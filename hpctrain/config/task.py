@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from hpctrain.config import require
 from hpctrain.errors import ConfigError
@@ -49,41 +49,35 @@ def refuse_without_extra(
         raise ConfigError("task._target_", target, f"needs the package {package}, which isn't installed", remedy)
 
 
+RGB = require.Condition(lambda values: len(values) == 3, "must have one number per channel", "write three numbers")
+
+
 @dataclass(kw_only=True, slots=True)
-class Digits:
+class Digits(require.Checked):
     """scikit-learn's handwritten digits, 8 x 8 pixels, ten classes."""
 
     _target_: str = "hpctrain.tasks.digits.Digits"
     """Class to instantiate."""
-    held_out: float = 0.2
+    held_out: Annotated[float, require.between(0.01, 0.9)] = 0.2
     """Fraction of the samples held out for evaluation."""
     augment: bool = False
     """Shift each training image by up to a pixel, drawn from seed, epoch and sample."""
 
-    def __post_init__(self) -> None:
-        """Check single values."""
-        require.between("task.held_out", self.held_out, 0.01, 0.9)
-
 
 @dataclass(kw_only=True, slots=True)
-class Text:
+class Text(require.Checked):
     """Language modelling of bytes, on the English text in Python's own `pydoc_data.topics`."""
 
     _target_: str = "hpctrain.tasks.text.Text"
     """Class to instantiate."""
-    context_length: int = 128
+    context_length: Annotated[int, require.at_least(2)] = 128
     """Bytes per sample."""
-    held_out: float = 0.1
+    held_out: Annotated[float, require.between(0.01, 0.9)] = 0.1
     """Fraction of the text held out for evaluation."""
-
-    def __post_init__(self) -> None:
-        """Check single values."""
-        require.at_least("task.context_length", self.context_length, 2)
-        require.between("task.held_out", self.held_out, 0.01, 0.9)
 
 
 @dataclass(kw_only=True, slots=True)
-class ImageFolder:
+class ImageFolder(require.Checked):
     """Images in DATA/train/CLASS and DATA/val/CLASS, the usual layout of ImageNet. Needs `hpctrain[images]`."""
 
     _target_: str = "hpctrain.tasks.image_folder.ImageFolder"
@@ -94,40 +88,28 @@ class ImageFolder:
     """Subfolder of the training images, with a folder per class."""
     eval: str | None = "val"
     """Subfolder of the held-out images; null: no evaluation."""
-    num_classes: int | None = None
+    num_classes: Annotated[int | None, require.at_least(2)] = None
     """Number of classes of the model, for a check; conf/task takes it from the model."""
-    image_size: int = 224
+    image_size: Annotated[int, require.at_least(1)] = 224
     """Pixels per side of the model's input."""
-    min_crop: float = 0.08
+    min_crop: Annotated[float, require.between(0.001, 1)] = 0.08
     """Smallest fraction of a training image's area that a random crop keeps."""
-    crop_share: float = 0.875
+    crop_share: Annotated[float, require.between(0.1, 1)] = 0.875
     """Fraction of the resized image's shorter side that the centre crop of evaluation keeps."""
-    flip: float = 0.5
+    flip: Annotated[float, require.between(0, 1)] = 0.5
     """Probability of mirroring a training image."""
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, require.between(0, 1)] = 0.0
     """Fraction of the training target spread over all classes."""
-    mean: list[float] = field(default_factory=lambda: [0.485, 0.456, 0.406])
+    mean: Annotated[list[float], RGB] = field(default_factory=lambda: [0.485, 0.456, 0.406])
     """Subtracted per channel; a fraction of full brightness."""
-    deviation: list[float] = field(default_factory=lambda: [0.229, 0.224, 0.225])
+    deviation: Annotated[list[float], RGB, require.each(require.above(0))] = field(
+        default_factory=lambda: [0.229, 0.224, 0.225]
+    )
     """Divisor per channel; a fraction of full brightness."""
-
-    def __post_init__(self) -> None:
-        """Check single values."""
-        require.at_least("task.num_classes", self.num_classes, 2)
-        require.at_least("task.image_size", self.image_size, 1)
-        require.between("task.min_crop", self.min_crop, 0.001, 1)
-        require.between("task.crop_share", self.crop_share, 0.1, 1)
-        require.between("task.flip", self.flip, 0, 1)
-        require.between("task.label_smoothing", self.label_smoothing, 0, 1)
-        for key, values in (("mean", self.mean), ("deviation", self.deviation)):
-            if len(values) != 3:
-                raise ConfigError(f"task.{key}", values, "must have one number per channel", "write three numbers")
-        for deviation in self.deviation:
-            require.above("task.deviation", deviation, 0)
 
 
 @dataclass(kw_only=True, slots=True)
-class Tokens:
+class Tokens(require.Checked):
     """Language modelling on token files, at any size; `hpctrain.tasks.make_tokens` creates them."""
 
     _target_: str = "hpctrain.tasks.tokens.Tokens"
@@ -138,38 +120,25 @@ class Tokens:
     """Name of the training files, or a pattern with * and ?: .bin (raw numbers) or .npy."""
     eval: str | None = "eval*"
     """The same for the held-out files; null: no evaluation."""
-    dtype: str | None = None
+    dtype: Annotated[str | None, require.one_of("uint16", "uint32")] = None
     """Numbers in .bin files: `uint16` or `uint32`, little-endian; null: as in tokens.json next to them."""
-    context_length: int = 1024
+    context_length: Annotated[int, require.at_least(1)] = 1024
     """Tokens per sample."""
-    vocab_size: int | None = None
+    vocab_size: Annotated[int | None, require.at_least(1)] = None
     """Vocabulary size of the model, for a check; conf/task takes it from the model."""
-
-    def __post_init__(self) -> None:
-        """Check single values."""
-        require.at_least("task.context_length", self.context_length, 1)
-        require.at_least("task.vocab_size", self.vocab_size, 1)
-        if self.dtype is not None:
-            require.one_of("task.dtype", self.dtype, ("uint16", "uint32"))
 
 
 @dataclass(kw_only=True, slots=True)
-class Keras:
+class Keras(require.Checked):
     """A Keras 3 model on the torch backend: the convnet of Keras's guide, on the digits. Needs `hpctrain[keras]`."""
 
     _target_: str = "hpctrain.tasks.keras_digits.KerasDigits"
     """Class to instantiate."""
-    held_out: float = 0.2
+    held_out: Annotated[float, require.between(0.01, 0.9)] = 0.2
     """Fraction of the samples held out for evaluation."""
     augment: bool = False
     """Shift each training image by up to a pixel, drawn from seed, epoch and sample."""
-    dropout: float = 0.5
+    dropout: Annotated[float, require.between(0, 1)] = 0.5
     """Dropout probability before the last layer."""
-    weight_penalty: float = 0.0
+    weight_penalty: Annotated[float, require.at_least(0)] = 0.0
     """Strength of the L2 penalty on the kernels of the convolutions; Keras adds it to the loss."""
-
-    def __post_init__(self) -> None:
-        """Check single values."""
-        require.between("task.held_out", self.held_out, 0.01, 0.9)
-        require.between("task.dropout", self.dropout, 0, 1)
-        require.at_least("task.weight_penalty", self.weight_penalty, 0)
