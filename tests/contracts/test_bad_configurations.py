@@ -148,7 +148,7 @@ MISTAKES = {
     "another main configuration, shown": (["-cn", "mine", "--cfg", "job"], "--config-name=mine", "experiment=NAME"),
     "another folder than ours": (["-cp", "conf", "cluster=slurm"], "--config-path=conf", "experiment=NAME"),
     "a pickle of Hydra's": (["--experimental-rerun", "config.pickle"], "--experimental-rerun=config.pickle", "resume"),
-    "an unknown command": (["fly"], "fly", "known are"),
+    "an unknown command": (["fly"], "fly", "the commands are"),
     "sweeping the cluster": (["-m", "cluster=local,slurm"], "cluster=local,slurm", "can't be swept"),
     "sweeping run_dir": (["-m", "run_dir=a,b"], "run_dir=a,b", "RUN_DIR/0"),
     "one bad run of a sweep": (["-m", "cluster=slurm", "optimizer.lr=1e-3,0"], "optimizer.lr=0", "above 0"),

@@ -162,7 +162,7 @@ def test_each_phase_has_a_key_of_its_own():
 @pytest.mark.parametrize("key", ["hang_timeout_s", "start_timeout_s", "eval_timeout_s", "save_timeout_s"])
 @pytest.mark.parametrize("value", [0.5, float("inf"), float("nan"), -1])
 def test_bounds_that_cannot_be_are_refused(key, value):
-    with pytest.raises(ConfigError, match=rf"health\.{key}=.*must lie in \[1, 1e\+07\]"):
+    with pytest.raises(ConfigError, match=rf"health\.{key}=.*must be in \[1, 1e\+07\]"):
         Health(**{key: value})
 
 
