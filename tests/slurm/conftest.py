@@ -6,6 +6,7 @@ HPCTRAIN_REQUIRE_SLURM=1 in the environment they fail instead.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -23,6 +24,7 @@ from submitted_runs import PROGRAMS, Straight, SubmittedRuns
 
 PROGRAM = Path(__file__).parents[2] / "slurm" / "sandbox"
 STATES = Path("/run/slurm-sandbox")
+DISKS = Path("/run/slurm-sandbox-disks")
 IMPOSSIBLE = "no SLURM on this machine"
 SILENT = re.compile(r"timed out|unable to contact|connect failure|connection refused", re.IGNORECASE)
 """What SLURM's commands print when the controller of a busy machine answers late."""
@@ -229,13 +231,21 @@ def sandboxes() -> Iterator[SandboxPool]:
 
 
 @pytest.fixture(scope="session")
-def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def disks() -> Iterator[Path]:
     """A folder for file systems, which is mounted before any sandbox starts: nodes see what is mounted in it later."""
-    folder = tmp_path_factory.mktemp("disks")
-    mount("-t", "tmpfs", "-o", "size=1m", "disks", str(folder))
-    mount("--make-shared", str(folder))
+    # not in pytest's own folders: it couldn't delete what a killed session has left mounted, and would fail
+    folder = DISKS / f"pytest-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True)
+        mount("-t", "tmpfs", "-o", "size=1m", "disks", str(folder))
+        mount("--make-shared", str(folder))
+    except (OSError, subprocess.CalledProcessError):
+        # who may not mount can't start a sandbox either, and its error says why the tests are skipped
+        yield folder
+        return
     yield folder
     unmount(folder)
+    folder.rmdir()
 
 
 @pytest.fixture
@@ -302,6 +312,18 @@ def _start(suffix: str, *options: str) -> SlurmSandbox:
 
 
 def _take_down_what_dead_sessions_left() -> None:
+    if os.geteuid() != 0:
+        return
     for path in STATES.glob("pytest-*"):
-        if os.geteuid() == 0 and not Path("/proc", path.name.split("-")[1]).exists():
+        if _is_dead(path):
             subprocess.run([sys.executable, str(PROGRAM), "down", "--name", path.name], check=True)
+    for path in DISKS.glob("pytest-*"):
+        if _is_dead(path):
+            subprocess.run(["umount", "--recursive", "--lazy", str(path)], stderr=subprocess.DEVNULL, check=False)
+            with contextlib.suppress(OSError):  # another worker was here first
+                path.rmdir()
+
+
+def _is_dead(path: Path) -> bool:
+    """Whether the session that made a folder has ended."""
+    return not Path("/proc", path.name.split("-")[1]).exists()
