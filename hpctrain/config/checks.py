@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.machinery
+import operator
 import os
 import sys
 from collections.abc import Mapping
@@ -17,6 +18,14 @@ from hpctrain.errors import ConfigError
 
 NEEDS_A_CLOSURE = "needs a closure that computes the loss again, which the training loop doesn't pass"
 """Why torch.optim.LBFGS is refused."""
+NEEDS_GPU = (
+    ("trainer.sync_batchnorm", True, "torch synchronises batch norm on GPUs only", ""),
+    ("precision.kind", "tf32", "needs NVIDIA GPUs", ", or use precision=fp32"),
+    ("parallel.kind", "data_parallel", "needs GPUs", ", or use parallel=ddp"),
+    ("parallel.gradient_compression", "bf16", "needs GPUs: torch sends bf16 only through NCCL", ", or use fp16"),
+    ("parallel.backend", "nccl", "needs GPUs", ", or use parallel.backend=gloo"),
+)
+"""Key, value, why it needs a GPU, and what to use instead."""
 SHOWN = 5
 """How many process counts the message on an indivisible batch suggests."""
 
@@ -32,11 +41,12 @@ def check(config: Config, environ: Mapping[str, str] = os.environ, *, world_size
     Raises:
         ConfigError: the first impossible combination.
     """
-    if config.nodes > 1 and not isinstance(config.cluster, Slurm) and world_size is None:
-        raise ConfigError(
-            "nodes", config.nodes, "needs a cluster, but cluster=local is one machine", "add cluster=slurm"
-        )
-    _check_length(config)
+    slurm = isinstance(config.cluster, Slurm)
+    if config.nodes > 1 and not slurm and world_size is None:
+        problem = "needs a cluster, but cluster=local is one machine"
+        raise ConfigError("nodes", config.nodes, problem, "add cluster=slurm")
+    if config.trainer.max_steps is None and config.trainer.max_epochs is None:
+        raise ConfigError("trainer.max_steps", None, "the run would never end", "set it, or trainer.max_epochs")
     if config.init_from is not None:
         _check_weights(config.init_from)
     if config.checkpoint.safetensors:
@@ -44,13 +54,12 @@ def check(config: Config, environ: Mapping[str, str] = os.environ, *, world_size
     for group in ("task", "model", "optimizer"):
         _check_target(group, getattr(config, group))
     refuse_without_extra(config.task)
-    if (folder := missing_folder(config.task)) is not None and not isinstance(config.cluster, Slurm):
+    if (folder := missing_folder(config.task)) is not None and not slurm:
         raise ConfigError("task.data", folder, "is not a folder", "set it to the folder with the data")
     _check_parallel(config, world_size)
     resources = resources_of(config, environ)
     check_batch(config, world_size or resources.world_size)
     if resources.gpus_per_node == 0:
-        slurm = isinstance(config.cluster, Slurm)
         refuse_without_gpu(config, "set cluster.gpus_per_node" if slurm else "run on a machine with a GPU")
     _check_shapes(config)
 
@@ -69,12 +78,6 @@ def _require_safetensors(key: str, value: object) -> None:
     if importlib.machinery.PathFinder.find_spec("safetensors") is None:
         remedy = 'pip install "hpctrain[safetensors]"'
         raise ConfigError(key, value, "needs the package safetensors, which isn't installed", remedy)
-
-
-def _check_length(config: Config) -> None:
-    trainer = config.trainer
-    if trainer.max_steps is None and trainer.max_epochs is None:
-        raise ConfigError("trainer.max_steps", None, "the run would never end", "set it, or trainer.max_epochs")
 
 
 def _check_target(group: str, node: Any) -> None:
@@ -102,18 +105,15 @@ def _check_parallel(config: Config, world_size: int | None) -> None:
     """Check what nn.DataParallel, one process with several GPUs, is combined with."""
     if config.parallel.kind != "data_parallel":
         return
+    remedy = "use parallel=ddp, which is faster"
     processes = world_size or config.nodes * (config.cluster.processes_per_node or 1)
     if processes > 1:
-        raise ConfigError(
-            "parallel.kind",
-            "data_parallel",
-            f"runs one process with several GPUs, but {processes} processes are requested",
-            "use parallel=ddp, which is faster",
-        )
+        problem = f"runs one process with several GPUs, but {processes} processes are requested"
+        raise ConfigError("parallel.kind", "data_parallel", problem, remedy)
     for key in ("compile", "sync_batchnorm"):
         if getattr(config.trainer, key):
             problem = "doesn't work with the threads of parallel=data_parallel"
-            raise ConfigError(f"trainer.{key}", True, problem, "use parallel=ddp, which is faster")
+            raise ConfigError(f"trainer.{key}", True, problem, remedy)
 
 
 def check_batch(config: Config, world_size: int) -> None:
@@ -160,17 +160,9 @@ def refuse_without_gpu(config: Config, remedy: str) -> None:
     Raises:
         ConfigError: a key asks for something that needs a GPU.
     """
-    if config.trainer.sync_batchnorm:
-        raise ConfigError("trainer.sync_batchnorm", True, "torch synchronises batch norm on GPUs only", remedy)
-    if config.precision.kind == "tf32":
-        raise ConfigError("precision.kind", "tf32", "needs NVIDIA GPUs", f"{remedy}, or use precision=fp32")
-    if config.parallel.kind == "data_parallel":
-        raise ConfigError("parallel.kind", "data_parallel", "needs GPUs", f"{remedy}, or use parallel=ddp")
-    if config.parallel.gradient_compression == "bf16":
-        problem = "needs GPUs: torch sends bf16 only through NCCL"
-        raise ConfigError("parallel.gradient_compression", "bf16", problem, f"{remedy}, or use fp16")
-    if config.parallel.backend == "nccl":
-        raise ConfigError("parallel.backend", "nccl", "needs GPUs", f"{remedy}, or use parallel.backend=gloo")
+    for key, value, problem, alternative in NEEDS_GPU:
+        if operator.attrgetter(key)(config) == value:
+            raise ConfigError(key, value, problem, f"{remedy}{alternative}")
 
 
 def warnings_of(config: Config) -> list[str]:
@@ -191,17 +183,9 @@ def _check_shapes(config: Config) -> None:
     model, task = config.model, config.task
     if model["_target_"] == "hpctrain.models.gpt.GPT":
         if model["width"] % model["num_heads"]:
-            raise ConfigError(
-                "model.width",
-                model["width"],
-                f"is not a multiple of model.num_heads={model['num_heads']}",
-                "change one of them",
-            )
+            problem = f"is not a multiple of model.num_heads={model['num_heads']}"
+            raise ConfigError("model.width", model["width"], problem, "change one of them")
         needed = task.get("context_length")
         if isinstance(needed, int) and needed > model["context_length"]:
-            raise ConfigError(
-                "task.context_length",
-                needed,
-                f"is longer than model.context_length={model['context_length']}",
-                "raise that too",
-            )
+            problem = f"is longer than model.context_length={model['context_length']}"
+            raise ConfigError("task.context_length", needed, problem, "raise that too")

@@ -147,9 +147,6 @@ class Slurm(Cluster):
         """Also refuse a signal that would be due before the start."""
         Cluster.__post_init__(self)
         if self.signal_delay_s >= self.time_limit_min * 60:
-            raise ConfigError(
-                "cluster.signal_delay_s",
-                self.signal_delay_s,
-                f"must be shorter than the time limit of {self.time_limit_min} min",
-                "shorten it, or raise cluster.time_limit_min",
-            )
+            problem = f"must be shorter than the time limit of {self.time_limit_min} min"
+            remedy = "shorten it, or raise cluster.time_limit_min"
+            raise ConfigError("cluster.signal_delay_s", self.signal_delay_s, problem, remedy)

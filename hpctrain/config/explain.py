@@ -45,18 +45,21 @@ class Explainer:
 
     def explain(self) -> ConfigError:
         """Return the first explanation that fits."""
-        for recognise in (
-            self._missing_choice,
-            self._unknown_group,
-            self._unknown_key,
-            self._missing_value,
-            self._wrong_type,
-            self._syntax,
-            self._interpolation,
+        for pattern, explanation in (
+            (r"Could not (?:find|load) '([^']+)'", self._missing_choice),
+            (r"Could not override '([\w/@.-]+)'\.\s*No match in the defaults list", self._unknown_group),
+            (r"Could not override '([^']+)'", self._unknown_key),
+            (r"Could not delete from config\. '([^']+)'", self._unknown_key),
+            (r"Key '[^']+' (?:is )?not in [\s\S]*?full_key: (.+)", self._unknown_key),
+            (r"Key '([^']+)' (?:is )?not in", self._unknown_key),
+            (r"Missing mandatory value", self._missing_value),
+            (WRONG_TYPE, self._wrong_type),
+            (r"Error parsing override '([^']*)'", self._syntax),
+            (SYNTAX, self._syntax),
+            (r"Interpolation key '([^']+)' not found", self._interpolation),
         ):
-            found = recognise()
-            if found is not None:
-                return found
+            if (match := re.search(pattern, self.text)) is not None:
+                return explanation(match)
         first = next((line for line in self.text.splitlines() if line.strip()), "cannot be composed")
         return ConfigError("configuration", " ".join(self.overrides), first.rstrip("."), HELP)
 
@@ -85,31 +88,17 @@ class Explainer:
         value = self._value(key)
         return ConfigError(key, "..." if value is None else value, problem, remedy)
 
-    def _missing_choice(self) -> ConfigError | None:
-        match = re.search(r"Could not (?:find|load) '([^']+)'", self.text)
-        if match is None:
-            return None
+    def _missing_choice(self, match: re.Match[str]) -> ConfigError:
         group, _, option = match[1].rpartition("/")
         if not group:
             return ConfigError(option, self._value(option), "was not found", HELP)
         names = ", ".join(self.options(group)) or "none"
         return ConfigError(group, option, f"is not an option of the group {group}", f"choose one of {names}")
 
-    def _unknown_group(self) -> ConfigError | None:
-        match = re.search(r"Could not override '([\w/@.-]+)'\.\s*No match in the defaults list", self.text)
-        if match is None:
-            return None
+    def _unknown_group(self, match: re.Match[str]) -> ConfigError:
         return self._about(match[1], "is not a known group or key", self._suggest(match[1]))
 
-    def _unknown_key(self) -> ConfigError | None:
-        match = (
-            re.search(r"Could not override '([^']+)'", self.text)
-            or re.search(r"Could not delete from config\. '([^']+)'", self.text)
-            or re.search(r"Key '[^']+' (?:is )?not in [\s\S]*?full_key: (.+)", self.text)
-            or re.search(r"Key '([^']+)' (?:is )?not in", self.text)
-        )
-        if match is None:
-            return None
+    def _unknown_key(self, match: re.Match[str]) -> ConfigError:
         key = match[1]
         group, _, name = key.partition(".")
         if group == "cluster" and name in Slurm.__dataclass_fields__:
@@ -117,15 +106,10 @@ class Explainer:
             return self._about(key, "exists only with cluster=slurm", remedy)
         return self._about(key, "is not a known key", self._suggest(key))
 
-    def _missing_value(self) -> ConfigError | None:
-        if "Missing mandatory value" not in self.text:
-            return None
-        key = self._full_key
-        return ConfigError(key, "???", "is required", f"add {key}=VALUE")
+    def _missing_value(self, _match: re.Match[str]) -> ConfigError:
+        return ConfigError(self._full_key, "???", "is required", f"add {self._full_key}=VALUE")
 
-    def _wrong_type(self) -> ConfigError | None:
-        if not WRONG_TYPE.search(self.text):
-            return None
+    def _wrong_type(self, _match: re.Match[str]) -> ConfigError:
         key = self._full_key
         if self._file is not None and key in ("configuration", self._file[0]):
             return ConfigError(*self._file, "the file contains no keys", "write lines of the form KEY: VALUE")
@@ -144,19 +128,14 @@ class Explainer:
             problem = "has the wrong type"
         return self._about(key, problem, f"see docs/reference/configuration.md for {key}")
 
-    def _syntax(self) -> ConfigError | None:
-        match = re.search(r"Error parsing override '([^']*)'", self.text)
-        if match is None and not SYNTAX.search(self.text):
-            return None
-        word = match[1] if match else next((o for o in self.overrides if "=" not in o), self.overrides[-1])
+    def _syntax(self, match: re.Match[str]) -> ConfigError:
+        # the lexer's message lacks the override, unlike that of Hydra's parser
+        word = match[1] if match.re.groups else next((o for o in self.overrides if "=" not in o), self.overrides[-1])
         key, _, value = word.partition("=")
         remedy = "quote values with special characters: 'key=\"a,b\"'"
         return ConfigError(key or word, value or None, "cannot be parsed as KEY=VALUE", remedy)
 
-    def _interpolation(self) -> ConfigError | None:
-        match = re.search(r"Interpolation key '([^']+)' not found", self.text)
-        if match is None:
-            return None
+    def _interpolation(self, match: re.Match[str]) -> ConfigError:
         key, target = self._full_key, match[1]
         given = self._value(key) or f"${{{target}}}"
         return ConfigError(key, given, f"refers to {target}, which does not exist", f"set {target}, or write a value")

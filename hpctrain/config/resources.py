@@ -57,12 +57,8 @@ def resources_of(config: Config, environ: Mapping[str, str] = os.environ) -> Res
     elif cluster.processes_per_node is not None:
         processes = cluster.processes_per_node
     elif gpus % cluster.gpus_per_process:
-        raise ConfigError(
-            "cluster.gpus_per_process",
-            cluster.gpus_per_process,
-            f"doesn't divide the {gpus} GPUs of a node",
-            "choose a divisor of cluster.gpus_per_node",
-        )
+        problem, remedy = f"doesn't divide the {gpus} GPUs of a node", "choose a divisor of cluster.gpus_per_node"
+        raise ConfigError("cluster.gpus_per_process", cluster.gpus_per_process, problem, remedy)
     else:
         processes = max(1, gpus // cluster.gpus_per_process)
     return Resources(

@@ -43,18 +43,10 @@ class Schedule(require.Checked):
         self._refuse_both("drop_at_epochs", "drop_at_steps")
         self._refuse_both("decay_epochs", "decay_steps")
         if self.kind == "step" and not (self.drop_at_steps or self.drop_at_epochs):
-            raise ConfigError(
-                "schedule.drop_at_epochs",
-                "[]",
-                "schedule.kind=step needs at least one drop",
-                "set it, such as [30,60,80]",
-            )
+            problem = "schedule.kind=step needs at least one drop"
+            raise ConfigError("schedule.drop_at_epochs", "[]", problem, "set it, such as [30,60,80]")
 
     def _refuse_both(self, epochs: str, steps: str) -> None:
         if getattr(self, epochs) and getattr(self, steps):
-            raise ConfigError(
-                f"schedule.{epochs}",
-                getattr(self, epochs),
-                f"conflicts with schedule.{steps}={getattr(self, steps)}",
-                "set one of them",
-            )
+            problem = f"conflicts with schedule.{steps}={getattr(self, steps)}"
+            raise ConfigError(f"schedule.{epochs}", getattr(self, epochs), problem, "set one of them")

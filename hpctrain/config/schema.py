@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from hpctrain.config import (
-    checkpoint,
-    cluster,
-    data,
-    health,
-    logger,
-    model,
-    optimizer,
-    parallel,
-    precision,
-    resume,
-    schedule,
-    task,
-    trainer,
-)
+from dataclasses import is_dataclass
+from typing import get_type_hints
+
+from hpctrain.config import cluster, model, optimizer, task
 from hpctrain.config.root import Config
 
-GROUPS: dict[str, dict[str, type]] = {
+OPTIONS: dict[str, dict[str, type]] = {
     "cluster": {"local": cluster.Local, "slurm": cluster.Slurm},
     "task": {
         "digits": task.Digits,
@@ -29,18 +18,15 @@ GROUPS: dict[str, dict[str, type]] = {
         "tokens": task.Tokens,
     },
     "model": {"convnet": model.ConvNet, "gpt": model.GPT, "mlp": model.MLP, "resnet": model.ResNet},
-    "data": {"data": data.Data},
     "optimizer": {"adamw": optimizer.AdamW, "custom": optimizer.Custom, "sgd": optimizer.SGD},
-    "schedule": {"schedule": schedule.Schedule},
-    "precision": {"precision": precision.Precision},
-    "parallel": {"parallel": parallel.Parallel},
-    "trainer": {"trainer": trainer.Trainer},
-    "checkpoint": {"checkpoint": checkpoint.Checkpoint},
-    "logger": {"logger": logger.Logger},
-    "health": {"health": health.Health},
-    "resume": {"resume": resume.Resume},
 }
-"""Dataclasses by group and schema name."""
+"""The groups whose options differ in their keys."""
+GROUPS: dict[str, dict[str, type]] = {
+    name: OPTIONS.get(name) or {name: schema}
+    for name, schema in get_type_hints(Config).items()
+    if name in OPTIONS or is_dataclass(schema)
+}
+"""Dataclasses by group and schema name, in the order of `Config`."""
 
 
 def register() -> None:
