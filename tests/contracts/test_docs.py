@@ -299,7 +299,10 @@ def test_every_key_that_is_mentioned_exists(page):
     known = known_keys() | {f"task.{name}" for name in own}
     for key in re.findall(rf"(?<![\w./-])((?:{groups})\.[a-z0-9_]+(?:\.[a-z0-9_-]+)*)", text):
         invented = key.startswith(("cluster.env.", "cluster.sbatch."))
-        assert key in known or invented or key.rpartition(".")[2] in FILES or f"+{key}" in text, key
+        # the walks of that page name functions, and some rooms have the names of groups
+        module = ROOT.joinpath("hpctrain", *key.split(".")[:2]).with_suffix(".py")
+        is_code = page.name == "architecture.md" and module.is_file()
+        assert key in known or invented or is_code or key.rpartition(".")[2] in FILES or f"+{key}" in text, key
 
 
 @pytest.mark.parametrize("command", COMMANDS)
