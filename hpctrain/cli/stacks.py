@@ -27,8 +27,8 @@ examples:
   python -m hpctrain stacks digits --rank 3
   python -m hpctrain stacks digits --wait 90    # for a file system that shows new files to other nodes after a minute
 
-The request is a file in the run directory; the run isn't interrupted. Each rank answers about two seconds after it sees
-the file, in logs/stacks_ATTEMPT_RANK.txt, which stays there. The main thread is the one that trains.
+The request is a file in the run directory; the run isn't interrupted. Each rank looks for it every two seconds, and
+answers in logs/stacks_ATTEMPT_RANK.txt, which stays there. The main thread is the one that trains.
 
 Exit code 0; 1 if a rank did not answer in time; 2 if RUN is not a run, or isn't running."""
 

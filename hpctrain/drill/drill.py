@@ -37,7 +37,7 @@ STEPS_KEY = "trainer.max_steps"
 ONE_PROCESS_S = 0.15
 """Seconds from an interruption to the last step of an attempt, with one process."""
 SEVERAL_RANKS_S = 1.5
-"""The same for several ranks, which agree on a stop about once a second."""
+"""The same for several ranks, which agree on a stop at least once a second."""
 ON_SLURM_S = 2.5
 """The same by way of SLURM."""
 

@@ -76,7 +76,7 @@ def plan_run(arguments: Sequence[str], environ: Mapping[str, str]) -> RunPlan:
         HpctrainError: a configuration, a directory or an environment that can't work.
     """
     parser = argparse.ArgumentParser(prog=COMMAND, description="Run a training job's ranks, from its batch script.")
-    parser.add_argument("--config-dir", "-cd", help="more configuration")
+    parser.add_argument("--config-dir", "-cd", metavar="FOLDER", help="a folder with groups of your own")
     parser.add_argument("words", nargs="*", metavar="RUN | KEY=VALUE", help="a run directory, or a new run's overrides")
     options = parser.parse_intermixed_args(list(arguments))
     words: list[str] = options.words
