@@ -19,9 +19,7 @@ def _is_address(init_method: str) -> bool:
         return False
 
 
-RENDEZVOUS = require.Condition(
-    _is_address, "is not a rendezvous address", "use env://, tcp://HOST:PORT or file:///PATH"
-)
+RENDEZVOUS = require.that(_is_address, "is not a rendezvous address", "use env://, tcp://HOST:PORT or file:///PATH")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Conditions on single values, written next to the field: ``nodes: Annotated[int, require.at_least(1)] = 1``."""
+"""Checks of single values, written next to the field: ``nodes: Annotated[int, require.at_least(1)] = 1``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from hpctrain.errors import ConfigError
@@ -45,9 +44,8 @@ def _checks_of(schema: type) -> dict[str, tuple[Check, ...]]:
     return {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """A check of one value.
+def that(holds: Callable[[Any], object], problem: str, remedy: str, *, quoted: bool = False) -> Check:
+    """Refuse values for which a condition doesn't hold.
 
     Args:
         holds: takes the value; its result is true for a good one.
@@ -56,43 +54,39 @@ class Condition:
         quoted: show the value in quotes, for texts that may be empty or contain control characters.
     """
 
-    holds: Callable[[Any], object]
-    problem: str
-    remedy: str
-    quoted: bool = False
+    def check(key: str, value: object) -> None:
+        if not holds(value):
+            raise ConfigError(key, repr(value) if quoted else value, problem, remedy.format(key=key))
 
-    def __call__(self, key: str, value: object) -> None:
-        """Raise a ConfigError unless the condition holds."""
-        if not self.holds(value):
-            raise ConfigError(key, repr(value) if self.quoted else value, self.problem, self.remedy.format(key=key))
+    return check
 
 
-def at_least(minimum: float, unit: str = "") -> Condition:
+def at_least(minimum: float, unit: str = "") -> Check:
     """Refuse NaN and numbers below ``minimum``."""
     remedy = f"set {{key}}={minimum} or more"
-    return Condition(lambda value: value >= minimum, f"must be at least {minimum}{unit}", remedy)
+    return that(lambda value: value >= minimum, f"must be at least {minimum}{unit}", remedy)
 
 
-def above(bound: float) -> Condition:
+def above(bound: float) -> Check:
     """Refuse infinity, NaN and numbers up to ``bound``."""
     problem = f"must be a number above {bound:g}"
-    return Condition(lambda value: math.isfinite(value) and value > bound, problem, "set {key} to one")
+    return that(lambda value: math.isfinite(value) and value > bound, problem, "set {key} to one")
 
 
-def between(low: float, high: float) -> Condition:
+def between(low: float, high: float) -> Check:
     """Refuse NaN and numbers outside of [low, high]."""
     problem = f"must be in [{low:g}, {high:g}]"
-    return Condition(lambda value: low <= value <= high, problem, "set {key} to a number in this range")
+    return that(lambda value: low <= value <= high, problem, "set {key} to a number in this range")
 
 
-def one_of(*choices: object) -> Condition:
+def one_of(*choices: object) -> Check:
     """Refuse a value that isn't one of ``choices``."""
     names = ", ".join(sorted(map(str, choices)))
-    return Condition(lambda value: value in choices, "is not known", f"choose one of {names}")
+    return that(lambda value: value in choices, "is not known", f"choose one of {names}")
 
 
 # in a batch script a line break would start another command
-single_line = Condition(
+single_line = that(
     lambda value: not re.search(r"[\x00-\x1f\x7f]", value),
     "contains a line break or a control character",
     "write it on one line",

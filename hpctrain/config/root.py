@@ -18,14 +18,14 @@ from hpctrain.config.resume import Resume
 from hpctrain.config.schedule import Schedule
 from hpctrain.config.trainer import Trainer
 
-FOLDER_NAME = require.Condition(
+FOLDER_NAME = require.that(
     lambda name: re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", name),
     "is not usable as a folder name",
     "use letters, digits and any of _ . + -",
     quoted=True,
 )
-NOT_EMPTY = require.Condition(str.strip, "is empty", "name a folder, or omit the key", quoted=True)
-OWNER_MAY_ALL = require.Condition(
+NOT_EMPTY = require.that(str.strip, "is empty", "name a folder, or omit the key", quoted=True)
+OWNER_MAY_ALL = require.that(
     lambda mode: re.fullmatch(r"0?7[0-7]{2}", mode),
     "must be octal and give the owner all permissions",
     "set {key}='0750'",

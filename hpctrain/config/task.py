@@ -49,7 +49,7 @@ def refuse_without_extra(
         raise ConfigError("task._target_", target, f"needs the package {package}, which isn't installed", remedy)
 
 
-RGB = require.Condition(lambda values: len(values) == 3, "must have one number per channel", "write three numbers")
+RGB = require.that(lambda values: len(values) == 3, "must have one number per channel", "write three numbers")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 from hpctrain.config import require
 from hpctrain.errors import ConfigError
 
-TRACE = require.Condition(
+TRACE = require.that(
     lambda steps: len(steps) == 2 and 1 <= steps[0] <= steps[1],
     "must be the first and the last step of the trace, counted from 1",
     "write {key}=[10,15]",
