@@ -68,7 +68,7 @@ def write_json(path: Path, record: Mapping[str, Any], *, durable: bool = True) -
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``.
+    """Read the JSON object in ``path``.
 
     Raises:
         FileNotFoundError: the file doesn't exist.
@@ -121,16 +121,16 @@ def _write_all(descriptor: int, data: bytes) -> None:
 def read_json_lines(path: Path, *, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:
     """The records of a file of JSON lines, oldest first; lines that a crash left incomplete are skipped.
 
-    Yields nothing where the file doesn't exist.
+    Yields nothing if the file doesn't exist.
 
     Args:
         path: the file.
-        last_bytes: read only this much of the end; None reads the whole file.
+        last_bytes: read only this many bytes at the end; None reads the whole file.
     """
     try:
         with path.open("rb") as file:
             if last_bytes is not None:
-                # the seek is likely to land within a line; what is left of that line isn't valid JSON
+                # the seek is likely to land within a line; the rest of that line isn't valid JSON
                 file.seek(max(0, file.seek(0, os.SEEK_END) - last_bytes))
             data = file.read()
     except FileNotFoundError:

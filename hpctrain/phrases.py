@@ -6,14 +6,14 @@ import time
 from collections.abc import Iterable
 
 SHOWN = 8
-"""Names that a message shows before it only counts the rest."""
+"""Number of names that a message lists; it only counts the others."""
 
 
 def listed(names: Iterable[object], *, shown: int = SHOWN, separator: str = ", ") -> str:
-    """The first few names, and how many more there are: ``a, b and 3 more``."""
-    words = [str(name) for name in names]
-    more = f" and {len(words) - shown} more" if len(words) > shown else ""
-    return separator.join(words[:shown]) + more
+    """The first few names, and the number of the others: ``a, b and 3 more``."""
+    texts = [str(name) for name in names]
+    more = f" and {len(texts) - shown} more" if len(texts) > shown else ""
+    return separator.join(texts[:shown]) + more
 
 
 def counted(count: int, noun: str) -> str:
@@ -22,7 +22,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def numbered(noun: str, numbers: Iterable[int]) -> str:
-    """A noun and the numbers of those meant: ``rank 3``, ``ranks 3, 5 and 2 more``."""
+    """A noun and its numbers: ``rank 3``, ``ranks 3, 5 and 2 more``."""
     known = list(numbers)
     return f"{noun if len(known) == 1 else f'{noun}s'} {listed(known)}"
 

@@ -1,4 +1,4 @@
-"""Retry what fails for a while: SLURM's controller or a file system that fails over."""
+"""Retry operations that may fail for a while, such as during the failover of a controller or a file system."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def retry(
 
     Args:
         act: the function; it may be called many times.
-        on: exceptions that are worth another try.
-        for_s: seconds after which the last exception is raised; 0 for a single try.
+        on: exceptions that are worth a retry.
+        for_s: seconds after which the last exception is raised; 0 calls the function once.
         every_s: seconds between the first two tries.
-        slowing_to_s: the pause doubles after each try, up to so many seconds; None: it stays the same.
+        slowing_to_s: upper bound of the pause, which doubles after each try; None keeps the pause constant.
         problem: what fails, for the log.
 
     Returns:

@@ -1,1 +1,1 @@
-"""How an attempt ended, and what follows from it."""
+"""How an attempt ended, and whether the run is restarted, requeued or over."""

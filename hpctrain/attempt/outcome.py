@@ -27,10 +27,10 @@ class Outcome:
         reason: why it ended.
         step: the last step known to be completed.
         report: lines for the user; empty when all went well.
-        suspects: nodes that the failure points at, where SLURM names them.
+        suspects: nodes that the failure points at, if SLURM names them.
         suspect_rank: the rank whose node the failure points at.
         silent_ranks: ranks that left no exit record.
-        stop_signal: number of the signal that had asked the failing rank to stop; None where none had.
+        stop_signal: number of the signal that had asked the failing rank to stop; None if none had.
         error_after_signal: the rank raised an error, but SLURM was ending the job, which is the likelier cause.
     """
 
@@ -45,7 +45,7 @@ class Outcome:
 
     @property
     def exit_code(self) -> ExitCode:
-        """Of the command or batch script."""
+        """The exit code of the command or batch script."""
         return self.reason.meaning.exit_code
 
     @property
@@ -55,13 +55,13 @@ class Outcome:
 
     @classmethod
     def of_attempt(cls, directory: RunDirectory, attempt: int, world_size: int, complaints: str = "") -> Outcome:
-        """Find out how an attempt ended whose ranks are gone.
+        """Find out how an attempt ended, once its ranks are gone.
 
         Args:
             directory: the run.
-            attempt: its number.
-            world_size: how many exit records there should be.
-            complaints: what the launcher of the ranks printed about their ends.
+            attempt: the attempt's number.
+            world_size: number of ranks.
+            complaints: messages of the ranks' launcher about how they ended.
         """
         claim = directory.claim(attempt)
         last_step = max(directory.saved_step, int(read_times(claim).get("last_step", 0)))
@@ -75,9 +75,9 @@ class Outcome:
 
         Args:
             records: by rank; a rank without one was killed, or could not write.
-            world_size: how many there should be.
-            last_step: known from elsewhere, such as the newest checkpoint.
-            complaints: what the launcher of the ranks printed about their ends.
+            world_size: number of ranks.
+            last_step: the last step known from elsewhere, such as the newest checkpoint.
+            complaints: messages of the ranks' launcher about how they ended.
         """
         step = max([last_step, *(record.step for record in records.values())])
         silent = tuple(rank for rank in range(world_size) if rank not in records)
@@ -90,7 +90,7 @@ class Outcome:
             return cls(cause.reason, step, describe(cause), suspect_rank=suspect, stop_signal=cause.stop_signal)
         orderly = [record.reason for record in records.values() if record.reason.meaning.orderly]
         if stopped := [reason for reason in orderly if reason is not Reason.COMPLETED]:
-            # one such record is enough: it is written behind a barrier that all ranks passed with everything saved
+            # one such record is enough: a rank writes it after a barrier that all ranks reached with everything saved
             reason = next((found for found in stopped if found is not Reason.INTERRUPTED), Reason.INTERRUPTED)
             return cls(reason, step, f"stopped after step {step} ({reason.value})")
         if silent:
@@ -101,19 +101,19 @@ class Outcome:
         return cls(Reason.COMPLETED, step)
 
     def may_be_slurms_doing(self, ledger: Ledger, attempt: int) -> bool:
-        """Whether SLURM has to be asked why the attempt ended: its ranks may have been unable to tell.
+        """Whether SLURM may have ended the attempt without its ranks noticing, so that its record has to be checked.
 
-        Where SLURM doesn't follow processes by cgroups it signals all of a rank's processes. A child process, such as
+        If SLURM doesn't track processes by cgroups, it signals all of a rank's processes. A child process, such as
         a compiler, may die of that, and the rank fails with an error that looks like the task's own.
         """
         if self.reason is not Reason.FAILED:
             return self.reason not in (Reason.COMPLETED, Reason.CANCELLED)
-        # not twice in a row: the second time the task itself is to blame, or the run would be requeued for ever
+        # not twice in a row: blame the task the second time, or the run could be requeued for ever
         before = [entry for entry in ledger.attempts() if entry.attempt < attempt]
         return self.stop_signal is not None and not (before and before[-1].extra.get("error_after_signal"))
 
     def explained_by(self, termination: Termination | None) -> Outcome:
-        """The outcome with SLURM's reason for ending the job, where it gives another one."""
+        """Replace the reason by SLURM's reason for ending the job, if it gives a different one."""
         if termination is None or termination.reason in (None, self.reason):
             return self
         assert termination.reason is not None
@@ -131,15 +131,15 @@ def describe(record: ExitRecord) -> str:
 
 
 def hang_report(records: Mapping[int, ExitRecord], silent: Sequence[int]) -> str:
-    """Describe an attempt in which at least one rank recorded a hang; the first line stands alone.
+    """Describe an attempt in which at least one rank recorded a hang; the first line is a summary.
 
     Args:
-        records: of all ranks that left one.
-        silent: the ranks that left none.
+        records: exit records by rank.
+        silent: the ranks without an exit record.
     """
     hanging = sorted((one for one in records.values() if one.reason is Reason.HANG), key=lambda one: one.time)
-    # A rank whose watchdog saw it wait for others blames them. So the cause is a rank that hangs outside of a
-    # collective; or one that left no record, or saw no hang: those stood still, and woke up when the others ended.
+    # A rank that hangs while it waits for others blames them. So the cause is a rank that hangs outside of a
+    # collective, or one without a record of a hang: it stood still, and at most woke up when the others ended.
     stuck = [one for one in hanging if not one.blames_peer]
     waiting = sorted(one.rank for one in hanging if one.blames_peer)
     lost = sorted(one.rank for one in records.values() if one.blames_peer and one.reason is not Reason.HANG)
@@ -160,7 +160,7 @@ def hang_report(records: Mapping[int, ExitRecord], silent: Sequence[int]) -> str
 
 
 def resume_command(directory: RunDirectory) -> str:
-    """What the user may type to resume the run."""
+    """The command that resumes the run."""
     return f"python -m hpctrain resume {directory.as_typed}"
 
 
@@ -174,19 +174,19 @@ def record_end(
     nodes: Sequence[str] = (),
     **extra: object,
 ) -> None:
-    """Record the end of an attempt, and its start as well where the ranks never got so far; the first end counts.
+    """Record the end of an attempt, and its start if the ranks didn't get that far; the first recorded end counts.
 
     Args:
         directory: the run.
         attempt: its number.
         outcome: how it ended.
-        world_size: number of ranks; this and the next two are for the start.
+        world_size: number of ranks; this and the next two are fields of the start.
         job_id: of its job.
         nodes: of its ranks.
         extra: more fields of the end.
 
     Raises:
-        OSError: the file system refuses.
+        OSError: the ledger can't be written.
     """
     ledger, saved = Ledger(directory), directory.saved_step
     entry = ledger.attempt(attempt)

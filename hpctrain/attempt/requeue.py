@@ -1,4 +1,4 @@
-"""What follows after an attempt: a pure function of the ledger, the budgets and what SLURM allows."""
+"""Decide what follows an attempt: a pure function of the ledger, the budgets and SLURM's record of the job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpctrain.scheduler.job import JobRecord
 
 
 class Action(StrEnum):
-    """What happens next."""
+    """The next action for the run."""
 
     END = "end"
     """The run ends here."""
@@ -32,8 +32,8 @@ class RequeueDecision:
     """What happens after an attempt.
 
     Attributes:
-        action: next.
-        reason: of the attempt's end; `stalled` where the run ends for lack of progress.
+        action: the next action.
+        reason: why the attempt ended; `stalled` if the run ends for lack of progress.
         why: one line for the log and the ledger.
         exclude: nodes to keep away from.
     """
@@ -44,18 +44,18 @@ class RequeueDecision:
     exclude: tuple[str, ...] = ()
 
     def fields(self, suspects: Sequence[str] = ()) -> dict[str, object]:
-        """The fields of the end record: what follows, and the nodes that the attempt's failure points at."""
+        """The fields of the end record: the next action, and the nodes that the attempt's failure points at."""
         follows = {} if self.action is Action.END else {"next": self.action.value, "requeued_by": "hpctrain"}
         nodes = {"suspects": list(suspects), "exclude": list(self.exclude)}
         return {**follows, **{name: names for name, names in nodes.items() if names}}
 
     def allowed_by(self, record: JobRecord | None, *, restarts: int, resubmittable: bool) -> RequeueDecision:
-        """The decision, as far as the job allows it.
+        """Adapt the decision to what SLURM allows for the job.
 
         Args:
-            record: the job, asked for after the ranks were gone; None where SLURM can't be asked.
+            record: SLURM's record of the job, read after the ranks were gone; None if SLURM can't be reached.
             restarts: how often the job had been requeued when this allocation began.
-            resubmittable: hpctrain wrote the job's script, and can submit it again.
+            resubmittable: whether hpctrain wrote the job's script, and can submit it again.
         """
         if self.action not in (Action.REQUEUE, Action.RESUBMIT):
             return self
@@ -68,7 +68,7 @@ class RequeueDecision:
                 why = f"{self.why}; but SLURM may not requeue the job"
                 return RequeueDecision(Action.END, self.reason, why)
             if self.action is Action.REQUEUE:
-                why = f"{self.why}, by way of a new job, since SLURM may not requeue this one"
+                why = f"{self.why}, in a new job, since SLURM may not requeue this one"
                 return replace(self, action=Action.RESUBMIT, why=why)
         elif self.action is Action.RESUBMIT and not resubmittable:
             why = f"{self.why}; but back to the queue, since only the job's user can submit its script again"
@@ -106,7 +106,7 @@ def decide(
         policy: the budgets.
         in_allocation: attempts, the newest included, that this allocation has seen.
         suspects: nodes that the newest failure points at.
-        reported: a rank there reported that its machine failed; otherwise ranks there merely left no exit record.
+        reported: whether a rank on them reported that its machine failed; if not, ranks on them left no exit record.
         spares: nodes that the allocation holds in reserve.
     """
     reason = history[-1].reason
@@ -115,11 +115,11 @@ def decide(
         return RequeueDecision(Action.END, reason, reason.meaning.why_final)
     again = tuple(node for node in suspects if _suspected_before(history[:-1], node))
     # A node that reports a broken machine twice isn't the run's fault: the run continues without it. Ranks that are
-    # killed on the same node each time prove nothing: what they run may be what kills them.
+    # killed on the same node each time prove nothing: the task itself may be what kills them.
     if (stalled := _stalled_in_a_row(history)) >= policy.max_stalled_attempts and not (again and reported):
-        why = f"{stalled} attempts in a row gained no step, the last one by {reason.value}: the run can't move on"
+        why = f"{stalled} attempts in a row gained no step, the last one by {reason.value}: the run makes no progress"
         if again:
-            why += f", unless it is {' '.join(again)} that fails (cluster.exclude={','.join(again)} would show)"
+            why += f"; to find out whether {' '.join(again)} is broken, resume with cluster.exclude={','.join(again)}"
         return RequeueDecision(Action.END, Reason.STALLED, why)
     if exhausted := _exhausted_budget(history, policy):
         return RequeueDecision(Action.END, reason, exhausted)
@@ -131,7 +131,7 @@ def decide(
 
 
 def _restart_without(reason: Reason, nodes: tuple[str, ...]) -> RequeueDecision:
-    why = f"{reason.value} on {' '.join(nodes)}: new ranks without it, on what the allocation has in reserve"
+    why = f"{reason.value} on {' '.join(nodes)}: new ranks without it, on the spare nodes of the allocation"
     return RequeueDecision(Action.RESTART, reason, why, nodes)
 
 
@@ -149,7 +149,7 @@ def _after_failure(reason: Reason, in_allocation: int, exclude: tuple[str, ...],
 
 
 def _exhausted_budget(history: Sequence[Attempt], policy: Requeue) -> str:
-    """Why the run may not survive its newest reason once more; empty where it may."""
+    """Describe the budget that the newest attempt's reason has exhausted; empty if none is."""
     reason = history[-1].reason
     assert reason is not None
     if (budget := reason.meaning.budget) is None or (bound := getattr(policy, budget)) is None:
@@ -165,7 +165,7 @@ def _stalled_in_a_row(history: Sequence[Attempt]) -> int:
     for attempt in reversed(history):
         if attempt.reason is not None and not attempt.reason.meaning.may_stall:
             continue
-        # the run resumes from what is saved: a step that was completed and not saved is no gain
+        # the run resumes from a checkpoint: a step that was completed and not saved isn't progress
         saved_step = int(attempt.extra.get("saved_step", attempt.end_step or 0))
         if saved_step > (attempt.start_step or 0):
             break

@@ -1,7 +1,7 @@
-"""Why SLURM is ending a job, from the signal that a process got and SLURM's record of the job at that moment.
+"""Find out why SLURM is ending a job, from the signal that a process received and SLURM's record at that moment.
 
-Each case was seen on SLURM 22.05, with the record read while the signal's flag was up. Seconds are never the evidence:
-the warning signal comes early and the kill comes late.
+Each case was observed on SLURM 22.05, with the record read right after the signal. Elapsed time is never the evidence:
+SLURM sends the warning signal early and kills late.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ FILE_NAME = "termination.json"
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 ENDED_FOR = {"TimeLimit": Reason.TIME_LIMIT, "NodeDown": Reason.NODE_FAILURE}
-"""By the Reason in the record of a job that ends without being requeued; any other one means that a person ended it."""
+"""By the Reason in the record of a job that ends without a requeue; any other Reason means that a person ended it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Termination:
-    """What SLURM is doing to the job.
+    """How SLURM is ending the job.
 
     Attributes:
-        reason: why it ends the job; None where its record doesn't explain the stop: the signal came from a person, or
-            from srun after the death of another rank.
-        evidence: what the reason follows from, in one line.
-        deadline: epoch seconds at which SLURM will kill the job; None where it is unknown.
-        requeued: SLURM has put the job back into the queue already.
-        killing: SLURM is killing the job's processes; otherwise they have some time left.
+        reason: why SLURM ends the job; None if its record doesn't explain the signal, which then came from a person, or
+            from srun after another rank died.
+        evidence: the signal and the fields from which the reason follows, in one line.
+        deadline: epoch seconds at which SLURM will kill the job; None if it is unknown.
+        requeued: whether SLURM has already put the job back into the queue.
+        killing: whether SLURM is killing the job's processes; if not, they have some time left.
     """
 
     reason: Reason | None
@@ -43,7 +43,7 @@ class Termination:
 
     @classmethod
     def read(cls, claim: Path) -> Termination | None:
-        """Read what the attempt's batch script could still write down; None where it could not."""
+        """Read the termination that the attempt's supervisor recorded; None if it recorded none."""
         try:
             record = read_json(claim / FILE_NAME)
             return cls(Reason(record["reason"]), str(record["evidence"]))
@@ -51,7 +51,7 @@ class Termination:
             return None
 
     def write(self, claim: Path) -> None:
-        """Leave it in the attempt's claim, for the next attempt, should this process not live to record the end."""
+        """Write it into the attempt's claim, for the next attempt if SLURM kills this one before it records the end."""
         write_json(claim / FILE_NAME, {"reason": self.reason, "evidence": self.evidence})
 
 
@@ -59,24 +59,24 @@ def diagnose(received: int | None, record: JobRecord | None, *, restarts: int, n
     """Find out why SLURM is ending a job.
 
     Args:
-        received: number of the signal; None where this process got none.
-        record: the job, asked for after the signal; None where SLURM can't be asked.
+        received: number of the signal; None if this process received none.
+        record: SLURM's record of the job, read after the signal; None if SLURM can't be reached.
         restarts: how often the job had been requeued when this attempt began.
         now: epoch seconds.
     """
     name = "no signal here" if received is None else signal.Signals(received).name
     if record is None:
-        # SLURM sends a user signal before a time limit, and hardly anybody else does
+        # a user signal is almost always SLURM's warning before the time limit
         reason = Reason.TIME_LIMIT if received in USER_SIGNALS else None
-        return Termination(reason, f"{name}; SLURM could not be asked")
+        return Termination(reason, f"{name}; SLURM didn't answer")
     requeued = record.restarts is not None and record.restarts > restarts
     killing = record.state is JobState.COMPLETING or record.state.is_finished or record.state.is_pending
     evidence = f"{name}; JobState={record.state.value} PreemptTime={record.preempt_time} EndTime={record.end_time}"
     if record.preempt_time is not None or requeued:
-        # the EndTime of a job that is being killed is another one: the kill comes KillWait seconds after the signal
+        # once SLURM is killing the job, EndTime isn't the deadline: the kill comes KillWait seconds after the signal
         return Termination(Reason.PREEMPTED, evidence, None if killing else record.end_time, requeued, killing)
     if killing:
-        # not a preemption without grace time: that counts one more restart at once
+        # a preemption without grace time is handled above: SLURM increments Restarts at once
         reason = ENDED_FOR.get(record.reason, Reason.CANCELLED)
         return Termination(reason, f"{evidence} Reason={record.reason or None}", killing=True)
     if received in USER_SIGNALS or (record.end_time is not None and record.end_time <= now):

@@ -36,8 +36,8 @@ class UnrecordedEnds:
 
     Attributes:
         directory: the run.
-        slurm: where to ask for their jobs.
-        job_id: of the job that the new attempt runs in; None outside of SLURM.
+        slurm: queries their jobs.
+        job_id: the job that the new attempt runs in; None outside of SLURM.
         restarts: how often that job had been requeued.
     """
 
@@ -53,7 +53,7 @@ class UnrecordedEnds:
             world_size: assumed for an attempt that never recorded its own.
 
         Raises:
-            OSError: the file system refuses.
+            OSError: the ledger can't be written.
         """
         ledger = Ledger(self.directory)
         known = {entry.attempt: entry for entry in ledger.attempts()}
@@ -68,7 +68,7 @@ class UnrecordedEnds:
         if outcome.silent_ranks:
             outcome = self._explain(entry, outcome)
         ended = f"{outcome.reason.value} at step {outcome.step} ({outcome.headline})"
-        log.info("attempt %d, which recorded no end, is closed: %s", entry.attempt, ended)
+        log.info("closing attempt %d, which recorded no end: %s", entry.attempt, ended)
         # hpctrain closes an attempt before it asks for a requeue, so this one was SLURM's own
         by = {"requeued_by": "slurm"} if self._requeued(entry) else {}
         record_end(self.directory, entry.attempt, outcome, world_size=entry.world_size, closed_late=True, **by)
@@ -78,7 +78,7 @@ class UnrecordedEnds:
         return self.job_id is not None and entry.job_id in (None, self.job_id) and self.restarts > 0
 
     def _explain(self, entry: Attempt, outcome: Outcome) -> Outcome:
-        """The outcome with SLURM's explanation of why ranks left no record."""
+        """Replace the outcome by SLURM's explanation of why ranks left no record."""
         claim = self.directory.claim(entry.attempt)
         written = Termination.read(claim)
         if written is not None and written.reason is not None:
@@ -87,7 +87,7 @@ class UnrecordedEnds:
             found = self._ask(entry)
         if outcome.reason is Reason.HANG:
             # Ranks that wait in vain may do so because of a dead node. So a recorded hang gives way to what SLURM
-            # knows for certain, unless a rank was stuck by itself.
+            # knows for certain, unless a rank was stuck on its own and not waiting for others.
             cause = first_cause(read_exit_records(claim))
             if not found.certain or cause is None or not cause.blames_peer:
                 return outcome
@@ -112,7 +112,7 @@ class UnrecordedEnds:
         return _by_state(record.state) or replace(killed, why=f"SLURM no longer knows why job {entry.job_id} ended")
 
     def _ask_before_requeue(self, entry: Attempt) -> _Explanation:
-        """SLURM put this very job back into the queue: ask its accounting, or else the nodes."""
+        """Explain the end of an attempt in this same job, which SLURM requeued, by accounting or by failed nodes."""
         assert self.job_id is not None
         try:
             record = self.slurm.before_requeue(entry.job_id or self.job_id)
@@ -121,24 +121,24 @@ class UnrecordedEnds:
             record = None
         if record is not None and (found := _by_state(record.state)):
             return found
-        requeued = _Explanation(Reason.NODE_FAILURE, "SLURM requeued the job by itself")
+        requeued = _Explanation(Reason.NODE_FAILURE, "SLURM requeued the job")
         if not entry.nodes:
             return requeued
         try:
             failed = self.slurm.failed_nodes(entry.nodes, entry.start_time or 0.0)
         except SchedulerError as error:
-            log.info("SLURM could not be asked about the nodes: %s", error)
+            log.info("can't query SLURM about the nodes: %s", error)
             return requeued
         if failed:
             why = f"{' '.join(failed)} failed, and SLURM requeued the job"
             return _Explanation(Reason.NODE_FAILURE, why, certain=True)
-        why = "SLURM requeued the job by itself, and its nodes are up: there was no time to record the end"
+        why = "SLURM requeued the job, and its nodes are up: there was no time to record the end"
         return _Explanation(Reason.PREEMPTED, why)
 
 
 @dataclass(frozen=True, slots=True)
 class _Explanation:
-    """Why an attempt ended without a record, and whether that is known or merely the likeliest."""
+    """Why an attempt ended without a record, and whether that is certain or only likely."""
 
     reason: Reason
     why: str
@@ -148,5 +148,5 @@ class _Explanation:
 def _by_state(state: JobState) -> _Explanation | None:
     if state not in BY_STATE:
         return None
-    # FAILED says only that something went wrong
+    # FAILED means only that something went wrong
     return _Explanation(BY_STATE[state], f"SLURM's record has {state.value}", certain=state is not JobState.FAILED)

@@ -1,4 +1,4 @@
-"""The command line: a first word that names a command runs it, everything else trains."""
+"""The command line: run the command that the first argument names; without one, train."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line.
 
     Args:
-        arguments: the words after the program's name; None takes those of this process.
+        arguments: the arguments after the program's name; None means `sys.argv[1:]`.
 
     Returns:
         An `ExitCode`.
@@ -36,9 +36,9 @@ def _has_threads() -> bool:
     return any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())
 
 
-def _run(words: list[str]) -> int:
+def _run(arguments: list[str]) -> int:
     try:
-        return _dispatch(words)
+        return _dispatch(arguments)
     except HpctrainError as error:
         print(f"hpctrain: error: {error}", file=sys.stderr)
         return error.exit_code
@@ -50,11 +50,11 @@ def _run(words: list[str]) -> int:
         return ExitCode.INTERRUPTED
 
 
-def _dispatch(words: list[str]) -> int:
-    first = words[0] if words else ""
-    # only what the command needs is imported: on a busy login node, each module costs time
+def _dispatch(arguments: list[str]) -> int:
+    first = arguments[0] if arguments else ""
+    # import only the modules that the command needs: on a busy login node, each one costs time
     if first in COMMANDS:
-        code: int = importlib.import_module(f"hpctrain.cli.{first.replace('-', '_')}").main(words[1:])
+        code: int = importlib.import_module(f"hpctrain.cli.{first.replace('-', '_')}").main(arguments[1:])
         return code
     if first and "=" not in first and not first.startswith(("-", "~")):
         raise UnknownCommandError(first)
@@ -65,14 +65,16 @@ def _dispatch(words: list[str]) -> int:
         return ExitCode.FINISHED
     from hpctrain.cli.train import main as train
 
-    return train(words)
+    return train(arguments)
 
 
 class UnknownCommandError(HpctrainError):
-    """The first word is neither a command nor KEY=VALUE."""
+    """The first argument is neither a command nor KEY=VALUE."""
 
     exit_code = ExitCode.BAD_CONFIGURATION
 
-    def __init__(self, word: str) -> None:
+    def __init__(self, argument: str) -> None:
         known = ", ".join(COMMANDS)
-        super().__init__(f"{word} is not a command; the commands are {known}; to train, write KEY=VALUE (see --help)")
+        super().__init__(
+            f"{argument} is not a command; the commands are {known}; to train, write KEY=VALUE (see --help)"
+        )

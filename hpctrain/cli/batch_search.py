@@ -1,4 +1,4 @@
-"""The search for the largest micro-batch that fits into memory; pure, the trials are made by `fit_batch`."""
+"""Search for the largest micro-batch that fits into memory. Pure: `fit_batch` runs the trials."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ PRECISION = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A few steps with one micro-batch size, in a process of its own.
+    """A few steps with one micro-batch size, in a separate process.
 
     Attributes:
         micro_batch_size: samples per forward.
-        fits: whether the steps were done within the memory that may be used.
-        peak_bytes: the most memory that was used; None if the process was killed.
-        samples_per_s: of the last step; None if there was none.
-        predicted: not tried, because the sizes before predict too much memory.
+        fits: whether the steps stayed within the memory limit.
+        peak_bytes: peak memory use; None if the process was killed.
+        samples_per_s: throughput of the last step; None if no step finished.
+        predicted: the size wasn't tried, because smaller sizes predict that it needs too much memory.
         message: the error that the allocator raised, if any.
     """
 
@@ -34,8 +34,8 @@ class BatchSearch:
     """Doubles the size until one doesn't fit, then halves the gap.
 
     Args:
-        limit_bytes: the memory that may be used.
-        largest: the largest size of interest.
+        limit_bytes: the memory that a trial may use.
+        largest: the largest size to try.
         careful: don't try a size that is predicted not to fit. On a CPU the kernel kills processes when memory runs
             out, and not always the one that took it.
     """
@@ -58,14 +58,14 @@ class BatchSearch:
         return None
 
     def prediction(self, size: int) -> Trial | None:
-        """A trial that need not be made, because the size is predicted not to fit."""
+        """Return the result of a trial that can be skipped, because the size is predicted not to fit; else None."""
         expected = self.expected_bytes(size)
         if not self.careful or expected is None or expected <= self.limit_bytes:
             return None
         return Trial(micro_batch_size=size, fits=False, peak_bytes=expected, predicted=True)
 
     def record(self, trial: Trial) -> None:
-        """Take the result of a trial into account."""
+        """Narrow the search by the result of a trial."""
         self.trials.append(trial)
         if trial.fits:
             self.fits = trial.micro_batch_size
@@ -73,7 +73,7 @@ class BatchSearch:
             self.too_large = trial.micro_batch_size
 
     def expected_bytes(self, size: int) -> int | None:
-        """The memory that a size would use, on a line through the two largest that fit; None before there are two."""
+        """Extrapolate a size's memory linearly from the two largest sizes that fit; None until two fit."""
         # beyond what the model and the optimizer take, memory grows linearly with the batch
         known = sorted((one.micro_batch_size, one.peak_bytes) for one in self.trials if one.fits and one.peak_bytes)
         if len(known) < 2:

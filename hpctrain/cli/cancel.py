@@ -32,13 +32,13 @@ Exit code 0; 1 if a queued or running run could not be cancelled; 2 if RUN is no
 
 
 def main(arguments: list[str]) -> int:
-    """Cancel runs; ``arguments`` are those after the word `cancel`."""
+    """Cancel runs; ``arguments`` are those after `cancel`."""
     description = "Cancel the queued and running jobs of runs; stop runs that were started on this machine."
     parser = command_parser("cancel", description, _EPILOG)
     parser.add_argument("runs", nargs="+", metavar="RUN", help=RUN_HELP)
     add_runs_dir(parser)
     options = parser.parse_args(arguments)
-    # a misspelt name must not leave half of the runs cancelled
+    # find all runs first: a misspelt name must not leave half of them cancelled
     found = list(dict.fromkeys(run for typed in options.runs for run in runs_of(typed, Path(options.runs_dir))))
     failed = False
     for directory in found:
@@ -61,11 +61,11 @@ def _cancel(directory: RunDirectory) -> str:
     if done := [*_cancel_jobs(directory), *_stop_process(directory)]:
         return "; ".join(done)
     (status,) = read_statuses([directory])
-    return f"nothing to cancel, it is {status.state}"
+    return f"nothing to cancel: the run is {status.state}"
 
 
 def _record_cancelled(directory: RunDirectory, *, cancelled: bool) -> None:
-    # SLURM's record of a job that is being preempted doesn't show who ended it: the supervisor reads ours
+    # SLURM's record of a job that is being preempted doesn't show who ended it, so the supervisor reads this one
     with contextlib.suppress(OSError):  # a full disk must not keep a run from being cancelled
         directory.record_job({"cancelled": cancelled, "time": time.time()})
 
@@ -74,7 +74,9 @@ def _cancel_jobs(directory: RunDirectory) -> list[str]:
     ids = job_ids(directory)
     jobs = ask_slurm(ids)
     if jobs is None:
-        raise HpctrainError(f"SLURM can't be asked from here about job {listed(ids)}; type the command on a login node")
+        raise HpctrainError(
+            f"SLURM can't be reached from here to cancel job {listed(ids)}; type the command on a login node"
+        )
     done: list[str] = []
     for job_id in ids:
         record = jobs.get(job_id)

@@ -24,7 +24,7 @@ from hpctrain.phrases import counted, numbered
 
 REDRAW_S = 0.1
 MAX_CELL_CHARS = 28
-"""A longer cell of the table, a digest, is cut."""
+"""The table cuts longer cells, such as digests."""
 
 _EPILOG = """\
 examples:
@@ -43,7 +43,7 @@ can't work."""
 
 
 def main(arguments: list[str]) -> int:
-    """Do a drill; ``arguments`` are those after the word `drill`."""
+    """Run a drill; ``arguments`` are those after `drill`."""
     description = "Prove that an interrupted training ends with the same weights as an uninterrupted one."
     parser = command_parser("drill", description, _EPILOG)
     add_overrides(parser, "what to train, and where; as for a run")
@@ -107,7 +107,7 @@ class Console:
 
 
 def table(report: Report) -> str:
-    """What was compared, side by side."""
+    """Format the comparison, one row per compared quantity."""
     rows = [
         ("", "STRAIGHT", "INTERRUPTED", ""),
         ("attempts", "1", str(len(report.interruptions) + 1), ""),
@@ -119,7 +119,7 @@ def table(report: Report) -> str:
 
 
 def conclusion(report: Report) -> str:
-    """The result in a sentence or two, and where the runs are."""
+    """Summarize the result, and name the folder of the runs."""
     home = os.path.relpath(report.straight.path.parent)
     when = f"interrupted after {numbered('step', [one.step for one in report.interruptions])}"
     if not report.interruptions:

@@ -24,7 +24,7 @@ Exit code 0; 2 if the variables contradict each other, with the ones to unset.""
 
 
 def main(arguments: list[str]) -> int:
-    """Print the cluster environment; ``arguments`` are those after the word `env`."""
+    """Print the cluster environment; ``arguments`` are those after `env`."""
     description = """Print the rank, the world size and the addresses that a process started here would derive from its
 environment variables, and the variables themselves. Nothing is started, and SLURM isn't needed."""
     parser = command_parser("env", description, _EPILOG)
@@ -58,7 +58,7 @@ def _report(variables: Mapping[str, str]) -> dict[str, Any]:
 
 def _count_devices(devices: str) -> int:
     count = 0
-    # as CUDA does it: everything from the first invalid index on is hidden
+    # as CUDA does: an invalid index hides its device and all later ones
     for device in devices.split(","):
         if not device.strip() or device.strip().startswith("-"):
             break

@@ -26,15 +26,15 @@ from hpctrain.phrases import counted
 GB = 1e9
 MARGIN = 0.1
 WORTHWHILE = 0.95
-"""Share of the best throughput from which a larger micro-batch isn't worth its memory."""
+"""Share of the best throughput that is good enough: a micro-batch beyond it isn't worth its memory."""
 
 _EPILOG = """\
 examples:
   python -m hpctrain fit-batch task=text
   srun --gpus=1 python -m hpctrain fit-batch model=resnet task=image_folder precision=bf16
 
-Each size is tried for three steps of two micro-batches, in a process of its own, so that no memory is left over from
-one size to the next. A trial uses the run's precision, optimizer, compiler and activation checkpointing, but only one
+Each size is tried for three steps of two micro-batches, in a separate process, so that no size inherits the memory of
+the one before. A trial uses the run's precision, optimizer, compiler and activation checkpointing, but only one
 process, without the buffers of communication; the margin leaves memory for those. On a GPU, a size fits if torch's
 allocator can hold it. On a CPU, the memory of the whole process is compared with what the machine and its control
 groups offer, divided by the processes per node; a size that is predicted to need more, by the sizes before it, isn't
@@ -44,13 +44,13 @@ Exit code 0; 1 if not even one sample fits or the task fails; 2 for overrides th
 
 
 class TrialRefusedError(HpctrainError):
-    """A configuration that the trial's process refused."""
+    """The trial's process refused its configuration."""
 
     exit_code = ExitCode.BAD_CONFIGURATION
 
 
 def main(arguments: list[str]) -> int:
-    """Search; ``arguments`` are those after the word `fit-batch`."""
+    """Search; ``arguments`` are those after `fit-batch`."""
     description = "Find the largest micro-batch that fits into this machine's memory, by trying."
     parser = command_parser("fit-batch", description, _EPILOG)
     add_overrides(parser, "what to train; as for a run")
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
 
 def _search(config: Config, config_path: Path, options: argparse.Namespace) -> int:
     progress = sys.stderr if options.json else sys.stdout
-    # the first trial also finds out what there is to search with
+    # the first trial also reports the device and its memory
     first = _run_trial(config_path, 1)
     on_gpu = first["device"] != "cpu"
     available = _available_bytes(config, first, options.memory_gb)
@@ -119,7 +119,7 @@ def _run_trial(config_path: Path, size: int) -> dict[str, Any]:
     # without SLURM's variables: under `srun fit-batch` the trial would take itself for a rank
     command = [sys.executable, "-m", "hpctrain.train.batch_trial", str(config_path), str(size)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=scrubbed(os.environ))
-    # by the kernel's out-of-memory killer; if it strikes at one sample already, there is nothing to search
+    # by the kernel's out-of-memory killer; if it kills a trial with one sample, there is nothing to search
     if done.returncode < 0 and size > 1:
         return {"fits": False, "message": f"killed by signal {-done.returncode}"}
     if done.returncode:

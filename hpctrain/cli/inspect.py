@@ -31,7 +31,7 @@ _OF_THE_NEWEST = ("step", "samples_seen", "world_size", "weights_digest", "confi
 
 
 def main(arguments: list[str]) -> int:
-    """Show the checkpoints; ``arguments`` are those after the word `inspect`."""
+    """Show the checkpoints; ``arguments`` are those after `inspect`."""
     description = "Read every byte of a run's checkpoints, compare the checksums, and show what they hold."
     parser = command_parser("inspect", description, _EPILOG)
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)

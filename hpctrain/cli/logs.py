@@ -27,7 +27,7 @@ Exit code 0; 2 if RUN is not a run, or has no such rank."""
 
 
 def main(arguments: list[str]) -> int:
-    """Print a log; ``arguments`` are those after the word `logs`."""
+    """Print a log; ``arguments`` are those after `logs`."""
     parser = command_parser("logs", "Print what a rank of a run printed, over all attempts.", _EPILOG)
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--follow", "-f", action="store_true", help="keep printing until the run ends")
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     with suppress(KeyboardInterrupt), closing(log):
         if options.follow:
             status = Follower(log, sys.stderr).follow()
-            _say(f"the run is {status.described}, at step {status.step}")
+            _print_message(f"the run is {status.described}, at step {status.step}")
         elif not log.copy():
             _explain_silence(directory, log)
     return ExitCode.FINISHED
@@ -53,15 +53,15 @@ def _explain_silence(directory: RunDirectory, log: RunLog) -> None:
     ranks = log.ranks()
     if log.rank is None or not ranks:
         (status,) = read_statuses([directory])
-        _say(f"nothing was printed yet: the run is {status.described}")
+        _print_message(f"nothing was printed yet: the run is {status.described}")
     # srun creates the logs of all ranks when it starts them
     elif log.rank in ranks:
-        _say(f"rank {log.rank} has printed nothing")
+        _print_message(f"rank {log.rank} has printed nothing")
     else:
         raise RunDirectoryError(f"--rank {log.rank}: this rank has no log; there are logs of {numbered('rank', ranks)}")
 
 
-def _say(text: str) -> None:
-    # the standard output is the log alone, for a pipe
+def _print_message(text: str) -> None:
+    # standard output carries the log alone, so that it can be piped
     sys.stdout.flush()
     print(f"hpctrain: {text}", file=sys.stderr, flush=True)

@@ -20,11 +20,11 @@ Exit code: the run's; 0 once it is submitted; 2 if RUN is not a run, is running,
 
 
 def main(arguments: list[str]) -> int:
-    """Launch a run again with its own configuration; ``arguments`` are those after the word `resume`.
+    """Launch a run again with its own configuration; ``arguments`` are those after `resume`.
 
     Raises:
-        RunDirectoryError: there is no such run, or it is running.
-        ConfigError: an override that can't work.
+        RunDirectoryError: the run doesn't exist, or is running.
+        ConfigError: an override is invalid.
     """
     parser = command_parser("resume", "Continue a stopped run from its newest intact checkpoint.", _EPILOG)
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)

@@ -20,7 +20,7 @@ _MEASURED = (
     "throughput/samples_per_s_per_device",
     "throughput/waiting_for_data",
 )
-"""Metrics that the lines on the bottleneck show in another way."""
+"""Metrics that `bottleneck_lines` shows in another way."""
 _HEAD = ("", "BEGAN", "STEPS", "LOST", "QUEUED", "START", "RANKS", "JOB", "END")
 _RIGHT_ALIGNED = (0, 3, 4, 5)
 
@@ -57,7 +57,7 @@ def run_details(status: RunStatus, now: float) -> str:
 
 
 def bottleneck_lines(found: Bottleneck) -> list[str]:
-    """Lines on the newest attempt's training: where the time went, how fast it was, and what to change."""
+    """Describe the newest attempt's training: where the time went, its speed, and what to change."""
     lines = []
     if found.shares:
         shares = "  ".join(f"{part.replace('_', ' ')} {share:.0%}" for part, share in found.shares.items())
@@ -98,7 +98,7 @@ def _next_commands(status: RunStatus) -> list[str]:
 
 
 def _attempts_table(status: RunStatus, now: float) -> list[str]:
-    """A line of heads and one line per attempt, without the columns that are empty."""
+    """Format a header and one line per attempt; empty columns are left out."""
     accounts = {one.attempt: one for one in status.account.attempts}
     rows = [_row(attempt, accounts[attempt.attempt], status, now) for attempt in status.attempts]
     shown = [column for column in range(len(_HEAD)) if any(row[column] != "-" for row in rows)]
@@ -109,7 +109,7 @@ def _attempts_table(status: RunStatus, now: float) -> list[str]:
 
 
 def _shares_of_time(account: Account) -> str:
-    """The shares of the wall time, largest first, and the effective training time ratio; empty without any time."""
+    """Format the shares of the wall time, largest first, and the effective training time ratio; empty at first."""
     spent = account.spent
     if spent.ratio is None:
         return ""

@@ -19,7 +19,7 @@ from hpctrain.status.search import run_of
 from hpctrain.status.state import RunState
 
 LOOK_S = 0.2
-"""Seconds between two looks at the answers."""
+"""Seconds between two reads of the answers."""
 
 _EPILOG = """\
 examples:
@@ -34,7 +34,7 @@ Exit code 0; 1 if a rank did not answer in time; 2 if RUN is not a run, or isn't
 
 
 def main(arguments: list[str]) -> int:
-    """Request stacks and print them; ``arguments`` are those after the word `stacks`."""
+    """Request stacks and print them; ``arguments`` are those after `stacks`."""
     description = "Print the Python stacks of every thread of a running run's ranks, without interrupting it."
     parser = command_parser("stacks", description, _EPILOG)
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
 def _running_attempt(directory: RunDirectory) -> int:
     attempt = Ledger(directory).last_claim()
     (status,) = read_statuses([directory])
-    # a run that can't be seen from here may be running
+    # a run whose state can't be determined here may be running
     if attempt and status.state in (RunState.STARTING, RunState.RUNNING, RunState.UNKNOWN):
         return attempt
     written = sorted(os.path.relpath(path) for path in directory.logs.glob("stacks_*.txt"))
@@ -74,7 +74,7 @@ def _running_attempt(directory: RunDirectory) -> int:
 def _collect(
     directory: RunDirectory, attempt: int, token: str, only: int | None, wait_s: float
 ) -> tuple[dict[int, str], list[int]]:
-    """Wait for answers; returns them by rank, and the ranks that didn't answer in time."""
+    """Wait for answers; return them by rank, and the ranks that didn't answer in time."""
     answers: dict[int, str] = {}
     deadline = time.monotonic() + wait_s
     while True:
@@ -89,7 +89,7 @@ def _collect(
 
 
 def _expected(directory: RunDirectory, attempt: int, only: int | None) -> set[int] | None:
-    """The ranks that still run; None until the attempt's start has recorded how many there are."""
+    """The ranks that still run; None until the attempt has recorded its world size."""
     entry = next((entry for entry in Ledger(directory).attempts() if entry.attempt == attempt), None)
     world_size = entry.world_size if entry is not None else None
     if world_size is None:

@@ -41,7 +41,7 @@ _HEAD = ("RUN", "STATE", "STEP", "LOSS", "ACCURACY", "ATTEMPTS", "JOB", "LAST")
 
 
 def main(arguments: list[str]) -> int:
-    """Show runs; ``arguments`` are those after the word `status`."""
+    """Show runs; ``arguments`` are those after `status`."""
     description = "Show the runs under a folder, newest first, or one run in detail."
     parser = command_parser("status", description, _EPILOG)
     parser.add_argument("runs", nargs="*", metavar="RUN", help=RUN_HELP)
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _table(statuses: Sequence[RunStatus], runs_dir: Path, now: float) -> str:
-    """One line per run, in the given order; the reason for its state comes last, as far as the terminal has room."""
+    """One line per run, in the given order; the reason for its state comes last, cut to the terminal's width."""
     rows = [_HEAD, *(_row(status, runs_dir, now) for status in statuses)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

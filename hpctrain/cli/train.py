@@ -1,4 +1,4 @@
-"""Training: compose, check and launch a run or a sweep; or be a rank, in a process that a launcher started."""
+"""Train: compose, check and launch a run or a sweep; in a process that a launcher started, train as a rank."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = get_args_parser()
     parser.prog = "python -m hpctrain"
-    # argparse has no public way to change an argument of a parser that is already made
+    # argparse has no public way to change an argument of an existing parser
     for action in parser._actions:
         if action.dest in REFUSED:
             action.help = argparse.SUPPRESS

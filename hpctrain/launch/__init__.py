@@ -1,1 +1,1 @@
-"""From a configuration to running ranks: in this process, in local processes, or as a SLURM job."""
+"""Start ranks from a configuration: in this process, in local processes, or as a SLURM job."""

@@ -18,7 +18,7 @@ def launch(config: Config, command: Sequence[str]) -> int:
 
     Args:
         config: checked.
-        command: the words that were typed, for the manifest.
+        command: the command line as typed, for the manifest.
 
     Returns:
         An `ExitCode`: the run's, or 0 once it is submitted.

@@ -35,12 +35,12 @@ from hpctrain.scheduler.slurm import Slurm
 from hpctrain.worker.entry import run_rank
 
 GRACE_S = 5.0
-"""Seconds that the ranks get to end by themselves after one of them failed, and after a second Ctrl-C."""
+"""Seconds to wait before killing the ranks, after one of them failed or after a second Ctrl-C."""
 WRITING_S = 25.0
-"""More seconds for rank zero while it writes a checkpoint, and once its exit record is there: then it may be writing
-one."""
+"""More seconds for rank zero while it writes a checkpoint, and once its exit record exists: it may be writing one
+then."""
 STOPPING_S = 60.0
-"""Seconds that the ranks get to end by themselves after one of them stopped, before which all of them saved."""
+"""Seconds to wait before killing the ranks, after one of them stopped; all of them have saved by then."""
 POLL_S = 0.05
 
 
@@ -87,7 +87,7 @@ def free_port() -> int:
 
 
 def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """The variables from which a local process derives its place: those of torchrun."""
+    """The environment variables of a local rank, which are those of torchrun."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -182,7 +182,7 @@ class LocalRanks:
             time.sleep(POLL_S)
 
     def _wait(self, processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> None:
-        """Return when these have ended, after the timeout, or at a second Ctrl-C."""
+        """Wait until these have ended, the timeout is over, or the user presses Ctrl-C a second time."""
         deadline = time.monotonic() + timeout_s
         while (
             time.monotonic() < deadline and not self.cut_short and any(process.poll() is None for process in processes)
@@ -196,7 +196,7 @@ class LocalRanks:
             time.sleep(POLL_S)
 
     def _may_write(self) -> bool:
-        """Whether rank zero has left its exit record, or still computes and writes a checkpoint in the background."""
+        """Whether rank zero may be writing a checkpoint: its exit record, or an unfinished checkpoint, exists."""
         recorded = 0 in read_exit_records(self.directory.claim(self.attempt))
         return recorded or any(self.directory.checkpoints.glob(f"{TEMPORARY_PREFIX}*"))
 
@@ -215,7 +215,7 @@ class LocalRanks:
 
 
 def copy_output(source: IO[bytes], log: IO[bytes]) -> None:
-    """Copy what a rank prints to a log and to the console, to its end; an error of one doesn't stop the other.
+    """Copy a rank's output to a log and to the console until it ends; an error in one doesn't stop the other.
 
     Args:
         source: the rank's end of a pipe; closed at the end.

@@ -23,7 +23,7 @@ from hpctrain.run.manifest import manifest
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What is launched: everything that follows from a configuration, derived once.
+    """A run to launch: everything that follows from its configuration, derived once.
 
     Attributes:
         config: of the run, with its `run_dir`.
@@ -37,7 +37,7 @@ class RunPlan:
 
 
 def plan(config: Config) -> RunPlan:
-    """The plan of a run; nothing is written.
+    """Plan a run without writing anything.
 
     Args:
         config: checked; without a `run_dir`, the plan names the default one, which isn't claimed.
@@ -48,7 +48,7 @@ def plan(config: Config) -> RunPlan:
 
 
 def prepare(config: Config, command: Sequence[str]) -> RunPlan:
-    """Make the run directory of a new run, or open that of an existing one, and store the configuration.
+    """Create the directory of a new run, or open an existing run's, and store the configuration.
 
     Args:
         config: checked.
@@ -58,7 +58,7 @@ def prepare(config: Config, command: Sequence[str]) -> RunPlan:
         The plan of the run, whose directory exists.
 
     Raises:
-        ConfigError: the directory holds a run, and another configuration decides its weights.
+        ConfigError: the directory holds a run, and this configuration would change its weights.
         RunDirectoryError: the directory can't be created, or holds other files.
     """
     if config.run_dir is None:
@@ -105,7 +105,7 @@ def discard_unstarted(directory: RunDirectory) -> None:
 
 
 def default_path(name: str, clock: float | None = None) -> Path:
-    """`runs/NAME/DATE_TIME`; not claimed."""
+    """Return `runs/NAME/DATE_TIME` without creating it."""
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(clock))
     return Path("runs") / name / stamp
 
@@ -135,7 +135,7 @@ def claim_default_path(name: str) -> Path:
 
 
 def refuse_other_run(old: Config, new: Config) -> None:
-    """Let a run continue only with a configuration that leads to the same weights; print what else changed.
+    """Refuse a configuration that would change a run's weights; print the other changes.
 
     Raises:
         ConfigError: names the keys that changed and may not.
@@ -161,7 +161,7 @@ def changed_config(directory: RunDirectory, overrides: Sequence[str], config_dir
     """A run's configuration with overrides on top, which may choose another option of a group.
 
     Raises:
-        ConfigError: an override that can't work.
+        ConfigError: an override is invalid.
     """
     stored = load(directory.config)
     groups = {override.partition("=")[0] for override in overrides if "." not in override.partition("=")[0]}

@@ -25,15 +25,15 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.process import environ_replaced
 
 USER_MISTAKES = ("invalid", "not permitted", "more processors", "not available", "unavailable", "unrecognized", "limit")
-"""Words in sbatch's answer that show that the request itself was wrong."""
+"""Parts of sbatch's error messages that mean that the request itself was wrong."""
 
 
 class BatchExecutor(submitit.SlurmExecutor):
-    """submitit's executor, which also writes scripts where there is no srun, for a dry run on a laptop."""
+    """submitit's executor, which also writes scripts on machines without srun, for a dry run on a laptop."""
 
     @classmethod
     def affinity(cls) -> int:
-        """Always usable; a missing sbatch is an error once something is submitted."""
+        """Always usable; a missing sbatch is an error only when a job is submitted."""
         return 2
 
 
@@ -166,7 +166,7 @@ def _explained() -> Iterator[None]:
     except (FailedJobError, FailedSubmissionError, subprocess.CalledProcessError) as error:
         answer = "; ".join(line.split("error:")[-1].strip() for line in str(error).splitlines() if "error:" in line)
         text = answer or str(error).strip()
-        if any(word in text.lower() for word in USER_MISTAKES):
+        if any(mistake in text.lower() for mistake in USER_MISTAKES):
             raise ConfigError(
                 "cluster", "slurm", f"sbatch refused the job: {text}", "see `sinfo` and cluster.*"
             ) from error

@@ -1,1 +1,1 @@
-"""What a user sees of a run: its state, where its time went, its log and its metrics."""
+"""A run as its user sees it: its state, where its time went, its log and its metrics."""

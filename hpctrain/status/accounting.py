@@ -31,9 +31,9 @@ class WallTime:
         starting_s: from the start of the process to the end of the first new step.
         training_s: steps that were kept.
         evaluating_s: evaluations of steps that were kept.
-        saving_s: checkpoints, as long as the training waited for them.
-        lost_s: steps that were done again with their evaluations, and the time between the last sign of an attempt and
-            its kill.
+        saving_s: checkpoints, while the training waited for them.
+        lost_s: steps that were repeated, with their evaluations, and the time between an attempt's last sign of life
+            and its kill.
         stopping_s: from the last step or save to the recorded end.
     """
 
@@ -47,7 +47,7 @@ class WallTime:
 
     @property
     def total_s(self) -> float:
-        """All of it."""
+        """The sum of all categories."""
         return math.fsum(asdict(self).values())
 
     @property
@@ -68,10 +68,10 @@ class AttemptAccount:
     """Where the time of one attempt went.
 
     Attributes:
-        attempt: its number.
+        attempt: the attempt's number.
         spent: its wall time, and its time in the queue.
         steps: the steps that it completed; None where they are unknown.
-        steps_lost: those of them that weren't saved, and had or have to be done again.
+        steps_lost: completed steps that weren't saved, and were repeated or have to be.
     """
 
     attempt: int
@@ -109,7 +109,7 @@ def account(
     disagree.
 
     Args:
-        attempts: oldest first, each as the ledger has it; an open one with `read_times` in its ``extra``.
+        attempts: oldest first, as recorded in the ledger; an open one has the fields of `read_times` in its ``extra``.
         submissions: of the run, with ``job_id`` and ``time``.
         state: of the run.
         saved_step: the step from which it would resume.
@@ -175,7 +175,7 @@ def _queued_since(
 
 
 def _divided(attempt: Attempt, wall_s: float, *, is_running: bool) -> WallTime:
-    """An attempt's wall time without the queue, as if all of its steps were kept."""
+    """Divide an attempt's wall time, without the queue, as if all of its steps were kept."""
     starting = sum(_seconds(attempt, name) for name in STARTING)
     train, evaluate, save = (_seconds(attempt, name) for name in WORKING)
     measured = starting + train + evaluate + save
@@ -184,7 +184,7 @@ def _divided(attempt: Attempt, wall_s: float, *, is_running: bool) -> WallTime:
     rest = max(0.0, wall_s - starting - train - evaluate - save)
     spent = WallTime(starting_s=starting, training_s=train, evaluating_s=evaluate, saving_s=save)
     if not measured and _steps(attempt):
-        # an attempt of a version that didn't measure; most of its time was training
+        # an older hpctrain recorded no times: assume that all of it was training
         return replace(spent, training_s=rest)
     if "first_step_s" not in attempt.extra:
         return replace(spent, starting_s=starting + rest)
@@ -216,7 +216,7 @@ def _steps(attempt: Attempt) -> int | None:
 
 
 def _next_start(later: Sequence[Attempt], otherwise: int | None) -> int | None:
-    """The earliest step at which a later attempt began: every step after it was done again."""
+    """The earliest step at which a later attempt began: every step after it was repeated."""
     starts = [attempt.start_step for attempt in later if attempt.start_step is not None]
     return min(starts) if starts else otherwise
 

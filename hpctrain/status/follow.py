@@ -17,13 +17,13 @@ from hpctrain.status.report import Jobs, RunStatus, ask_slurm, job_ids, read_sta
 from hpctrain.status.state import RunState
 
 LOOK_EVERY_S = 0.2
-"""Seconds between two looks at the log and the run directory."""
+"""Seconds between two reads of the log and the run directory."""
 ASK_EVERY_S = 10.0
-"""Seconds between two questions to SLURM: many users may follow runs at the same time."""
+"""Seconds between two queries to SLURM: many users may follow runs at the same time."""
 ASK_SOON_S = 1.0
-"""The same while the end is near, and for a command that waits for the job itself."""
+"""Seconds between two queries while the run is about to end, and for a command that waits for the job itself."""
 SETTLE_S = 1.0
-"""Seconds for which a run must look over: between two attempts it may look so for a moment."""
+"""Seconds for which a run must appear to be over: between two attempts it may appear so for a moment."""
 LATE_RECORD_S = 15.0
 """Seconds that a record of the next attempt, or of the end, may take to cross a shared file system."""
 
@@ -60,8 +60,8 @@ class Follower:
                 self._report_change(status, quiet=has_log and not self._until_job_ends)
             time.sleep(LOOK_EVERY_S)
 
-    def say(self, text: str) -> None:
-        """Print a message of hpctrain's own."""
+    def print_message(self, text: str) -> None:
+        """Print a message from hpctrain, which isn't part of the log."""
         print(f"hpctrain: {text}", file=self._messages, flush=True)
 
     def _look(self) -> RunStatus:
@@ -75,14 +75,14 @@ class Follower:
         return read_status(self._directory, self._jobs)
 
     def _is_over(self, status: RunStatus) -> bool:
-        # a run that can't be seen from here may continue; and a script that waits for a job needs it to be over
+        # a run whose state can't be determined here may continue; and a script that waits for a job needs it to be over
         unseen = self._jobs is None and (self._until_job_ends or status.state is RunState.INTERRUPTED)
         continues = status.state.may_change or status.state is RunState.UNKNOWN
         if continues or unseen or (self._until_job_ends and self._holds_nodes()):
             self._over_since = None
             return False
         if self._over_since is None:
-            # what SLURM answered seconds ago may be older than the record of the end
+            # SLURM's last answer may be older than the record of the end
             self._over_since = time.monotonic()
             self._ask_at = 0.0
         settle_s = LATE_RECORD_S if self._expects_record(status) else SETTLE_S
@@ -92,7 +92,7 @@ class Follower:
         return any(record is not None and record.state.is_running for record in (self._jobs or {}).values())
 
     def _expects_record(self, status: RunStatus) -> bool:
-        """Whether the run's job is over, and its records aren't: they may be on their way from another node."""
+        """Whether the job is over and its end isn't recorded yet: the record may be on its way from another node."""
         if not self._job_ids or not status.attempts or status.state is RunState.CANCELLED:
             return False
         last = status.attempts[-1]
@@ -106,7 +106,7 @@ class Follower:
         if text == self._reported:
             return
         if not quiet or status.state is RunState.QUEUED:
-            self.say(text)
+            self.print_message(text)
         self._reported = text
 
 
@@ -115,7 +115,7 @@ def wait_for(directory: RunDirectory, *, skip_bytes: int = 0) -> ExitCode:
 
     Args:
         directory: the run.
-        skip_bytes: how much of rank zero's log, from earlier attempts, isn't shown again.
+        skip_bytes: bytes at the beginning of rank zero's log, from earlier attempts, to leave out.
 
     Returns:
         The run's exit code.
@@ -128,16 +128,16 @@ def wait_for(directory: RunDirectory, *, skip_bytes: int = 0) -> ExitCode:
     resume = f"to resume: {resume_command(directory)}"
     last = status.attempts[-1] if status.attempts else None
     if last is not None and last.reason is not None:
-        follower.say(f"{last.reason} at step {last.end_step}; run directory {directory.path}")
+        follower.print_message(f"{last.reason} at step {last.end_step}; run directory {directory.path}")
         code = last.reason.meaning.exit_code
         if code is not ExitCode.FINISHED:
             cause = first_cause(read_exit_records(directory.claim(last.attempt)))
-            follower.say(describe(cause) if cause and not cause.blames_peer else last.detail)
-            follower.say(resume)
+            follower.print_message(describe(cause) if cause and not cause.blames_peer else last.detail)
+            follower.print_message(resume)
         return code
     if status.state is RunState.CANCELLED:
-        follower.say(f"the run was cancelled; {resume}")
+        follower.print_message(f"the run was cancelled; {resume}")
         return ExitCode.CANCELLED
     logs = [str(job["log"]) for job in directory.job_records() if "log" in job]
-    follower.say(f"the run is {status.described}; see {logs[-1] if logs else directory.logs}")
+    follower.print_message(f"the run is {status.described}; see {logs[-1] if logs else directory.logs}")
     return ExitCode.FAILED

@@ -26,10 +26,10 @@ class Tail:
         self._file: BinaryIO | None = None
 
     def read(self) -> bytes:
-        """Read what is new, at most 1 MiB; empty where there is nothing new, or no file.
+        """Read the appended bytes, at most 1 MiB; empty if nothing was appended, or the file doesn't exist.
 
         Raises:
-            OSError: the file is there and can't be read.
+            OSError: the file exists and can't be read.
         """
         try:
             on_disk = self.path.stat()
@@ -51,7 +51,7 @@ class Tail:
         return b""
 
     def close(self) -> None:
-        """Close the file; the next read begins at its beginning."""
+        """Close the file; the next read starts at its beginning."""
         self._start = 0
         if self._file is not None:
             self._file.close()
@@ -87,14 +87,14 @@ def start_of_last_lines(path: Path, lines: int) -> int:
 
 
 class RunLog:
-    """Copies what a rank printed, over all attempts; the batch script's log until that rank has printed anything.
+    """Copies a rank's output over all attempts; until the rank prints something, copies the batch script's log.
 
     Args:
         directory: the run.
-        rank: None is rank zero, or the batch script where rank zero has no log.
-        output: where the log is copied to.
-        last_lines: copy only this many lines of what is there at first; None copies all.
-        skip_bytes: leave out this much of the beginning.
+        rank: None means rank zero, or the batch script if rank zero has no log.
+        output: the stream to copy to.
+        last_lines: copy only this many of the lines that are there at first; None copies all.
+        skip_bytes: number of bytes to leave out at the beginning.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class RunLog:
         self._tail: Tail | None = None
 
     def copy(self) -> bool:
-        """Copy what is new; returns whether there is a log at all."""
+        """Copy the lines that are new; return whether a log exists."""
         path = self._path()
         if path is not None and (self._tail is None or self._tail.path != path):
             if self._tail is not None:

@@ -15,7 +15,7 @@ class LoggedMetrics:
 
     Attributes:
         step: the step after which it was logged.
-        time: when it was logged, in epoch seconds; None where the record doesn't have it.
+        time: when it was logged, in epoch seconds; None if the record has no time.
         values: by the metric's name, NaN and infinities included.
     """
 
@@ -25,13 +25,13 @@ class LoggedMetrics:
 
 
 def read_metrics(path: Path, *, last_bytes: int | None = None) -> Iterator[LoggedMetrics]:
-    """Read the records of metrics.jsonl, oldest first; what isn't a record of a step is skipped.
+    """Read the records of metrics.jsonl, oldest first; lines that aren't the record of a step are skipped.
 
-    Yields nothing where there is no such file.
+    Yields nothing if the file doesn't exist.
 
     Args:
         path: the file.
-        last_bytes: read only this much of the end; None reads the whole file.
+        last_bytes: read only this many bytes at the end; None reads the whole file.
     """
     for record in read_json_lines(path, last_bytes=last_bytes):
         step, time = record.pop("step", None), record.pop("time", None)

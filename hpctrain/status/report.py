@@ -25,7 +25,7 @@ from hpctrain.status.metrics import read_metrics
 from hpctrain.status.state import RunFacts, RunState, derive_state
 
 TAIL_BYTES = 64 * 2**10
-"""How much of the end of metrics.jsonl is read; a few hundred records."""
+"""Bytes to read at the end of metrics.jsonl: a few hundred records."""
 
 Jobs = Mapping[str, JobRecord | None]
 """SLURM's records by job id; None for a job that SLURM doesn't know (any more)."""
@@ -41,14 +41,14 @@ class RunStatus:
         state: its state.
         note: the reason for the state, in one line; empty where the state needs none.
         step: the last step known to be completed.
-        total_steps: the step at which the run ends; None where only its epochs are known.
+        total_steps: the step at which the run ends; None if only the number of epochs is known.
         metrics: the last value of each metric, NaN and infinities included.
         metrics_time: when the last of them was logged.
         checkpoint_step: of the newest published checkpoint.
         attempts: oldest first; an open one with the times that it has recorded so far.
         account: where the wall time went.
-        verdict: the bottleneck that its newest attempt found; None where it found none.
-        job_ids: every job that it ever had, oldest first.
+        verdict: the bottleneck that its newest attempt found; None if it found none.
+        job_ids: every job of the run, oldest first.
         may_start: when a queued run is expected to start.
     """
 
@@ -88,7 +88,7 @@ def read_statuses(directories: Sequence[RunDirectory]) -> list[RunStatus]:
 
 
 def require_stopped(directory: RunDirectory) -> None:
-    """Refuse to start a second attempt of a run that has one.
+    """Raise unless the run is stopped: a run must never have two attempts at once.
 
     Raises:
         RunDirectoryError: the run is queued, starting or running.
@@ -100,7 +100,7 @@ def require_stopped(directory: RunDirectory) -> None:
 
 
 def ask_slurm(job_ids: Sequence[str]) -> Jobs | None:
-    """Ask SLURM about jobs, all in one question; None where SLURM can't be asked from here."""
+    """Query SLURM for jobs, all with one command; None if SLURM can't be reached from here."""
     if not job_ids:
         return {}
     try:
@@ -118,7 +118,7 @@ def job_ids(directory: RunDirectory) -> list[str]:
     submitted = [record.get("job_id") for record in directory.job_records()]
     started = [attempt.job_id for attempt in Ledger(directory).attempts()]
     ids = list(dict.fromkeys(str(job_id) for job_id in [*submitted, *started] if job_id))
-    # the id of a whole array stands for the other runs as well
+    # the id of a whole array covers the other runs as well
     arrays = {job_id.partition("_")[0] for job_id in ids if "_" in job_id}
     return [job_id for job_id in ids if job_id not in arrays]
 
@@ -137,7 +137,7 @@ def read_status(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
     saved = next(reversed(directory.checkpoint_steps()), None)
     config = _config(directory.config)
     last = attempts[-1] if attempts else Attempt(attempt=0)
-    # what was logged after the step that a resume started from is void, until the resume logs it again
+    # records after the step from which a resume started are void: the resume repeats those steps
     step = last.end_step if last.end_step is not None else max(metrics_step, last.start_step or 0)
     pending = list(facts.pending_jobs().values())
     return RunStatus(
@@ -177,7 +177,7 @@ def _with_times(attempt: Attempt, directory: RunDirectory) -> Attempt:
 
 
 def _cancelled_at(directory: RunDirectory) -> float | None:
-    """When the run was cancelled, if that is the last thing that was done with its jobs."""
+    """When the run was cancelled, unless a job was submitted afterwards."""
     records = directory.job_records()
     if not records or not records[-1].get("cancelled"):
         return None
@@ -193,7 +193,7 @@ def _total_steps(attempts: list[Attempt], config: Mapping[str, Any]) -> int | No
 
 
 def _config(path: Path) -> Mapping[str, Any]:
-    """The configuration as plain values; empty where it can't be read."""
+    """Read the configuration as plain values; empty if it can't be read."""
     try:
         # by yaml alone: importing OmegaConf would take longer than everything else here
         config = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
@@ -203,10 +203,10 @@ def _config(path: Path) -> Mapping[str, Any]:
 
 
 def _last_metrics(path: Path) -> tuple[int, float | None, dict[str, float]]:
-    """Step and time of the last record, and the last value of each metric in the file's tail."""
+    """Read the step and time of the last record, and the last value of each metric in the file's tail."""
     step, when = 0, None
     values: dict[str, float] = {}
-    with contextlib.suppress(OSError):  # a file that can't be read hides the metrics alone
+    with contextlib.suppress(OSError):  # an unreadable file hides only the metrics
         for record in read_metrics(path, last_bytes=TAIL_BYTES):
             step, when = record.step, record.time
             values |= record.values

@@ -10,7 +10,7 @@ from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
 
 MAX_DEPTH = 6
-"""Levels of folders to search: NAME/DATE_TIME, the numbers of a sweep, and some of the user's own."""
+"""Levels of folders to search: NAME/DATE_TIME, the numbers of a sweep, and a few that the user made."""
 MAX_LINK_DEPTH = 2
 """Levels on which links to folders are followed; deeper ones may lead anywhere."""
 
@@ -38,12 +38,12 @@ def runs_of(typed: str, runs_dir: Path) -> list[RunDirectory]:
     """Find the run, or all runs of a sweep or folder, that a user names by a path or by a name under ``runs_dir``.
 
     Raises:
-        RunDirectoryError: there is no run.
+        RunDirectoryError: no run matches.
     """
     for path in (Path(typed), runs_dir / typed):
         if runs := find_runs(path):
             return runs
-    where = "it holds no run" if Path(typed).is_dir() else f"there is no such path, here or under {runs_dir}/"
+    where = "it contains no run" if Path(typed).is_dir() else f"no such path, here or under {runs_dir}/"
     raise RunDirectoryError(f"{typed}: {where}; `python -m hpctrain status` lists the runs under {runs_dir}/")
 
 
@@ -51,12 +51,12 @@ def run_of(typed: str, runs_dir: Path) -> RunDirectory:
     """Find the one run that a user names.
 
     Raises:
-        RunDirectoryError: there is no run, or there are several.
+        RunDirectoryError: no run matches, or several do.
     """
     runs = runs_of(typed, runs_dir)
     if len(runs) > 1:
         names = listed(sorted(os.path.relpath(run.path) for run in runs), shown=4)
-        raise RunDirectoryError(f"{typed}: it holds {len(runs)} runs; name one of them: {names}")
+        raise RunDirectoryError(f"{typed}: it contains {len(runs)} runs; name one of them: {names}")
     return runs[0]
 
 

@@ -30,21 +30,21 @@ class RunState(StrEnum):
 
     @property
     def may_change(self) -> bool:
-        """Whether the run may reach another state without its user doing anything."""
+        """Whether the run may reach another state without any action of its user."""
         return self in (RunState.QUEUED, RunState.STARTING, RunState.RUNNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What the state of a run is derived from.
+    """The facts from which the state of a run is derived.
 
     Attributes:
         attempt: the newest claim, with what the ledger knows of it; number 0 before the first.
         owner: the process that launched that attempt on its own machine.
         cancelled_at: when the user cancelled the run, if nothing was submitted after it; epoch seconds.
         job_ids: the run's jobs, oldest first.
-        jobs: SLURM's record of each job, None for a job that it doesn't know (any more); None altogether where SLURM
-            can't be asked.
+        jobs: SLURM's record of each job, None for a job that it doesn't know (any more); None as a whole if SLURM
+            can't be reached.
     """
 
     attempt: Attempt
@@ -69,7 +69,7 @@ class RunFacts:
 
 
 def derive_state(facts: RunFacts) -> tuple[RunState, str]:
-    """Derive the state of a run, and the reason in one line, which is empty where the state needs none."""
+    """Derive the state of a run, and the reason in one line, which is empty if the state needs none."""
     attempt, owner = facts.attempt, facts.owner
     cancelled = facts.cancelled_at is not None and facts.cancelled_at >= (attempt.start_time or 0.0)
     stopping = "it was asked to stop" if cancelled else ""
@@ -92,7 +92,7 @@ def derive_state(facts: RunFacts) -> tuple[RunState, str]:
 
 
 def _state_by_reason(facts: RunFacts) -> tuple[RunState, str]:
-    """The newest attempt recorded its end, and no other one is known to follow."""
+    """Derive the state from the newest attempt's recorded end; no other attempt is known to follow."""
     attempt = facts.attempt
     note = f"{attempt.reason}: {attempt.detail}" if attempt.detail else str(attempt.reason)
     if attempt.reason is Reason.CANCELLED:
@@ -100,27 +100,27 @@ def _state_by_reason(facts: RunFacts) -> tuple[RunState, str]:
     assert attempt.reason is not None
     # SLURM may have requeued the job, and only SLURM knows
     if facts.job_ids and facts.jobs is None and not attempt.reason.meaning.final:
-        return RunState.INTERRUPTED, f"{note}; it may be queued: SLURM can't be asked from here"
+        return RunState.INTERRUPTED, f"{note}; it may be queued: SLURM can't be reached from here"
     return (RunState.INTERRUPTED if attempt.reason.meaning.resumable else RunState.FAILED), note
 
 
 def _state_without_end(facts: RunFacts) -> tuple[RunState, str]:
-    """No attempt, or none that recorded its end, and nothing is known to be queued or running."""
+    """Derive the state of a run without a recorded end, of which nothing is known to be queued or running."""
     owner, attempt = facts.owner, facts.attempt
     if owner is not None:
         if owner.alive is None:
-            return RunState.UNKNOWN, f"it was started on {owner.host}: ask there"
+            return RunState.UNKNOWN, f"it was started on {owner.host}: run `status` there"
         return RunState.INTERRUPTED, f"process {owner.pid} on {owner.host} is gone and recorded no end"
     if not facts.job_ids:
         by_hand = "it was started by hand, and no process or job is known"
         return RunState.UNKNOWN, by_hand if attempt.attempt else "nothing was started yet"
     if facts.jobs is None:
-        return RunState.UNKNOWN, "SLURM can't be asked from here"
+        return RunState.UNKNOWN, "SLURM can't be reached from here"
     return _state_by_job(facts.job_ids[-1], facts.jobs.get(facts.job_ids[-1]), attempt)
 
 
 def _state_by_job(job_id: str, record: JobRecord | None, attempt: Attempt) -> tuple[RunState, str]:
-    """No end was recorded, so SLURM's record of the last job is all there is."""
+    """Derive the state from SLURM's record of the last job, since the attempt recorded no end."""
     no_end = f"attempt {attempt.attempt} recorded no end" if attempt.attempt else "no attempt began"
     if record is None:
         return RunState.INTERRUPTED, f"SLURM no longer knows job {job_id}, and {no_end}"

@@ -1,1 +1,1 @@
-"""The batch script's program: the attempts of one allocation."""
+"""The program that a batch script runs: it starts the attempts of one allocation and requeues the job."""

@@ -51,16 +51,16 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def supervise(supervisor: Supervisor, received: int) -> int:
-    """Run the supervisor, with a thread that watches the signals that come by a file descriptor."""
+    """Run the supervisor, with a thread that reads received signals from a file descriptor."""
     threading.Thread(target=supervisor.requeuer.watch_signals, args=(received,), daemon=True).start()
     return supervisor.run()
 
 
 def catch_signals() -> int:
-    """Catch the signals that SLURM sends, from now on; returns a file descriptor that gives their numbers."""
+    """Catch the signals that SLURM sends, from now on; return a file descriptor from which to read their numbers."""
     received, write_end = os.pipe()
     os.set_blocking(write_end, False)
-    # a handler in Python runs only once the main thread does, and that one may have just begun to read from srun
+    # Python runs handlers only in the main thread, and that one may be blocked in a read from srun
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     for number in WATCHED:
         # the ranks get these from SLURM themselves; this process has to outlive them
@@ -70,10 +70,10 @@ def catch_signals() -> int:
 
 
 def plan_run(arguments: Sequence[str], environ: Mapping[str, str]) -> RunPlan:
-    """The run that is named, or the one that these overrides make; a requeued job finds the one that it made.
+    """Open the named run, or create a run from overrides; a requeued job finds the run that it created.
 
     Raises:
-        HpctrainError: a configuration, a directory or an environment that can't work.
+        HpctrainError: the configuration, the directory or the environment is invalid.
     """
     parser = argparse.ArgumentParser(prog=COMMAND, description="Run a training job's ranks, from its batch script.")
     parser.add_argument("--config-dir", "-cd", metavar="FOLDER", help="a folder with groups of your own")
@@ -102,7 +102,7 @@ def _prepare_run(words: list[str], config_dir: str | None, environ: Mapping[str,
         return retry(
             lambda: prepare_as_rank(config, command, environment),
             on=REFUSED,
-            # the directory of a requeued job was good before
+            # a requeued job could use its directory before, so only its failures are temporary
             for_s=STORAGE_S if environment.restart_count else 0.0,
             problem="the run directory can't be prepared",
         )

@@ -1,4 +1,4 @@
-"""The nodes of a job, and what a run takes from an allocation that it didn't ask for itself."""
+"""The nodes of a job, and the overrides for a run in an allocation that its user requested."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Allocation:
 
     @property
     def step_nodes(self) -> tuple[str, ...]:
-        """Where ranks run, in the order of their ranks."""
+        """The nodes on which ranks run, in rank order."""
         return tuple(node for node in self.nodes if node not in self._out)[: self.num_nodes]
 
     @property
     def spares(self) -> int:
-        """Nodes in reserve; below zero where nodes died and there are too few. 0 where the job dies with any node."""
+        """Nodes in reserve; negative if too few nodes are left. 0 if the job ends when any of its nodes fails."""
         return len(self.nodes) - len(self._out) - self.num_nodes if self.keeps_spares else 0
 
     def lose(self, nodes: Iterable[str]) -> None:
@@ -39,7 +39,7 @@ class Allocation:
         self._out |= set(nodes)
 
     def of_ranks(self, ranks: Sequence[int], processes_per_node: int) -> tuple[str, ...]:
-        """The nodes of these ranks; none where they are on all nodes, which makes none of them more suspect."""
+        """The nodes of these ranks; empty if the ranks are on all nodes, since no node is then more suspect."""
         used = self.step_nodes
         found = {used[rank // processes_per_node] for rank in ranks if rank // processes_per_node < len(used)}
         return tuple(sorted(found)) if len(found) < len(used) else ()

@@ -1,4 +1,4 @@
-"""The job that the batch script runs in."""
+"""The SLURM job of this batch script."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ log = logging.getLogger("hpctrain.supervise")
 
 
 class CurrentJob:
-    """The job that the batch script runs in, and the run's newest attempt in it; any thread may call its methods.
+    """The job of this batch script, and the run's newest attempt in it; any thread may call its methods.
 
     Args:
         directory: the run.
-        slurm: where to ask for the job.
+        slurm: queries and requeues the job.
         environ: the batch script's environment.
-        silence_s: seconds for which SLURM is asked again while it doesn't answer.
+        silence_s: seconds for which to retry a query while SLURM doesn't answer.
 
     Attributes:
         job_id: None outside of a job.
         nodes: of the job.
         restarts: how often it had been requeued when this allocation began.
         attempt: the newest that was claimed here; 0 before the first.
-        began: epoch seconds at which that was.
+        began: epoch seconds of that claim.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class CurrentJob:
 
     @property
     def cancelled(self) -> bool:
-        """Whether `python -m hpctrain cancel` was typed for the run since the attempt began."""
+        """Whether the user has typed `python -m hpctrain cancel` for the run since the attempt began."""
         last = next(reversed(self.directory.job_records()), {})
         when = last.get("time")
         return bool(last.get("cancelled")) and isinstance(when, int | float) and when >= self.began
@@ -78,12 +78,12 @@ class CurrentJob:
         return any(record.get("job_id") == self.job_id for record in self.directory.job_records())
 
     def show(self) -> JobRecord | None:
-        """SLURM's record of the job; None where SLURM doesn't answer."""
+        """SLURM's record of the job; None if SLURM doesn't answer."""
         job_id = self.job_id
         return None if job_id is None else self._ask(lambda: self.slurm.show(job_id))
 
     def termination(self, received: int | None = None) -> Termination | None:
-        """Ask SLURM whether and why it is ending the job; None where it isn't, or doesn't answer.
+        """Ask SLURM whether and why it is ending the job; None if it isn't, or doesn't answer.
 
         Args:
             received: number of the signal that a rank got, if it is known.
@@ -129,9 +129,9 @@ class CurrentJob:
 
     def _ask(self, question: Callable[[], T | None]) -> T | None:
         def ask() -> T | None:
-            # A batch host that is cut off may outlive its job, and would ask in vain for as long as it may. The lock
-            # keeps an attempt that is being claimed from looking like another's. A run directory that can't be read
-            # doesn't mean that another attempt owns it.
+            # A batch host that is cut off from the network may outlive its job: stop asking once a later attempt owns
+            # the run. The lock keeps an attempt that this process is claiming from looking like that one. A run
+            # directory that can't be read doesn't mean that another attempt owns it.
             with self._claiming, contextlib.suppress(OSError):
                 if self.attempt:
                     self._ledger.require_ownership(self.attempt)
@@ -142,7 +142,7 @@ class CurrentJob:
         except SupersededError:
             return None
         except SchedulerError as error:
-            log.info("SLURM could not be asked about the job: %s", error)
+            log.info("can't query SLURM about the job: %s", error)
             return None
 
     def _retry(self, act: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""The requeue of the job: after an attempt, or while its ranks still save when SLURM is killing the job."""
+"""Requeue the job after an attempt, or already while SLURM is killing it and its ranks still save."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ log = logging.getLogger("hpctrain.supervise")
 
 
 class Requeuer:
-    """Puts the job back into the queue, once, whichever thread asks first.
+    """Requeues the job at most once, whichever thread asks first.
 
-    A job that is being killed is requeued at once: neither its ranks nor this process may live until all is saved and
-    recorded. SLURM lets them run until KillWait is over all the same, and starts the job anew when all of its processes
-    are gone (seen on 22.05).
+    A job that SLURM is killing is requeued at once: its ranks and this process may be gone before everything is saved
+    and recorded. SLURM still lets them run until KillWait is over, and starts the job again when all of its processes
+    are gone (seen on SLURM 22.05).
 
     Args:
         job: the current one.
@@ -39,7 +39,7 @@ class Requeuer:
         self.plan = plan
         assert isinstance(plan.config.cluster, SlurmCluster)
         self._cluster = plan.config.cluster
-        # guards all that follows, and is held while SLURM is asked: two threads must not requeue the job twice
+        # guards the attributes below, and is held during queries to SLURM: two threads must not requeue the job twice
         self._lock = threading.RLock()
         self._termination: Termination | None = None
         self._handled = False
@@ -47,7 +47,7 @@ class Requeuer:
         self._requeued = False
 
     def watch_signals(self, descriptor: int) -> None:
-        """Check the job at each SIGTERM, to the end of the process; runs in a thread of its own.
+        """Check the job at each SIGTERM until the process ends; runs in a separate thread.
 
         Args:
             descriptor: gives the number of each signal in one byte, as `signal.set_wakeup_fd` writes them.
@@ -59,7 +59,7 @@ class Requeuer:
                 self.check()
 
     def check_in_background(self) -> None:
-        """Check the job in another thread, so that the caller can keep reading what srun prints."""
+        """Check the job in another thread, so that the caller can keep reading srun's output."""
         threading.Thread(target=self.check, daemon=True).start()
 
     def check(self) -> None:
@@ -70,35 +70,35 @@ class Requeuer:
             try:
                 self._handled = self._check()
             except (HpctrainError, OSError) as error:
-                log.warning("whether SLURM is killing the job is unknown: %s", error)
+                log.warning("can't find out whether SLURM is killing the job: %s", error)
 
     def termination(self, reason: Reason, received: int | None) -> Termination | None:
-        """Why SLURM is ending the job, for an attempt that is over; None where it isn't.
+        """Why SLURM is ending the job, for an attempt that is over; None if it isn't.
 
         Args:
-            reason: why the attempt ended, as its ranks recorded it; if SLURM was ending the job, it isn't asked again.
+            reason: why the attempt ended, as its ranks recorded it; SLURM isn't queried if the reason already names it.
             received: number of the signal that a rank got, if it is known.
         """
         with self._lock:
-            # What was found while the job was being killed comes first: once the job is requeued, SLURM's record no
-            # longer tells a time limit from a preemption.
+            # A termination that was found while SLURM was killing the job takes precedence: once the job is requeued,
+            # SLURM's record no longer distinguishes a time limit from a preemption.
             if self._termination is not None or reason.meaning.by_slurm:
                 return self._termination
             return self.job.termination(received)
 
     def settle(self) -> bool:
-        """What follows is decided and recorded: no early requeue from now on. Returns whether there was one before."""
+        """Prevent early requeues from now on, because a decision is recorded; return whether there was one before."""
         with self._lock:
             self._settled = True
             return self._requeued
 
     @property
     def cancelled(self) -> bool:
-        """Whether the job was found being killed because its user has cancelled it."""
+        """Whether SLURM was found killing the job because its user cancelled it."""
         return self._termination is not None and self._termination.reason is Reason.CANCELLED
 
     def requeue(self) -> bool:
-        """Put the job back into the queue, unless it is there already; returns whether it is there."""
+        """Put the job back into the queue, unless it is there already; return whether it is there."""
         with self._lock:
             if self.cancelled:
                 return False
@@ -113,7 +113,7 @@ class Requeuer:
             return True
 
     def requeue_unwritable(self) -> bool:
-        """Requeue a job whose run directory can't be written: it may get other nodes, or find the directory mended.
+        """Requeue a job whose run directory can't be written: other nodes, or a later time, may help.
 
         The ledger can't count such requeues, so SLURM's own count bounds them.
 
@@ -122,14 +122,14 @@ class Requeuer:
         """
         if self.job.job_id is None or self._unrecorded_requeues() >= self._cluster.requeue.max_failures:
             return False
-        # SLURM hasn't been asked yet whether the user cancelled the job meanwhile
+        # no query has shown yet whether the user cancelled the job meanwhile
         termination = self.job.termination()
         if termination is not None and termination.reason is Reason.CANCELLED:
             return False
         return self.requeue()
 
     def take_back(self) -> None:
-        """Cancel the job, which was requeued before its ranks had ended, and has nothing left to do."""
+        """Cancel the job, which was requeued before its ranks had ended, because the run needs no further attempt."""
         try:
             self.job.cancel()
         except SchedulerError as error:
@@ -156,7 +156,7 @@ class Requeuer:
         return job_id
 
     def _check(self) -> bool:
-        """Returns whether the job is being killed and nothing is left to do about it."""
+        """Check the job once; return whether SLURM is killing it and later signals need no further check."""
         found = self.job.termination()
         if found is None or not found.killing:
             return False
@@ -178,11 +178,11 @@ class Requeuer:
         return not self._leads_to_queue(found.reason) or self._requeue_early()
 
     def _requeue_early(self) -> bool:
-        """Returns whether there is nothing left to ask for."""
+        """Requeue the job unless a decision is recorded; return whether later signals need no further check."""
         return self._settled or self.requeue()
 
     def _leads_to_queue(self, reason: Reason) -> bool:
-        """Whether the newest attempt, ended for this reason with what is saved, leads back to the queue."""
+        """Whether the decision would be a requeue, if the newest attempt ended for this reason at the saved step."""
         outcome = Outcome(reason, self.job.directory.saved_step)
         history = history_with(Ledger(self.job.directory), self.job.attempt, outcome)
         return decide(history, self._cluster.requeue, in_allocation=1).action is Action.REQUEUE

@@ -1,4 +1,4 @@
-"""One srun step: the ranks of an attempt, and what srun prints about their ends."""
+"""One srun step: it runs the ranks of an attempt, and srun reports how they ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpctrain.launch.prepare import RunPlan
 
 COMPLAINT = re.compile(r"(?:srun|slurmstepd\S*): (?:error: |fatal: )?(?P<text>.*)")
 NOT_OF_INTEREST = re.compile(r"launch/slurm: |Job step aborted|Force Terminated")
-"""What srun prints about its own actions once something has happened."""
+"""Messages of srun about its own reactions to a failure, not about the failure itself."""
 ABORTED = re.compile(r"srun: Job step aborted")
 """Printed when the job ends, and when a task has ended badly."""
 NODE_FAILED = re.compile(r"srun: error: Node failure on \S")
@@ -26,7 +26,7 @@ def srun_command(plan: RunPlan, nodes: Sequence[str] = ()) -> list[str]:
 
     Args:
         plan: of the run.
-        nodes: where the ranks run, in a job with nodes to spare; () where it has none.
+        nodes: the nodes for the ranks, in a job with spare nodes; empty if it has none.
     """
     cluster, resources, directory = plan.config.cluster, plan.resources, plan.directory
     assert isinstance(cluster, SlurmCluster)
@@ -41,10 +41,10 @@ def srun_command(plan: RunPlan, nodes: Sequence[str] = ()) -> list[str]:
         f"--output={str(directory.logs).replace('%', '%%')}/rank_%t.log",
     ]
     if nodes:
-        # what a step had on a node that died is never given back, so the next one has to share it (SLURM 22.05)
+        # SLURM 22.05 never releases the resources of a step on a node that died, so the next step has to share them
         command += [f"--nodelist={','.join(nodes)}", "--no-kill", "--overlap", "--mem=0"]
     if resources.cpus_per_process is not None:
-        # srun doesn't take it over from sbatch since SLURM 22.05
+        # since SLURM 22.05, srun doesn't inherit it from sbatch
         command.append(f"--cpus-per-task={resources.cpus_per_process}")
     return [*command, *cluster.srun_args, sys.executable, "-u", "-m", "hpctrain.worker", str(directory.path)]
 
@@ -59,8 +59,8 @@ class Step:
         ends_with_a_node: end the step when one of its nodes fails; the other ranks would wait for those on it.
 
     Attributes:
-        code: srun's exit code once it has ended; no evidence of what happened, only that something may have.
-        complaints: what srun printed about tasks that ended badly, or about why it started none.
+        code: srun's exit code once it has ended; non-zero is a hint that a rank failed, but doesn't show how.
+        complaints: srun's messages about tasks that failed, or about why it started none.
     """
 
     command: Sequence[str]
@@ -70,7 +70,7 @@ class Step:
     complaints: list[str] = field(default_factory=list)
 
     def run(self) -> Iterator[str]:
-        """Run srun to its end; yields the lines of its standard error, which also go to this process's."""
+        """Run srun until it ends; yield the lines of its standard error, which are also copied to this process's."""
         with subprocess.Popen(
             self.command,
             env=dict(self.environ),

@@ -1,4 +1,4 @@
-"""The attempts of one allocation: start the ranks, find out how they ended, and do what follows."""
+"""Run the attempts of one allocation: start the ranks, find out how they ended, and restart or requeue."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from hpctrain.supervise.requeuer import Requeuer
 from hpctrain.supervise.step import ABORTED, Step, print_error, srun_command
 
 STORAGE_S = 60.0
-"""Seconds for which the run directory is tried again while its file system refuses."""
+"""Seconds to retry I/O in the run directory while its file system is unavailable."""
 REFUSED = (OSError, RunDirectoryError)
 
 log = logging.getLogger("hpctrain.supervise")
 
 
 class Supervisor:
-    """The attempts of one allocation.
+    """Runs the attempts of one allocation.
 
     Args:
         plan: of the run.
         environ: the batch script's environment.
-        slurm: where to ask for the job, and to requeue it.
-        storage_s: seconds for which a file system may refuse.
-        silence_s: seconds for which SLURM may leave a question unanswered.
+        slurm: queries and requeues the job.
+        storage_s: seconds to retry I/O while the file system is unavailable.
+        silence_s: seconds to retry a query while SLURM doesn't answer.
 
     Attributes:
         job: the current one.
@@ -94,7 +94,7 @@ class Supervisor:
 
     @property
     def _storage_before_ranks_s(self) -> float:
-        """Seconds to retry before ranks start: a new run's directory may be a mistake, an older one's was good once."""
+        """Seconds to retry before ranks start; 0 for a new run, whose directory may be a mistake."""
         return self.storage_s if self._in_allocation or self.job.restarts else 0.0
 
     def _begin(self) -> bool:
@@ -110,9 +110,9 @@ class Supervisor:
         try:
             last = next(reversed(self.ledger.attempts()), None)
         except OSError as error:
-            log.warning("whether the run is completed is unknown: %s", error)
+            log.warning("can't find out whether the run is completed: %s", error)
             return False
-        # only this very job, which was requeued after all: a new job makes a completed run longer
+        # only if this same job completed it and was requeued all the same: a new job trains a completed run for longer
         return last is not None and last.reason is Reason.COMPLETED and last.job_id == self.job.job_id is not None
 
     def _claim(self) -> int:
@@ -124,7 +124,7 @@ class Supervisor:
         )
 
     def _run_ranks(self, attempt: int) -> str:
-        """Run the ranks to their ends; returns what srun complained about."""
+        """Run the ranks until all have ended; return srun's complaints."""
         self._in_allocation += 1
         nodes, keeps_spares = self.allocation.step_nodes, self.allocation.keeps_spares
         log.info("attempt %d on %s", attempt, " ".join(nodes))
@@ -133,7 +133,7 @@ class Supervisor:
         step = Step(command, environ, ends_with_a_node=keeps_spares)
         for line in step.run():
             if ABORTED.match(line):
-                # the SIGTERM that a job gets before it is killed may not reach this process
+                # the SIGTERM that SLURM sends before it kills a job may not reach this process
                 self.requeuer.check_in_background()
         log.info("srun ended with %d", step.code)
         return "; ".join(step.complaints)
@@ -142,8 +142,8 @@ class Supervisor:
         """Find out how an attempt ended, and decide what follows.
 
         Raises:
-            SupersededError: that is up to a later attempt.
-            OSError: the file system refuses to the end.
+            SupersededError: a later attempt owns the run.
+            OSError: the file system stayed unavailable.
         """
         return retry(
             lambda: self._try_to_conclude(attempt, complaints),
@@ -164,7 +164,7 @@ class Supervisor:
             spares=self.allocation.spares,
         )
         if decision.action in (Action.REQUEUE, Action.RESUBMIT) and self.job.job_id is not None:
-            # asked again, since the user may have cancelled the job while its ranks saved
+            # queried again, since the user may have cancelled the job while its ranks saved
             decision = decision.allowed_by(
                 self.job.show(), restarts=self.job.restarts, resubmittable=self.job.resubmittable
             )
@@ -172,7 +172,7 @@ class Supervisor:
         return outcome, decision
 
     def _ask_slurm(self, attempt: int, outcome: Outcome) -> Outcome:
-        """The outcome with what SLURM knows: ranks that died while it was ending their job could not tell."""
+        """Correct the outcome by SLURM's record: a rank that died while SLURM was ending the job couldn't see why."""
         if not outcome.may_be_slurms_doing(self.ledger, attempt):
             return outcome
         if self.job.cancelled:
@@ -183,13 +183,13 @@ class Supervisor:
         return outcome.explained_by(termination)
 
     def _ask_about_nodes(self, outcome: Outcome) -> Outcome:
-        """A job with nodes to spare outlives a node that failed."""
+        """Look for failed nodes in a job with spare nodes, which outlives them."""
         if not self.allocation.keeps_spares:
             return outcome
         try:
             failed = self.slurm.failed_nodes(self.job.nodes, self.job.began)
         except SchedulerError as error:
-            log.info("SLURM could not be asked about the nodes: %s", error)
+            log.info("can't query SLURM about the nodes: %s", error)
             return outcome
         if not set(failed) & set(self.allocation.step_nodes):
             self.allocation.lose(failed)
@@ -200,7 +200,7 @@ class Supervisor:
         """Nodes that the failure points at."""
         per_node = self.plan.resources.processes_per_node
         if outcome.suspect_rank is not None:
-            # by the name that SLURM uses: --exclude doesn't take the host's own, which may be another one
+            # SLURM's name for the node: --exclude doesn't accept the hostname, which may differ
             return (self.allocation.step_nodes[outcome.suspect_rank // per_node],)
         return outcome.suspects or self.allocation.of_ranks(outcome.silent_ranks, per_node)
 
@@ -221,7 +221,7 @@ class Supervisor:
                     **decision.fields(suspects),
                 ),
                 on=REFUSED,
-                # SLURM kills this process before long, and the requeue is still to come
+                # SLURM will kill this process soon, and it still has to requeue the job
                 for_s=0.0 if final.reason.meaning.by_slurm else self.storage_s,
                 problem=f"the end of attempt {attempt} can't be recorded",
             )
@@ -231,7 +231,7 @@ class Supervisor:
             print_error(f"{final.report}{hint}")
 
     def _leave(self, decision: RequeueDecision) -> int:
-        """Do what follows outside of this allocation: a requeue comes last, since it ends this process."""
+        """Carry out the decision outside of this allocation. A requeue comes last, since it ends this process."""
         exit_code = decision.reason.meaning.exit_code
         if decision.reason is Reason.COMPLETED:
             return exit_code
@@ -241,17 +241,19 @@ class Supervisor:
                 self.requeuer.take_back()
             return exit_code
         if self.requeuer.cancelled:
-            log.info("the user has cancelled the job meanwhile: it isn't requeued")
+            log.info("the user cancelled the job meanwhile, so it isn't requeued")
             return ExitCode.CANCELLED
         try:
             if decision.action is not Action.REQUEUE or not self.requeuer.requeue():
                 log.info("the run continues in job %s", self.requeuer.resubmit(decision.exclude))
         except HpctrainError as error:
-            log.warning("the run can't continue by itself (%s); to resume: %s", error, resume_command(self.directory))
+            log.warning(
+                "the run can't be continued automatically (%s); to resume: %s", error, resume_command(self.directory)
+            )
         return ExitCode.INTERRUPTED
 
     def _leave_unwritable(self, error: Exception) -> int:
-        """Nothing can be read or written here: the queue may give the file system time, or the job other nodes."""
+        """Requeue the job because the run directory is unavailable: a later time, or other nodes, may help."""
         print_error(f"hpctrain: {error}; to resume: {resume_command(self.directory)}")
         been_here = self._in_allocation or self.job.restarts
         return ExitCode.INTERRUPTED if been_here and self.requeuer.requeue_unwritable() else ExitCode.FAILED

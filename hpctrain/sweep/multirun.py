@@ -26,9 +26,9 @@ BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 NOT_SWEPT = ("cluster", "cluster.kind", "cluster.wait", "cluster.dry_run", "run_dir")
 """Keys that decide how the sweep itself is launched."""
 PLUGIN_MODULE = "hydra_plugins.hpctrain"
-"""Hydra instantiates launchers from this package alone."""
+"""The only package from which Hydra instantiates launchers."""
 OBJECTIVE = "eval/loss"
-"""The metric whose last value a sweeper that optimises gets."""
+"""The metric whose last value an optimising sweeper receives."""
 
 
 def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str]) -> int:
@@ -37,13 +37,13 @@ def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str
     Args:
         composer: of the command line's folders.
         overrides: with comma-separated values, ranges and so on, as Hydra's sweeper takes them.
-        command: the words that were typed.
+        command: the command line as typed.
 
     Returns:
         An `ExitCode`: 0 if all runs finished or were submitted, else that of the first run that didn't finish.
 
     Raises:
-        ConfigError: a run that can't work; nothing is launched or written then.
+        ConfigError: a run's configuration is invalid; nothing is launched or written then.
     """
     _refuse_swept(composer, overrides)
     with composer.explaining(overrides):
@@ -51,11 +51,11 @@ def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str
     sweeper = node.hydra.sweeper
     if sweeper.get("_target_") != BASIC:
         return _run_sweeper(composer, overrides, command)
-    # of Hydra's sweeper only the splitting: it would launch batch by batch, and write files of its own
+    # use only the splitting of Hydra's sweeper: it would launch batch by batch, and write its own files
     params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
     with composer.explaining(overrides):
         (jobs,) = BasicSweeper.split_arguments(composer.parse([*params, *overrides]), None)
-    configs = [composer.compose(without_hydras(job)) for job in jobs]
+    configs = [composer.compose(without_hydra_overrides(job)) for job in jobs]
     require_one_cluster(configs)
     codes = Sweep(_home(configs[0]), command).launch(configs)
     return next((code for code in codes if code != ExitCode.FINISHED), ExitCode.FINISHED)
@@ -73,7 +73,7 @@ class ArrayLauncher(Launcher):
     sweep: Sweep
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Ignore what Hydra offers: runs are composed as a single one would be."""
+        """Ignore Hydra's own configuration: each run is composed like a single run."""
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Launch one batch.
@@ -81,7 +81,7 @@ class ArrayLauncher(Launcher):
         Returns:
             Per run: its last evaluation loss if the run has ended, else None.
         """
-        configs = [self.composer.compose(without_hydras(overrides)) for overrides in job_overrides]
+        configs = [self.composer.compose(without_hydra_overrides(overrides)) for overrides in job_overrides]
         require_one_cluster(configs)
         codes = self.sweep.launch(configs, initial_job_idx)
         has_ended = configs[0].cluster.wait or configs[0].cluster.kind == "local"
@@ -111,8 +111,8 @@ def register_launcher(composer: Composer, sweep: Sweep) -> type[ArrayLauncher]:
     return made
 
 
-def without_hydras(overrides: Sequence[str]) -> list[str]:
-    """The overrides that are a run's own, without those of Hydra."""
+def without_hydra_overrides(overrides: Sequence[str]) -> list[str]:
+    """Leave out the overrides that configure Hydra."""
     return [override for override in overrides if not override.lstrip("+~").startswith("hydra")]
 
 
@@ -139,9 +139,9 @@ def _home(config: Config) -> RunDirectory:
 
 
 def _run_sweeper(composer: Composer, overrides: Sequence[str], command: Sequence[str]) -> int:
-    """Let a sweeper that is installed beside Hydra, such as Optuna's, choose the runs by the losses so far."""
+    """Let an installed Hydra sweeper, such as Optuna's, choose the runs by the losses so far."""
     plain = [str(override.input_line) for override in composer.parse(overrides) if not override.is_sweep_override()]
-    home = _home(composer.compose(without_hydras(plain)))
+    home = _home(composer.compose(without_hydra_overrides(plain)))
     register_launcher(composer, Sweep(home, command))
     where = [f"hydra.sweep.dir='{home.path}'", "hydra.mode=MULTIRUN"]
     try:

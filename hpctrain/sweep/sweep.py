@@ -29,7 +29,7 @@ class Sweep:
 
     Args:
         home: the sweep's directory.
-        command: the words that were typed, for the manifests.
+        command: the command line as typed, for the manifests.
     """
 
     home: RunDirectory
@@ -110,7 +110,7 @@ class Sweep:
             discard_unstarted(run.directory)
         if not find_runs(self.home.path):
             shutil.rmtree(submitit_folder(self.home), ignore_errors=True)
-            # rmdir, because the folder may hold files of the user's
+            # rmdir, because the folder may hold the user's files
             with contextlib.suppress(OSError):
                 self.home.logs.rmdir()
                 self.home.path.rmdir()

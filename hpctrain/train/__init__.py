@@ -1,1 +1,1 @@
-"""The rank's entry, the trainer, the loop and one step."""
+"""Training on one rank: the trainer, the loop, one step, and saving and resuming."""

@@ -18,9 +18,9 @@ KEY = "trainer.activation_checkpointing"
 
 
 def checkpoint_activations(model: nn.Module, patterns: Sequence[str], *, compiled: bool = False) -> list[str]:
-    """Wrap the forward of every module whose name matches; names of weights stay as they are.
+    """Wrap the forward of every module whose name matches; the names of the weights don't change.
 
-    Dropout draws the same numbers again, and batch norms count a batch once: where the operations are deterministic,
+    Dropout draws the same numbers again, and batch norms count a batch once: if the operations are deterministic,
     the weights are equal bit for bit to those of training without it.
 
     Args:
@@ -76,7 +76,7 @@ def _wrap(name: str, module: nn.Module, *, compiled: bool) -> None:
 
 @contextmanager
 def _uncounted(norms: Sequence[nn.modules.batchnorm._NormBase]) -> Iterator[None]:
-    """Inside, norms compute as usual but leave their running statistics as they are."""
+    """Inside the context, norms compute as usual but don't update their running statistics."""
     kept = [(norm, norm.momentum, norm._buffers["num_batches_tracked"]) for norm in norms]
     for norm in norms:
         norm.momentum = 0.0

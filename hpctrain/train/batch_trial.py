@@ -1,7 +1,7 @@
 """The process that tries one micro-batch size for `fit-batch`: `python -m hpctrain.train.batch_trial CONFIG SIZE`.
 
-It prints one JSON object: `fits`, `device`, `limit_bytes` (null where unknown), `peak_bytes`, and, where the steps were
-done, `num_samples` and `samples_per_s`; else `message`, the allocator's. A configuration that can't work gives `error`
+It prints one JSON object: `fits`, `device`, `limit_bytes` (null if unknown), `peak_bytes`, and, if the steps finished,
+`num_samples` and `samples_per_s`; otherwise `message`, the allocator's. For an invalid configuration it prints `error`
 and `exit_code` instead.
 """
 
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     config = load(Path(path))
     os.environ.update(config.cluster.env)
     spare_compiler()
-    with contextlib.redirect_stdout(sys.stderr):  # what the task prints must not mix with the result
+    with contextlib.redirect_stdout(sys.stderr):  # the task's own output must not mix with the result
         try:
             found = _trial(config, int(size))
         except HpctrainError as error:
@@ -95,7 +95,7 @@ def _steps(config: Config, world: World, size: int) -> dict[str, Any]:
 
 
 def _limit_bytes(world: World) -> int | None:
-    """The memory that this process may use in all, including what it uses already."""
+    """The memory that this process may use in total, including what it uses already."""
     if world.gpus:
         return min(torch.cuda.mem_get_info(device)[0] for device in world.gpus)
     available = available_memory_bytes()

@@ -41,7 +41,7 @@ def locate(key: str, target: str) -> Any:
     """Import the object that an import path names.
 
     Raises:
-        ConfigError: there is no such module, or it has no such name; an error inside the module passes through.
+        ConfigError: the module or the name in it doesn't exist; an error inside the module passes through.
     """
     parts = target.split(".")
     for split in range(len(parts) - 1, 0, -1):
@@ -49,20 +49,20 @@ def locate(key: str, target: str) -> Any:
         try:
             found: Any = importlib.import_module(name)
         except ModuleNotFoundError as error:
-            # the module itself is missing: the rest of the path may be attributes; otherwise it fails to import another
+            # if this module is missing, the rest of the path may be attributes; else one of its own imports failed
             if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
                 continue
             raise
         for attribute in parts[split:]:
             if not hasattr(found, attribute):
-                raise ConfigError(f"{key}._target_", target, f"{name} has no {attribute}", "see the spelling")
+                raise ConfigError(f"{key}._target_", target, f"{name} has no {attribute}", "check the spelling")
             found = getattr(found, attribute)
         return found
-    raise ConfigError(f"{key}._target_", target, f"there is no module {parts[0]}", "see the spelling, or install it")
+    raise ConfigError(f"{key}._target_", target, f"no module named {parts[0]}", "check the spelling, or install it")
 
 
 def instantiate(key: str, node: Mapping[str, Any], *arguments: Any) -> Any:
-    """Call what ``_target_`` names with the other keys; nodes inside that have a ``_target_`` are built first."""
+    """Call the object that ``_target_`` names with the other keys; inner nodes with a ``_target_`` are built first."""
     options = {
         name: instantiate(f"{key}.{name}", value) if isinstance(value, Mapping) and "_target_" in value else value
         for name, value in node.items()
@@ -103,8 +103,8 @@ class Network:
 
     Attributes:
         module: holds the weights that are optimized, averaged and saved; not wrapped.
-        model: what the task calls in training: a replica, around what is called in evaluation (`inner`).
-        master: copies between the two where `module` isn't inside `model`.
+        model: the replica that the task calls in training; evaluation calls the module inside it (`inner`).
+        master: copies between the two if `module` isn't inside `model`.
     """
 
     module: nn.Module
@@ -117,7 +117,7 @@ def build_network(config: Config, task: Task, world: World, *, fresh: bool = Fal
 
     Args:
         config: of the run.
-        task: has a model where the configuration has none, and places it where a process has several devices.
+        task: makes the model if the configuration has none, and places it if a process has several devices.
         world: the ranks.
         fresh: start from the weights of `config.init_from`, if it is set. Rank zero reads them; `replicate` sends them
             to the other ranks.
@@ -147,13 +147,13 @@ def build_network(config: Config, task: Task, world: World, *, fresh: bool = Fal
 
 
 def _in_precision(module: nn.Module, kind: str, world: World) -> tuple[nn.Module, MasterWeights | None]:
-    """Return what is called in forward passes, and the way to its fp32 weights where these are others."""
+    """Return the module for forward passes, and the link to its fp32 weights if these are separate."""
     if kind in PURE_TYPES:
         module.to(PURE_TYPES[kind])
         accept_fp32(module, PURE_TYPES[kind])
     if kind not in MASTER_TYPES:
         return module, None
-    # DDP broadcasts the copy's weights alone, and the fp32 ones have to be equal on all ranks, too
+    # DDP broadcasts only the copy's weights, and the fp32 ones have to be equal on all ranks, too
     broadcast_weights(module, world)
     master = MasterWeights(module, MASTER_TYPES[kind])
     accept_fp32(master.copy, MASTER_TYPES[kind])
@@ -166,7 +166,7 @@ def build_optimizer(node: Mapping[str, Any], model: nn.Module, global_batch_size
     Args:
         node: of the configuration; keys of `Handling` are hpctrain's own, and not passed to the class.
         model: whose parameters are trained.
-        global_batch_size: scales the learning rate where `lr_scaling` asks for it.
+        global_batch_size: scales the learning rate if `lr_scaling` asks for it.
 
     Raises:
         TaskError: no parameter requires a gradient, or the class isn't an optimizer.

@@ -1,4 +1,4 @@
-"""Saving and resuming: what a checkpoint of a run holds, when one is written, and how an attempt continues from it."""
+"""Save and resume: the contents of a run's checkpoints, the times at which they are written, and the restore."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.train.parts import Parts
 
 FIRST_AUTO_SAVE_S = 60.0
-"""With checkpoint.auto the first save comes early, because its cost has to be measured."""
+"""Seconds until the first save with checkpoint.auto: early, because the cost of a save has to be measured."""
 
 log = logging.getLogger("hpctrain.train")
 
@@ -37,7 +37,7 @@ class Start:
 
     Attributes:
         step: completed steps; 0 in a new run.
-        evaluation_due: the checkpoint was written before the evaluation of its step was done.
+        evaluation_due: whether the checkpoint was written before the evaluation of its step was done.
     """
 
     step: int = 0
@@ -50,7 +50,7 @@ class Checkpointing:
     Args:
         parts: what is saved.
         directory: of the run.
-        stop: is asked to stop the ranks when a write in the background fails.
+        stop: requests a stop of the ranks when a write in the background fails.
         claim: of this attempt.
         clock: monotonic seconds.
 
@@ -88,13 +88,13 @@ class Checkpointing:
         if self._world.is_rank_zero:
             self._claim.require_ownership()
             if names := remove_leftovers(self._directory):
-                log.info("cleared what an earlier attempt left unfinished: %s", ", ".join(names))
+                log.info("cleaned up after an earlier attempt: %s", ", ".join(names))
         found = load_newest(self._directory, self._world)
         if found is not None:
             self._restore(found)
         settle_buckets(self._parts.model, self._world, self._throwaway_pass)
         if found is not None:
-            # last: whatever is built and run before it draws from the same streams
+            # last: building and running the parts draws from the same random streams
             self._restore_random_state(found)
             if self._world.is_rank_zero:
                 self._saver.retain_in_background(found.step)
@@ -115,10 +115,10 @@ class Checkpointing:
         if self._world.is_rank_zero:
             log.info("resuming at step %d from %s", found.step, found.path)
             if found.config_digest != config_digest(self._config):
-                log.warning("keys that decide the weights have changed since step %d: the run is not exact", found.step)
+                log.warning("keys that affect the weights have changed since step %d: the run is not exact", found.step)
 
     def _changed_options(self, found: LoadedCheckpoint) -> set[str]:
-        """Return the keys of the optimizer whose values differ from those that the checkpoint was written under."""
+        """Return the keys of the optimizer whose values differ from those of the checkpoint."""
         if found.config_digest == config_digest(self._config):
             return set()
         before, now = found.extra.get("optimizer", {}), self._config.optimizer
@@ -140,10 +140,10 @@ class Checkpointing:
 
         Args:
             step: completed steps.
-            means: by name as it is logged; the same on every rank.
+            means: by logged name; the same on every rank.
 
         Raises:
-            ConfigError: the metric that the best are kept by isn't among them.
+            ConfigError: the metric that ranks the best checkpoints isn't among them.
         """
         if self._best is None:
             return
@@ -161,12 +161,12 @@ class Checkpointing:
 
         Args:
             step: completed steps.
-            evaluation_due: their evaluation is yet to be done.
-            wait: return when the checkpoint is durable. Without it, a save is left out while an earlier one is being
-                written, except for one of the best.
+            evaluation_due: whether the evaluation after these steps isn't done yet.
+            wait: return when the checkpoint is durable. Otherwise the save is skipped while an earlier one is being
+                written, unless the step is one of the best.
 
         Raises:
-            CheckpointError: the file system refused, and checkpoint.on_error is "fail".
+            CheckpointError: the checkpoint can't be written, and checkpoint.on_error is "fail".
             SupersededError: a later attempt owns the run.
         """
         if wait or not self._is_left_out(step):
@@ -192,10 +192,10 @@ class Checkpointing:
             extra = self._extra() | {"meter": meter, "evaluation_due": evaluation_due}
             moment = _Moment(self._parts, self._head(step), random_states or [], extra)
             try:
-                # a save at the end of an attempt may have seconds: it leaves older checkpoints to the next attempt
+                # a save at the end of an attempt may have only seconds: the next attempt removes older checkpoints
                 self._saver.save(moment, wait=wait, retain=not wait or step == self._parts.total_steps)
             except Exception as caught:
-                # every rank must learn of it before any of them raises
+                # every rank must learn of the error before any of them raises
                 error = caught
         # str() of a MemoryError is empty
         message = None if error is None else str(error) or repr(error)
@@ -208,7 +208,7 @@ class Checkpointing:
             log.warning("the run continues without a checkpoint of step %d: %s", step, message)
 
     def _is_tolerable(self, error: Exception | None, step: int) -> bool:
-        """Return whether the run may continue without this save: not at its end, nor once another attempt owns it."""
+        """Whether the run may continue without this save: not at its end, nor once another attempt owns it."""
         warns = self._config.checkpoint.on_error == "warn"
         return warns and step < self._parts.total_steps and not isinstance(error, SupersededError)
 
@@ -217,7 +217,7 @@ class Checkpointing:
         self._interval_s = self._next_interval_s()
 
     def _next_interval_s(self) -> float | None:
-        """Return seconds until the next save; None where saves don't go by time, or by another rank's clock."""
+        """Return seconds until the next save; None if saves don't depend on time, or on another rank's clock."""
         policy = self._config.checkpoint
         if not self._world.is_rank_zero:
             return None
@@ -240,7 +240,7 @@ class Checkpointing:
 
     @property
     def save_takes_s(self) -> float:
-        """Seconds that a save would take now, from the copy to the disk, by the longest so far; known to rank zero."""
+        """Estimate the seconds of a save, from the copy to the disk, by the longest so far; known only on rank zero."""
         return self._saver.takes_s
 
     def _head(self, step: int) -> Head:
@@ -271,7 +271,7 @@ class Checkpointing:
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """What is saved, between two steps; a `Source` of `CheckpointSaver`."""
+    """The state to save, between two steps; a `Source` of `CheckpointSaver`."""
 
     parts: Parts
     head: Head

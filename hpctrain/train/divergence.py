@@ -25,7 +25,7 @@ SCALE = "train/loss_scale"
 class Divergence:
     """Raises when training has diverged, and names the last good checkpoint.
 
-    It reads what training copies from the device anyway: the means that are logged, and before a save the sums so far,
+    It reads values that training copies from the device anyway: the logged means, and before a save the sums so far,
     so that no checkpoint is written after the loss has become NaN. In fp16 a loss that overflowed does no harm if its
     update was skipped; there the scale decides.
 
@@ -93,7 +93,7 @@ def _last_good(directory: RunDirectory) -> str:
         if info.intact and _is_finite(path):
             newer = f" (of the newer ones, {', '.join(map(str, bad))}, none is)" if bad else ""
             return (
-                f"the last good checkpoint is of step {info.step}{newer}: begin a new run with init_from={path}, "
+                f"the last good checkpoint is of step {info.step}{newer}: start a new run with init_from={path}, "
                 "and a lower optimizer.lr, a warm-up or trainer.clip_grad_norm"
             )
         bad.append(info.step)

@@ -20,7 +20,7 @@ class Ema:
     Args:
         model: the module itself, outside of DDP.
         decay: the share of the average that stays at each update, in [0, 1).
-        master: publishes exchanged weights to the half copy of the model; None where there is none.
+        master: publishes exchanged weights to the half copy of the model; None if there is no copy.
     """
 
     def __init__(self, model: nn.Module, decay: float, master: MasterWeights | None = None) -> None:
@@ -46,7 +46,7 @@ class Ema:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Give the model the averaged weights inside, and its own back afterwards, bit for bit."""
+        """Inside the context, the model has the averaged weights; afterwards its own again, bit for bit."""
         with torch.no_grad():
             own = [parameter.detach().clone() for parameter in self._parameters]
             self._set(self._averages)
@@ -69,7 +69,7 @@ class Ema:
         """Continue from saved averages.
 
         Raises:
-            CheckpointError: they belong to another model.
+            CheckpointError: the averages belong to another model.
         """
         if saved.keys() != set(self._names):
             raise CheckpointError(

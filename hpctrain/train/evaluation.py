@@ -31,8 +31,8 @@ class Evaluated:
     """The result of one evaluation.
 
     Attributes:
-        means: over all held-out samples, by name: `eval/loss` and so on; empty where the evaluation was abandoned.
-        stop: the stop that it was abandoned for; None where it was completed.
+        means: over all held-out samples, by name: `eval/loss` and so on; empty if the evaluation was abandoned.
+        stop: the stop for which it was abandoned; None if it was completed.
     """
 
     means: Mapping[str, float] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Evaluation:
         self._world = world
         self._autocast = autocast(precision, world.device)
         self._ema = ema
-        largest_slice = -(-len(dataset) // world.size)  # type: ignore[arg-type]  # the loader refuses what has no length
+        largest_slice = -(-len(dataset) // world.size)  # type: ignore[arg-type]  # the loader rejects a dataset without a length
         self._most_batches = -(-largest_slice // micro_batch_size)
         on_gpu = world.device.type == "cuda"
         num_workers = data.num_workers
@@ -90,7 +90,7 @@ class Evaluation:
         )
 
     def __call__(self, agreement: Agreement) -> Evaluated:
-        """Evaluate, unless a rank is asked to stop meanwhile; collective.
+        """Evaluate, unless a rank receives a request to stop meanwhile; collective.
 
         An evaluation that is abandoned leaves the random state as it was before.
 
@@ -118,7 +118,7 @@ class Evaluation:
 
     def _evaluate(self, meter: Meter, agreement: Agreement) -> Stop | None:
         with closing(self._batches()) as batches:
-            # as many turns on every rank: one with fewer batches than others takes part in the agreement all the same
+            # the same number of turns on every rank: one with fewer batches still has to join the collective agreement
             for turn in range(self._most_batches):
                 batch = next(batches, None)
                 if batch is not None:
@@ -139,7 +139,7 @@ class Evaluation:
             meter.add_sum(f"eval/{name}", torch.as_tensor(total), count)
 
     def _names_everywhere(self, meter: Meter) -> list[str]:
-        # any rank, rank zero too, may have no sample and then knows no name
+        # any rank, even rank zero, may have no samples, and then doesn't know the names
         gathered = self._world.gather(meter.names)
         union = None if gathered is None else sorted({str(name) for names in gathered for name in tuple(names)})
         return list(self._world.broadcast(union))

@@ -1,4 +1,4 @@
-"""The loop: steps, and what is done between them."""
+"""The training loop: steps, and the logging, evaluation, saves and stops between them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Loop:
     Args:
         parts: of the training.
         start: where the attempt starts.
-        profiler: does the steps that are measured.
-        log: takes what is measured.
+        profiler: runs the steps that are measured.
+        log: writes the metrics.
         checkpointing: saves.
-        divergence: raises where more training would be wasted.
+        divergence: raises if further training would be wasted.
         stopping: agrees with the other ranks on a stop.
         times: of this attempt.
 
@@ -56,12 +56,12 @@ class Loop:
         self._evaluation_due = start.evaluation_due
 
     def run(self, micro_batches: Iterator[MicroBatch]) -> bool:
-        """Do the steps that are left; collective.
+        """Run the remaining steps; collective.
 
         Returns:
             Whether the last step was reached.
         """
-        # names are looked up once, not in each step: a small model's step takes a fraction of a millisecond
+        # look names up once, not in each step: a small model's step takes a fraction of a millisecond
         config, total = self._parts.config, self._parts.total_steps
         log_every, save_every = config.logger.every_steps, config.checkpoint.every_steps
         eval_every = config.trainer.eval_every_steps or self._parts.plan.steps_per_epoch
@@ -86,7 +86,7 @@ class Loop:
                 self._leave(stop)
                 return False
             decision = decide(step, save=is_due())
-            # at the last step a stop comes too late: the run is complete once it is saved
+            # after the last step there is nothing to stop: the run is complete once it is saved
             if decision.stop and not is_last:
                 self._leave(decision.stop)
                 return False
@@ -96,9 +96,9 @@ class Loop:
         return True
 
     def _stops_at_start(self) -> bool:
-        """Agree on stops that were asked for before the first step, and do the evaluation that is due."""
+        """Agree on stops that were requested before the first step, and run the evaluation that is due."""
         if stop := self._stopping.agreement.start():
-            # for the cause alone: there is nothing new to save since the checkpoint that this attempt started from
+            # only to find the cause: there is nothing new to save since the checkpoint from which this attempt started
             self._stopping.begin(stop, self._checkpointing.save_takes_s)
             return True
         if not self._evaluation_due:
@@ -124,7 +124,7 @@ class Loop:
         self._times.record(self.step, due=True)
 
     def _evaluate(self) -> Stop | None:
-        """Evaluate and log; return the stop that the evaluation was abandoned for, if any: it is due again."""
+        """Evaluate and log; return the stop for which the evaluation was abandoned, if any: then it stays due."""
         if self._evaluation is None:
             return None
         with self._log.paused("eval_s"):

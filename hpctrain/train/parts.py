@@ -34,7 +34,7 @@ class Parts:
     Args:
         config: of the run.
         world: the ranks.
-        fresh: the run is new, and starts from the weights of `config.init_from` if it is set.
+        fresh: whether the run is new, and starts from the weights of `config.init_from` if that is set.
 
     Attributes:
         task: what is trained.
@@ -88,7 +88,7 @@ class Parts:
 
     @cached_property
     def evaluation(self) -> Evaluation | None:
-        """The evaluation; None where the task holds no samples out."""
+        """The evaluation; None if the task holds no samples out."""
         dataset = self.task.eval_dataset()
         if dataset is None:
             return None

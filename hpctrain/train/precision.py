@@ -40,24 +40,24 @@ def gradient_scaler(precision: Precision, device: torch.device) -> torch.amp.Gra
 
 
 def poor_fit(kind: str, device: torch.device) -> str | None:
-    """Return why this device gains nothing from the kind; None where it may."""
+    """Explain why this device gains nothing from the kind; None if it may gain."""
     if device.type == "cpu":
         return f"precision={kind} works on a CPU, but slowly: try bf16" if kind in SCALED else None
     name, before_ampere = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device) < AMPERE
     if before_ampere and (kind == "tf32" or kind.startswith("bf16")):
-        return f"{name} has no {kind.partition('_')[0]} of its own: try precision=fp16"
+        return f"{name} has no hardware support for {kind.partition('_')[0]}: try precision=fp16"
     return None
 
 
 def set_matmul_precision(kind: str) -> None:
-    """Set TF32 for matrix products of fp32, or torch's default; it holds for the whole process."""
+    """Set TF32 for fp32 matrix products, or torch's default, in the whole process."""
     wanted = "high" if kind == "tf32" else "highest"
     if torch.get_float32_matmul_precision() != wanted:
         torch.set_float32_matmul_precision(wanted)
 
 
 def accept_fp32(model: nn.Module, dtype: torch.dtype) -> None:
-    """Make a model in another format take and return fp32 tensors, so that task and loss need not know its format."""
+    """Make a model in another format take and return fp32 tensors, so that task and loss don't depend on its format."""
 
     def lower(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return _cast(arguments, torch.float32, dtype), _cast(options, torch.float32, dtype)
@@ -94,7 +94,7 @@ def _cast(tree: Any, source: torch.dtype, target: torch.dtype) -> Any:
 class MasterWeights:
     """A half-precision copy of a model that computes, next to the fp32 weights (Micikevicius et al., 2018).
 
-    The model keeps the fp32 weights: optimizer, checkpoints and averages work on it, unaware of the copy. Forward and
+    The model keeps the fp32 weights: optimizer, checkpoints and averages work on it, not on the copy. Forward and
     backward passes go through the copy. Both share the tensors of norms, which stay fp32. Loading a state dict into the
     model updates the copy; saving one first fetches the buffers that training has changed in the copy.
 
@@ -109,7 +109,7 @@ class MasterWeights:
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         shared = {id(tensor): tensor for tensor in _kept_in_fp32(model)}
         self.copy = copy.deepcopy(model, dict(shared))
-        # .data, so that hooks and ties of the parameters stay
+        # .data, so that the parameters keep their hooks and ties
         for parameter in self.copy.parameters():
             if id(parameter) not in shared and parameter.dtype == torch.float32:
                 parameter.data = parameter.data.to(dtype)
@@ -170,7 +170,7 @@ def _kept_in_fp32(model: nn.Module) -> Iterator[Tensor]:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    """Whether it is one of torch's norms, or a user's module without children whose name ends in Norm."""
+    """Whether the module is one of torch's norms, or a user's module without children whose name ends in Norm."""
     kinds = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
     return isinstance(module, kinds) or (type(module).__name__.endswith("Norm") and not any(module.children()))
 

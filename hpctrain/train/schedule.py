@@ -9,9 +9,9 @@ from collections.abc import Callable
 from hpctrain.config.schedule import Schedule
 
 ONE_CYCLE_RISE = 0.3
-"""Share of the run that rises where no warm-up is configured: `pct_start` of torch's OneCycleLR."""
+"""Share of the run that rises if no warm-up is configured: `pct_start` of torch's OneCycleLR."""
 DECAY_SHARE = 0.1
-"""Share of the run that decays where no length is configured."""
+"""Share of the run that decays if no length is configured."""
 
 Factor = Callable[[int], float]
 

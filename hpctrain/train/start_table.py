@@ -1,4 +1,4 @@
-"""The table at the start of an attempt's log: what runs, where, and how it is divided into steps."""
+"""The table at the start of an attempt's log: model, data, machines, and the division into steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def log_start(
         attempt: its number.
         step: completed steps from which it starts.
         hosts: of all ranks, in rank order.
-        flops_per_sample: as an earlier attempt counted them; None where they are yet to be counted, in the first step.
+        flops_per_sample: as counted by an earlier attempt; None if the first step will count them.
     """
     plan = parts.plan
     ranks = counted(parts.world.size, "rank")

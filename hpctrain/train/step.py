@@ -18,7 +18,7 @@ from hpctrain.train.update import Update
 
 
 class StepTimer(Protocol):
-    """Learns when the parts of a step begin and end; `hpctrain.train.profiling` implements it."""
+    """Is notified when the parts of a step begin and end; `hpctrain.train.profiling` implements it."""
 
     def begin(self) -> None:
         """The step begins."""
@@ -37,7 +37,7 @@ class StepTimer(Protocol):
         ...
 
     def backward_done(self) -> None:
-        """A micro-batch's gradients are there."""
+        """The gradients of a micro-batch are complete."""
         ...
 
     def update_done(self) -> None:
@@ -54,8 +54,8 @@ class TrainStep:
     Args:
         task: computes the loss.
         model: from `replicate`.
-        update: of the model's weights.
-        meter: takes the loss, and the gradients' norm where it is measured.
+        update: updates the model's weights.
+        meter: collects the loss, and the gradients' norm if it is measured.
         precision: the kind, which decides the autocast.
         device: where the model is, or its first part.
     """
@@ -72,11 +72,11 @@ class TrainStep:
         self._replica = model if isinstance(model, DistributedDataParallel) else None
 
     def __call__(self, step: int, micro_batches: Iterator[MicroBatch], timer: StepTimer | None = None) -> None:
-        """Do step ``step``, counted from 0; collective.
+        """Run step ``step``, counted from 0; collective.
 
         Args:
             step: its number.
-            micro_batches: of this rank; those of the step are taken.
+            micro_batches: of this rank; those of the step are consumed.
             timer: times the parts of this step; None for no timing.
         """
         if timer is not None:
@@ -85,7 +85,7 @@ class TrainStep:
         for micro_batch in micro_batches:
             if timer is not None:
                 timer.data_done()
-            # no_sync has to be around forward and backward: DDP decides in the forward pass what the backward sends
+            # no_sync has to enclose forward and backward: DDP decides in the forward pass whether the backward sends
             if micro_batch.is_last or self._replica is None:
                 self._accumulate(micro_batch, timer)
             else:
@@ -104,7 +104,7 @@ class TrainStep:
 
         Args:
             micro_batch: of this rank.
-            model: called instead of the step's own.
+            model: the model to call instead of the step's own.
 
         Raises:
             TaskError: the task's loss isn't a scalar tensor.
@@ -123,7 +123,7 @@ class TrainStep:
         return loss
 
     def throwaway(self, micro_batch: MicroBatch) -> None:
-        """Do a forward and backward pass, and leave the gradients unused; collective."""
+        """Run a forward and backward pass without using the gradients; collective."""
         with torch.random.fork_rng([]):
             torch.autograd.backward(self.loss(micro_batch))
 
@@ -132,7 +132,7 @@ class TrainStep:
         if timer is not None:
             timer.forward_done(synchronises=self._replica is not None and micro_batch.is_last)
         self.update.backward(loss if micro_batch.divisor == 1 else loss / micro_batch.divisor)
-        # a stand-in for a rank without samples in this turn only takes part in the gradients' sum
+        # a stand-in, on a rank without samples in this turn, only takes part in the sum of the gradients
         if micro_batch.num_samples:
             self._meter.add_mean("train/loss", loss, micro_batch.num_samples)
         if timer is not None:
@@ -142,4 +142,4 @@ class TrainStep:
         expected = f"{type(self._task).__name__}.loss must return a scalar tensor, the mean over the batch's samples, "
         if isinstance(loss, Tensor):
             return TaskError(f"{expected}but its shape is {list(loss.shape)}: reduce it with .mean()")
-        return TaskError(f"{expected}but it returned a {type(loss).__name__}: see its return statement")
+        return TaskError(f"{expected}but it returned a {type(loss).__name__}: check its return statement")

@@ -1,4 +1,4 @@
-"""The orderly stop of an attempt: the ranks agree on it, find its cause, and see whether there is time for a save."""
+"""Stop an attempt in good order: agree on the stop, find its cause, and check whether there is time for a save."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import Slurm
 
 ASK_TIMEOUT_S = 5.0
-"""Bound on asking SLURM: after a signal there is no time to wait for a busy controller."""
+"""Seconds to wait for SLURM's answer: after a signal there is no time for a busy controller."""
 SAFETY = 1.5
-"""A save must fit into the time left with this factor on the longest one so far."""
+"""A save is tried only if the longest one so far, times this factor, fits into the remaining time."""
 
 log = logging.getLogger("hpctrain.train")
 
@@ -59,8 +59,8 @@ class Stopping:
 
     @property
     def reason(self) -> Reason:
-        """Why the attempt ends, for its record."""
-        # an attempt that stops in good order wasn't ended by a node failure, whatever SLURM reports of the job
+        """The reason for the end of the attempt, for its record."""
+        # an attempt that stops in good order wasn't ended by a node failure, even if SLURM reports one for the job
         found = self._termination.reason
         return Reason.INTERRUPTED if found in (None, Reason.NODE_FAILURE) else found
 
@@ -69,13 +69,13 @@ class Stopping:
 
         Args:
             stop: as the ranks agreed upon it.
-            save_takes_s: seconds until a save would be durable, as rank zero expects; 0 where there was none yet.
+            save_takes_s: seconds until a save would be durable, as rank zero expects; 0 before the first one.
 
         Returns:
             Whether there is time for a save.
 
         Raises:
-            Exception: the error that the ranks stop for.
+            Exception: the error for which the ranks stop.
         """
         if stop.kind is StopKind.ERROR:
             raise self.request.error or CheckpointError(
@@ -88,7 +88,7 @@ class Stopping:
             fits = left_s is None or left_s > save_takes_s * SAFETY
             log.info("stopping: %s (%s)", self._termination.reason or "unknown", self._termination.evidence)
             if not fits:
-                log.warning("no save: %.1f s are left, and it may take %.1f s", left_s, save_takes_s)
+                log.warning("skipping the save: %.1f s are left, and it may take %.1f s", left_s, save_takes_s)
         self._termination, fits = self._world.broadcast((self._termination, fits))
         return bool(fits)
 
@@ -99,6 +99,6 @@ class Stopping:
         try:
             record = self._ask(job_id)
         except SchedulerError as error:
-            log.warning("SLURM could not be asked for the cause of the stop: %s", error)
+            log.warning("can't query SLURM for the cause of the stop: %s", error)
             record = None
         return diagnose(received, record, restarts=self._environment.restart_count, now=self._clock())

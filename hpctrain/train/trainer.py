@@ -1,4 +1,4 @@
-"""The trainer: continues where the run is, and trains to the end."""
+"""The trainer of one attempt: it resumes the run and trains it to the end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Trainer:
         stopping: of this attempt.
         claim: of this attempt.
         times: of this attempt.
-        log_stream: the rank's log, where standard output doesn't go there already.
+        log_stream: the rank's log, if standard output doesn't go there already.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Trainer:
         self._times = times
         self._log_stream = log_stream
         self._parts = Parts(config, world, fresh=not directory.checkpoint_steps())
-        # built before the random state is restored: what a task draws for its held-out samples must not shift it
+        # built before the random state is restored: the task's draws for its held-out samples must not advance it
         if self._parts.evaluation is None and config.checkpoint.keep_best:
             why = "nothing is evaluated: the task holds no samples out"
             raise ConfigError("checkpoint.keep_best", config.checkpoint.keep_best, why, "set it to 0")
@@ -89,7 +89,7 @@ class Trainer:
         return self._parts.total_steps
 
     def log_start(self, attempt: int, hosts: list[str]) -> None:
-        """Log the table of what runs, and where; for rank zero, before `run`.
+        """Log the start table; on rank zero, before `run`.
 
         Args:
             attempt: its number.
@@ -108,15 +108,15 @@ class Trainer:
         """Train; collective.
 
         Returns:
-            Whether the last step was reached; otherwise the run stopped, and is saved if there was time.
+            Whether the last step was reached; if not, the run stopped, and is saved if there was time.
         """
         self._times.enter("first_step_s")
         if self._world.is_rank_zero:
-            # the start may have taken long, and a later attempt may write the metrics by now
+            # the start may have taken long, and a later attempt may own the metrics by now
             self._claim.require_ownership()
         try:
             with self._log.opened(self._directory, self._log_stream):
-                # the loading processes end first: the last write gets their cores
+                # end the loading processes first: the last write can use their cores
                 with closing(self._micro_batches()) as micro_batches:
                     finished = self._loop.run(micro_batches)
                 self._checkpointing.finish()

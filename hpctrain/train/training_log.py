@@ -1,4 +1,4 @@
-"""What an attempt logs while it trains: metrics for rank zero's sinks, and the samples of every step."""
+"""The log of a training: metrics for rank zero's sinks, and the samples of every step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TrainingLog:
     Args:
         parts: of the training.
         start: where the attempt starts.
-        profiler: adds what it measures.
+        profiler: adds its own metrics.
         times: of this attempt.
         clock: monotonic seconds.
     """
@@ -54,15 +54,15 @@ class TrainingLog:
     def opened(self, directory: RunDirectory, log_stream: TextIO | None) -> Iterator[None]:
         """Open the sinks on rank zero, and close them afterwards.
 
-        What an earlier attempt logged after the step that this one starts from is dropped.
+        Records of an earlier attempt after the step from which this one starts are dropped.
 
         Args:
             directory: of the run.
-            log_stream: the rank's log, where standard output doesn't go there already.
+            log_stream: the rank's log, if standard output doesn't go there already.
         """
         if self._parts.world.is_rank_zero:
             self._sinks = self._open_sinks(directory, log_stream)
-        # opening them took time that isn't training
+        # the time to open them doesn't count as training
         self._throughput = Throughput(self._parts.plan.samples_seen(self._start.step), self._clock)
         try:
             yield
@@ -83,7 +83,7 @@ class TrainingLog:
         return sinks
 
     def training(self, step: int) -> dict[str, float]:
-        """Log what was measured since the last call; collective.
+        """Log the metrics since the last call; collective.
 
         Args:
             step: completed steps.
@@ -110,12 +110,12 @@ class TrainingLog:
 
     @contextmanager
     def paused(self, doing: str) -> Iterator[None]:
-        """Inside, time goes to ``doing``, one of `hpctrain.run.times.WORKING`, and doesn't count as training."""
+        """Inside the context, time counts as ``doing``, one of `hpctrain.run.times.WORKING`, and not as training."""
         with self._throughput.paused(), self._times.during(doing):
             yield
 
     def flush(self) -> None:
-        """Make durable what was logged."""
+        """Make the records so far durable."""
         for sink in self._sinks:
             sink.flush()
 
@@ -128,7 +128,7 @@ class TrainingLog:
 def log_samples(
     micro_batches: Generator[MicroBatch, None, None], file: Path, start_step: int
 ) -> Generator[MicroBatch, None, None]:
-    """Return the same micro-batches, and write down the samples of each step as they are handed out.
+    """Return the same micro-batches, and record the samples of each step as it consumes them.
 
     A line is ``{"step": 20, "samples": [5, 811]}``: one rank's samples, in the order in which it took them, of the step
     as metrics.jsonl counts it. If an attempt repeats a step, the last line counts.

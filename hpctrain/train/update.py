@@ -28,7 +28,7 @@ class Clipping:
 
     @classmethod
     def configured(cls, trainer: Trainer, optimizer: torch.optim.Optimizer) -> Clipping | None:
-        """The clipping; None where gradients are neither clipped nor measured."""
+        """Make the clipping; None if gradients are neither clipped nor measured."""
         clips = trainer.clip_grad_norm is not None or trainer.clip_grad_value is not None
         return cls(trainer, optimizer) if clips or trainer.log_grad_norm else None
 
@@ -36,7 +36,7 @@ class Clipping:
         """Clip the gradients.
 
         Returns:
-            Their 2-norm before clipping, 0-d; None where it is neither bounded nor logged.
+            Their 2-norm before clipping, 0-d; None if it is neither bounded nor logged.
         """
         norm = None
         if self._norm is not None:
@@ -49,18 +49,18 @@ class Clipping:
 
 
 class Update:
-    """One optimizer update under a schedule, with the loss scale and whatever follows the new weights.
+    """One optimizer update under a schedule, with the loss scale, master weights and average.
 
     Args:
         optimizer: over the trained parameters.
         learning_rate: the learning rate's factor by number of updates.
         clipping: bounds the gradients; None for no bounds.
         scaler: of the loss, for fp16; else None.
-        master: copies gradients and weights between fp32 and half precision; None where there is one set of weights.
+        master: copies gradients and weights between fp32 and half precision; None if there is only one set of weights.
         ema: averages the weights after each update; None for no average.
 
     Attributes:
-        num_skipped: updates that were left out since the start of the run, because gradients overflowed.
+        num_skipped: updates since the start of the run that were skipped because gradients overflowed.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Update:
         self._ema = ema
         self._parameters = _parameters(optimizer)
         self._overrides_zero_grad = type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
-        # a fused optimizer skips on the device; the scaler calls the step of any other one, or doesn't
+        # a fused optimizer skips on the device; for any other one, the scaler decides whether to call its step
         self._skips_on_device = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
         self._stepped = False
         if scaler is not None:
@@ -99,7 +99,7 @@ class Update:
         return values
 
     def set_learning_rate(self, step: int) -> None:
-        """Set the rates for step ``step``, counted from 0; skipped updates don't advance the schedule."""
+        """Set the learning rates for step ``step``, counted from 0; skipped updates don't advance the schedule."""
         factor = self._learning_rate(step - self.num_skipped)
         for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = base * factor
@@ -112,13 +112,13 @@ class Update:
         """Update the weights from the accumulated gradients, and clear these.
 
         Returns:
-            The gradients' norm before clipping; None where it wasn't measured, or the update was skipped. Ranks skip
+            The gradients' norm before clipping; None if it wasn't measured, or the update was skipped. Ranks skip
             the same updates.
         """
         if self._master is not None:
             self._master.collect_gradients()
         norm = None
-        # gradients are unscaled before they are clipped, or the bound would depend on the loss scale
+        # unscale gradients before clipping, or the bound would depend on the loss scale
         if self._clipping is not None:
             if self._scaler is not None:
                 self._scaler.unscale_(self._optimizer)
@@ -140,7 +140,7 @@ class Update:
 
     def _step_scaled(self, scaler: torch.amp.GradScaler) -> bool:
         """Step and adapt the scale; return whether the weights were updated."""
-        # reading the scale waits for the device; the scaler has waited already where it decides on the host
+        # reading the scale waits for the device; if the scaler decides on the host, it has waited already
         before = scaler.get_scale() if self._skips_on_device else 0.0
         self._stepped = False
         scaler.step(self._optimizer)
@@ -154,7 +154,7 @@ class Update:
         if self._overrides_zero_grad:
             self._optimizer.zero_grad(set_to_none=True)
             return
-        # torch's own zero_grad does the same inside a profiler record, which costs more than all the rest of it
+        # torch's own zero_grad does the same inside a profiler record, which costs more than the rest of that function
         for parameter in self._parameters:
             parameter.grad = None
 

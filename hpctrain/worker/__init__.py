@@ -1,1 +1,1 @@
-"""The life of a rank's process around the training: entry, attempt, stop signals, watchdog, exit record."""
+"""A rank's process around the training: entry, attempt, stop signals, watchdog, exit record."""

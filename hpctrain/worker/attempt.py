@@ -35,7 +35,7 @@ ATTEMPT_KEY = "hpctrain/attempt"
 REFUSAL_KEY = "hpctrain/refusal"
 REFUSALS_READ_KEY = "hpctrain/refusals_read"
 REFUSAL_TIMEOUT_S = 60.0
-"""Seconds that rank zero waits for the others to read why there is no run to train."""
+"""Seconds that rank zero waits for the other ranks to read why it can't provide a run."""
 
 DETERMINISM_COSTS = (
     "trainer.deterministic=true: cuDNN doesn't search for faster algorithms, some operations take slower ones, and "
@@ -46,11 +46,11 @@ log = logging.getLogger("hpctrain.train")
 
 
 def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -> Reason:
-    """Train as part of the world; collective.
+    """Train as one rank of the world; collective.
 
     Args:
         rank: this rank; it enters the attempt, the world and the training here.
-        make_directory: makes the run directory, on rank zero; None where it exists.
+        make_directory: makes the run directory, on rank zero; None if it exists.
 
     Returns:
         `completed`, or why the ranks stopped.
@@ -119,14 +119,14 @@ def _join(rank: Rank, store: Store | None) -> World:
 
 
 def devices_of(rank: Rank) -> tuple[torch.device, ...]:
-    """The devices of this rank: the GPUs that its configuration asks for, as far as torch finds any.
+    """The devices of this rank: the GPUs that its configuration asks for, or the CPU if torch finds none.
 
     Raises:
         ConfigError: torch finds none, and the configuration needs them.
     """
     cluster = rank.config.cluster
     asked = cluster.gpus_per_node
-    # a SLURM job that asked for no GPU leaves those alone that a site without cgroups shows it
+    # a site without cgroups shows all GPUs to a SLURM job that requested none: leave them alone
     use_gpu = asked != 0 and not (asked is None and isinstance(cluster, SlurmCluster))
     each = None if rank.config.parallel.kind == "data_parallel" else cluster.gpus_per_process
     devices = choose_devices(rank.environment, each, use_gpu=use_gpu)
@@ -163,10 +163,10 @@ def _record_start(rank: Rank, trainer: Trainer, ledger: Ledger, attempt: int, ho
 def _agree_on_attempt(
     rank: Rank, store: Store | None, make_directory: Callable[[], RunDirectory] | None
 ) -> tuple[RunDirectory, int]:
-    """The run directory and the attempt's number, which rank zero shares with the others through the store.
+    """Return the run directory and the attempt's number, which rank zero shares with the others through the store.
 
     Raises:
-        RunDirectoryError: rank zero could not make the directory or claim the attempt; raised on the other ranks.
+        RunDirectoryError: on the other ranks, if rank zero couldn't make the directory or claim the attempt.
     """
     if not rank.is_rank_zero:
         assert store is not None
@@ -212,7 +212,7 @@ def _share_refusal(store: Store, why: str, others: int) -> None:
     store.set(REFUSAL_KEY, why)
     store.set(DIRECTORY_KEY, "")
     deadline = time.monotonic() + REFUSAL_TIMEOUT_S
-    # the store ends with this process, and a rank that comes later would look for it until the rendezvous times out
+    # the store ends with this process, and a rank that arrives later would look for it until the rendezvous times out
     while store.add(REFUSALS_READ_KEY, 0) < others and time.monotonic() < deadline:
         time.sleep(0.05)
 

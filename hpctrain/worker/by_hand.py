@@ -16,23 +16,23 @@ from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
 
 ASK_TIMEOUT_S = 5.0
-"""Seconds that SLURM gets to answer: this rank may be killed before long."""
+"""Seconds to wait for SLURM's answer: this rank may be killed soon."""
 
 log = logging.getLogger("hpctrain.train")
 
 
 def record_own_end(directory: RunDirectory, attempt: int, outcome: Outcome, environment: ClusterEnvironment) -> None:
-    """Record how the attempt ended, as a rank saw it; the first rank's record counts.
+    """Record the end of the attempt as this rank saw it; the first rank's record counts.
 
-    Nothing follows from it: new ranks, and a requeue, take a supervisor, which outlives the ranks.
+    Nothing is restarted or requeued: that takes a supervisor, which outlives the ranks.
     """
-    # a second Ctrl-C comes with a report: there is nothing to ask
+    # after a second Ctrl-C the outcome has its report already
     in_doubt = outcome.reason is Reason.FAILED or (outcome.reason is Reason.INTERRUPTED and not outcome.report)
     if environment.job_id is not None and in_doubt and outcome.may_be_slurms_doing(Ledger(directory), attempt):
         try:
             record = Slurm(os.environ, timeout_s=ASK_TIMEOUT_S).show(environment.job_id)
         except SchedulerError as error:
-            log.info("SLURM could not be asked why the ranks were stopped: %s", error)
+            log.info("can't query SLURM about why the ranks were stopped: %s", error)
         else:
             restarts = environment.restart_count
             found = diagnose(outcome.stop_signal, record, restarts=restarts, now=time.time())

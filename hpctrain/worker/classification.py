@@ -17,26 +17,26 @@ TIMED_OUT = re.compile(
 PEER_LOST = re.compile(
     r"Connection (closed|reset|refused) by|Connection reset|Broken pipe"
     r"|recvValue failed|sendBytes failed|DistNetworkError|DistStoreError|Socket closed"
-    # from a socket of gloo's; "[enforce fail at ...]" means sizes that differ among ranks: the task's own mistake
+    # from one of gloo's sockets; "[enforce fail at ...]" means sizes that differ among ranks: the task's own mistake
     r"|\[\S*/gloo/transport/\S+:\d+\] |Gloo connectFullMesh failed"
-    # what NCCL calls invalid is a mistake in the task or the configuration, and fails on every attempt
+    # "invalid" errors of NCCL are mistakes in the task or the configuration, and recur in every attempt
     r"|NCCL error( in: [^,\n]*,| \d+:|:)(?! invalid (usage|argument))"
     r"|unhandled system error|remote process exit(ed|ing)|unexpected exit of a remote peer"
     r"|NCCL communicator was aborted|NCCL operations have failed or timed out|NCCL timeout in"
     r"|retrieving ncclUniqueId from",
     re.IGNORECASE,
 )
-"""Their messages when another rank has died. Their bare names prove nothing: errors of usage contain them as well."""
+"""Messages of the same backends when another rank has died. Their bare names aren't enough: usage errors have them."""
 MACHINE = re.compile(
     r"DataLoader worker \(pid.*(is killed by signal|exited unexpectedly)"
     r"|CUDA error: .*(uncorrectable|ECC|NVLink|hardware stack|fallen off the bus)"
 )
-"""Its messages about DataLoader workers that the system killed, for their memory perhaps, and about a broken GPU."""
+"""torch's messages about DataLoader workers that the system killed, such as for their memory, or about a broken GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """What an error means for its rank.
+    """The meaning of an error for the rank that raised it.
 
     Attributes:
         reason: why the rank ended.
@@ -48,9 +48,9 @@ class Classification:
 
 
 def classify(error: BaseException, world_size: int) -> Classification:
-    """Classify an error that ended one of so many ranks."""
+    """Classify an error that ended a rank, in a world of this size."""
     if isinstance(error, RendezvousError):
-        # no code of the task has run yet: the cause is a node, a network, or ports that others took
+        # no code of the task has run yet: the cause is a node, the network, or a port that another program took
         return Classification(Reason.INFRASTRUCTURE, peer=error.waited)
     if isinstance(error, CheckpointUnlikeError):
         return Classification(Reason.INFRASTRUCTURE)

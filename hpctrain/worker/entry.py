@@ -32,11 +32,11 @@ log = logging.getLogger("hpctrain.train")
 def run_rank(
     config: Config, directory: RunDirectory | None, make_directory: Callable[[], RunDirectory] | None = None
 ) -> int:
-    """Train as one rank of the run, to its end.
+    """Train as one rank of the run until the attempt ends.
 
     Args:
         config: of the run.
-        directory: the run directory, where it exists already.
+        directory: the run directory, if it exists already.
         make_directory: makes it, on rank zero; the other ranks learn its path from rank zero.
 
     Returns:
@@ -53,7 +53,7 @@ def run_rank(
     end_with_parent(handover.parent)
     environment = ClusterEnvironment.from_environment(os.environ, master_port=config.cluster.master_port)
     log_to_console(environment.rank)
-    # a process that has imported torch already did something else before, and its age isn't this rank's start-up
+    # if torch is imported already, this process did something else before: its age isn't this rank's start-up time
     times = Times(0.0 if "torch" in sys.modules else process_age_s())
     rank = Rank(config, environment, handover, stop, times, directory=directory, attempt=handover.attempt)
     try:
@@ -65,7 +65,7 @@ def run_rank(
 
 
 def end_process(code: int) -> None:
-    """End this process at once, whatever threads of a broken process group or a writer would keep it."""
+    """End this process at once, even if threads of a broken process group or a writer would keep it alive."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""One rank of an attempt: what is known of it so far, and what it records when it ends."""
+"""One rank of an attempt: its parts as they become known, and its exit record."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 PEERS_S = 3.0
 """Seconds that the other ranks get to leave their exit records and stacks; they look every `watchdog.LOOK_S`."""
 FINISH_WRITING_S = 20.0
-"""Seconds that a checkpoint gets that is being written when its rank fails: rank zero has all of it in memory. SLURM
-kills the rest of a failed step after its KillWait, 30 s by default."""
+"""Seconds to finish writing a checkpoint when the rank fails: rank zero has the whole checkpoint in memory. SLURM
+kills the other tasks of a failed step after its KillWait, 30 s by default."""
 
 log = logging.getLogger("hpctrain.train")
 
@@ -48,7 +48,7 @@ class Rank:
 
     It begins with its configuration and its place. Then it learns which attempt of which run it is part of
     (`enter_attempt`), joins the other ranks (`join_world`) and builds its trainer (`start_training`), in this order.
-    Whatever ends it records what is known by then. The watchdog reads it from other threads (`watchdog.Watched`).
+    Its exit record has what is known by then. The watchdog reads it from other threads (`watchdog.Watched`).
 
     Attributes:
         config: of the run.
@@ -57,7 +57,7 @@ class Rank:
         stop: its request to stop.
         times: where its time goes.
         directory: of the run, once it is known.
-        attempt: its number, once it is known.
+        attempt: number of the attempt, once it is known.
         world: the ranks, once they have met.
         trainer: once it is built.
     """
@@ -73,21 +73,21 @@ class Rank:
     trainer: Trainer | None = None
 
     def enter_attempt(self, directory: RunDirectory, attempt: int) -> None:
-        """Be part of this attempt from now on: exit record and stacks go into its claim and the run's logs."""
+        """Enter an attempt: exit record and stacks go into its claim and the run's logs from now on."""
         self.directory = directory
         self.attempt = attempt
 
     def join_world(self, world: World) -> None:
-        """Be one of these ranks from now on."""
+        """Join the other ranks."""
         self.world = world
 
     def start_training(self, trainer: Trainer) -> None:
-        """Take step and progress from this trainer from now on."""
+        """Take the step and the progress from this trainer from now on."""
         self.trainer = trainer
 
     @property
     def is_rank_zero(self) -> bool:
-        """Whether this rank acts for all."""
+        """Whether this is rank zero, which acts for all ranks."""
         return self.environment.rank == 0
 
     @property
@@ -97,7 +97,7 @@ class Rank:
 
     @property
     def doing(self) -> str:
-        """The kind of work that takes its time now."""
+        """The kind of work that this rank is doing."""
         return self.times.doing
 
     @property
@@ -131,7 +131,7 @@ class Rank:
     def write_exit_record(
         self, reason: Reason, error: BaseException | None = None, *, blames_peer: bool = False
     ) -> None:
-        """Write the exit record; nothing where the attempt isn't known yet, or the file system refuses."""
+        """Write the exit record, if the attempt is known; an error of the file system is only logged."""
         if self.claim is None:
             return
         record = self._exit_record(
@@ -156,51 +156,51 @@ class Rank:
             message=f"{hang.message}; stacks: {self.stacks}",
             trace=hang.stack,
             blames_peer=hang.waits and not alone,
-            stop_signal=None,  # a rank that hangs acts on no signal
+            stop_signal=None,  # a hanging rank doesn't act on signals
         )
         record.write(self.claim)
-        # the others' connections break when this process ends, so they record first what they see now
+        # the other ranks lose their connections when this process ends: give them time to record their own state first
         cause = record if alone else self.cause_among_peers(ask_for_stacks=True) or record
         detail = _detail(cause)
         owner = Owner.read(self.claim)
         if owner is not None and owner.is_here and owner.pid == os.getpid():
-            # the launcher, which closes the attempt otherwise, is this process and ends with it
+            # the launcher, which would close the attempt, is this process and ends with it
             Ledger(self.directory).end(self.attempt, reason=Reason.HANG, step=self.step, detail=detail)
             os.write(STDERR, f"hpctrain: stacks: {self.stacks}; to resume: {resume_command(self.directory)}\n".encode())
         else:
             self.close_attempt(Reason.HANG, detail)
 
     def cause_among_peers(self, *, ask_for_stacks: bool) -> ExitRecord | None:
-        """The record of the rank that failed first, after the others had time to leave theirs; None without one."""
+        """Wait for the other ranks' exit records; return that of the rank that failed first, or None without one."""
         if self.claim is None or self.stacks_request is None:
             return None
         if ask_for_stacks:
-            # a rank that keeps the others waiting may still be able to show where it is
+            # a rank that keeps the others waiting may still be able to write its stacks
             with contextlib.suppress(HpctrainError):
                 request_stacks(self.stacks_request)
         time.sleep(PEERS_S)
         return first_cause(read_exit_records(self.claim))
 
     def leave_world(self) -> None:
-        """Leave the others without waiting for them; after the exit record, which they look for when they notice."""
+        """Leave the world without waiting. Write the exit record first: peers look for it when they lose this rank."""
         if self.world is not None:
             self.world.abort()
 
     def finish_writing(self) -> None:
-        """Wait for a checkpoint that is being written, for `FINISH_WRITING_S` at most or until Ctrl-C."""
+        """Wait until a checkpoint is written, for at most `FINISH_WRITING_S` or until Ctrl-C."""
         if self.trainer is not None:
             with contextlib.suppress(KeyboardInterrupt):
                 self.trainer.finish_save_within(FINISH_WRITING_S)
 
     def close_attempt(self, reason: Reason, detail: str = "") -> None:
-        """Record the attempt's end where no launcher does, because the ranks were started by hand."""
+        """Record the attempt's end if the ranks were started by hand, since no launcher records it."""
         if self.directory is None or self.attempt is None or self.handover.attempt is not None:
             return
         outcome = Outcome(reason, self.step, detail, stop_signal=self.stop.last_signal)
         record_own_end(self.directory, self.attempt, outcome, self.environment)
 
     def close_attempt_for_peer(self, reason: Reason, detail: str) -> None:
-        """Close the attempt after an error that points at another rank, whose own record is better where it has one.
+        """Close the attempt after an error that points at another rank, with that rank's own record if there is one.
 
         Args:
             reason: as this rank saw it.

@@ -1,4 +1,4 @@
-"""Where the threads of this process are: Python stacks into a file, and the position of one thread."""
+"""Write the Python stacks of this process to a file, and find the position of one thread."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ STDERR = 2
 _WAITING = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/hpctrain/distributed/")
 """Parts of the paths of modules whose innermost call waits for other ranks."""
 _BACKWARD = "/torch/autograd/graph.py"
-"""DDP waits for the others' gradients in here, below what Python shows."""
+"""DDP waits for the other ranks' gradients in this module, in C++ frames that Python doesn't show."""
 
 
 def write_stacks(path: Path | None, title: str, token: str) -> None:
     """Append the stacks of all threads of this process.
 
     Args:
-        path: the file; standard error is used where it is None or can't be opened.
-        title: what this is: rank, host, time.
+        path: the file; standard error is used if it is None or can't be opened.
+        title: first line: rank, host, time.
         token: marks begin and end.
     """
     try:
@@ -50,7 +50,7 @@ class Position:
 
     Attributes:
         text: function, file and line.
-        stack: formatted, outermost call first; empty where the thread has ended.
+        stack: formatted, outermost call first; empty if the thread has ended.
         waits: whether it is in a collective or a backward pass, where a rank waits for the others, so that the cause is
             probably elsewhere. A guess: on a GPU a rank waits wherever it first needs a result.
     """

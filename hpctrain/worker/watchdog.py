@@ -22,19 +22,19 @@ from hpctrain.run.stacks import StacksRequests
 from hpctrain.worker.stacks import STDERR, Position, write_stacks
 
 RECORD_HANG_S = 15.0
-"""Bound on everything that is written once a rank hangs: the file system may be the reason."""
+"""Seconds to write the records of a hang: the file system may be what hangs."""
 LOOK_S = 2.0
-"""Seconds between two looks for a request for stacks."""
+"""Seconds between two checks for a stacks request."""
 ERRORS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-"""Signals that a thread sends to itself."""
+"""Signals of a thread's own faults, which must not be blocked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """What the watchdog found.
+    """A hang that the watchdog found.
 
     Attributes:
-        message: one line: how long nothing moved, which key bounds it, where the rank was.
+        message: one line: the time without progress, the key that bounds it, and the rank's position.
         stack: of the watched thread, formatted.
         waits: whether the rank seems to wait for others; see `Position`.
     """
@@ -45,14 +45,14 @@ class Hang:
 
 
 class Watched(Protocol):
-    """What a watchdog reads of its rank, in threads of its own.
+    """The rank as its watchdog sees it, from its own threads.
 
-    Nothing here may take a lock that the watched thread could hold.
+    No member may take a lock that the watched thread could hold.
     """
 
     @property
     def doing(self) -> str:
-        """The kind of work that takes the rank's time now, one of `hpctrain.run.times.SPENT`."""
+        """The kind of work that the rank is doing, one of `hpctrain.run.times.SPENT`."""
 
     @property
     def progress(self) -> object:
@@ -64,7 +64,7 @@ class Watched(Protocol):
 
     @property
     def stacks_request(self) -> Path | None:
-        """The file where requests for stacks are left, once it is known."""
+        """The file that requests stacks, once its path is known."""
 
     @property
     def description(self) -> str:
@@ -75,7 +75,7 @@ class Watched(Protocol):
 
 
 class Phase(Enum):
-    """What a rank does: how long it may take without progress, the key that sets this, and what is missing then."""
+    """A phase of a rank: its bound on time without progress, the key that sets it, and the missing progress."""
 
     START = ("start_bound_s", "health.start_timeout_s", "start-up and no first step for")
     TRAINING = ("hang_timeout_s", "health.hang_timeout_s", "no step for")
@@ -93,17 +93,17 @@ class Phase(Enum):
         return {"train_s": cls.TRAINING, "eval_s": cls.EVALUATION, "save_s": cls.SAVING}.get(doing, cls.START)
 
     def bound_s(self, health: Health) -> float:
-        """Seconds without progress that are allowed."""
+        """Allowed seconds without progress."""
         seconds: float = getattr(health, self._bound)
         return seconds
 
     def complaint(self, health: Health) -> str:
-        """What is missing after that time, and the key that sets it."""
+        """Describe the missing progress, with the bound and the key that sets it."""
         return f"{self._missing} {self.bound_s(health):g} s ({self._key})"
 
 
 class Silence:
-    """Adds up the time between looks that found the same mark.
+    """Measures how long a mark stays the same, by looking at it repeatedly.
 
     Args:
         now: seconds on a monotonic clock.
@@ -117,8 +117,8 @@ class Silence:
         self.seconds = 0.0
 
     def look(self, mark: object, now: float) -> float:
-        """Seconds of silence up to now; 0 where the mark isn't that of the last look."""
-        # a look that comes late means that the whole process stood still, suspended by a scheduler perhaps: no hang
+        """Seconds of silence up to now; 0 if the mark has changed since the last look."""
+        # a late look means that the whole process stood still, perhaps suspended by a scheduler, which isn't a hang
         elapsed = min(now - self._looked_at, self._longest_gap_s)
         self._looked_at = now
         self.seconds = self.seconds + elapsed if mark == self._mark else 0.0
@@ -129,9 +129,9 @@ class Silence:
 class Watchdog:
     """Watches the thread that creates it. A context manager; never collective.
 
-    The watched thread pays nothing: the watchdog reads once a second what the loop records anyway. A thread that never
-    releases Python's lock can't be ended by another thread; a timer that needs no lock writes its stacks to standard
-    error.
+    The watched thread pays nothing: the watchdog reads once a second what the loop records anyway. No other thread can
+    end a thread that never releases Python's global lock (GIL); a timer that doesn't need the lock writes its stacks to
+    standard error.
 
     Args:
         health: the bounds.
@@ -155,7 +155,7 @@ class Watchdog:
         self._listener = threading.Thread(target=self._listen, name="hpctrain-stacks", daemon=True)
 
     def __enter__(self) -> Watchdog:
-        """Start to watch."""
+        """Start watching."""
         _cancel_timer_before_forks()
         self._watcher.start()
         self._listener.start()
@@ -164,7 +164,7 @@ class Watchdog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop to watch, unless the watchdog is recording a hang: then it ends the process."""
+        """Stop watching, unless the watchdog is recording a hang: then it ends the process."""
         self._stopped.set()
         self._watcher.join(2 * RECORD_HANG_S)
         self._listener.join(LOOK_S)
@@ -178,7 +178,7 @@ class Watchdog:
             phase = Phase.of(self._watched.doing)
             if silence.look((phase, self._watched.progress), now) >= phase.bound_s(self._health):
                 self._end(phase.complaint(self._health))
-            # fires only if this thread can't come back to postpone it: the watched one keeps Python's lock
+            # fires only if this thread can't postpone it in time, because the watched thread keeps the GIL
             faulthandler.dump_traceback_later(phase.bound_s(self._health), file=STDERR)
 
     def _listen(self) -> None:
@@ -205,7 +205,7 @@ class Watchdog:
             os.write(STDERR, f"hpctrain: {path}: can't write stacks: {error.strerror}\n".encode())
 
     def _end(self, complaint: str) -> None:
-        # ends the process even if what follows hangs as well; its stacks go nowhere, they are written below
+        # ends the process even if the records below hang as well; its stacks are discarded, since `_write` writes them
         faulthandler.dump_traceback_later(RECORD_HANG_S, exit=True, file=os.open(os.devnull, os.O_WRONLY))
         try:
             position = Position.of(self._thread_id)

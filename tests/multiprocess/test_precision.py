@@ -139,7 +139,7 @@ def test_a_loss_that_turns_nan_stops_the_run_and_names_the_last_good_checkpoint(
     (attempt,) = Ledger(run.directory).attempts()
     assert str(attempt.reason) == "failed"
     assert "the training loss turned NaN between steps 13 and 15" in attempt.detail
-    assert f"of step 12: begin a new run with init_from={run.directory.checkpoint(12)}" in attempt.detail
+    assert f"of step 12: start a new run with init_from={run.directory.checkpoint(12)}" in attempt.detail
     assert run.steps == [4, 8, 12]
 
 

@@ -144,7 +144,7 @@ def test_a_stop_leaves_older_ones_and_a_start_clears_them_and_what_is_half_done(
     run.directory.checkpoint(4).rename(run.directory.checkpoints / ".tmp-replaced-step_00000004-0123abcd")
     code, run, output = train("run", *words)
     assert code == 0, output
-    assert "cleared what an earlier attempt left unfinished: .tmp-replaced-step_00000004" in output
+    assert "cleaned up after an earlier attempt: .tmp-replaced-step_00000004" in output
     assert "resuming at step 4" in output
     assert run.steps == [5, 6]
     assert [path.name for path in run.directory.checkpoints.glob(".*")] == []
@@ -183,5 +183,5 @@ def test_a_save_that_takes_longer_than_there_is_time_is_not_begun(train, tmp_pat
     code, run, output = train("run", *words, world_size=2, **acts, **disk, **slurm)
     assert code == 4, output
     assert "stopping: preempted" in output
-    assert re.search(r"no save: \S+ s are left, and it may take \S+ s", output)
+    assert re.search(r"skipping the save: \S+ s are left, and it may take \S+ s", output)
     assert run.steps == [2]

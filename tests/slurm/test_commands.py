@@ -68,7 +68,7 @@ def test_a_run_from_the_queue_to_its_end_and_on(
         assert "the run is cancelled" in log.stderr
     assert [status(f"mine/{name}")["state"] for name in ("first", "second")] == ["cancelled", "cancelled"]
     again = hpctrain("cancel", "mine/first")
-    assert again.stdout == "runs/mine/first: nothing to cancel, it is cancelled\n"
+    assert again.stdout == "runs/mine/first: nothing to cancel: the run is cancelled\n"
     check_resumed(hpctrain, status)
 
 

@@ -1,1 +1,1 @@
-"""What holds a run back: measurements and the bottleneck that follows from them."""
+"""Measure an attempt's steps, and derive the bottleneck from the measurements."""

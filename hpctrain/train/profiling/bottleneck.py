@@ -13,15 +13,15 @@ from hpctrain.train.profiling.measurements import Measurements, median
 NOTEWORTHY = 0.1
 """Findings that cost a smaller share of the time aren't reported."""
 AIM = 0.05
-"""The share that evaluating, saving or logging is to have with the proposed number."""
+"""The share of the time that evaluating, saving or logging would take with the proposed number."""
 
 
 class Finding(NamedTuple):
-    """One thing that holds a run back.
+    """A possible bottleneck.
 
     Attributes:
-        weight: the share of the time to be gained; above 1 for what comes first whatever its share.
-        text: what it is, and the key to change.
+        weight: the share of the time to be gained; above 1 for findings that come first regardless of their share.
+        text: the finding, and the key to change.
     """
 
     weight: float
@@ -29,7 +29,7 @@ class Finding(NamedTuple):
 
 
 def find_bottleneck(measured: Measurements, *, flops_per_sample: float | None, mfu: float | None) -> Bottleneck:
-    """Run all checks, and return the finding with the largest weight with the figures for `verdict.json`."""
+    """Run all checks; return the finding with the largest weight, and the figures for `verdict.json`."""
     text, *also = _findings(measured)
     slowest = measured.slowest
     return Bottleneck(
@@ -50,7 +50,7 @@ def find_bottleneck(measured: Measurements, *, flops_per_sample: float | None, m
 
 def _findings(measured: Measurements) -> list[str]:
     if not measured.shares:
-        return ["too short to tell: no step was timed"]
+        return ["too short to find a bottleneck: no step was timed"]
     found = [finding for check in CHECKS if (finding := check(measured)) is not None]
     noteworthy = sorted((finding for finding in found if finding.weight >= NOTEWORTHY), key=lambda one: -one.weight)
     return [finding.text for finding in noteworthy] or [_own_compute(measured)]
@@ -92,9 +92,9 @@ def slow_rank(measured: Measurements) -> Finding | None:
     weight = excess_s / slowest.step_s * _share_of_steps(measured)
     data_s = slowest.parts.get("data", 0.0) - median([report.parts.get("data", 0.0) for report in others])
     if data_s > excess_s / 2:
-        remedy = "it waits for its data: see the path by which that machine reads them"
+        remedy = "it waits for its data: check the file system that this machine reads from"
     else:
-        remedy = "see what else runs on that machine"
+        remedy = "check for other processes on that machine"
         if isinstance(measured.config.cluster, Slurm) and measured.num_hosts > 1:
             remedy += f", or cluster.exclude={slowest.host}"
     text = f"rank {slowest.rank} on {slowest.host} takes {ratio:.1f} times as long as the others for its own part of a"
@@ -104,7 +104,7 @@ def slow_rank(measured: Measurements) -> Finding | None:
 def data(measured: Measurements) -> Finding | None:
     """All ranks wait for their samples."""
     share = measured.shares["data"]
-    # the rank that waits least: a single rank that waits longer is the business of `slow_rank`
+    # the rank that waits least: `slow_rank` reports a single rank that waits longer
     usual = min(measured.timed, key=lambda report: report.parts.get("data", 0.0))
     weight = usual.share("data") * _share_of_steps(measured)
     data_s, workers, cores = usual.parts.get("data", 0.0), measured.num_workers, measured.cores
@@ -129,7 +129,7 @@ def gradient_sync(measured: Measurements) -> Finding | None:
         remedy = f"parallel.gradient_compression none -> {kind}, in a new run: it changes the weights"
     else:
         remedy = "a larger trainer.global_batch_size with the same trainer.micro_batch_size: more work per sync"
-    remedy += "; see that cluster.network_interface is the fast network" if measured.num_hosts > 1 else ""
+    remedy += "; check that cluster.network_interface is the fast network" if measured.num_hosts > 1 else ""
     return Finding(weight, f"sending gradients {weight:.0%} of the time: {remedy}")
 
 
@@ -169,7 +169,7 @@ def saving(measured: Measurements) -> Finding | None:
 def agreement(measured: Measurements) -> Finding | None:
     """Ranks wait for each other between steps."""
     share = measured.agreement_s / measured.wall_s
-    remedy = "see that cluster.network_interface is the fast network, and that no rank shares its cores"
+    remedy = "check that cluster.network_interface is the fast network, and that no rank shares its cores"
     return Finding(share, f"the ranks wait for each other between steps {share:.0%} of the time: {remedy}")
 
 
@@ -185,7 +185,7 @@ def between_steps(measured: Measurements) -> Finding | None:
     known = (measured.agreement_s + measured.logging_s) / measured.wall_s
     share = measured.shares["between_steps"] - known
     remedy = "steps are short; a larger trainer.micro_batch_size has fewer of them"
-    return Finding(share, f"{share:.0%} of the time goes between the steps: {remedy}")
+    return Finding(share, f"{share:.0%} of the time is spent between the steps: {remedy}")
 
 
 CHECKS: tuple[Callable[[Measurements], Finding | None], ...] = (
@@ -208,7 +208,7 @@ def _own_compute(measured: Measurements) -> str:
     share = shares["forward"] + shares["backward"] + shares["optimizer"]
     once = shares["evaluation"] + shares["saving"]
     if once > share:
-        return f"too short to tell: what comes once, evaluating and saving, takes {once:.0%} of the time"
+        return f"too short to find a bottleneck: evaluating and saving once take {once:.0%} of the time"
     text = f"nothing holds it back: the model's own compute takes {share:.0%} of the time"
     faster = []
     if measured.on_gpu and measured.config.precision.kind in ("fp32", "tf32"):
@@ -219,13 +219,13 @@ def _own_compute(measured: Measurements) -> str:
 
 
 def _share_of_steps(measured: Measurements) -> float:
-    """Share of the time in steps, by which a share of a step becomes a share of the time."""
+    """The share of the time that is spent in steps: converts a share of a step into a share of the time."""
     shares = measured.shares
     return max(0.0, 1 - shares["evaluation"] - shares["saving"] - shares["between_steps"])
 
 
 def _rarer(every: int, share: float) -> int:
-    """Return the number of steps between two that makes the share `AIM`, rounded up to two digits."""
+    """Return the interval, in steps, that reduces the share to `AIM`, rounded up to two digits."""
     apart = every * share * (1 - AIM) / (AIM * max(1e-3, 1 - share))
     digits = int(10 ** max(0, math.floor(math.log10(max(apart, 1))) - 1))
     return max(every + 1, math.ceil(apart / digits) * digits)

@@ -17,7 +17,7 @@ import torch
 MESSAGE = "called a synchronizing CUDA operation"
 """Start of torch's warning (c10/cuda/CUDAFunctions.cpp)."""
 NOTICE = "Synchronization debug mode is a prototype"
-"""Start of the warning that torch gives once when the mode is set (torch/csrc/cuda/Module.cpp)."""
+"""Start of the warning that torch emits once when the mode is set (torch/csrc/cuda/Module.cpp)."""
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _USER_LIKE = (f"{_PACKAGE}tasks{os.sep}", f"{_PACKAGE}models{os.sep}")
 """Tasks and models of hpctrain count as a user's: their lines can be changed, or copied."""
@@ -64,10 +64,10 @@ def counted_syncs(found: Counter[str], device_mode: ModuleType = torch.cuda) -> 
 
 
 def user_line(frame: FrameType | None) -> str | None:
-    """Return file and line of the innermost frame of a user's code; None where hpctrain's own code is met first.
+    """Return file and line of the innermost frame of a user's code; None if the search meets hpctrain's own code first.
 
     Args:
-        frame: where to begin; the search goes outwards.
+        frame: the innermost frame; the search goes outwards.
     """
     while frame is not None:
         path = frame.f_code.co_filename

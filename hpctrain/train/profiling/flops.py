@@ -1,4 +1,4 @@
-"""Floating-point operations: how many a sample takes, how many a device could do, and the share of it that is used."""
+"""Floating-point operations: those of a sample, the peak of a device, and the share of the peak that is used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Formula = Callable[..., int]
 log = logging.getLogger("hpctrain.train")
 
 TRIAL_SAMPLES = 2
-"""Batch norm refuses a batch of one."""
+"""Samples in the trial; batch norm refuses a batch of one."""
 _HALF, _TF32, _FP32 = 0, 1, 2
 PEAKS: tuple[tuple[str, tuple[float, float | None, float]], ...] = (
     ("B200", (2250.0, 1125.0, 75.0)),
@@ -44,7 +44,7 @@ PEAKS: tuple[tuple[str, tuple[float, float | None, float]], ...] = (
     ("T4", (65.1, None, 8.1)),
     ("MI300X", (1307.4, 653.7, 163.4)),
 )
-"""Dense peaks in TFLOP/s, by a part of the device's name; the first that matches counts. In this order: half precision
+"""Dense peaks in TFLOP/s, by a part of the device's name; the first match counts. In this order: half precision
 accumulated in fp32 (bf16; fp16 on V100 and T4), TF32 (None where the device has none), fp32 without tensor cores.
 
 From the makers' data sheets, where those give figures with structured sparsity by half of them: NVIDIA's for DGX B200,
@@ -53,7 +53,7 @@ H100, H200, GH200, A100, A40, A10, L40S, L4, V100 and T4; the RTX A6000, GA102 a
 
 
 def peak_flops(name: str, precision: str) -> float | None:
-    """Return a device's peak in FLOP/s; None where it isn't known.
+    """Return a device's peak in FLOP/s; None if it isn't known.
 
     Args:
         name: as `torch.cuda.get_device_name` returns it.
@@ -72,8 +72,8 @@ class FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
 
     The formulas are those of `torch.utils.flop_counter`, a multiplication and an addition being two; attention on the
     CPU is added, causal attention counts in full. Activation checkpointing computes twice, and is counted twice. An
-    operator without a formula isn't counted, nor is one inside of torch.cond and its like. Every operator runs as it
-    would without, and counting doesn't raise.
+    operator without a formula isn't counted, nor is one inside of torch.cond and its like. The operators' results don't
+    change, and counting doesn't raise.
 
     Attributes:
         total: FLOPs so far; None after a formula failed.
@@ -106,7 +106,7 @@ class FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         if formula is not None and self.total is not None:
             try:
                 self.total += formula(*args, **kwargs, out_val=result)
-            except Exception as error:  # a formula that fails on unusual tensors must not fail the step
+            except Exception as error:  # an error of a formula on unusual tensors must not end the step
                 self.total = None
                 log.info("FLOPs are not counted: torch's formula for %s fails: %s", func, error)
         return result
@@ -141,10 +141,10 @@ class FlopCounter:
         plan: the batch arithmetic.
         world: the ranks.
         precision: the kind, which decides the peak.
-        per_sample: as an earlier attempt counted; None where there was none.
+        per_sample: as counted by an earlier attempt; None without one.
 
     Attributes:
-        per_sample: FLOPs per sample, forward and backward; None as long as they aren't known.
+        per_sample: FLOPs per sample, forward and backward; None until they are known.
         by_trial: whether `before_step` counts, which is collective, and not `in_step`.
     """
 
@@ -180,7 +180,7 @@ class FlopCounter:
         return itertools.chain([first], micro_batches)
 
     def mfu(self, samples_per_s_per_device: float) -> float | None:
-        """Model FLOPs utilisation (Chowdhery et al., PaLM, 2022, appendix B); None where FLOPs or peak aren't known."""
+        """Model FLOPs utilisation (Chowdhery et al., PaLM, 2022, appendix B); None if FLOPs or peak aren't known."""
         if self.per_sample is None or self._peak is None:
             return None
         return self.per_sample * samples_per_s_per_device / self._peak
@@ -192,7 +192,7 @@ class FlopCounter:
 
 
 def is_compiled(step: TrainStep) -> bool:
-    """Whether the model, or a part of it, goes through torch's compiler, which hides its operators from `FlopCount`."""
+    """Whether torch.compile compiles the model, or a part of the model, which hides its operators from `FlopCount`."""
     return any(
         part._compiled_call_impl is not None
         or hasattr(part, "_orig_mod")
@@ -204,7 +204,7 @@ def is_compiled(step: TrainStep) -> bool:
 def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> float | None:
     """Count the FLOPs per sample, forward and backward, of a few samples in the uncompiled model; collective.
 
-    Weights, buffers, gradients and random state stay as they are. It is collective because a task's loss may be.
+    Weights, buffers, gradients and random state are restored. It is collective because a task's loss may be.
 
     Args:
         step: of the training.
@@ -212,7 +212,7 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> fl
         world: the ranks.
 
     Returns:
-        FLOPs; None where the model or the task refuses so few samples.
+        FLOPs; None if the model or the task fails on so few samples.
     """
     model = inner(step.model)
     few = min(TRIAL_SAMPLES, micro_batch.num_samples)
@@ -230,7 +230,7 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> fl
         with eager, torch.random.fork_rng(list(world.gpus)), FlopCount() as count:
             loss = step.loss(micro_batch._replace(batch=batch, num_samples=few), model)
             torch.autograd.grad(loss, parameters, allow_unused=True)
-    except Exception as error:  # a user's code may refuse two samples alone; that must not fail the run
+    except Exception as error:  # a user's code may fail on two samples alone; that must not end the run
         log.info("FLOPs are not counted: the model fails on %s samples alone (%s)", few, error)
         return None
     finally:

@@ -1,4 +1,4 @@
-"""What was measured of an attempt: each rank's mean step, and the seconds spent between steps."""
+"""Measurements of an attempt: each rank's mean step, and the seconds spent between steps."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class RankReport:
     Attributes:
         rank: in the world.
         host: its machine.
-        steps_timed: how many steps the means are over.
+        steps_timed: number of steps in the means.
         parts: seconds per step, by part (`hpctrain.run.bottleneck.STEP_PARTS`).
         memory_peak_bytes: the peak so far.
-        growth_bytes: how much memory use grows per step; 0 where it doesn't.
+        growth_bytes: growth of memory use per step; 0 if it doesn't grow.
         syncs: lines of the task's code that made the host wait for the GPU, and how often per step.
     """
 
@@ -123,12 +123,12 @@ class Measurements:
 
     @property
     def num_hosts(self) -> int:
-        """How many machines the ranks are on."""
+        """Number of machines with ranks."""
         return len({report.host for report in self.reports})
 
     @property
     def shares(self) -> dict[str, float]:
-        """Shares of the time, by `hpctrain.run.bottleneck.PARTS`, together 1; empty where no step was timed.
+        """Shares of the time, by `hpctrain.run.bottleneck.PARTS`, which sum to 1; empty if no step was timed.
 
         A part of a step is the mean over the timed steps and over the ranks, times the number of steps.
         """
@@ -139,7 +139,7 @@ class Measurements:
             part: self.steps * sum(report.parts.get(part, 0.0) for report in timed) / len(timed) for part in STEP_PARTS
         }
         in_steps = sum(parts.values())
-        # timed steps may have been slower than the others: the parts can't exceed what was measured for all steps
+        # timed steps may have been slower than the others: limit the parts to the measured time of all steps
         shrink = min(1.0, self.train_s / in_steps) if in_steps > 0 else 0.0
         parts = {part: shrink * seconds for part, seconds in parts.items()}
         parts["between_steps"] = max(0.0, self.train_s - sum(parts.values()))
@@ -148,7 +148,7 @@ class Measurements:
 
     @property
     def slowest(self) -> Slowest | None:
-        """The slowest rank; None where fewer than two ranks timed a step."""
+        """The slowest rank; None if fewer than two ranks timed a step."""
         timed = self.timed
         if len(timed) < 2:
             return None
@@ -158,7 +158,7 @@ class Measurements:
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the middle one of at least one value, or the mean of the two in the middle."""
+    """Return the median of at least one value."""
     # not the standard library's: `statistics` imports `decimal` and `fractions`, five milliseconds of each start
     ordered, middle = sorted(values), len(values) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 MAX_READINGS = 64
-"""With more, every other reading is dropped, and the next ones come half as often."""
+"""Readings to keep; beyond this, every other one is dropped, and new ones are taken half as often."""
 MIN_READINGS = 6
-"""Fewer aren't enough to tell growth from noise."""
+"""Readings needed to distinguish growth from noise."""
 NOTEWORTHY_BYTES = 16 * 2**20
 NOTEWORTHY_SHARE = 0.05
 """Growth below this size, or below this share of the memory in use, isn't reported."""
 STEADY = 0.5
-"""The second half must grow at least this fast, compared with the first: caches fill up and then stop."""
+"""Least growth of the second half, relative to the first: caches fill up and then stop growing."""
 
 
 class MemoryGrowth:
@@ -22,7 +22,7 @@ class MemoryGrowth:
         self._seen = 0
 
     def add(self, step: int, used_bytes: int) -> None:
-        """Add what is in use after ``step`` completed steps; read at the same place of each step."""
+        """Add the memory in use after ``step`` completed steps; always read at the same place of a step."""
         self._seen += 1
         if self._seen % self._every:
             return
@@ -32,8 +32,8 @@ class MemoryGrowth:
             self._every *= 2
 
     def bytes_per_step(self) -> float:
-        """Return how fast memory use grows, if it grows steadily and noticeably; otherwise 0."""
-        # in the first quarter allocators, caches and optimizers take what they need
+        """Return the growth of memory use per step if it is steady and noticeable; otherwise 0."""
+        # leave out the first quarter, in which allocators, caches and optimizers reach their size
         readings = self._readings[len(self._readings) // 4 :]
         if len(readings) < MIN_READINGS:
             return 0.0

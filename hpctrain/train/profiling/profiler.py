@@ -1,4 +1,4 @@
-"""The profiler of an attempt: what the loop calls to have steps measured, and the bottleneck found."""
+"""The profiler of an attempt: it measures steps for the loop, and finds the bottleneck."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from hpctrain.train.profiling.sampler import StepSampler
 from hpctrain.train.profiling.torch_profile import TorchProfile
 
 LOG_EVERY_S = 1.0
-"""Between records of values that change slowly."""
+"""Seconds between records of values that change slowly."""
 WRITE_EVERY_S = 10.0
-"""Between two writes of `verdict.json`."""
+"""Seconds between two writes of `verdict.json`."""
 
 log = logging.getLogger("hpctrain.train")
 
 
 class Profiler:
-    """Measures some of an attempt's steps, and reports what holds the run back; see docs/adr/0006.
+    """Measures some of an attempt's steps, and reports the bottleneck; see docs/adr/0006.
 
-    Each step goes through `do_step` if as many steps are completed as `next_step` says; the loop does all others
-    itself. That comparison is all that measuring adds to most steps.
+    When `next_step` steps are completed, the loop calls `do_step` for the next one; it runs all other steps itself.
+    So measuring adds only a comparison to most steps.
 
     Args:
         parts: of the training.
@@ -40,12 +40,12 @@ class Profiler:
         agreement: of the ranks.
         times: of this attempt.
         start_step: completed steps at its start.
-        flops_per_sample: as an earlier attempt counted them.
+        flops_per_sample: as counted by an earlier attempt.
         trace: the file for `trainer.profile`; None on ranks that write none.
         clock: monotonic seconds.
 
     Attributes:
-        next_step: completed steps before the next step for `do_step`; -1 where none follows.
+        next_step: completed steps before the next step for `do_step`; -1 if none follows.
         logging_s: seconds spent on writing metrics; the loop adds to it.
     """
 
@@ -86,7 +86,7 @@ class Profiler:
         self.next_step = self._next(start_step)
 
     def do_step(self, step: int, micro_batches: Iterator[MicroBatch]) -> None:
-        """Do step ``step``, counted from 0, and measure it; collective."""
+        """Run step ``step``, counted from 0, and measure it; collective."""
         if self._sampler is not None and self._flops.by_trial and step == self._start_step + 1:
             micro_batches = self._flops.before_step(micro_batches)
         if self._trace is not None and self._trace.wants(step):
@@ -155,7 +155,7 @@ class Profiler:
 
     @property
     def _num_devices(self) -> int:
-        """Over all ranks; a process on the CPU counts as one."""
+        """Number of devices over all ranks; a process on the CPU counts as one."""
         return self._world.size * max(1, len(self._world.gpus))
 
     def _next(self, completed: int) -> int:
@@ -180,7 +180,7 @@ class Profiler:
         measured = self._measurements(step)
         mfu = self._flops.mfu(measured.samples_per_s_per_device)
         found = find_bottleneck(measured, flops_per_sample=self._flops.per_sample, mfu=mfu)
-        # an attempt that timed no step leaves the file of the attempt before as the newest one
+        # if no step was timed, the previous attempt's file stays the newest one
         if self._times.claim is not None and found.shares:
             found.write(self._times.claim)
         return found

@@ -1,4 +1,4 @@
-"""Measure a few steps of one rank closely, and scale what they show up to the whole attempt."""
+"""Measure a few steps of one rank closely, as a sample of the whole attempt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpctrain.train.profiling.timing import PartTimer, stopwatch
 from hpctrain.train.step import TrainStep
 
 SAMPLE_EVERY_S = 0.25
-"""Between timed steps; timing one costs microseconds on a CPU and a tenth of a millisecond on a GPU."""
+"""Seconds between timed steps; timing one costs microseconds on a CPU and a tenth of a millisecond on a GPU."""
 SAMPLES_AT_START = 3
 """Consecutive timed steps at the start, for short runs."""
 SYNC_SAMPLES = 6
@@ -27,7 +27,7 @@ SYNC_SAMPLES = 6
 VARIATION = 7
 """Strides between timed steps vary by less than this number of steps."""
 LONGEST_STRIDE = 1000
-"""Steps; for runs whose steps get much longer later on."""
+"""Most steps between timed ones, for runs whose steps get much longer later on."""
 MEMORY_EVERY_S = 0.05
 
 
@@ -76,7 +76,7 @@ class StepSampler:
         self.next_step = start_step + 1
 
     def do_step(self, step: int, micro_batches: Iterator[MicroBatch]) -> None:
-        """Do step ``step``, counted from 0, and time it; collective."""
+        """Run step ``step``, counted from 0, and time it; collective."""
         now = self._clock()
         if self._begun is None:
             self._begun = step, self._loader.waited_s
@@ -99,7 +99,7 @@ class StepSampler:
         self._take()
         parts = {part: seconds / self._steps_timed for part, seconds in self._totals.items()}
         if parts and self._world.device.type == "cpu" and self._begun is not None and step > self._begun[0]:
-            # exact, where the timed steps are a sample
+            # exact, while the timed steps are only a sample
             parts["data"] = (self._loader.waited_s - self._begun[1]) / (step - self._begun[0])
         return RankReport(
             rank=self._world.rank,
@@ -114,7 +114,7 @@ class StepSampler:
     def data_share(self) -> float:
         """Return the share of the time in which this rank waited for data since the last call; 0 at the first one.
 
-        On a GPU it is the share in all timed steps so far: the device may not yet miss what the host waits for.
+        On a GPU it is the share in all timed steps so far: while the host waits, the device may still have work queued.
         """
         before, now = self._last_wait, (self._loader.waited_s, self._clock())
         self._last_wait = now
@@ -139,5 +139,5 @@ class StepSampler:
             return 1
         per_step_s = (now - before[1]) / max(1, step - before[0])
         stride = min(LONGEST_STRIDE, int(SAMPLE_EVERY_S / max(per_step_s, 1e-6)))
-        # varied: otherwise timed steps and log records might fall on the same steps for ever
+        # varied, or timed steps and log records might always fall on the same steps
         return stride + self._samples % VARIATION if stride > VARIATION else max(1, stride)

@@ -1,4 +1,4 @@
-"""Time the parts of a step: marks between them, by the host's clock or by events in a GPU's stream."""
+"""Time the parts of a step, by the host's clock or by events in a GPU's stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 MAX_UNREAD = 8
-"""Steps whose events may be unread; the oldest is dropped for the next."""
+"""Most steps with unread events; beyond this, the oldest is dropped."""
 
 
 class Stopwatch(Protocol):
@@ -28,12 +28,12 @@ class Stopwatch(Protocol):
         ...
 
     def take(self) -> list[dict[str, float]]:
-        """Return seconds by part of each step whose times are known by now; each step is returned once."""
+        """Return the seconds by part of each step whose times are known by now; each step is returned once."""
         ...
 
 
 class HostStopwatch:
-    """Stopwatch by the host's clock, for devices that have done their work when the call returns.
+    """Stopwatch by the host's clock, for devices on which calls are synchronous.
 
     Args:
         clock: monotonic seconds.
@@ -104,11 +104,11 @@ def stopwatch(device: torch.device) -> Stopwatch:
 
 
 class LastGradient:
-    """Finds the moment of a backward at which a rank has all of its own gradients, by hooks on the parameters.
+    """Detects when a rank has all of its own gradients during a backward pass, by hooks on the parameters.
 
-    The hooks run before DDP sends the gradient. In the first backward every parameter has one; after that only the
-    parameter whose gradient came last, which costs next to nothing. If that one gets no gradient, because their order
-    varies, all are watched in the next backward.
+    The hooks run before DDP sends the gradient. In the first backward pass every parameter has one; after that only the
+    parameter whose gradient came last, which costs next to nothing. If that one gets no gradient, all parameters are
+    watched in the next backward pass.
 
     Args:
         parameters: of the replica.
@@ -148,8 +148,8 @@ class LastGradient:
 class PartTimer:
     """Times the parts of a step (`hpctrain.run.bottleneck.STEP_PARTS`); the `StepTimer` that `TrainStep` takes.
 
-    With several ranks the time after a rank's own last gradient, in the backward that synchronises, is
-    ``gradient_sync``.
+    With several ranks, ``gradient_sync`` is the time after a rank's own last gradient, in the backward pass that
+    synchronises.
 
     Args:
         model: of the step.

@@ -34,7 +34,7 @@ class TorchProfile:
         self._is_done = False
 
     def next_after(self, step: int) -> int | None:
-        """Return the number of completed steps before the next traced step; None where no more follow."""
+        """Return the number of completed steps before the next traced step; None if none follows."""
         return None if self._is_done or step >= self._last else max(step, self._first - 1)
 
     def wants(self, step: int) -> bool:
@@ -42,7 +42,7 @@ class TorchProfile:
         return not self._is_done and self._first <= step + 1 <= self._last
 
     def trace(self, step: int, do: Callable[[], None]) -> None:
-        """Do a step that belongs to the trace, and write the trace after the last one."""
+        """Run a step that belongs to the trace, and write the trace after the last one."""
         if self._profiler is None:
             self._profiler = self._started()
         do()
@@ -50,7 +50,7 @@ class TorchProfile:
             self.close()
 
     def close(self) -> None:
-        """Write what has been traced so far; an error is logged as a warning."""
+        """Write the trace so far; an error is logged as a warning."""
         profiler, self._profiler = self._profiler, None
         if profiler is None:
             return
@@ -62,12 +62,12 @@ class TorchProfile:
             self._file.parent.mkdir(exist_ok=True)
             profiler.export_chrome_trace(str(self._file))
         except (OSError, RuntimeError) as error:
-            log.warning("cannot write the trace to %s: %s", self._file, error)
+            log.warning("can't write the trace to %s: %s", self._file, error)
             return
         log.info("a trace of steps %d to %d: %s (ui.perfetto.dev, TensorBoard)", self._first, self._last, self._file)
 
     def _started(self) -> profile:
-        # imported here: a run that traces nothing doesn't pay for it
+        # imported here, so that only a run that traces pays for the import
         from torch.profiler import ProfilerActivity, profile
 
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])]

@@ -78,7 +78,7 @@ def test_a_cancelled_job_stays_cancelled_in_whatever_state_it_is_seen(state):
 def test_without_an_answer_only_the_warning_signal_says_something(received, reason):
     termination = diagnose(received, None, restarts=0, now=0.0)
     assert (termination.reason, termination.deadline) == (reason, None)
-    assert "could not be asked" in termination.evidence
+    assert "didn't answer" in termination.evidence
 
 
 def test_a_sigterm_after_the_time_limit_while_the_job_still_counts_as_running():

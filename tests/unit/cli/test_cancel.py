@@ -76,7 +76,7 @@ def test_a_run_on_this_machine_stops_as_by_ctrl_c(make_run, capsys):
     assert Ledger(directory).attempts()[0].reason == Reason.INTERRUPTED
     assert state(directory) == RunState.CANCELLED
     assert main(["digits"]) == 0
-    assert capsys.readouterr().out == "runs/digits: nothing to cancel, it is cancelled\n"
+    assert capsys.readouterr().out == "runs/digits: nothing to cancel: the run is cancelled\n"
 
 
 def test_a_process_that_is_not_the_runs_gets_no_signal(make_run, capsys):
@@ -106,7 +106,7 @@ def test_a_run_that_is_over_stays_as_it_is(make_run, capsys):
     Ledger(directory).end(number, reason=Reason.COMPLETED, step=460)
     before = directory.attempts.read_bytes()
     assert main(["digits"]) == 0
-    assert capsys.readouterr().out == "runs/digits: nothing to cancel, it is completed\n"
+    assert capsys.readouterr().out == "runs/digits: nothing to cancel: the run is completed\n"
     assert directory.attempts.read_bytes() == before
     assert not directory.jobs.exists()
 
@@ -115,7 +115,7 @@ def test_names_are_looked_up_before_anything_is_cancelled(make_run, slurm):
     directory = make_run("digits")
     slurm.queue(j12={"State": "RUNNING"})
     directory.record_job({"job_id": "12", "time": 1.0})
-    with pytest.raises(RunDirectoryError, match="absent: there is no such path"):
+    with pytest.raises(RunDirectoryError, match="absent: no such path"):
         main(["digits", "absent"])
     assert slurm.cancelled == []
 
@@ -145,7 +145,7 @@ def test_of_an_array_only_the_runs_own_tasks_are_cancelled(make_run, slurm, caps
     assert slurm.cancelled == ["20_1"]
     assert main(["sweep"]) == 0
     assert sorted(slurm.cancelled) == ["20_0", "20_1", "20_2"]
-    assert "runs/sweep/1: nothing to cancel, it is cancelled" in capsys.readouterr().out
+    assert "runs/sweep/1: nothing to cancel: the run is cancelled" in capsys.readouterr().out
 
 
 def test_every_job_of_a_run_that_is_still_there_is_cancelled(make_run, slurm):
@@ -162,7 +162,9 @@ def test_without_slurm_a_job_cannot_be_cancelled(make_run, capsys):
     directory = make_run("digits")
     directory.record_job({"job_id": "12", "time": 1.0})
     assert main(["digits"]) == 1
-    assert "SLURM can't be asked from here about job 12; type the command on a login node" in capsys.readouterr().err
+    assert (
+        "SLURM can't be reached from here to cancel job 12; type the command on a login node" in capsys.readouterr().err
+    )
     assert len(directory.job_records()) == 1
 
 

@@ -127,7 +127,7 @@ def test_the_best_intact_one_is_marked(directory, capsys):
 
 
 def test_a_path_without_a_run_is_an_error(directory):
-    with pytest.raises(RunDirectoryError, match="there is no such path"):
+    with pytest.raises(RunDirectoryError, match="no such path"):
         main(["absent"])
 
 

@@ -213,13 +213,13 @@ def test_without_slurm_the_run_directory_shows_what_it_has(make_run, capsys):
     lines = shown(capsys)
     assert lines[1].split()[:2] == ["done", "completed"]
     assert lines[2].split()[:2] == ["begun", "unknown"]
-    assert lines[2].endswith("SLURM can't be asked from here")
+    assert lines[2].endswith("SLURM can't be reached from here")
 
 
 def test_a_controller_that_does_not_answer_is_no_error(make_run, slurm, capsys):
     make_run("digits/a", job_id="12")
     slurm.fall_silent("squeue")
-    assert shown(capsys, "digits")[1] == "state       unknown: SLURM can't be asked from here"
+    assert shown(capsys, "digits")[1] == "state       unknown: SLURM can't be reached from here"
 
 
 def test_json_of_one_run_is_an_object(make_run, capsys):
@@ -279,7 +279,7 @@ def test_json_of_several_runs_is_a_list(make_run, capsys):
 
 
 def test_a_path_without_a_run_is_an_error(make_run):
-    with pytest.raises(RunDirectoryError, match="absent: there is no such path"):
+    with pytest.raises(RunDirectoryError, match="absent: no such path"):
         main(["absent"])
 
 

@@ -62,7 +62,7 @@ def test_a_sweep_is_several_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert [run.path.name for run in runs_of("sweep", Path("runs"))] == ["2", "1", "0"]
     with pytest.raises(
-        RunDirectoryError, match=r"sweep: it holds 3 runs; name one of them: runs/sweep/0, runs/sweep/1"
+        RunDirectoryError, match=r"sweep: it contains 3 runs; name one of them: runs/sweep/0, runs/sweep/1"
     ):
         run_of("sweep", Path("runs"))
 
@@ -70,7 +70,7 @@ def test_a_sweep_is_several_runs(tmp_path, monkeypatch):
 def test_a_path_without_a_run_is_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunDirectoryError, match="empty: it holds no run; `python -m hpctrain status` lists"):
+    with pytest.raises(RunDirectoryError, match="empty: it contains no run; `python -m hpctrain status` lists"):
         runs_of("empty", Path("runs"))
-    with pytest.raises(RunDirectoryError, match="digits: there is no such path, here or under runs/"):
+    with pytest.raises(RunDirectoryError, match="digits: no such path, here or under runs/"):
         run_of("digits", Path("runs"))

@@ -114,10 +114,10 @@ def test_the_note_gives_the_reason():
         (on_slurm(OPEN, None), "SLURM no longer knows job 12, and attempt 1 recorded no end"),
         (on_slurm(NONE, job("FAILED")), "job 12 ended as FAILED, and no attempt began"),
         (on_slurm(ended(Reason.FAILED, "rank 3 on n3 failed"), None), "failed: rank 3 on n3 failed"),
-        (RunFacts(attempt=OPEN, owner=AWAY), "it was started on another-host: ask there"),
+        (RunFacts(attempt=OPEN, owner=AWAY), "it was started on another-host: run `status` there"),
         (
             RunFacts(attempt=ended(Reason.PREEMPTED), job_ids=("12",)),
-            "preempted; it may be queued: SLURM can't be asked from here",
+            "preempted; it may be queued: SLURM can't be reached from here",
         ),
     ):
         assert derive_state(facts)[1] == note

@@ -20,7 +20,7 @@ from hpctrain.errors import RunFailedError
 from hpctrain.files import read_json_lines
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
-from hpctrain.sweep.multirun import last_objective, register_launcher, without_hydras
+from hpctrain.sweep.multirun import last_objective, register_launcher, without_hydra_overrides
 from hpctrain.sweep.sweep import Sweep
 
 SHORT = ("model=convnet", "model.width=1", "trainer.max_steps=2", "logger.tensorboard=false")
@@ -107,7 +107,7 @@ def test_a_run_without_evaluation_has_no_objective(tmp_path):
 
 def test_hydras_own_overrides_are_not_the_runs():
     mixed = ["seed=1", "hydra.sweep.dir=x", "+hydra.job.name=y", "hydra/launcher=basic", "~hydra.run", "+task.hydra=1"]
-    assert without_hydras(mixed) == ["seed=1", "+task.hydra=1"]
+    assert without_hydra_overrides(mixed) == ["seed=1", "+task.hydra=1"]
 
 
 class Halving(Sweeper):

@@ -54,7 +54,7 @@ def test_a_target_is_a_class_in_a_module_or_in_a_class(own):
     [
         ("own_code.parts.Outter", "own_code.parts has no Outter"),
         ("own_code.part.Outer", "own_code has no part"),
-        ("no_such_module_anywhere.Class", "there is no module no_such_module_anywhere"),
+        ("no_such_module_anywhere.Class", "no module named no_such_module_anywhere"),
         ("torch.nn.Linear.Inside", "no Inside"),
     ],
 )

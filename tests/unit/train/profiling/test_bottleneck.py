@@ -52,7 +52,7 @@ def test_nothing_but_the_models_own_compute(config):
 
 def test_what_comes_once_says_nothing_about_a_longer_run(config):
     text = finding(config, eval_s=800.0, evaluations=1, save_s=100.0, saves=1)
-    assert text == "too short to tell: what comes once, evaluating and saving, takes 90% of the time"
+    assert text == "too short to find a bottleneck: evaluating and saving once take 90% of the time"
 
 
 def test_too_short_to_tell(config):
@@ -65,7 +65,7 @@ def test_too_short_to_tell(config):
         steps_per_epoch=1,
         train_s=0.0,
     )
-    assert found(short) == ("too short to tell: no step was timed", ())
+    assert found(short) == ("too short to find a bottleneck: no step was timed", ())
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_slow_rank_is_named_and_not_the_network(config):
     text, also = found(measured(config, *ranks))
     assert text == (
         "rank 1 on n2 takes 1.9 times as long as the others for its own part of a step, and they wait for it 44% of "
-        "the time: see what else runs on that machine"
+        "the time: check for other processes on that machine"
     )
     assert also == ()
     config.cluster, before = Slurm(), config.cluster
@@ -98,14 +98,14 @@ def test_a_slow_rank_is_named_and_not_the_network(config):
 
 def test_a_rank_whose_data_is_slow(config):
     ranks = [rank(0, "n1", gradient_sync=0.1), rank(1, "n2", data=0.1)]
-    assert finding(config, *ranks).endswith("it waits for its data: see the path by which that machine reads them")
+    assert finding(config, *ranks).endswith("it waits for its data: check the file system that this machine reads from")
 
 
 def test_sending_gradients(config):
     ranks = [rank(0, "n1", gradient_sync=0.1), rank(1, "n2", gradient_sync=0.11)]
     assert finding(config, *ranks) == (
         "sending gradients 49% of the time: parallel.gradient_compression none -> fp16, in a new run: it changes the "
-        "weights; see that cluster.network_interface is the fast network"
+        "weights; check that cluster.network_interface is the fast network"
     )
     assert "none -> bf16" in finding(config, *ranks, on_gpu=True)
 
@@ -132,10 +132,13 @@ def test_a_wait_for_the_gpu_is_named_by_its_line(config):
         ({"eval_s": 60.0, "evaluations": 1}, "nothing holds it back"),
         ({"save_s": 60.0, "saves": 3}, "saving 38% of the time: checkpoint.auto=true"),
         ({"save_s": 60.0, "saves": 1}, "nothing holds it back"),
-        ({"train_s": 200.0}, "50% of the time goes between the steps: steps are short; a larger trainer.micro_batch"),
+        (
+            {"train_s": 200.0},
+            "50% of the time is spent between the steps: steps are short; a larger trainer.micro_batch",
+        ),
         (
             {"agreement_s": 20.0},
-            "the ranks wait for each other between steps 20% of the time: see that cluster.network_",
+            "the ranks wait for each other between steps 20% of the time: check that cluster.network_",
         ),
         ({"logging_s": 20.0}, "writing metrics 20% of the time: logger.every_steps 10 -> 48"),
     ],

@@ -56,4 +56,4 @@ def test_a_failed_write_is_a_warning(profile, tmp_path, caplog):
     (tmp_path / "profile").touch()
     with caplog.at_level(logging.WARNING, "hpctrain.train"):
         steps(profile, 0, 9)
-    assert "cannot write the trace" in caplog.text
+    assert "can't write the trace" in caplog.text
