@@ -1,1 +1,1 @@
-"""Checkpoints: complete or absent, verified when read, exact to the bit."""
+"""Checkpoints: complete or absent, verified when they are read, exact to the bit."""

@@ -30,7 +30,7 @@ class Best:
 
     @classmethod
     def configured(cls, policy: Checkpoint, metric: str, mode: str) -> Best | None:
-        """Build it from the configuration; None where neither it nor the task defines which values are better.
+        """Build it from the configuration; None if neither it nor the task defines which values are better.
 
         Args:
             policy: conf/checkpoint.
@@ -38,10 +38,10 @@ class Best:
             mode: of the task's metric.
 
         Raises:
-            ConfigError: the best are to be kept, and it isn't defined which values are better.
+            ConfigError: the configuration keeps the best, but doesn't define which values are better.
         """
         name = policy.metric or metric
-        # less is better for any loss; the task defines it for its own metric alone
+        # lower is better for any loss; the task defines the mode only for its own metric
         known = mode if name == metric else "min" if name == "loss" else None
         chosen = policy.metric_mode or known
         if chosen is not None:
@@ -52,14 +52,14 @@ class Best:
         return None
 
     def update(self, step: int, means: Mapping[str, float]) -> bool:
-        """Add an evaluation, and return whether it is among the best so far. A value that isn't finite never is.
+        """Add an evaluation, and return whether it is among the best so far; a NaN or infinite value never is.
 
         Args:
             step: completed steps.
-            means: by name as it is logged, `eval/loss` and so on.
+            means: by logged name, such as `eval/loss`.
 
         Raises:
-            ConfigError: the evaluation doesn't return the metric, and the best are to be kept.
+            ConfigError: the configuration keeps the best, but the evaluation doesn't return the metric.
         """
         value = means.get(f"eval/{self._name}")
         if value is None:
@@ -78,7 +78,7 @@ class Best:
         return step in self._scores
 
     def score_at(self, step: int) -> Score | None:
-        """Return the score of ``step``, if that is the last one that was evaluated."""
+        """Return the score of ``step`` if it is the last evaluated step; else None."""
         return self._last_score if step == self._last_step else None
 
     def state(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Best:
         return {"metric": (self._name, self._mode), "values": values}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned; the values of another metric are dropped."""
+        """Restore the result of `state`; drop the values of another metric."""
         self._scores = {}
         self._last_step = None
         self._last_score = None

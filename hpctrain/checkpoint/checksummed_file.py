@@ -15,10 +15,10 @@ _BLOCK_BYTES = 4 << 20
 
 
 class ChecksummedFile:
-    """A new file, written once from front to end, past the page cache where the file system supports it.
+    """A new file, written once from start to end, bypassing the page cache if the file system supports that.
 
-    Direct I/O (open(2), O_DIRECT) leaves to training the memory and most of the processor time that a buffered write of
-    gigabytes takes. `close` raises the error of an earlier write.
+    Direct I/O (open(2), O_DIRECT) saves the memory and most of the processor time that a buffered write of gigabytes
+    takes from training. `close` raises the error of an earlier write.
 
     Args:
         path: must not exist.
@@ -38,17 +38,17 @@ class ChecksummedFile:
             self._descriptor = os.open(path, flags, 0o666)
         self.bytes = 0
         self._digest = xxhash.xxh3_128()
-        # page-aligned, as direct I/O demands, and shared, so that a data worker's fork doesn't copy it mid-write
+        # page-aligned, as direct I/O requires, and shared, so that forking a DataLoader worker can't copy it
         self._block = memoryview(mmap.mmap(-1, _BLOCK_BYTES))
-        # NumPy copies without the interpreter's lock, which training would wait for
+        # NumPy releases the GIL while it copies, so training doesn't wait
         self._bytes_of_block = np.frombuffer(self._block, np.uint8)
         self._filled = 0
-        # kept until `close`: torch's zip writer, which calls `write`, would hide it behind an error of its own
+        # kept until `close`: torch's zip writer, which calls `write`, would hide it behind its own error
         self._error: OSError | None = None
 
     @property
     def checksum(self) -> str:
-        """XXH3 (128 bits) of what was written so far, in hexadecimal."""
+        """XXH3 (128 bits) of the bytes written so far, in hexadecimal."""
         return self._digest.hexdigest()
 
     def write(self, data: bytes | memoryview) -> int:
@@ -73,7 +73,7 @@ class ChecksummedFile:
         """Write the rest, make the file durable, and close it.
 
         Raises:
-            OSError: the file system refused, now or earlier; the file is closed all the same.
+            OSError: this write or an earlier one failed; the file is closed all the same.
         """
         try:
             if self._filled and self._error is None:
@@ -100,7 +100,7 @@ class ChecksummedFile:
         try:
             return os.write(self._descriptor, data)
         except OSError as error:
-            # some file systems accept O_DIRECT and then refuse the write; a short write leaves the offset unaligned
+            # some file systems accept O_DIRECT and then reject the write; a short write leaves the offset unaligned
             if error.errno != errno.EINVAL or not self._use_page_cache():
                 raise
             return os.write(self._descriptor, data)

@@ -1,4 +1,4 @@
-"""Host memory: what is left of it, fresh memory in huge pages, and copies of whole trees of tensors."""
+"""Host memory: the available amount, fresh memory in huge pages, and copies of whole trees of tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GROUP_FILES = {
 
 
 def available_memory_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return what the machine has left, or what the job's control groups allow if that is less; None if unknown.
+    """Return the available bytes of the machine, or of the job's control groups if those are fewer; None if unknown.
 
     proc(5), MemAvailable; cgroups(7).
 
@@ -39,7 +39,7 @@ def available_memory_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys
 
 
 def pinned_bytes(count: int) -> int:
-    """Return what page-locked memory of ``count`` bytes takes: torch's allocator rounds up to a power of two.
+    """Return the size of a page-locked allocation of ``count`` bytes: torch's allocator rounds up to a power of two.
 
     ATen/core/CachingHostAllocator.h of torch 2.13, unless ``pinned_max_round_threshold_mb`` in PYTORCH_ALLOC_CONF says
     otherwise.
@@ -48,7 +48,7 @@ def pinned_bytes(count: int) -> int:
 
 
 def huge_pages(count: int) -> memoryview:
-    """Return ``count`` bytes of fresh, zeroed memory, in huge pages where the kernel has them.
+    """Return ``count`` bytes of fresh, zeroed memory, in huge pages if the kernel has them.
 
     The memory is freed with the last tensor that uses it.
 
@@ -57,7 +57,8 @@ def huge_pages(count: int) -> memoryview:
     """
     memory = mmap.mmap(-1, count + 2 * _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     # MADV_HUGEPAGE: zeroing 4 KiB per page fault takes longer than the copy; with huge pages both take half the time.
-    # MADV_DONTFORK: else the first step after a DataLoader's fork would copy each page, and the worker keep it.
+    # MADV_DONTFORK: otherwise the first save after forking a DataLoader worker would copy each page, and the worker
+    # would keep the old one.
     for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
         if hasattr(mmap, advice):
             with suppress(OSError):  # a kernel without it
@@ -69,7 +70,7 @@ def huge_pages(count: int) -> memoryview:
 class HostMemory:
     """Memory for tensors that are written at once and then kept.
 
-    Each tensor has a storage of its own, so that saving one saves nothing else. A chunk of memory is freed with the
+    Each tensor has its own storage, so that saving one saves nothing else. A chunk of memory is freed with the
     last of its tensors.
     """
 
@@ -90,7 +91,7 @@ class HostMemory:
             self._chunk = huge_pages(max(count, _CHUNK_BYTES))
             self._next = 0
         taken = torch.frombuffer(self._chunk, dtype=torch.uint8, count=count, offset=self._next)
-        # each tensor begins on a page of its own: vector instructions and direct I/O need aligned memory
+        # each tensor begins on its own page: vector instructions and direct I/O need aligned memory
         self._next += -(-count // mmap.PAGESIZE) * mmap.PAGESIZE
         return taken
 
@@ -104,7 +105,7 @@ class HostCopy:
     values after `finish`: memory is copied at full speed in one go.
 
     Args:
-        everything: False leaves tensors in host memory where they are, for when training waits for the write.
+        everything: whether to copy tensors in host memory, too; False is for saves during which training waits.
     """
 
     def __init__(self, *, everything: bool = True) -> None:
@@ -119,7 +120,7 @@ class HostCopy:
 
         Args:
             value: the tree.
-            kept: an earlier copy; its tensors are overwritten where their place, shape and dtype are the same.
+            kept: an earlier copy; its tensors are overwritten if their place, shape and dtype are the same.
             name: what to call ``value`` in an error.
 
         Raises:
@@ -247,7 +248,7 @@ def _left_in(group: Path, limit_name: str, use_name: str) -> int | None:
     use = _number(group / use_name)
     if limit is None or use is None:
         return None
-    # a group's page cache counts as use, but the kernel reclaims it before it refuses memory
+    # a group's page cache counts as use, but the kernel reclaims it before an allocation fails
     cache = sum(
         int(line.split()[1])
         for line in _lines(group / "memory.stat")

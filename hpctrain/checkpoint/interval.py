@@ -1,4 +1,4 @@
-"""How long to train between saves: the interval that loses the least time."""
+"""The interval between saves that loses the least time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hpctrain.run.ledger import Attempt
 
 PRIOR_S = 24 * 3600.0
-"""Mean time between failures before any was observed: one a day."""
+"""Assumed mean time between failures before any was observed: one failure a day."""
 
 
 def mean_time_between_failures_s(attempts: Sequence[Attempt], now: float) -> float:

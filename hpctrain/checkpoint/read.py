@@ -52,22 +52,22 @@ class LoadedCheckpoint:
 
     @property
     def world_size(self) -> int:
-        """Of the attempt that wrote it."""
+        """World size of the attempt that wrote it."""
         return int(self.state["world_size"])
 
     @property
     def config_digest(self) -> str:
-        """Of the configuration that it was written under."""
+        """Digest of the configuration under which it was written."""
         return str(self.state["config_digest"])
 
     @property
     def rng(self) -> list[Any]:
-        """What `rng_state` returned on each rank of that attempt, in their order."""
+        """The `rng_state` of each rank of that attempt, in rank order."""
         return list(self.state["rng"])
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """What the trainer added."""
+        """The values that the trainer added."""
         found: Mapping[str, Any] = self.state["extra"]
         return found
 
@@ -79,16 +79,16 @@ class LoadedCheckpoint:
         *,
         changed: Collection[str] = (),
     ) -> None:
-        """Restore model, optimizer and scaler; not collective. `restore_rng` restores the generators, at the very end.
+        """Restore model, optimizer and scaler; not collective. Call `restore_rng` later, as the last step of a resume.
 
         Args:
             model: on any device, with or without wrappers; its tensors are copied into.
             optimizer: over the model's parameters; None leaves it out.
-            scaler: starts afresh, with a warning, where none was saved.
+            scaler: starts afresh, with a warning, if none was saved.
             changed: options of the optimizer that keep their current value; see `restore_optimizer`.
 
         Raises:
-            CheckpointError: names, shapes, dtypes or options differ; the message lists them, and begins with the path.
+            CheckpointError: names, shapes, dtypes or options differ; the message starts with the path and lists them.
         """
         try:
             restore_model(model, self.model)
@@ -116,22 +116,22 @@ def load_newest(directory: RunDirectory, world: World) -> LoadedCheckpoint | Non
     Rank zero chooses it. The first rank of each node verifies what that node reads.
 
     Returns:
-        None where the run has no checkpoint yet.
+        None if the run has no checkpoint yet.
 
     Raises:
-        CheckpointDamagedError: there are some, and none is intact; on every rank.
+        CheckpointDamagedError: the run has checkpoints, but none is intact; on every rank.
         CheckpointUnlikeError: this rank's node reads other bytes than rank zero.
-        CheckpointError: this rank can't read the one that was chosen.
+        CheckpointError: this rank can't read the chosen checkpoint.
     """
     path: Path | None = None
     error: CheckpointError | None = None
-    # One rank chooses: on a file system with caches of its own, ranks may see different folders, and would resume from
+    # One rank chooses: on a file system with client caches, ranks may see different folders, and would resume from
     # different steps.
     if world.is_rank_zero:
         try:
             path = choose_newest(directory)
         except CheckpointError as caught:
-            # every rank must learn of it before any of them raises
+            # every rank must learn of the error before any of them raises
             error = caught
     path, error = world.broadcast((path, error))
     if error is not None:
@@ -148,16 +148,16 @@ def load_newest(directory: RunDirectory, world: World) -> LoadedCheckpoint | Non
 
 
 def choose_newest(directory: RunDirectory) -> Path | None:
-    """Return the path of the newest intact checkpoint; newer, damaged ones are named in a warning. Not collective.
+    """Return the path of the newest intact checkpoint; log a warning that names newer, damaged ones. Not collective.
 
     Args:
         directory: of the run.
 
     Returns:
-        None where the run has no checkpoint yet.
+        None if the run has no checkpoint yet.
 
     Raises:
-        CheckpointDamagedError: there are some, and none is intact.
+        CheckpointDamagedError: the run has checkpoints, but none is intact.
     """
     found, damaged = newest_intact(directory)
     named = "; ".join(f"{info.path} ({info.problem})" for info in damaged)
@@ -176,17 +176,17 @@ def choose_newest(directory: RunDirectory) -> Path | None:
 def load(path: Path, *, verified: bool = False) -> LoadedCheckpoint:
     """Load the checkpoint in the directory ``path``; not collective.
 
-    Nothing is mapped before its checksum was compared.
+    No file is mapped before its checksum is compared.
 
     Args:
         path: its directory.
-        verified: its checksums were compared already, by this rank or by another one of this node.
+        verified: whether this rank, or another one of this node, has compared the checksums already.
 
     Raises:
         CheckpointDamagedError: it isn't intact.
         CheckpointError: its files match their checksums, but can't be read.
     """
-    # reads the files, and not a mapping of them: an unreadable block is then an error, and not a SIGBUS
+    # read the files, not a mapping of them: an unreadable block then raises an error instead of SIGBUS
     if not verified and (problem := find_damage(path)):
         raise CheckpointDamagedError(f"{path} is not intact: {problem}; the run's other checkpoints are next to it")
     return LoadedCheckpoint(path, *(_map_file(path / f"{name}.pt") for name in ("model", "optimizer", "state")))

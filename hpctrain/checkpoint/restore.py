@@ -19,7 +19,7 @@ _INITIAL_LR = "initial_lr"
 
 
 def restore_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
-    """Copy the saved tensors into the model, wherever it is; nothing is copied unless all of it fits.
+    """Copy the saved tensors into the model, on any device; nothing is copied unless everything fits.
 
     Args:
         model: with or without wrappers.
@@ -57,14 +57,14 @@ def restore_optimizer(
 ) -> None:
     """Restore the optimizer's saved state and groups, learning rates included, bit for bit.
 
-    Groups hold options, and what some optimizers count and estimate, from the start or since their first step. So all
-    that was saved is restored, except for options that were changed on purpose.
+    Groups hold options, but some optimizers also keep counts and estimates there. So everything that was saved is
+    restored, except for options that the user changed on purpose.
 
     Args:
         optimizer: over the same parameters in the same order and groups.
         saved: its state dict.
         names: `parameter_names` of this optimizer.
-        saved_names: the same when it was saved.
+        saved_names: `parameter_names` of the saved optimizer.
         changed: options that keep their current value; `_target_` among them means that the class has changed.
 
     Raises:
@@ -80,14 +80,14 @@ def restore_optimizer(
             f"the checkpoint doesn't fit the optimizer ({type(optimizer).__name__}): {'; '.join(problems)}. "
             "Resume with the optimizer that was saved, or start a new run from its weights with init_from"
         )
-    # the groups come with the state: torch puts a step's count on the device that the group's options demand
+    # pass the groups with the state: torch places the step count on the device that the group's options require
     optimizer.load_state_dict({**saved, "param_groups": [_group(old, new, changed) for old, new in groups]})
     _own_state(optimizer, saved)
 
 
 def _own_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     # Copied out of the mapping: the first step would copy it page by page, several times slower, and a mapped file
-    # takes space on the disk for as long as the run lasts, also after its checkpoint was removed.
+    # takes up disk space until the run ends, even after its checkpoint was removed.
     memory = HostMemory()
     of_parameters: set[object] = set()
     for old, new in zip(saved["param_groups"], optimizer.param_groups, strict=True):
@@ -133,7 +133,7 @@ def _shown(value: object) -> str:
 
 
 def _owned(loaded: Any, saved: Any, memory: HostMemory) -> Any:
-    """Return what the optimizer took from the file, in memory of its own and in the dtype that was saved."""
+    """Return the optimizer's loaded state, copied out of the file's mapping and in the dtype that was saved."""
     if isinstance(saved, Tensor):
         if loaded.device.type == "cpu":
             return memory.empty_like(saved).copy_(saved)

@@ -1,4 +1,4 @@
-"""Which checkpoints stay, and how the others are removed so that a crash leaves no half of one in sight."""
+"""Choose the checkpoints to keep, and remove the others so that a crash never leaves a partial checkpoint visible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpctrain.run.score import best_steps
 log = logging.getLogger("hpctrain.checkpoint")
 
 ALWAYS_KEPT = 2
-"""The newest intact checkpoints that stay, whatever the policy."""
+"""Number of newest intact checkpoints that every policy keeps."""
 
 _REMOVED = "removed-"
 _REPLACED = "replaced-"
@@ -31,12 +31,12 @@ _LEFTOVER = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """Which intact checkpoints stay.
+    """The intact checkpoints to keep.
 
     Attributes:
-        keep: the newest ones; the last two always do.
-        keep_every: those whose step is a multiple of it, for good; None keeps none by their step.
-        keep_best: those with the best scores.
+        keep: number of newest checkpoints to keep, at least two.
+        keep_every: keep checkpoints whose step is a multiple of this, for good; None for no such rule.
+        keep_best: number of checkpoints with the best scores to keep.
     """
 
     keep: int = ALWAYS_KEPT
@@ -63,12 +63,12 @@ class RetentionPolicy:
 
 
 class Retention:
-    """Removes the checkpoints of a run that the policy no longer keeps. Used by rank zero alone.
+    """Removes the checkpoints of a run that the policy no longer keeps. Only rank zero uses it.
 
     Args:
         directory: of the run.
         claim: of this attempt, checked before each removal.
-        policy: which ones stay.
+        policy: the checkpoints to keep.
     """
 
     def __init__(self, directory: RunDirectory, claim: Claim, policy: RetentionPolicy) -> None:
@@ -79,7 +79,7 @@ class Retention:
         self._lock = threading.Lock()
 
     def apply(self, intact: int) -> None:
-        """Remove what is no longer kept; a removal that the file system refuses is logged.
+        """Remove the checkpoints that the policy no longer keeps; a failed removal is logged.
 
         Args:
             intact: the step of a checkpoint that was just written or verified, and isn't read back again.
@@ -97,7 +97,7 @@ class Retention:
                 log.warning("old checkpoints can't be removed: %s", error)
 
     def _steps_to_remove(self, intact: int) -> list[int]:
-        """Return what may be removed, after those that stay in its place were read back, each once."""
+        """Return the steps to remove, after verifying the checkpoints that stay, each once."""
         self._damage.pop(intact, None)
         found = {info.step: info for info in list_checkpoints(self._directory, verify=False)}
         while True:
@@ -107,7 +107,7 @@ class Retention:
             damaged = [info for info in unverified if self._damage_of(info)]
             if not damaged:
                 return steps
-            # the policy decides again without them
+            # apply the policy again without the damaged ones
             for info in damaged:
                 problem = self._damage_of(info)
                 log.warning("%s is not intact (%s): an older one is kept instead", info.path, problem)
@@ -120,7 +120,7 @@ class Retention:
 
 
 def only_ours(path: Path) -> bool:
-    """Return whether the directory at ``path`` holds a checkpoint of hpctrain's, and no file that a user added."""
+    """Return whether the directory at ``path`` holds a checkpoint of hpctrain, and no file that a user added."""
     if path.is_symlink():
         return False
     try:
@@ -132,33 +132,33 @@ def only_ours(path: Path) -> bool:
 
 
 def remove_checkpoint(path: Path) -> bool:
-    """Remove a checkpoint of hpctrain's; it disappears in one rename.
+    """Remove a checkpoint that hpctrain wrote; it disappears in one rename.
 
     Returns:
         Whether it was removed; one that a user put a file into stays.
 
     Raises:
-        OSError: the file system refused; `remove_leftovers` removes the rest when the next attempt starts.
+        OSError: a file can't be removed; `remove_leftovers` removes the rest when the next attempt starts.
     """
     if not only_ours(path):
-        log.warning("%s is kept: it holds something that hpctrain did not write", path)
+        log.warning("keeping %s: it contains files that hpctrain did not write", path)
         return False
     _remove(path, path.name)
     return True
 
 
 def move_aside(path: Path) -> Path:
-    """Make way for a new checkpoint of the same step; `discard_replaced` or `remove_leftovers` completes it."""
+    """Move a checkpoint out of the way of a new one of the same step, for `discard_replaced` or `remove_leftovers`."""
     aside = temporary_name(path.with_name(_REPLACED + path.name))
     path.rename(aside)
     return aside
 
 
 def discard_replaced(aside: Path) -> None:
-    """Remove what `move_aside` returned; what hpctrain did not write is kept under another name, with a warning.
+    """Remove the checkpoint that `move_aside` moved; keep it under another name if it contains a user's files.
 
     Raises:
-        OSError: the file system refused.
+        OSError: a file can't be removed.
     """
     if only_ours(aside):
         name = _LEFTOVER.fullmatch(aside.name)
@@ -167,14 +167,14 @@ def discard_replaced(aside: Path) -> None:
         return
     kept = aside.with_name(aside.name.removeprefix(TEMPORARY_PREFIX))
     aside.rename(kept)
-    log.warning("%s was in the way of a new checkpoint, and holds what hpctrain did not write: now %s", aside, kept)
+    log.warning("%s was replaced by a new checkpoint, but contains a user's files: moved to %s", aside, kept)
 
 
 def remove_leftovers(directory: RunDirectory) -> list[str]:
-    """Complete what dead attempts left unfinished under temporary names; called by rank zero when an attempt starts.
+    """Clean up the temporary names of dead attempts; rank zero calls it when an attempt starts.
 
-    A checkpoint that made way for a new one which never came is put back. What can't be removed is logged and left.
-    Names that hpctrain doesn't use are not touched.
+    A checkpoint that was moved aside for a new one is put back if the new one was never published. A failed removal is
+    logged. Names that hpctrain doesn't use are not touched.
 
     Returns:
         The names that were removed or put back.
@@ -202,7 +202,7 @@ def remove_leftovers(directory: RunDirectory) -> list[str]:
 
 
 def _remove(path: Path, name: str) -> None:
-    # renamed first: what a crash leaves of it must not look like a checkpoint
+    # renamed first: after a crash, the rest must not look like a checkpoint
     condemned = temporary_name(path.with_name(_REMOVED + name))
     path.rename(condemned)
     fsync_directory(path.parent)

@@ -16,17 +16,16 @@ def rng_state(devices: Sequence[torch.device] | None = None) -> dict[str, Any]:
     """Return the states of torch's, NumPy's and Python's global generators, in types that ``weights_only=True`` allows.
 
     Args:
-        devices: CUDA devices of this rank, in order; None takes the current one where CUDA is in use.
+        devices: CUDA devices of this rank, in order; None takes the current one if CUDA is in use.
 
     Raises:
-        CheckpointError: NumPy's global generator was replaced by one of another kind.
+        CheckpointError: NumPy's global generator was replaced by one of a different kind.
     """
     version, words, gauss = random.getstate()
     found = np.random.get_state(legacy=False)
     if not isinstance(found, dict) or found["bit_generator"] != "MT19937":
         raise CheckpointError(
-            "NumPy's global generator is not an MT19937: its state can't be saved; "
-            "use a numpy.random.Generator of your own"
+            "NumPy's global generator is not an MT19937: its state can't be saved; use your own numpy.random.Generator"
         )
     return {
         "torch": torch.get_rng_state(),
@@ -42,11 +41,11 @@ def rng_state(devices: Sequence[torch.device] | None = None) -> dict[str, Any]:
 
 
 def restore_rng(state: Mapping[str, Any], devices: Sequence[torch.device] | None = None) -> None:
-    """Set the global generators to what `rng_state` returned; call it last: building models and loaders draws numbers.
+    """Set the global generators to a result of `rng_state`; call it last: building models and loaders draws numbers.
 
     Args:
         state: of this rank.
-        devices: as for `rng_state`; where there are more devices or more states, the rest is left alone.
+        devices: as for `rng_state`; surplus devices or states are ignored.
     """
     torch.set_rng_state(state["torch"])
     for device, found in zip(_in_use(devices), state["cuda"], strict=False):

@@ -1,4 +1,4 @@
-"""Save in the background: the copy is taken between two steps, and written while the next steps run."""
+"""Save in the background: copy the state between two steps, and write the copy while the next steps run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hpctrain.run.ledger import Claim
 log = logging.getLogger("hpctrain.checkpoint")
 
 WRITER_NICENESS = 10
-"""Of the writing thread, so that training gets the cores first (setpriority(2), per thread on Linux)."""
+"""Niceness of the writing thread, so that training gets the cores first (setpriority(2), per thread on Linux)."""
 MEMORY_MARGIN = 1.1
 """Free memory that a copy requires, as a multiple of its size."""
 LOGGED_FROM_BYTES = 100_000_000
@@ -38,24 +38,24 @@ class Source(Protocol):
         ...
 
     def capture(self, into: Snapshot | None, *, copied: bool) -> Snapshot:
-        """Return what a checkpoint holds: copied, into an earlier snapshot's buffers if given; or where it is."""
+        """Return the contents of a checkpoint: copied, into an earlier snapshot's buffers if given; or in place."""
         ...
 
 
 class CheckpointSaver:
-    """Saves on rank zero, in the background or not; one save is in flight at most.
+    """Saves on rank zero, in the background or not; at most one save is in flight.
 
     In the background, the copy goes into buffers that are kept from save to save, so that it runs at the speed of
-    memory. They take as much host memory as weights, averages and optimizer together. Before the first copy, that is
-    logged and compared with what is free; where it doesn't fit, training waits for each save instead.
+    memory. They take as much host memory as weights, averages and optimizer together. Before the first copy, this
+    amount is logged and compared with the available memory; if it doesn't fit, training waits for each save instead.
 
     Args:
         directory: of the run.
         claim: of this attempt.
         policy: conf/checkpoint.
-        stop: asks all ranks to stop for a failed write that no caller waits for.
+        stop: requests a stop of all ranks if a write fails that no caller waits for.
         clock: monotonic seconds.
-        free_bytes: memory that this process may still take; None: unknown.
+        free_bytes: returns the memory that this process may still take; None if unknown.
 
     Attributes:
         stall_s: seconds for which training waited for the last save.
@@ -93,7 +93,7 @@ class CheckpointSaver:
 
     @property
     def takes_s(self) -> float:
-        """Seconds until a save that began now would be durable, by the longest so far, after the one in flight."""
+        """Estimate the seconds until a save that began now would be durable, from the longest one so far."""
         if not self.busy:
             return self._longest_s
         spent_s = self._clock() - self._began_at
@@ -105,8 +105,8 @@ class CheckpointSaver:
 
         Args:
             source: between two steps.
-            wait: return only when it is published, or raise its error.
-            retain: False leaves older checkpoints for later, for when the time left is short.
+            wait: return only when the checkpoint is published, or raise its error.
+            retain: whether to remove older checkpoints now; False saves time at the end of an attempt.
 
         Raises:
             CheckpointError: the copy, or the write that was waited for, failed; also that of an earlier save.
@@ -132,7 +132,7 @@ class CheckpointSaver:
         """Wait for the write in flight.
 
         Raises:
-            CheckpointError: it failed, and checkpoint.on_error doesn't tolerate that.
+            CheckpointError: the write failed, and checkpoint.on_error doesn't tolerate that.
             SupersededError: a later attempt owns the run.
         """
         if self._thread is not None:
@@ -146,7 +146,7 @@ class CheckpointSaver:
     def finish_within(self, seconds: float) -> None:
         """Wait for the write in flight, but no longer than ``seconds``; `finish` raises its error."""
         if self._thread is not None and self.busy:
-            log.warning("a checkpoint is being written: waiting for it up to %.0f s more", seconds)
+            log.warning("a checkpoint is being written: waiting up to %.0f s for it", seconds)
             self._thread.join(seconds)
 
     def retain_in_background(self, intact: int) -> None:
@@ -174,7 +174,7 @@ class CheckpointSaver:
     def _write(self, snapshot: Snapshot, retain: bool) -> None:
         try:
             path = self._writer.write(snapshot)
-            # before any older one is removed: only reading it back shows what the disk made of the bytes
+            # before any older one is removed: only reading the checkpoint back shows whether the disk kept the bytes
             if self._policy.verify == "after_save":
                 check(path)
         finally:
@@ -203,13 +203,13 @@ class CheckpointSaver:
 
 
 def _yield_to_training() -> None:
-    # a job that is nicer already stays so: a lower niceness takes a privilege
+    # a process with a higher niceness keeps it: lowering it requires a privilege
     niceness = max(WRITER_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 def check(path: Path) -> None:
-    """Read a checkpoint back.
+    """Verify a new checkpoint by reading it back.
 
     Raises:
         CheckpointDamagedError: the disk returns other bytes than were written.

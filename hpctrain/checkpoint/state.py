@@ -1,4 +1,4 @@
-"""What a checkpoint holds: a copy of the state in host memory, under plain names, and the digest of its weights."""
+"""The contents of a checkpoint: a copy of the state in host memory, under plain names, and the weights' digest."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hpctrain.run.score import Score
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything that decides the future of a run, copied to host memory between two steps.
+    """All state that determines the rest of a run, copied to host memory between two steps.
 
     Attributes:
         model: plain name -> tensor, tied weights still tied; extra state of modules as the modules returned it.
         optimizer: its state dict.
-        state: the fields of `Head`, ``scaler``, ``parameters`` (names of what the optimizer trains, by its groups),
+        state: the fields of `Head`, ``scaler``, ``parameters`` (names of the optimizer's parameters, by group),
             ``rng``, ``extra``.
     """
 
@@ -40,7 +40,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """Where the run is: what a reader of a checkpoint needs first.
+    """The position of the run: the fields that a reader of a checkpoint needs first.
 
     Attributes:
         step: completed steps.
@@ -103,18 +103,18 @@ def capture(
     into: Snapshot | None = None,
     copied: bool = True,
 ) -> Snapshot:
-    """Copy what a checkpoint holds, and return when training may continue; not collective.
+    """Copy the contents of a checkpoint, and return when training may continue; not collective.
 
     Args:
         model: with or without wrappers; its names are saved plain.
         optimizer: between two steps.
         scaler: of fp16; None or a disabled one is saved as None.
-        extra: whatever else decides the future: tensors, numbers, strings, dicts, lists, tuples.
-        head: where the run is.
-        rng: `rng_state` of every rank, in their order.
+        extra: all other state that determines the rest of the run: tensors, numbers, strings, dicts, lists, tuples.
+        head: the position of the run.
+        rng: `rng_state` of every rank, in rank order.
         into: an earlier snapshot that is no longer in use: its buffers are overwritten, which makes the copy several
             times faster than into fresh memory.
-        copied: False leaves tensors in host memory where they are: training must wait until they are written.
+        copied: whether to copy tensors in host memory; if not, training must wait until they are written.
 
     Raises:
         CheckpointError: a value can't be stored in a checkpoint; the message names its place.
@@ -154,7 +154,7 @@ def weights_digest(state: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of named tensors in hexadecimal; the same on every machine, device and world size.
 
     For each name in sorted order: the name in UTF-8, NUL, the dtype ("float32"), NUL, the sizes joined by commas, NUL,
-    the elements in row-major order as little-endian bytes. What isn't a tensor (a module's extra state) is skipped.
+    the elements in row-major order as little-endian bytes. Other values (a module's extra state) are skipped.
 
     Args:
         state: plain name -> tensor of any dense dtype, on any device.

@@ -28,7 +28,7 @@ log = logging.getLogger("hpctrain.checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Which names of the model and of the source match.
+    """The names of the model and of the source, compared.
 
     Attributes:
         taken: names whose weights are copied.
@@ -54,7 +54,7 @@ class Matched:
         )
 
     def differences(self) -> list[str]:
-        """Describe what isn't taken, one phrase per kind."""
+        """Describe the names that aren't taken, one phrase per kind."""
         kinds = {
             "only in the model": self.only_here,
             "only in the source": self.only_there,
@@ -64,15 +64,15 @@ class Matched:
 
 
 def warm_start(model: nn.Module, source: Path, *, match: str = "*", strict: bool = True) -> Matched:
-    """Copy weights and buffers by name; not collective: rank zero does it, and DDP sends them to the others.
+    """Copy weights and buffers by name; not collective: rank zero copies, and DDP sends the result to the others.
 
-    Extra state of modules is copied only where it is a tensor.
+    Extra state of modules is copied only if it is a tensor.
 
     Args:
-        model: outside of DDP, or its names are taken as if it were.
+        model: with or without DDP's wrapper; its names are used without it.
         source: a run directory, a checkpoint's directory, or a file of named tensors.
         match: a pattern with * and ? that selects names.
-        strict: every selected name must be in both, in the same shape.
+        strict: whether every selected name must be in both, with the same shape.
 
     Raises:
         CheckpointError: nothing matches, the source can't be read, or ``strict`` is violated; the names are listed.
@@ -98,10 +98,10 @@ def warm_start(model: nn.Module, source: Path, *, match: str = "*", strict: bool
 
 
 def read_weights(source: Path) -> Mapping[str, Any]:
-    """Read named tensors into host memory; names of extra state hold whatever the modules returned.
+    """Read named tensors into host memory; values of extra state may be of any type.
 
     Raises:
-        CheckpointError: they can't be read.
+        CheckpointError: the weights can't be read.
     """
     if source.is_dir():
         return load(_checkpoint_in(source)).model

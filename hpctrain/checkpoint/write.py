@@ -1,4 +1,4 @@
-"""Write a snapshot to disk, so that its checkpoint is complete or absent whenever the process dies."""
+"""Write a snapshot to disk, so that its checkpoint is complete or absent at any time, even if the process dies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = logging.getLogger("hpctrain.checkpoint")
 
 
 class CheckpointWriter:
-    """Writes snapshots of one run, each complete or absent. Used by rank zero alone.
+    """Writes snapshots of one run, each complete or absent. Only rank zero uses it.
 
     Args:
         directory: of the run.
@@ -63,7 +63,7 @@ class CheckpointWriter:
 
         Raises:
             SupersededError: a later attempt owns the run; nothing was published.
-            CheckpointError: the file system refused; earlier checkpoints are as they were.
+            CheckpointError: a file can't be written; earlier checkpoints are unchanged.
         """
         final = self._directory.checkpoint(snapshot.step)
         temporary = temporary_name(final)
@@ -76,13 +76,13 @@ class CheckpointWriter:
             self._publish(temporary, final)
         except (OSError, CheckpointError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            # a later attempt removes this attempt's temporary directory: then it is superseded, and the disk is fine
+            # a later attempt removes this attempt's temporary directory: this one is superseded then, and the disk is fine
             with suppress(OSError):
                 self._claim.require_ownership()
             reason = (error.strerror if isinstance(error, OSError) else None) or error
             raise CheckpointError(
                 f"the checkpoint of step {snapshot.step} can't be written to {final}: {reason}; earlier checkpoints "
-                "are as they were; check that the file system has space and is writable"
+                "are unchanged; check that the file system has space and is writable"
             ) from error
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -103,7 +103,7 @@ class CheckpointWriter:
         with ThreadPoolExecutor(len(parts) + 2) as threads, _without_crc32():
             digest = threads.submit(weights_digest, snapshot.model)
             files = {
-                # torch keeps the option per context, older versions per process: a copied context suits both
+                # torch keeps the option per context, older versions per process: a copied context works for both
                 name: threads.submit(copy_context().run, _write_part, path / name, part)
                 for name, part in parts.items()
             }
@@ -159,7 +159,7 @@ def _write_safetensors(path: Path, model: Mapping[str, Tensor]) -> dict[str, Any
     for name, value in model.items():
         # extra state of a module has no place in the format
         if isinstance(value, Tensor):
-            # the package refuses tied weights: each of their names gets a copy
+            # the package rejects tied weights: each of their names gets a copy
             tensors[name] = (
                 value.clone(memory_format=torch.contiguous_format)
                 if value.data_ptr() in written

@@ -1,1 +1,1 @@
-"""The run directory: where everything about a run lives, and the ledger of its attempts."""
+"""The run directory, which holds all files of a run, and the ledger of its attempts."""

@@ -1,4 +1,4 @@
-"""What holds a run back: one finding per attempt, kept with the attempt's exit records."""
+"""The bottleneck of a run: one finding per attempt, kept with the attempt's exit records."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ FILE_NAME = "verdict.json"
 STEP_PARTS = ("data", "forward", "backward", "gradient_sync", "optimizer")
 """Parts of a step, in their order."""
 PARTS = (*STEP_PARTS, "between_steps", "evaluation", "saving")
-"""What the time after an attempt's first step is spent on; together all of it."""
+"""Categories of the time after an attempt's first step; together they cover all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bottleneck:
-    """What holds a run back, as measured up to a step of one attempt. The fields are those of `verdict.json`.
+    """The bottleneck of an attempt, as measured up to a step. The fields are those of `verdict.json`.
 
     Attributes:
-        text: one line: what takes the time, and the key to change.
+        text: one line: the cause, and the key to change.
         also: further findings, one line each.
         step: completed steps.
-        steps_timed: how many of them were timed part by part, on rank zero.
+        steps_timed: number of steps that rank zero timed part by part.
         shares: of the time since the attempt's first step, by `PARTS`; the mean over the ranks.
         slowest_rank: the rank that computes longest before the gradient sync; None in a world of one.
         slowest_host: its machine.
         slowest_ratio: its time before the gradient sync over the median of the others'.
         samples_per_s_per_device: over the attempt, without evaluation and saving; None before there is any.
-        flops_per_sample: forward and backward; None where it wasn't counted.
-        mfu: model FLOPs utilisation, achieved over peak FLOP/s (Chowdhery et al., PaLM, 2022, appendix B); None where
+        flops_per_sample: forward and backward; None if they weren't counted.
+        mfu: model FLOPs utilisation, achieved over peak FLOP/s (Chowdhery et al., PaLM, 2022, appendix B); None if
             either isn't known.
         memory_peak_bytes: the largest peak of any rank.
     """
@@ -61,7 +61,7 @@ class Bottleneck:
 
 
 def read_bottleneck(claim: Path) -> Bottleneck | None:
-    """Read what an attempt found; None where the file is missing or unreadable."""
+    """Read the bottleneck of an attempt; None if the file is missing or unreadable."""
     try:
         record = read_json(claim / FILE_NAME)
     except (OSError, RunDirectoryError):
@@ -79,7 +79,7 @@ def read_bottleneck(claim: Path) -> Bottleneck | None:
 
 
 def last_bottleneck(directory: RunDirectory) -> Bottleneck | None:
-    """Read what the newest attempt found of those that found anything."""
+    """Read the newest bottleneck that any attempt recorded."""
     try:
         names = sorted((entry.name for entry in directory.claims.iterdir() if entry.name.isdecimal()), key=int)
     except OSError:

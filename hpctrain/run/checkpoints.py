@@ -41,7 +41,7 @@ _FIELDS: Mapping[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInfo:
-    """One published checkpoint; what only its manifest records is None where that can't be read.
+    """One published checkpoint; fields that only its manifest records are None if that can't be read.
 
     Attributes:
         step: completed steps, from the directory's name.
@@ -53,8 +53,8 @@ class CheckpointInfo:
         world_size: of the attempt that wrote it.
         weights_digest: SHA-256 over the model's named tensors.
         time: when it was written, epoch seconds.
-        config_digest: of the configuration that it was written under.
-        score: of the evaluation of its step; None where there was none.
+        config_digest: of the configuration under which it was written.
+        score: of the evaluation of its step; None without one.
     """
 
     step: int
@@ -80,7 +80,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
     Raises:
         CheckpointDamagedError: it is missing, damaged, or of a format that this version can't read; the message
-            names the problem alone.
+            contains only the problem.
     """
     file = path / MANIFEST
     try:
@@ -97,7 +97,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     # the second comparison finds a flipped bit in the white space, which parses as the same record
     if checksum != _record_checksum(record) or data != encode_manifest(record):
         raise CheckpointDamagedError(f"{MANIFEST} doesn't match its own checksum")
-    # before the fields: another version may have other ones
+    # before the fields: another version may have different ones
     version = record.get("format_version")
     if version != FORMAT_VERSION or record.get("algorithm") != ALGORITHM:
         raise CheckpointDamagedError(
@@ -122,19 +122,19 @@ def file_checksum(path: Path) -> str:
 
 
 def find_damage(path: Path) -> str:
-    """Read the whole checkpoint at ``path``, compare it with its manifest, and describe what differs.
+    """Read the whole checkpoint at ``path``, compare it with its manifest, and describe the first problem.
 
     Args:
         path: its directory.
 
     Returns:
-        The problem, in words; empty if the checkpoint is intact.
+        The problem; empty if the checkpoint is intact.
     """
     try:
         files = read_manifest(path)["files"]
     except CheckpointDamagedError as error:
         return str(error)
-    # sizes first: a file that was cut off needn't be read
+    # sizes first: a truncated file need not be read
     return _wrong_sizes(path, files) or _wrong_checksums(path, files)
 
 
@@ -143,7 +143,7 @@ def list_checkpoints(directory: RunDirectory, *, verify: bool = True) -> list[Ch
 
     Args:
         directory: of the run.
-        verify: read every byte and compare checksums; False compares names and sizes alone.
+        verify: read every byte and compare checksums; False compares only names and sizes.
     """
     found = [_describe(directory.checkpoint(step), step, verify=verify) for step in directory.checkpoint_steps()]
     return [info for info in found if info.intact or _still_there(info)]
@@ -152,7 +152,7 @@ def list_checkpoints(directory: RunDirectory, *, verify: bool = True) -> list[Ch
 def newest_intact(directory: RunDirectory) -> tuple[CheckpointInfo | None, list[CheckpointInfo]]:
     """Return the newest intact checkpoint of a run, and the newer ones that are not intact, newest first.
 
-    Older ones are not read. The first is None where no checkpoint is intact.
+    Older ones are not read. The first is None if no checkpoint is intact.
     """
     damaged: list[CheckpointInfo] = []
     for step in reversed(directory.checkpoint_steps()):

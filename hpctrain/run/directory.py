@@ -1,4 +1,4 @@
-"""The run directory: the only place that spells its paths."""
+"""The run directory: the only module that defines its paths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEP_DIGITS = 8
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Paths of one run; holds no open files and reads nothing by itself.
+    """The paths of one run; it holds no open files.
 
     Args:
         path: the directory, absolute.
@@ -38,7 +38,7 @@ class RunDirectory:
         """
         directory = cls.at(path)
         if not directory.config.is_file():
-            found = "it has no config.yaml" if directory.path.is_dir() else "there is no such directory"
+            found = "it has no config.yaml" if directory.path.is_dir() else "no such directory"
             raise RunDirectoryError(
                 f"{path} is not a run directory: {found}; `python -m hpctrain status` lists the runs under runs/"
             )
@@ -107,7 +107,7 @@ class RunDirectory:
         return self.logs / f"rank_{rank}.log"
 
     def sample_log(self, rank: int) -> Path:
-        """The samples of one rank, step by step, where `logger.samples` is set."""
+        """The samples of one rank, step by step, if `logger.samples` is set."""
         return self.logs / f"samples_{rank}.jsonl"
 
     def trace(self, rank: int) -> Path:
@@ -124,7 +124,7 @@ class RunDirectory:
 
     def checkpoint_steps(self) -> list[int]:
         """Steps of the published checkpoints, oldest first, whether they are intact or not."""
-        # more digits than STEP_DIGITS as well: a step beyond 99,999,999 makes a longer name
+        # names may have more digits than STEP_DIGITS: a step beyond 99,999,999 makes a longer name
         pattern = re.compile(rf"step_(\d{{{STEP_DIGITS},}})")
         if not self.checkpoints.is_dir():
             return []
@@ -140,7 +140,7 @@ class RunDirectory:
         """Create the directory and the folders in it; parents follow the umask, the run itself gets ``mode``.
 
         Raises:
-            RunDirectoryError: it can't be created there.
+            RunDirectoryError: the directory can't be created.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)

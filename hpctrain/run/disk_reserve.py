@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 def reserve(claim: Path) -> None:
-    """Reserve the space; on a disk that is full already, do nothing."""
+    """Reserve the space; do nothing if the disk is full already."""
     with contextlib.suppress(OSError):
         # random, since some file systems store no zeros
         (claim / FILE_NAME).write_bytes(os.urandom(BYTES))

@@ -1,4 +1,4 @@
-"""What each rank leaves when it ends: an exit code that passed through a launcher can't be trusted."""
+"""The record that each rank writes when it ends, since an exit code that passed through a launcher is unreliable."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class ExitRecord:
         step: the last step that it completed.
         message: one line: the error, or empty.
         traceback: the formatted traceback, or empty.
-        blames_peer: the error only reports that another rank went away; look for the cause elsewhere first.
-        stop_signal: number of the signal that had asked it to stop; None where none had. SLURM without cgroups sends
-            those to all processes of a rank, so one that a child process died of looks like an error of the task's.
+        blames_peer: whether the error only shows that another rank was lost, so that the cause is probably there.
+        stop_signal: number of the signal that had asked it to stop; None without one. SLURM without cgroups signals all
+            processes of a rank, and the death of a child process then looks like an error of the task.
         time: epoch seconds.
     """
 
@@ -41,10 +41,10 @@ class ExitRecord:
     time: float = 0.0
 
     def write(self, claim: Path) -> None:
-        """Leave the record in the attempt's claim.
+        """Write the record into the attempt's claim.
 
         Raises:
-            OSError: the file system refuses, and not because it is full.
+            OSError: the record can't be written, even with the reserved disk space.
         """
         write_with_reserve(claim, lambda: write_json(claim / f"rank_{self.rank}.json", asdict(self)))
 
@@ -65,7 +65,7 @@ def read_exit_records(claim: Path) -> dict[int, ExitRecord]:
 def first_cause(records: Mapping[int, ExitRecord]) -> ExitRecord | None:
     """The record that explains a failure: the earliest that doesn't blame a peer, else the earliest.
 
-    Where all blame a peer, a rank that hangs comes before those that lost it when it ended itself. None where no rank
+    If all blame a peer, a rank that hangs precedes those that lost it when its watchdog ended it. None if no rank
     recorded a failure.
     """
     wrong = [record for record in records.values() if not record.reason.meaning.orderly]

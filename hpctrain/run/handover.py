@@ -1,4 +1,4 @@
-"""What a launcher hands to the ranks that it starts, through their environment."""
+"""The data that a launcher passes to the ranks that it starts, through their environment."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ PREFIX = "HPCTRAIN_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
-    """What a rank knows from its launcher; empty for a rank that was started by hand, with srun or torchrun.
+    """The data that a rank receives from its launcher; empty for a rank started by hand, with srun or torchrun.
 
     Attributes:
-        attempt: already claimed by the launcher, which also records its end; None: rank zero does both.
-        logged: standard output already goes into the rank's log in the run directory.
-        token: by which this attempt's ranks recognise each other when they meet.
+        attempt: claimed by the launcher, which also records its end; None if rank zero has to do both.
+        logged: whether standard output already goes into the rank's log in the run directory.
+        token: identifies the ranks of this attempt to each other when they meet.
         parent: the process id of a launcher on the same machine, whose ranks must not outlive it.
     """
 
@@ -26,7 +26,7 @@ class Handover:
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> Handover:
-        """Read what the launcher set, if there was one."""
+        """Read the variables that the launcher set, if there was one."""
         attempt, parent = variables.get(f"{PREFIX}ATTEMPT"), variables.get(f"{PREFIX}PARENT")
         return cls(
             attempt=int(attempt) if attempt else None,
@@ -36,6 +36,6 @@ class Handover:
         )
 
     def variables(self) -> dict[str, str]:
-        """The environment variables that pass this on."""
+        """The environment variables that pass this to a rank."""
         found = {"ATTEMPT": self.attempt, "LOGGED": int(self.logged), "TOKEN": self.token, "PARENT": self.parent}
         return {f"{PREFIX}{name}": str(value) for name, value in found.items() if value}

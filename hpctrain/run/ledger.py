@@ -16,7 +16,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.run.times import read_times
 
 BETWEEN_MARK_AND_RECORD_S = 5.0
-"""Seconds that a busy machine may take from the marker of an end, which decides whose record counts, to the record."""
+"""Seconds that a busy machine may take between an end's marker, which decides which record counts, and the record."""
 
 
 _FIELDS = {
@@ -29,12 +29,12 @@ _FIELDS = {
     },
     "end": {"reason": "reason", "detail": "detail", "step": "end_step", "time": "end_time"},
 }
-"""The fields of an `Attempt` that are read from each event of the ledger, by their names there; the rest is `extra`."""
+"""For each event of the ledger, the fields of `Attempt` by their names in the event; all others go into `extra`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One attempt as the ledger has it; times are epoch seconds, None where they were never written."""
+    """One attempt as recorded in the ledger; times are epoch seconds, None if not recorded."""
 
     attempt: int
     job_id: str | None = None
@@ -50,7 +50,7 @@ class Attempt:
 
     @property
     def open(self) -> bool:
-        """No end was recorded: it is running, or was killed."""
+        """Whether no end was recorded: the attempt is running, or was killed."""
         return self.reason is None
 
 
@@ -66,7 +66,7 @@ class Ledger:
     clock: Callable[[], float] = time.time
 
     def attempts(self) -> list[Attempt]:
-        """All attempts, oldest first; of several ends of an attempt the first counts."""
+        """All attempts, oldest first; if an attempt has several ends, the first counts."""
         found: dict[int, dict[str, Any]] = {}
         for record in read_json_lines(self.directory.attempts):
             number = record.get("attempt")
@@ -88,7 +88,7 @@ class Ledger:
         return [Attempt(attempt=number, **fields) for number, fields in sorted(found.items())]
 
     def attempt(self, number: int) -> Attempt:
-        """What is recorded of one attempt so far."""
+        """The records of one attempt so far."""
         return next((entry for entry in self.attempts() if entry.attempt == number), Attempt(attempt=number))
 
     def last_claim(self) -> int:
@@ -130,7 +130,7 @@ class Ledger:
             try:
                 fsync_directory(self.directory.claims)
             except OSError:
-                # it would count as an attempt that was killed
+                # without this, it would count as an attempt that was killed
                 with contextlib.suppress(OSError):
                     claim.rmdir()
                 raise
@@ -141,7 +141,7 @@ class Ledger:
         return not self.directory.claim(attempt + 1).exists()
 
     def require_ownership(self, attempt: int) -> None:
-        """Stop a superseded attempt before it writes.
+        """Raise if the attempt is superseded, before it writes.
 
         Raises:
             SupersededError: a later attempt owns the run.
@@ -172,13 +172,13 @@ class Ledger:
         )
 
     def end(self, attempt: int, *, reason: Reason, step: int, detail: str = "", **extra: object) -> bool:
-        """Record why an attempt ended, with the times that it left; the first record counts.
+        """Record why an attempt ended, with its recorded times; the first record counts.
 
         Returns:
             Whether this call wrote the record.
 
         Raises:
-            OSError: the file system refuses, and not because it is full.
+            OSError: the record can't be written, even with the reserved disk space.
         """
         claim = self.directory.claim(attempt)
         record = {"event": "end", "attempt": attempt, "reason": reason.value, "step": step, "time": self.clock()}
@@ -194,12 +194,12 @@ class Ledger:
         except FileExistsError:
             if self._is_closed_soon(attempt):
                 return False
-            # the process that made the marker was killed, or met a full disk, before it wrote the record
+            # the process that made the marker was killed, or the disk was full, before it wrote the record
         append_json_line(self.directory.attempts, record, durable=True)
         return True
 
     def _is_closed_soon(self, attempt: int) -> bool:
-        """Whether the record is there, or appears soon: another process may be about to write it."""
+        """Wait for the record, which another process may be about to write; return whether it exists."""
         deadline = time.monotonic() + BETWEEN_MARK_AND_RECORD_S
         while not any(known.attempt == attempt and not known.open for known in self.attempts()):
             if time.monotonic() > deadline:
@@ -221,7 +221,7 @@ class Claim:
     attempt: int
 
     def require_ownership(self) -> None:
-        """Stop the attempt if it was superseded.
+        """Raise if the attempt is superseded.
 
         Raises:
             SupersededError: a later attempt owns the run.
@@ -230,7 +230,7 @@ class Claim:
 
 
 def _reason(record: dict[str, Any]) -> tuple[Reason, str]:
-    """Reason and detail of an end; a reason of a later hpctrain's counts as interrupted."""
+    """Reason and detail of an end; a reason unknown to this version of hpctrain counts as interrupted."""
     reason, detail = record.get("reason"), str(record.get("detail", ""))
     try:
         return Reason(str(reason)), detail

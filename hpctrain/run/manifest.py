@@ -25,8 +25,8 @@ def manifest(command: Sequence[str], folder: Path) -> dict[str, Any]:
     """The content of ``manifest.json``.
 
     Args:
-        command: the words that were typed.
-        folder: where they were typed; the manifest describes its git repository.
+        command: the command line as typed.
+        folder: the directory in which it was typed; the manifest describes its git repository.
     """
     return {
         "command": shlex.join(command),

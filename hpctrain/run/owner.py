@@ -13,7 +13,7 @@ from hpctrain.run.process import process_start
 
 FILE_NAME = "owner.json"
 CLOCK_SLACK_S = 5.0
-"""The clocks of a file server and of this machine may differ by this much."""
+"""Seconds by which the clocks of a file server and of this machine may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Owner:
 
     @classmethod
     def read(cls, claim: Path) -> Owner | None:
-        """The owner of an attempt; None where it wasn't launched locally or the record can't be read."""
+        """The owner of an attempt; None if it wasn't launched locally or the record can't be read."""
         path = claim / FILE_NAME
         try:
             record = read_json(path)
@@ -47,21 +47,21 @@ class Owner:
 
     @property
     def is_here(self) -> bool:
-        """Whether it belongs to this machine."""
+        """Whether the process runs on this machine."""
         return self.host == socket.gethostname()
 
     @property
     def alive(self) -> bool | None:
-        """Whether the process still runs; None where it runs on another machine."""
+        """Whether the process still runs; None if it runs on another machine."""
         if not self.is_here:
             return None
         start = process_start(self.pid)
-        # a process that started after the record was written is another one that got the same number
+        # a process that started after the record was written is a different one with the same id
         return start is not None and start <= self.written + CLOCK_SLACK_S
 
     @property
     def command(self) -> str:
-        """The command line of the process; empty where it has ended or belongs to another user."""
+        """The command line of the process; empty if it has ended or belongs to another user."""
         try:
             return Path(f"/proc/{self.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         except OSError:

@@ -1,4 +1,4 @@
-"""Processes of this machine: their age, the signals and the environment that a new one inherits."""
+"""Processes of this machine: their age, and the signals and environment that a new one inherits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def process_start(pid: int) -> float | None:
-    """Epoch seconds at which a process began, from proc(5); None where there is no such process, or only its zombie."""
+    """Epoch seconds at which a process began, from proc(5); None if it doesn't exist, or is a zombie."""
     try:
         fields = _stat_fields(pid)
         boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
@@ -23,7 +23,7 @@ def process_start(pid: int) -> float | None:
 
 
 def process_age_s() -> float:
-    """Seconds since this process began, from proc(5), to a hundredth; 0 where there is no proc."""
+    """Seconds since this process began, from proc(5), to a hundredth; 0 without procfs."""
     try:
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - _start_s(_stat_fields(os.getpid())))
     except OSError:
@@ -42,7 +42,7 @@ def _start_s(fields: list[str]) -> float:
 
 @contextmanager
 def signals_blocked(numbers: Iterable[signal.Signals]) -> Iterator[None]:
-    """Inside, these signals stay pending; a process started here inherits that, until it unblocks them."""
+    """Inside the context, these signals stay pending, also in a process that is started there."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
@@ -52,9 +52,9 @@ def signals_blocked(numbers: Iterable[signal.Signals]) -> Iterator[None]:
 
 @contextmanager
 def environ_replaced(variables: Mapping[str, str]) -> Iterator[None]:
-    """Inside, `os.environ` holds exactly these variables."""
+    """Inside the context, `os.environ` holds exactly these variables."""
     before = dict(os.environ)
-    # in this order, no variable that stays is ever missing, to a thread that reads it meanwhile
+    # in this order, a thread that reads the environment meanwhile never misses a variable that stays
     os.environ.update(variables)
     for name in before.keys() - variables.keys():
         os.environ.pop(name, None)

@@ -1,4 +1,4 @@
-"""Why an attempt ended, and what each reason means wherever it is asked."""
+"""The reasons for which an attempt ends, and the meaning of each one for every other module."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class Reason(StrEnum):
 
     @property
     def meaning(self) -> Meaning:
-        """What follows from the reason."""
+        """The consequences of the reason."""
         return MEANINGS[self]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
-    """What a reason means.
+    """The consequences of a reason.
 
     Attributes:
         exit_code: of a rank, a batch script or a waiting command.
         orderly: the ranks stopped together and saved first, so no steps are lost.
-        by_slurm: SLURM is ending the job, and kills the batch script before long.
-        machine_failure: the machine is to blame, as far as is known.
+        by_slurm: SLURM is ending the job, and kills the batch script soon.
+        machine_failure: the machine is probably the cause.
         may_stall: an attempt that ended for it and saved no step counts towards `cluster.requeue.max_stalled_attempts`.
-        budget: the key under `cluster.requeue` that bounds how often the run survives it; None where nothing does.
+        budget: the key under `cluster.requeue` that bounds how often the run survives it; None for no bound.
             Reasons with the same key share one budget.
-        why_final: why the run ends with it; empty where the run may be requeued.
+        why_final: why the run ends with it; empty if the run may be requeued.
     """
 
     exit_code: ExitCode = ExitCode.FAILED
@@ -54,17 +54,17 @@ class Meaning:
 
     @property
     def resumable(self) -> bool:
-        """Whether a run that nothing continues is interrupted; otherwise it is completed, failed or cancelled."""
+        """Whether a run that ended for it is interrupted, and not completed, failed or cancelled."""
         return self.exit_code is ExitCode.INTERRUPTED
 
     @property
     def requeued(self) -> bool:
-        """Whether the run may continue by itself."""
+        """Whether the run may continue without its user."""
         return not self.why_final
 
     @property
     def final(self) -> bool:
-        """Whether the run is over: nothing continues it, and only its user can make it longer or try again."""
+        """Whether the run is over: only its user can extend it or try again."""
         return not self.requeued and not self.resumable
 
 
@@ -76,7 +76,7 @@ MEANINGS = {
         exit_code=ExitCode.INTERRUPTED, orderly=True, by_slurm=True, may_stall=False, budget="max_preemptions"
     ),
     Reason.TIME_LIMIT: Meaning(exit_code=ExitCode.INTERRUPTED, orderly=True, by_slurm=True, budget="max_time_limits"),
-    # SLURM requeues the job by itself, so there is no budget to spend
+    # SLURM itself requeues the job, so no budget is needed
     Reason.NODE_FAILURE: Meaning(exit_code=ExitCode.INTERRUPTED, by_slurm=True, may_stall=False),
     Reason.INFRASTRUCTURE: _MACHINE_FAILURE,
     Reason.HANG: _MACHINE_FAILURE,

@@ -30,7 +30,7 @@ class Score:
 
     @property
     def loss(self) -> float:
-        """The value, with the sign changed where larger values are better."""
+        """The value; negated if larger values are better."""
         return self.value if self.mode == "min" else -self.value
 
     def record(self) -> dict[str, Any]:
@@ -39,7 +39,7 @@ class Score:
 
 
 def score_of(record: object) -> Score | None:
-    """Return the score in a manifest; None where there is none."""
+    """Return the score in a manifest; None without one."""
     if not isinstance(record, dict) or record.keys() != {"name", "mode", "value"}:
         return None
     name, mode, value = record["name"], record["mode"], record["value"]
@@ -49,11 +49,11 @@ def score_of(record: object) -> Score | None:
 
 
 def best_steps(scores: Mapping[int, Score | None], count: int) -> list[int]:
-    """Return the steps with the best scores, best first; of equal ones the earlier.
+    """Return the steps with the best scores, best first; ties go to the earlier step.
 
     Args:
-        scores: by step. Only those of the newest one's metric count: the metric of a run may have been changed.
-        count: the most to return.
+        scores: by step. Only scores of the newest score's metric count: the user may have changed the run's metric.
+        count: maximum number of steps to return.
     """
     known = {step: score for step, score in scores.items() if score is not None}
     if not known:

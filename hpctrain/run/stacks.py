@@ -1,4 +1,4 @@
-"""Stacks on request: a command leaves a request in the attempt's claim, and the ranks answer in the run's logs.
+"""Stacks on request: a command writes a request into the attempt's claim, and the ranks answer in the run's logs.
 
 This needs a file system that all sides share, but neither a signal nor a connection to the nodes.
 """
@@ -35,10 +35,10 @@ def request_stacks(request: Path) -> str:
 
 
 class StacksRequests:
-    """The requests to one attempt, as a rank sees them; a look that finds nothing new costs one stat.
+    """The requests to one attempt, as a rank sees them; a check without a new request costs one stat.
 
     Args:
-        path: the file where they are left.
+        path: the request file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,7 +54,7 @@ class StacksRequests:
             token = self._path.read_text()
         except OSError:
             return None
-        # a request replaces the file, so its inode changes even where two fall into one tick of the file system's clock
+        # a request replaces the file, so its inode changes even if two requests have the same modification time
         self._seen = (found.st_ino, found.st_mtime_ns)
         return token
 

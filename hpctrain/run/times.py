@@ -1,4 +1,4 @@
-"""Where the time of an attempt goes, recorded in its claim while it runs."""
+"""The times of an attempt by kind of work, recorded in its claim while it runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILE_NAME = "times.json"
 STARTING = ("import_s", "rendezvous_s", "build_s", "load_s", "first_step_s")
 """From the process's start to the end of the first new step, in this order."""
 WORKING = ("train_s", "eval_s", "save_s")
-"""After it."""
+"""After the first new step."""
 SPENT = STARTING + WORKING
 RECORD_EVERY_S = 10.0
 
@@ -24,9 +24,9 @@ log = logging.getLogger("hpctrain.run")
 
 
 class Times:
-    """A stopwatch that counts every second for one of `SPENT`, so that they add up to the attempt's wall time.
+    """A stopwatch that counts every second for one kind of work in `SPENT`; they add up to the attempt's wall time.
 
-    It costs nothing per step: the loop switches it only where it does something other than steps.
+    It costs nothing per step: the loop switches it only for work other than steps.
 
     Args:
         age_s: seconds since the process started; they count as `import_s`.
@@ -48,7 +48,7 @@ class Times:
 
     @property
     def doing(self) -> str:
-        """The kind of work that takes the time now, one of `SPENT`."""
+        """The current kind of work, one of `SPENT`."""
         return self._doing
 
     def enter(self, doing: str) -> None:
@@ -60,7 +60,7 @@ class Times:
 
     @contextmanager
     def during(self, doing: str) -> Iterator[None]:
-        """Inside, the time counts for ``doing``."""
+        """Inside the context, the time counts for ``doing``."""
         before = self._doing
         self.enter(doing)
         try:
@@ -74,7 +74,7 @@ class Times:
         return {name: round(seconds, 3) for name, seconds in self._spent.items() if seconds}
 
     def record_in(self, claim: Path) -> None:
-        """Record into the attempt's claim from now on; for rank zero alone."""
+        """Record into the attempt's claim from now on; only for rank zero."""
         self._file = claim / FILE_NAME
 
     @property
@@ -89,7 +89,7 @@ class Times:
         self.record(step, due=True)
 
     def record(self, step: int, *, due: bool = False) -> None:
-        """Record how far the attempt is, at most every `RECORD_EVERY_S`: a killed attempt leaves nothing else.
+        """Record the attempt's progress, at most every `RECORD_EVERY_S`: a killed attempt leaves no other record.
 
         Args:
             step: completed steps.
@@ -98,7 +98,7 @@ class Times:
         if self._file is None or not (due or self._clock() - self._recorded_at >= RECORD_EVERY_S):
             return
         fields = {**self.spent(), "last_step": step, "seen": self._now()}
-        # the training doesn't need the record
+        # training doesn't depend on the record
         with contextlib.suppress(OSError):
             write_json(self._file, fields, durable=False)
         self._recorded_at = self._clock()

@@ -70,7 +70,7 @@ def test_a_place_that_cannot_hold_a_run(tmp_path):
 def test_only_a_directory_with_a_config_is_a_run(directory, tmp_path):
     with pytest.raises(RunDirectoryError, match=r"it has no config\.yaml"):
         RunDirectory.existing(directory.path)
-    with pytest.raises(RunDirectoryError, match="there is no such directory"):
+    with pytest.raises(RunDirectoryError, match="no such directory"):
         RunDirectory.existing(tmp_path / "absent")
     directory.config.touch()
     assert RunDirectory.existing(directory.path) == directory
