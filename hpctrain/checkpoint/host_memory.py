@@ -57,7 +57,7 @@ def huge_pages(count: int) -> memoryview:
     """
     memory = mmap.mmap(-1, count + 2 * _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     # MADV_HUGEPAGE: zeroing 4 KiB per page fault takes longer than the copy; with huge pages both take half the time.
-    # MADV_DONTFORK: otherwise the first save after forking a DataLoader worker would copy each page, and the worker
+    # MADV_DONTFORK: otherwise the first write after forking a DataLoader worker would copy each page, and the worker
     # would keep the old one.
     for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
         if hasattr(mmap, advice):

@@ -76,7 +76,7 @@ class CheckpointWriter:
             self._publish(temporary, final)
         except (OSError, CheckpointError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            # a later attempt removes this attempt's temporary directory: this one is superseded then, and the disk is fine
+            # a later attempt removes this attempt's temporary directory: check for that before blaming the disk
             with suppress(OSError):
                 self._claim.require_ownership()
             reason = (error.strerror if isinstance(error, OSError) else None) or error

@@ -1,4 +1,4 @@
-"""This process's place among the ranks: environment variables in, one frozen record out.
+"""This process's place among the ranks: derive one frozen record from environment variables.
 
 Nothing here reads `os.environ` or runs a program.
 """

@@ -32,15 +32,15 @@ class ClusterEnvironment(Place):
     port_candidates: tuple[int, ...]
     """Ports to try in turn, `master_port` first: rank zero binds the first free one."""
     job_id: str | None
-    """SLURM's, as users type it: `12`, or `12_3` for a task of an array."""
+    """SLURM's id, as users type it: `12`, or `12_3` for a task of an array."""
     array_task: int | None
     restart_count: int
     """How often SLURM requeued the job; outside SLURM, how often torchrun restarted the ranks."""
     step_id: str | None
-    """Number of the srun step that this process is a task of."""
+    """Number of the srun step to which this process belongs."""
     source: Source
     variables: Mapping[str, str] = field(compare=False)
-    """The environment variables that this was derived from."""
+    """The environment variables from which this was derived."""
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str], *, master_port: int | None = None) -> ClusterEnvironment:
@@ -77,14 +77,14 @@ class ClusterEnvironment(Place):
     def token(self) -> str:
         """A string that all ranks of a run share, and that differs between jobs, steps and restarts."""
         requeues = self.restart_count if self.job_id is not None else 0
-        # torchrun's agents don't agree on the number of a restart: each counts those that it started itself
+        # torchrun's agents don't agree on the number of restarts: each counts only its own
         elastic = self.variables.get("TORCHELASTIC_RESTART_COUNT", "0") if self.num_nodes == 1 else "0"
         # the port distinguishes runs on one machine that have no job id
         return f"{self.job_id}.{self.step_id}.{requeues}.{elastic}.{self.master_port}"
 
 
 def is_rank(variables: Mapping[str, str]) -> bool:
-    """Whether a launcher started this process as a rank, so that it trains and launches nothing.
+    """Whether a launcher started this process as a rank, so that it has to train and not to launch ranks.
 
     Raises:
         ClusterEnvironmentError: `SLURM_STEP_ID` is not a number.
@@ -135,7 +135,7 @@ def _single(variables: Variables) -> Place:
 
 
 def _refuse_other_launcher(variables: Variables) -> None:
-    # MPICH and its relatives would otherwise start several single processes that all train the same
+    # without this, each process that MPICH or its relatives start would train the whole run alone
     if variables.text("SLURM_STEP_ID") is None and (variables.number("PMI_SIZE") or 1) > 1:
         raise variables.error(
             "expected srun, torchrun or Open MPI's mpirun, but another MPI launcher started this process; "
@@ -145,7 +145,7 @@ def _refuse_other_launcher(variables: Variables) -> None:
 
 
 def _ports(variables: Variables, source: Source, job: SlurmJob, chosen: int | None) -> tuple[int, ...]:
-    """The user's choice, or else the ports that SLURM reserved, or else derived ones."""
+    """Return the user's choice, or else the ports that SLURM reserved, or else derived ones."""
     given = variables.port("MASTER_PORT")
     if source is Source.TORCHRUN and given is not None and chosen not in {None, given}:
         raise variables.error(

@@ -12,11 +12,11 @@ _TERM = re.compile(r"(?:[A-Za-z0-9_.-]|\[[^\[\]]*\])+")
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 _COUNT = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
-_MOST_NODES = 65536  # SLURM's own bound on a range; it keeps a mistyped list from filling the memory
+_MOST_NODES = 65536  # SLURM's own bound on a range; it prevents a mistyped list from filling the memory
 
 
 def expand(nodelist: str, *, variable: str = "nodelist") -> list[str]:
-    """The node names of a list such as `rack[01-02]n[1-2],login`, in its order, duplicates included.
+    """Expand a list such as `rack[01-02]n[1-2],login` into node names, in its order, duplicates included.
 
     Equal to `scontrol show hostnames`, but needs no SLURM on this machine. Numbers are zero-padded to the width of the
     range's start.
@@ -41,7 +41,7 @@ def expand(nodelist: str, *, variable: str = "nodelist") -> list[str]:
 
 
 def tasks_per_node(text: str, *, variable: str = "tasks_per_node") -> list[int]:
-    """The number of tasks on each node, from SLURM's `2(x3),1`.
+    """Parse the number of tasks on each node from SLURM's `2(x3),1`.
 
     Raises:
         ClusterEnvironmentError: the text can't be read.
@@ -59,7 +59,7 @@ def tasks_per_node(text: str, *, variable: str = "tasks_per_node") -> list[int]:
 
 
 def _terms(nodelist: str, variable: str) -> list[str]:
-    """The parts between the commas that are outside brackets."""
+    """Split a list at the commas outside brackets."""
     # a comma inside brackets separates numbers: it is followed by a closing bracket before any opening one
     terms = re.split(r",(?![^\[\]]*\])", nodelist)
     for term in terms:
@@ -69,7 +69,7 @@ def _terms(nodelist: str, variable: str) -> list[str]:
 
 
 def _numbers(inside: str, nodelist: str, variable: str) -> list[str]:
-    """The numbers of one bracket, such as `000-002,7`."""
+    """Expand the numbers of one bracket, such as `000-002,7`."""
     numbers: list[str] = []
     for part in inside.split(","):
         found = _RANGE.fullmatch(part)

@@ -58,7 +58,7 @@ def place(variables: Variables) -> Place:
 
 
 def port_seed(variables: Variables) -> int:
-    """A number that all ranks of one mpirun share, and that differs between mpiruns."""
+    """A number that all ranks of one mpirun share, and that differs between invocations."""
     for name in ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"):
         value = variables.text(name)
         if value is not None:

@@ -1,8 +1,8 @@
-"""The ports at which rank zero may listen; every rank computes the same ones without communication.
+"""The ports on which rank zero may listen; every rank computes the same ones without communication.
 
 A derived port is a guess and can be in use: rank zero binds the first free candidate, and the others try them in turn.
-On a node that jobs share, another program may answer at a candidate: a rank that connects must check that it reached
-its own run.
+On a node that jobs share, another program may answer on a candidate port: a rank that connects must check that it
+reached its own run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def derived(*, job: int, step: int = 0, restart: int = 0) -> tuple[int, ...]:
 
 
 def reserved(text: str, *, variable: str = "SLURM_STEP_RESV_PORTS") -> tuple[int, ...]:
-    """The ports that SLURM reserved for the step, from `12000-12003` or `12000-12001,12007`.
+    """Parse the ports that SLURM reserved for the step, from `12000-12003` or `12000-12001,12007`.
 
     Raises:
         ClusterEnvironmentError: the text can't be read.

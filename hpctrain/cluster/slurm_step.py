@@ -56,14 +56,14 @@ def in_step(variables: Variables) -> bool:
 
 
 def job_nodes(variables: Variables) -> tuple[str, ...]:
-    """The names of the nodes of the step, or of the job where there is no step; empty outside an allocation."""
+    """The names of the nodes of the step, or of the job if there is no step; empty outside an allocation."""
     name = "SLURM_STEP_NODELIST" if in_step(variables) else "SLURM_JOB_NODELIST"
     value = variables.text(name)
     return () if value is None else tuple(nodelist.expand(value, variable=name))
 
 
 def own_node(variables: Variables) -> tuple[str, ...]:
-    """The name of the node that this process is on, where SLURM started it."""
+    """The name of this process's node, if SLURM started the process."""
     name = variables.text("SLURMD_NODENAME")
     return () if name is None else (name,)
 

@@ -1,4 +1,4 @@
-"""The place of a rank from torchrun's variables, which hpctrain's own local launcher sets as well.
+"""Derive the place of a rank from torchrun's variables, which hpctrain's local launcher sets as well.
 
 Source: torch.distributed.elastic.agent, `LocalElasticAgent._start_workers`.
 """
@@ -13,7 +13,7 @@ _ALL = (*_PLACE, "MASTER_ADDR", "MASTER_PORT")
 
 
 def is_innermost(variables: Variables) -> bool:
-    """Whether torchrun itself started this process, inside a SLURM step or an MPI program perhaps."""
+    """Whether torchrun itself started this process, perhaps inside a SLURM step or an MPI program."""
     return variables.text("TORCHELASTIC_RUN_ID") is not None
 
 
@@ -23,26 +23,26 @@ def is_complete(variables: Variables) -> bool:
 
 
 def refuse_partial(variables: Variables) -> None:
-    """Raise where only some of a rank's variables are set."""
+    """Raise if only some of a rank's variables are set."""
     there = [name for name in _PLACE if variables.text(name) is not None]
     if there:
         missing = [name for name in _ALL if variables.text(name) is None]
         raise variables.error(
-            f"expected {', '.join(missing)} beside {', '.join(there)}; unset {' '.join(there)} "
+            f"expected {', '.join(missing)} in addition to {', '.join(there)}; unset {' '.join(there)} "
             "to run as a single process, or start the ranks with srun or torchrun",
             *there,
         )
 
 
 def refuse_contradiction(variables: Variables, rank: str, world_size: str, local_rank: str) -> None:
-    """Raise where torchrun's variables are set as well and contradict the named ones."""
+    """Raise if torchrun's variables are set as well and contradict the named ones."""
     variables.require_equal("RANK", rank)
     variables.require_equal("WORLD_SIZE", world_size)
     variables.require_equal("LOCAL_RANK", local_rank)
 
 
 def place(variables: Variables) -> Place:
-    """The place of a process that torchrun, or a launcher of its kind, started.
+    """Derive the place of a process that torchrun, or a launcher of its kind, started.
 
     Raises:
         ClusterEnvironmentError: variables are missing or contradict each other.
@@ -85,13 +85,13 @@ def _local_world_size(variables: Variables, world_size: int) -> int:
     given = variables.number("LOCAL_WORLD_SIZE")
     if given:
         return given
-    # a launcher that leaves LOCAL_WORLD_SIZE out is trusted on one node only
+    # without LOCAL_WORLD_SIZE, the launcher is trusted only on a single node
     if variables.number("RANK") == variables.number("LOCAL_RANK") and is_loopback(
         variables.needed_text("MASTER_ADDR", "RANK")
     ):
         return world_size
     raise variables.error(
-        "expected LOCAL_WORLD_SIZE, the number of ranks on this node, beside WORLD_SIZE; set it",
+        "expected LOCAL_WORLD_SIZE, the number of ranks on this node, in addition to WORLD_SIZE; set it",
         "WORLD_SIZE",
         "MASTER_ADDR",
     )

@@ -13,11 +13,11 @@ class Place:
     """The position of one process among the ranks, and the address of rank zero."""
 
     rank: int
-    """In the world: 0 to world_size - 1."""
+    """Rank in the world: 0 to world_size - 1."""
     local_rank: int
-    """On this node: 0 to local_world_size - 1."""
+    """Rank on this node: 0 to local_world_size - 1."""
     node_rank: int
-    """Of this node: 0 to num_nodes - 1."""
+    """Index of this node: 0 to num_nodes - 1."""
     world_size: int
     """Number of ranks on all nodes."""
     local_world_size: int
@@ -27,7 +27,7 @@ class Place:
     master_addr: str
     """Host name or address of rank zero's node, as the other nodes reach it."""
     nodes: tuple[str, ...] = ()
-    """Names of the nodes, node rank 0 first, where they are known."""
+    """Names of the nodes, node rank 0 first; empty if unknown."""
 
 
 class Variables:
@@ -45,7 +45,7 @@ class Variables:
         self.seen: dict[str, str] = {}
 
     def text(self, name: str) -> str | None:
-        """The value of `name`, or None where it is unset or empty."""
+        """The value of `name`, or None if it is unset or empty."""
         # an empty value counts as unset: shells and batch scripts export empty variables by accident
         value = self._mapping.get(name, "").strip()
         if not value:
@@ -54,7 +54,7 @@ class Variables:
         return value
 
     def number(self, name: str) -> int | None:
-        """The value of `name` as a whole number from 0 up, or None where it is unset or empty.
+        """The value of `name` as a non-negative whole number, or None if it is unset or empty.
 
         Raises:
             ClusterEnvironmentError: the value is something else.
@@ -67,7 +67,7 @@ class Variables:
         return int(value)
 
     def port(self, name: str) -> int | None:
-        """The value of `name` as a port, or None where it is unset or empty.
+        """The value of `name` as a port, or None if it is unset or empty.
 
         Raises:
             ClusterEnvironmentError: the value is something else.
@@ -93,7 +93,7 @@ class Variables:
         return value
 
     def needed_number(self, name: str, because: str) -> int:
-        """As `needed_text`, for a whole number from 0 up."""
+        """Like `needed_text`, for a non-negative whole number."""
         value = self.number(name)
         if value is None:
             raise self._missing(name, because)
@@ -110,7 +110,7 @@ class Variables:
             )
 
     def require_equal(self, first: str, second: str) -> None:
-        """Raise when both are set to different numbers: two launchers disagree."""
+        """Raise if both are set to different numbers, since two launchers then disagree."""
         one, other = self.number(first), self.number(second)
         if one is not None and other is not None and one != other:
             raise self.error(
@@ -121,11 +121,11 @@ class Variables:
             )
 
     def error(self, message: str, *names: str) -> ClusterEnvironmentError:
-        """An error about the variables in `names`, with their values."""
+        """Make an error about the variables in `names`, with their values."""
         return ClusterEnvironmentError(message, {name: self._mapping[name] for name in names if name in self._mapping})
 
     def _missing(self, name: str, because: str) -> ClusterEnvironmentError:
-        return self.error(f"expected {name} beside {because}; set {name}, or unset {because}", because)
+        return self.error(f"expected {name} in addition to {because}; set {name}, or unset {because}", because)
 
 
 def is_loopback(address: str) -> bool:

@@ -1,1 +1,1 @@
-"""How the ranks of one attempt work together: rendezvous, process group, agreement, replicas."""
+"""Cooperation of the ranks of one attempt: rendezvous, process group, agreement, replicas."""

@@ -1,4 +1,4 @@
-"""How the ranks decide together to stop or to save, after the same step and without stalling the device."""
+"""Let all ranks decide to stop or to save after the same step, without stalling the device."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
 from hpctrain.distributed.world import World
 
 COST_SHARE = 0.005
-"""Share of the training time that agreeing may cost."""
+"""Share of the training time that agreements may cost."""
 MAX_INTERVAL_S = 1.0
-"""Seconds between agreements, however much one costs."""
+"""Most seconds between agreements, even if one costs more than its share."""
 MAX_STEPS = 1000
-"""Steps between agreements. Each step has a collective of its own, so one more in a thousand steps costs nothing."""
+"""Most steps between agreements. Each step has its own collective, so one more in a thousand steps costs nothing."""
 AT_ONCE_SHARE = 1 / 3
-"""Share of `MAX_INTERVAL_S` from which on a step is so long that waiting for the answer at once costs nothing."""
+"""Share of `MAX_INTERVAL_S` above which a step is so long that waiting for the result at once costs nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What all ranks do after this step.
+    """The decision that all ranks follow after a step.
 
     Attributes:
-        stop: what asked some rank to stop, the largest kind and the largest signal; None where no rank was asked.
+        stop: the largest kind and the largest signal of the ranks' stop requests; None without any request.
         save: whether some rank found a save due.
     """
 
@@ -46,7 +46,7 @@ class Agreement:
     so that all ranks issue the same collectives. In a world of one the rank's own flags are the decision.
 
     Agreements are as frequent as `COST_SHARE` allows, and a second apart at most. If steps suddenly grow slower, a stop
-    takes that much longer to be noticed; the newest checkpoint covers what is lost then.
+    is noticed that much later; the newest checkpoint limits the loss.
 
     Args:
         world: the ranks.
@@ -79,13 +79,13 @@ class Agreement:
         self.waited_s = 0.0
 
     def start(self) -> Stop | None:
-        """What asked any rank to stop before the first step; also measures what an agreement costs. Collective."""
+        """Agree on stops requested before the first step, and measure the cost of an agreement; collective."""
         stop = self._stop.pending
         if self._control is None:
             return stop
         flags = torch.tensor(_flags(stop))
         self._combine(flags)
-        # the ranks are in step now, so that the next ones measure the collective, not the wait for the slowest rank
+        # the ranks are synchronised now, so the next ones measure the collective, not the wait for the slowest rank
         costs_s = []
         for _ in range(3):
             begin = self._clock()
@@ -98,13 +98,13 @@ class Agreement:
         return _stop(*flags.tolist())
 
     def restarted(self) -> Agreement:
-        """An agreement on steps that are counted anew, an evaluation's batches, with this one's cost."""
+        """Make an agreement for steps counted from zero, such as an evaluation's batches, with this one's cost."""
         other = Agreement(self._world, self._stop, self._max_interval_s, self._clock)
         other._interval_s = self._interval_s
         return other
 
     def decide(self, step: int, *, save: bool) -> Decision:
-        """What to do now that ``step`` is done; collective, to be called after every step."""
+        """Decide what to do after ``step``; collective, to be called after every step."""
         if self._control is None:
             stop = self._stop.pending
             return Decision(stop, save) if stop or save else NOTHING
@@ -141,7 +141,7 @@ class Agreement:
 
 
 def _flags(stop: Stop | None) -> tuple[int, int]:
-    """Kind and signal, each of which is combined over the ranks by its maximum."""
+    """Kind and signal as integers, whose maximum over the ranks counts."""
     return (0, 0) if stop is None else (stop.kind, stop.signal)
 
 

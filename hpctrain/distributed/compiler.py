@@ -1,4 +1,4 @@
-"""Keeping torch's compiler out of ranks that compile nothing.
+"""Avoid importing torch's compiler in ranks that compile nothing.
 
 Importing the compiler takes about as long as importing torch itself, and the first optimizer of a plain script imports
 it. Without that import a run reaches its first step in 0.81 of the time that a hand-written loop takes
@@ -29,7 +29,7 @@ def spare_compiler() -> None:
 
     Some of their methods are wrapped (`torch._disable_dynamo`): the first call imports the compiler, to make a variant
     that it skips. Every optimizer's step imports it, to mark where graphs break. Until something else imports the
-    compiler, the wrapped methods do as well. Code that compiles imports it, and then finds torch's own behaviour.
+    compiler, these methods run without their wrappers. Code that compiles imports it, and then finds torch's behaviour.
     """
     for kind in vars(torch.optim).values():
         if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
@@ -55,7 +55,7 @@ def compiler_spared() -> Iterator[None]:
 
 
 def compile_in_place(model: nn.Module, mode: str = "default") -> None:
-    """Compile the model's forward; the model itself and the names of its weights stay as they are.
+    """Compile the model's forward; the model itself and the names of its weights don't change.
 
     Args:
         model: not wrapped yet.
@@ -63,8 +63,8 @@ def compile_in_place(model: nn.Module, mode: str = "default") -> None:
     """
     forward: Callable[..., Any] = model.forward
 
-    # Not `model.compile()`: that begins in a frame of torch's, which the compiler skips, so that it would silently
-    # compile nothing of a torch.nn.Sequential. The first frame has to be ours.
+    # Not `model.compile()`: that begins in one of torch's frames, which the compiler skips, so it would silently
+    # compile nothing in a torch.nn.Sequential. The first frame has to be ours.
     def begin(*arguments: Any, **keywords: Any) -> Any:
         return forward(*arguments, **keywords)
 

@@ -1,4 +1,4 @@
-"""What torch needs to produce the same bits twice: deterministic algorithms and seeds."""
+"""Make torch reproducible to the bit: deterministic algorithms and seeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 def set_determinism(on: bool, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Choose deterministic algorithms only, or torch's default; for the whole process, before CUDA is initialised.
+    """Allow only deterministic algorithms, or restore torch's default; process-wide, before CUDA is initialised.
 
     An operation without a deterministic algorithm then raises an error that names it.
 
@@ -27,7 +27,7 @@ def set_determinism(on: bool, environ: MutableMapping[str, str] = os.environ) ->
         # cuBLAS reads it once, when it is initialised; a value that the user exported stays
         environ.setdefault(WORKSPACE, ":4096:8")
         torch.backends.cudnn.benchmark = False
-    # not called without need: it imports torch's compiler
+    # called only if needed: it imports torch's compiler
     if on or torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(on)
         torch.backends.cudnn.deterministic = on

@@ -1,4 +1,4 @@
-"""How the ranks find each other: a key-value store at rank zero, on the first of several ports that is free."""
+"""The rendezvous of the ranks: a key-value store at rank zero, on the first free one of several ports."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from hpctrain.errors import RendezvousError
 
 TOKEN_KEY = "hpctrain/token"
 HANDSHAKE_S = 5.0
-"""Bound on one connection to a candidate port: another program may listen there and never answer."""
+"""Seconds for one connection to a candidate port: another program may listen there and never answer."""
 PAUSE_S = 0.05
 """Seconds between two rounds over the candidate ports."""
 CHOSEN_PORT_SPARES = 5
-"""Ports that are tried, from the one that the user chose."""
+"""Number of ports to try, starting with the one that the user chose."""
 
 
 def meet(environment: ClusterEnvironment, *, init_method: str, token: str, timeout_s: float) -> Store:
@@ -34,7 +34,7 @@ def meet(environment: ClusterEnvironment, *, init_method: str, token: str, timeo
     With `env://`, rank zero listens on the first free one of the environment's candidate ports and stores a token
     there. The other ranks try the candidates in turn and stay where they find the token, so that a port in use, even by
     another run, costs a moment and not the run. torchrun's own store isn't used: after a restart it would still hold
-    the keys of the ranks before, and no restart number is known to all nodes.
+    the keys of the previous ranks, and the nodes don't share a restart number.
 
     Args:
         environment: this rank's place.
@@ -76,7 +76,7 @@ def _listen(address: str, ports: Sequence[int], token: str, timeout_s: float) ->
         return store
     raise RendezvousError(
         f"rank zero found none of its ports free on {address}: {', '.join(map(str, ports))}; "
-        "set cluster.master_port to a free one, or leave it out to have several tried"
+        "set cluster.master_port to a free one, or leave it out to try several"
     )
 
 
@@ -95,18 +95,18 @@ def _connect(address: str, ports: Sequence[int], token: str, timeout_s: float) -
             if store is not None:
                 store.set_timeout(timedelta(seconds=timeout_s))
                 return store
-            wrong_token = f"what listens on port {port} is not this run's rank zero"
+            wrong_token = f"the program on port {port} is not this run's rank zero"
         time.sleep(PAUSE_S)
     raise RendezvousError(
         f"rank zero did not answer at {address}, ports {', '.join(map(str, ports))}, in {timeout_s:.0f} s "
         f"({wrong_token or problem}); "
-        "see its log first; if it waits as well, set cluster.network_interface to a network that joins the nodes",
+        "check its log first; if it waits as well, set cluster.network_interface to a network that joins the nodes",
         waited=True,
     )
 
 
 def probe(address: str, port: int, *, own_port: int | None = None) -> None:
-    """Connect, to find out whether something listens there.
+    """Connect, to find out whether a program listens on a port.
 
     Args:
         address: of a host.
@@ -114,17 +114,17 @@ def probe(address: str, port: int, *, own_port: int | None = None) -> None:
         own_port: the port to connect from; None: the kernel chooses one.
 
     Raises:
-        OSError: nothing listens there, or the host can't be reached.
+        OSError: no program listens there, or the host can't be reached.
     """
     source = None if own_port is None else (address, own_port)
     with socket.create_connection((address, port), HANDSHAKE_S, source) as connection:
-        # where nothing listens the kernel may choose that very port, and TCP connects to itself (RFC 9293, 3.5)
+        # if no program listens, the kernel may choose that same port, and TCP connects to itself (RFC 9293, 3.5)
         if connection.getsockname() == connection.getpeername():
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
 
 
 def _try_store(address: str, port: int, token: str) -> Store | None:
-    """The store there if it holds the token."""
+    """Connect to the store on a port; return it if it holds the token."""
     found: list[Store] = []
 
     def attempt() -> None:

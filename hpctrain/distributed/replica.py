@@ -1,4 +1,4 @@
-"""The model as this rank trains it: synchronised batch norm, DDP, and the same buckets in every attempt."""
+"""This rank's replica of the model: synchronised batch norm, DDP, and the same buckets in every attempt."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def synchronise_batchnorm(model: nn.Module) -> nn.Module:
 
 
 def replicate(model: nn.Module, world: World, parallel: Parallel) -> nn.Module:
-    """Wrap the model in DDP, or leave it as it is in a world of one; collective.
+    """Wrap the model in DDP, unless the world has one rank; collective.
 
     DDP sends rank zero's weights and buffers to all. A model on several devices of this rank is one replica.
     """
@@ -95,8 +95,8 @@ def settle_buckets(model: nn.Module, world: World, backward: Callable[[], None])
     """
     if not isinstance(model, DistributedDataParallel):
         return
-    # A static graph is recorded in the first backward, which must then be one that sends gradients: the first backward
-    # of a step with accumulation isn't.
+    # DDP records a static graph in the first backward, which therefore has to send gradients; the first backward of a
+    # step with accumulation doesn't.
     if not model.static_graph and (world.size <= 2 or model.find_unused_parameters):
         return
     buffers = [buffer.detach().clone() for buffer in model.buffers()]

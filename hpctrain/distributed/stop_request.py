@@ -11,21 +11,21 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class StopKind(IntEnum):
-    """Why ranks stop. Where several ranks ask, the largest value is the one that all act upon."""
+    """Why ranks stop. If several ranks request a stop, all act upon the largest value."""
 
     SIGNAL = 1
     """A signal arrived: save, then leave."""
     ERROR = 2
-    """A rank failed where no other rank can see it, such as in its writing thread: raise, without a save."""
+    """A rank failed in a way that other ranks can't see, such as in its writing thread: raise, without a save."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """One stop, of one rank or as the ranks agreed upon it.
+    """A stop, requested by one rank or agreed upon by all.
 
     Attributes:
-        kind: what asked for it.
-        signal: the signal's number; 0 where no signal arrived.
+        kind: why the ranks stop.
+        signal: the signal's number; 0 without a signal.
     """
 
     kind: StopKind
@@ -39,7 +39,7 @@ class StopRequest:
     at once. A third one is ignored: it would only interrupt the process while it records its end.
 
     Attributes:
-        error: the error to share with all ranks; None where there is none.
+        error: the error that stops all ranks; None without one.
         last_signal: the signal that arrived last; None before the first one.
     """
 
@@ -53,14 +53,14 @@ class StopRequest:
 
     @property
     def pending(self) -> Stop | None:
-        """What this rank asks for; None while nothing asked it to stop."""
+        """The stop that this rank requests; None without one."""
         # computed from two fields: the handler sets one and the writing thread the other, so neither undoes the other
         if self.error is not None:
             return Stop(StopKind.ERROR, self._largest_signal)
         return Stop(StopKind.SIGNAL, self._largest_signal) if self._largest_signal else None
 
     def fail(self, error: Exception) -> None:
-        """Have all ranks stop because of an error on this one; may be called from any thread."""
+        """Request a stop of all ranks because of an error on this one; may be called from any thread."""
         self.error = error
 
     def install(self) -> None:

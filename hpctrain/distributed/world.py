@@ -1,4 +1,4 @@
-"""The ranks of one attempt, as one of them sees the others."""
+"""The ranks of one attempt, from the view of one of them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class World:
         rank: in the world.
         size: number of ranks.
         local_rank: on the node.
-        devices: where this rank computes: more than one where a task spreads its model, or with nn.DataParallel.
-        cores: CPU cores that are this rank's share.
+        devices: the devices of this rank; several if a task spreads its model over them, or with nn.DataParallel.
+        cores: this rank's share of the CPU cores.
         control: a gloo group on the CPU for messages between ranks that must not stall a GPU; None in a world of one.
     """
 
@@ -40,7 +40,7 @@ class World:
 
     @property
     def device(self) -> torch.device:
-        """Where batches arrive, and where this rank reduces: the first of its devices."""
+        """The first device of this rank, to which batches are copied and on which it reduces."""
         return self.devices[0]
 
     @property
@@ -50,7 +50,7 @@ class World:
 
     @property
     def is_rank_zero(self) -> bool:
-        """Whether this rank writes for all."""
+        """Whether this is rank zero, which writes for all ranks."""
         return self.rank == 0
 
     def barrier(self) -> None:
@@ -87,7 +87,7 @@ class World:
             dist.destroy_process_group()
 
     def abort(self) -> None:
-        """Leave the group without the others, after a failure; never waits for them."""
+        """Leave the group after a failure, without waiting for the other ranks."""
         # destroy_process_group would wait for collectives that a failed rank never joins
         if self.size > 1 and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
@@ -96,20 +96,20 @@ class World:
 def choose_devices(
     environment: ClusterEnvironment, gpus_per_process: int | None, *, use_gpu: bool
 ) -> tuple[torch.device, ...]:
-    """This rank's devices: its share of the visible GPUs, or the CPU as often as it would have GPUs.
+    """Choose this rank's devices: its share of the visible GPUs, or the CPU, repeated as often as it would have GPUs.
 
     Args:
         environment: this rank's place.
-        gpus_per_process: how many; None: every visible one.
+        gpus_per_process: number of GPUs; None takes every visible one.
         use_gpu: whether to use the GPUs that torch finds.
     """
-    # device_count asks the driver without starting it, and finds nothing where torch is built without CUDA
+    # device_count queries the driver without initialising it, and returns 0 if torch is built without CUDA
     visible = torch.cuda.device_count() if use_gpu else 0
     if not visible or not torch.cuda.is_available():
         return (torch.device("cpu"),) * (gpus_per_process or 1)
     share = gpus_per_process or visible
     first = environment.local_rank * share
-    # modulo: some schedulers show a process all GPUs of the node, others its own alone, as index 0
+    # modulo: some schedulers show a process all GPUs of the node, others only its own, as index 0
     return tuple(torch.device("cuda", (first + number) % visible) for number in range(share))
 
 
@@ -155,10 +155,10 @@ def join(
 
 
 def bound_device(backend: str, devices: tuple[torch.device, ...]) -> torch.device | None:
-    """The device that NCCL binds to when the group is made, which finds a broken one at the start; None for gloo.
+    """The device to which NCCL binds when the group is created, which detects a broken GPU early; None for gloo.
 
-    With several devices NCCL binds to each when it is first used: a bound group refuses tensors on any other device,
-    and DDP sends a module that is spread over devices from where its parts are.
+    With several devices NCCL binds to each when it is first used: a bound group rejects tensors on any other device,
+    and DDP sends each part of a spread module from that part's device.
     """
     return devices[0] if backend == "nccl" and len(devices) == 1 else None
 
@@ -166,7 +166,7 @@ def bound_device(backend: str, devices: tuple[torch.device, ...]) -> torch.devic
 def cpu_threads(
     environment: ClusterEnvironment, cpus_per_process: int | None, variables: Mapping[str, str]
 ) -> int | None:
-    """Threads for one rank's operations; None leaves torch's own choice.
+    """Number of threads for one rank's operations; None keeps torch's default.
 
     The user's OMP_NUM_THREADS comes first, then the rank's cores (`cpu_cores`), unless it has all of this machine's.
     """
@@ -175,12 +175,12 @@ def cpu_threads(
     allocated = environment.source is Source.SLURM and bool({*variables} & set(_ALLOCATED))
     if cpus_per_process is None and not allocated and environment.local_world_size == 1:
         return None
-    # more threads than cores cost far more than they gain: they spin
+    # more threads than cores slow a rank down: they spin while they wait
     return cpu_cores(environment, cpus_per_process, variables)
 
 
 def cpu_cores(environment: ClusterEnvironment, cpus_per_process: int | None, variables: Mapping[str, str]) -> int:
-    """Cores of one rank: what is configured, else its share of what the scheduler allocated or of the machine's."""
+    """Cores of one rank: the configured number, else its share of the allocated cores or of the machine's."""
     if cpus_per_process is not None:
         return cpus_per_process
     if environment.source is Source.SLURM:

@@ -9,7 +9,7 @@ from hpctrain.errors import SchedulerError
 from hpctrain.scheduler import fields
 from hpctrain.scheduler.job import JobRecord, JobState
 
-# nothing that a person types into a job's name: that can hold spaces, bars and even line ends
+# a separator that job names don't contain: users type spaces, bars and even line breaks into them
 FIELD_END = "\x1f"
 ROW_END = "\x1e"
 
@@ -30,7 +30,7 @@ _LOST = {
     "REBOOT_ISSUED",
     "UNKNOWN",
 }
-"""Parts of a node's state, joined by `+`, that mean that the node is gone or was abandoned."""
+"""Parts of a node's state, which SLURM joins by `+`, that mean that the node is down or was abandoned."""
 
 
 def _flag(value: str) -> bool:
@@ -42,12 +42,12 @@ def _host(value: str) -> str | None:
 
 
 def _path(value: str) -> str | None:
-    # that of array tasks that have none yet holds the task's number that stands for none
+    # the path of array tasks that haven't started contains the placeholder for a missing task number
     return None if _NO_TASK in value else fields.text(value) or None
 
 
 _COLUMNS = (
-    # field of a JobRecord, its columns in squeue, scontrol and sacct, and what reads the value
+    # field of a JobRecord, its columns in squeue, scontrol and sacct, and the function that parses the value
     ("job_id", "JobArrayID", "JobArrayID", "JobID", str.strip),
     ("number", "JobID", "JobId", "JobIDRaw", fields.number),
     ("name", "Name", "JobName", "JobName", str.rstrip),
@@ -73,12 +73,12 @@ _SCONTROL = {row[0]: row[2] for row in _COLUMNS}
 _SACCT = {row[0]: row[3] for row in _COLUMNS if row[3]}
 
 SQUEUE_FORMAT = f":{FIELD_END},".join(_SQUEUE.values()) + f":{ROW_END}"
-"""For `squeue --Format`: a suffix instead of a width means that nothing is cut off."""
+"""For `squeue --Format`: a suffix instead of a width prevents truncation."""
 SACCT_FORMAT = ",".join(_SACCT.values())
 
 
 def squeue(answer: str) -> list[JobRecord]:
-    """From `squeue --noheader --Format=SQUEUE_FORMAT`.
+    """Parse the output of `squeue --noheader --Format=SQUEUE_FORMAT`.
 
     Raises:
         SchedulerError: it can't be read.
@@ -90,7 +90,7 @@ def squeue(answer: str) -> list[JobRecord]:
 
 
 def scontrol(answer: str) -> list[JobRecord]:
-    """From `scontrol show job`, one block per job.
+    """Parse the output of `scontrol show job`, one block per job.
 
     Raises:
         SchedulerError: it can't be read.
@@ -99,7 +99,7 @@ def scontrol(answer: str) -> list[JobRecord]:
 
 
 def sacct(answer: str) -> list[JobRecord]:
-    """From `sacct --noheader --parsable2 --allocations --delimiter=FIELD_END --format=SACCT_FORMAT`.
+    """Parse `sacct --noheader --parsable2 --allocations --delimiter=FIELD_END --format=SACCT_FORMAT`.
 
     Raises:
         SchedulerError: it can't be read.
@@ -109,7 +109,7 @@ def sacct(answer: str) -> list[JobRecord]:
 
 
 def failed_nodes(answer: str, since: float) -> tuple[str, ...]:
-    """The nodes that are down, or whose slurmd has started since a moment: those died and came back.
+    """Find the nodes that are down, or whose slurmd started after a given time, because they died and came back.
 
     Args:
         answer: of `scontrol --oneliner show node`, with times in seconds since the epoch.
@@ -134,7 +134,7 @@ def _record(command: str, columns: Mapping[str, str], row: str) -> JobRecord:
 
 
 def _job(values: Mapping[str, str]) -> JobRecord:
-    """The record from the text of each of its fields."""
+    """Make a record from the text of its fields."""
     return JobRecord(**{name: _READ[name](value) for name, value in values.items()})  # type: ignore[arg-type]
 
 
@@ -148,7 +148,7 @@ def _scontrol_block(block: str) -> JobRecord:
 
 
 def _scontrol_fields(block: str) -> dict[str, str]:
-    """Fields by name; what a person wrote stands at a line's end, and can't pass for another field there."""
+    """Parse fields by name; user-written values end their line, so they can't be mistaken for another field."""
     parts = _NAME.fullmatch(block)
     if parts is None:
         raise _unreadable("scontrol", block)

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from hpctrain.errors import SchedulerError, SchedulerMissingError
 
-_SETTINGS = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_")  # a person's filters and formats would change the answers
+# a user's filters and formats would change the answers
+_SETTINGS = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_")
 _UNREACHABLE = re.compile(
     r"unable to contact slurm controller|connection refused|timed out|configuration source|configuration file"
     r"|accounting storage is disabled|problem talking to the database|controller not responding"
@@ -20,11 +21,11 @@ _UNKNOWN_JOB = re.compile(r"invalid job id specified|job \S+ not found", re.IGNO
 
 
 class UnknownJobError(SchedulerError):
-    """SLURM doesn't know the job, or has forgotten it."""
+    """SLURM doesn't know the job, or no longer remembers it."""
 
 
 class SchedulerSilentError(SchedulerMissingError):
-    """The command is installed, and got no answer: it is worth asking again."""
+    """The command is installed, but SLURM didn't answer: a retry may help."""
 
 
 def run(arguments: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> str:
@@ -36,17 +37,17 @@ def run(arguments: Sequence[str], environ: Mapping[str, str], timeout_s: float) 
         timeout_s: seconds after which the command is killed.
 
     Returns:
-        What it prints, with times in seconds since the epoch and messages in English.
+        Its output, with times in seconds since the epoch and messages in English.
 
     Raises:
         SchedulerMissingError: the command isn't installed.
         SchedulerSilentError: the controller or the database didn't answer, or a signal ended the command.
         UnknownJobError: SLURM doesn't know the job.
-        SchedulerError: SLURM refused for another reason.
+        SchedulerError: SLURM rejected the command for another reason.
     """
     variables = {name: value for name, value in environ.items() if not name.startswith(_SETTINGS)}
     variables |= {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
-    shown = " ".join(word for word in arguments if not word.startswith("--") or word.startswith("--jobs="))
+    shown = " ".join(part for part in arguments if not part.startswith("--") or part.startswith("--jobs="))
     try:
         done = subprocess.run(
             arguments,
@@ -60,8 +61,8 @@ def run(arguments: Sequence[str], environ: Mapping[str, str], timeout_s: float) 
         )
     except OSError as error:
         raise SchedulerMissingError(
-            f"expected SLURM's command {arguments[0]} in PATH: {error.strerror}; load SLURM's module or type this on a "
-            "login node"
+            f"expected SLURM's command {arguments[0]} in PATH: {error.strerror}; load SLURM's module, or type this on "
+            "a login node"
         ) from error
     except subprocess.TimeoutExpired as error:
         raise SchedulerSilentError(f"{shown}: SLURM did not answer within {timeout_s:g} s; try again later") from error
@@ -72,7 +73,7 @@ def run(arguments: Sequence[str], environ: Mapping[str, str], timeout_s: float) 
 
 def _failure(shown: str, done: subprocess.CompletedProcess[str]) -> SchedulerError:
     if done.returncode < 0:
-        # without cgroups SLURM signals every process of a job, this command among them
+        # without cgroups SLURM signals every process of a job, including this command
         return SchedulerSilentError(f"{shown}: ended by {signal.Signals(-done.returncode).name}, without an answer")
     message = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
     if _UNKNOWN_JOB.search(message):

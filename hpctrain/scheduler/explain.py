@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 
-_HELD = "`scontrol release` lets it go"
+_HELD = "`scontrol release` releases it"
 _PLAIN = {
     "Resources": "it waits for nodes to become free; fewer nodes or a shorter time limit may start earlier",
-    "Priority": "jobs with a higher priority are before it; a shorter time limit may fit into a gap",
+    "Priority": "jobs with a higher priority come first; a shorter time limit may fit into a gap",
     "Dependency": "it waits for another job to end",
-    "DependencyNeverSatisfied": "the job that it waits for ended otherwise, so it will never start: cancel it",
-    "BeginTime": "its earliest start lies ahead; after a requeue SLURM waits for about two minutes",
-    "JobArrayTaskLimit": "as many tasks of its array run as cluster.max_parallel_runs allows",
+    "DependencyNeverSatisfied": "the job that it depends on ended differently, so it will never start: cancel it",
+    "BeginTime": "its earliest start time is in the future; after a requeue SLURM waits for about two minutes",
+    "JobArrayTaskLimit": "its array already runs as many tasks as cluster.max_parallel_runs allows",
     "JobHeldUser": f"its user holds it; {_HELD}",
     "JobHeldAdmin": "an administrator holds it; ask them",
     "JobHoldMaxRequeue": f"SLURM requeued it too often and holds it; {_HELD}",
@@ -23,11 +23,11 @@ _PLAIN = {
     "PartitionNodeLimit": "it asks for more or fewer nodes than the partition has; change nodes or cluster.partition",
     "PartitionDown": "the partition takes jobs but starts none now; wait, or change cluster.partition",
     "PartitionInactive": "the partition is inactive; change cluster.partition",
-    "PartitionConfig": "what it asks for doesn't fit the partition; change cluster.partition or ask for less",
+    "PartitionConfig": "its request doesn't fit the partition; change cluster.partition or request less",
     "ReqNodeNotAvail": "a node that it needs is down, drained, reserved or kept for maintenance that begins before its "
     "time limit is over; shorten cluster.time_limit_min, or ask for other nodes",
     "NodeDown": "a node that it needs is down",
-    "BadConstraints": "no node has what it asks for, so it will never start; change cluster.constraint or ask for less",
+    "BadConstraints": "no node satisfies its request, so it will never start; change cluster.constraint or the request",
     "Reservation": "its reservation hasn't begun, or is full",
     "ReservationDeleted": "its reservation is gone, so it will never start: cancel it",
     "Licenses": "it waits for a license",
@@ -36,7 +36,7 @@ _PLAIN = {
     "InvalidQOS": "its quality of service doesn't exist or isn't yours; change cluster.qos",
     "QOSNotAllowed": "its account or partition doesn't admit its quality of service; change cluster.qos",
     "QOSUsageThreshold": "its account has used too much for this quality of service; change cluster.qos",
-    "SchedDefer": "SLURM starts nothing at the moment of submission; it will be looked at soon",
+    "SchedDefer": "SLURM starts no jobs at submission here; it will consider this one soon",
     "Prolog": "its nodes are being prepared",
     "Cleaning": "it was requeued, and its last nodes are being cleaned",
     "NodeConfig": "its nodes are booting",
@@ -68,7 +68,7 @@ def explain_pending(reason: str) -> str:
     code, _, detail = reason.strip().strip("()").partition(",")
     code, detail = code.strip(), detail.strip(" _")
     if not code or code == "None":
-        return "SLURM hasn't looked at it yet"
+        return "SLURM hasn't considered it yet"
     text = _PLAIN.get(code) or _explain_limit(code)
     if text is None:
         return f"SLURM gives the reason {reason.strip()}"
@@ -76,7 +76,7 @@ def explain_pending(reason: str) -> str:
 
 
 def _explain_limit(code: str) -> str | None:
-    """Of a quality of service or an account, such as `QOSMaxJobsPerUserLimit` and `AssocGrpCPUMinutesLimit`."""
+    """Explain a limit of a quality of service or an account, such as `QOSMaxJobsPerUserLimit`."""
     found = _LIMIT.fullmatch(code)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Read the values in SLURM's answers."""
+"""Parse the values in SLURM's answers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _MOST_TASKS = 4_000_001  # SLURM's own bound on MaxArraySize
 
 
 def text(value: str) -> str:
-    """A text; empty for any of the spellings by which SLURM prints that it has none."""
+    """Parse a text; empty for any of SLURM's spellings of a missing value."""
     return "" if value.strip() in _NOTHING else value.strip()
 
 
 def number(value: str) -> int:
-    """A whole number.
+    """Parse a whole number.
 
     Raises:
         SchedulerError: it isn't a number.
@@ -33,7 +33,7 @@ def number(value: str) -> int:
 
 
 def moment(value: str) -> int | None:
-    """Seconds since the epoch, from such a number or from `2026-01-31T12:00:00` in this machine's time zone."""
+    """Parse a time, a number or `2026-01-31T12:00:00` in this machine's time zone, into seconds since the epoch."""
     given = text(value)
     if not given:
         return None
@@ -46,7 +46,7 @@ def moment(value: str) -> int | None:
 
 
 def duration_s(value: str) -> int | None:
-    """Seconds, from `5:00` (minutes and seconds), `01:00:00` or `365-00:00:00`; None where there is no limit."""
+    """Parse seconds from `5:00` (minutes and seconds), `01:00:00` or `365-00:00:00`; None for no limit."""
     given = text(value)
     if not given or given in _NO_LIMIT:
         return None
@@ -58,7 +58,7 @@ def duration_s(value: str) -> int | None:
 
 
 def exit_code(value: str) -> tuple[int, int] | None:
-    """Exit code and signal, from `3:0`, or from the wait status (768) that squeue prints up to SLURM 22.05."""
+    """Parse exit code and signal from `3:0`, or from the wait status (768) that squeue prints up to SLURM 22.05."""
     given = text(value)
     if not given:
         return None
@@ -70,7 +70,7 @@ def exit_code(value: str) -> tuple[int, int] | None:
 
 
 def nodes(value: str) -> tuple[str, ...]:
-    """The names of the nodes.
+    """Parse a list of nodes into their names.
 
     Raises:
         SchedulerError: they can't be read.
@@ -83,7 +83,7 @@ def nodes(value: str) -> tuple[str, ...]:
 
 
 def array_tasks(job_id: str) -> list[str]:
-    """The ids of the tasks that a row stands for: `12_[4-6%2]` for `12_4`, `12_5` and `12_6`; others for themselves."""
+    """Expand the id of a row: `12_[4-6%2]` into `12_4`, `12_5` and `12_6`; any other id into itself."""
     array, bracket, tasks = job_id.partition("_[")
     if not bracket:
         return [job_id]

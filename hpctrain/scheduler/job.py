@@ -1,4 +1,4 @@
-"""A SLURM job: its states, and SLURM's record of it."""
+"""The states of a SLURM job, and SLURM's record of a job."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class JobState(StrEnum):
 
     @classmethod
     def parse(cls, text: str) -> JobState:
-        """From what squeue, scontrol or sacct print, such as `RUNNING`, `CANCELLED by 1000` or `COMPLETED+`.
+        """Parse the output of squeue, scontrol or sacct, such as `RUNNING`, `CANCELLED by 1000` or `COMPLETED+`.
 
         Raises:
             SchedulerError: it isn't a known state.
@@ -101,14 +101,14 @@ _FINISHED = frozenset(
 class JobRecord:
     """One job, or one task of a job array, as SLURM described it at one moment.
 
-    Times are in seconds since the epoch. None stands for what SLURM
-    doesn't know, or the command that was asked doesn't print.
+    Times are in seconds since the epoch. None stands for a value that SLURM
+    doesn't know, or that the command doesn't print.
     """
 
     job_id: str
     """`12`, `12_3` for a task of an array, or `12_[4-9%2]` for the tasks of one that are still in the queue."""
     number: int
-    """Of the job itself: each task of an array gets its own when it starts."""
+    """SLURM's number for the job itself: each task of an array gets its own when it starts."""
     name: str
     partition: str
     state: JobState
@@ -127,7 +127,7 @@ class JobRecord:
     preempt_time: int | None = None
     """When its preemption began. sacct doesn't print it."""
     time_limit_s: int | None = None
-    """None also where there is no limit."""
+    """None also means no limit."""
     nodes: tuple[str, ...] = ()
     batch_host: str | None = None
     """The node of the batch script. sacct doesn't print it."""

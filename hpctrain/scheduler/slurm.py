@@ -1,4 +1,4 @@
-"""A client for SLURM, by way of its commands."""
+"""A client for SLURM that runs its commands."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from hpctrain.scheduler.command import SchedulerSilentError, UnknownJobError, ru
 from hpctrain.scheduler.job import JobRecord
 
 COMMAND_TIMEOUT_S = 20.0
-"""Seconds that one command of SLURM's may take."""
+"""Seconds that one SLURM command may take."""
 SILENCE_S = 300.0
-"""Seconds for which the batch script asks again: a controller that fails over is silent for `SlurmctldTimeout`, by
-default 120 s, and a little more."""
+"""Seconds for which the batch script retries a query: during a failover, the controller doesn't answer for slightly
+more than `SlurmctldTimeout`, 120 s by default."""
 
 _JOB_ID = re.compile(r"\d+(_\d+)?")
 
 
 class Slurm:
-    """The SLURM that this machine's commands reach, with or without accounting.
+    """The SLURM cluster that this machine's commands reach, with or without accounting.
 
     Job ids are what users type: `12`, or `12_3` for a task of an array. Every method raises `SchedulerMissingError`
-    where the command isn't installed, its subclass `SchedulerSilentError` where nothing answers in time, and
-    `SchedulerError` where SLURM refuses, its answer can't be read, or an id isn't one.
+    if the command isn't installed, its subclass `SchedulerSilentError` if SLURM doesn't answer in time, and
+    `SchedulerError` if SLURM rejects the command, its answer can't be parsed, or an id is invalid.
 
     Args:
-        environ: environment variables for the commands, PATH among them; default: this process's.
+        environ: environment variables for the commands, including PATH; default: this process's.
         timeout_s: seconds that one command may take.
         run: runs a command, as `hpctrain.scheduler.command.run` does.
     """
@@ -46,7 +46,7 @@ class Slurm:
         self._run_command = run
 
     def available(self) -> bool:
-        """Whether the commands are here and a controller answers them."""
+        """Whether the commands are installed and a controller answers them."""
         try:
             self._run("squeue", "--noheader", "--states=PENDING", "--Format=JobID", "--user=0")
         except SchedulerError:
@@ -54,9 +54,9 @@ class Slurm:
         return True
 
     def show(self, job_id: str) -> JobRecord | None:
-        """All that SLURM knows about a job; None when it doesn't know it, or has forgotten it since (MinJobAge).
+        """SLURM's record of a job; None if the controller doesn't know the job, or no longer remembers it (MinJobAge).
 
-        Of an array as a whole: that part of it that has the array's own number.
+        For an array's id: the record of the task that has the array's own number.
         """
         try:
             records = answers.scontrol(self._run("scontrol", "show", "job", _checked(job_id)))
@@ -66,7 +66,7 @@ class Slurm:
         return chosen[0] if chosen else None
 
     def queue(self, job_ids: Iterable[str]) -> dict[str, JobRecord]:
-        """What the controller remembers of many jobs, in one question; the finished ones too, for MinJobAge.
+        """The controller's records of many jobs, from one query; finished jobs included, for MinJobAge.
 
         An array's id stands for all of its tasks. Unknown jobs are left out.
         """
@@ -81,9 +81,9 @@ class Slurm:
         return {record.job_id: record for record in answers.squeue(answer)}
 
     def accounting(self, job_ids: Iterable[str]) -> dict[str, JobRecord]:
-        """What the accounting database holds of many jobs, in one question; an array's id stands for all of its tasks.
+        """The accounting database's records of many jobs, from one query; an array's id stands for all of its tasks.
 
-        It trails the controller by some seconds, in which a row can lack its name and time limit.
+        It lags behind the controller by a few seconds, in which a row can lack its name and time limit.
 
         Raises:
             SchedulerMissingError: also where there is no accounting.
@@ -98,7 +98,7 @@ class Slurm:
         }
 
     def before_requeue(self, job_id: str) -> JobRecord | None:
-        """How a job ended the last time, before it was requeued; None where the accounting has no earlier end of it.
+        """The record of a job's end before its last requeue; None if accounting has no earlier end.
 
         Raises:
             SchedulerMissingError: also where there is no accounting.
@@ -107,11 +107,11 @@ class Slurm:
         return ended[-1] if ended else None
 
     def find(self, job_ids: Collection[str]) -> dict[str, JobRecord | None]:
-        """Each job, from whichever of squeue, scontrol and sacct knows it; None for one that none of them knows.
+        """The record of each job, from the first of squeue, scontrol and sacct that knows it; None if none does.
 
         Raises:
-            SchedulerMissingError: the controller doesn't answer, and the accounting doesn't know all of them: it may
-                not have heard yet of those that are missing.
+            SchedulerMissingError: the controller doesn't answer, and accounting doesn't know all of them: it may not
+                have received the missing ones yet.
         """
         wanted = list(dict.fromkeys(job_ids))
         found: dict[str, JobRecord] = {}
@@ -121,20 +121,20 @@ class Slurm:
         except SchedulerMissingError as error:
             silent = error
         if missing := [job_id for job_id in wanted if job_id not in found]:
-            with suppress(SchedulerMissingError):  # many clusters have none
+            with suppress(SchedulerMissingError):  # many clusters have no accounting
                 found |= self.accounting(missing)
         if silent is not None and not found.keys() >= set(wanted):
             raise silent
         return {job_id: found.get(job_id) for job_id in wanted}
 
     def failed_nodes(self, names: Collection[str], since: float) -> tuple[str, ...]:
-        """Which of these nodes are down, or were started again after `since` (epoch seconds)."""
+        """Find those of these nodes that are down, or were restarted after `since` (epoch seconds)."""
         if not names:
             return ()
         return answers.failed_nodes(self._run("scontrol", "--oneliner", "show", "node", ",".join(names)), since)
 
     def start_estimate(self, job_id: str) -> int | None:
-        """When SLURM expects a pending job to start, in seconds since the epoch; None when it doesn't foresee it."""
+        """When SLURM expects a pending job to start, in seconds since the epoch; None without an estimate."""
         options = ("--noheader", "--all", "--array", "--start", "--format=%S")  # --start overrules a --Format
         try:
             answer = self._run("squeue", *options, f"--jobs={_checked(job_id)}")
@@ -144,7 +144,7 @@ class Slurm:
         return min((time for time in times if time is not None), default=None)
 
     def cancel(self, job_id: str) -> None:
-        """Take a job out of the queue, or end it; nothing happens to one that is over."""
+        """Take a job out of the queue, or end it; do nothing if it is over."""
         try:
             self._run("scancel", _checked(job_id))
         except UnknownJobError:
@@ -153,11 +153,11 @@ class Slurm:
     def requeue(self, job_id: str, restarts: int | None = None) -> None:
         """Put a running or finished job back into the queue under its id; this revives a cancelled job, too.
 
-        An array's own id would requeue all of its tasks, the completed ones included: give the task's.
+        An array's own id would requeue all of its tasks, including completed ones: pass the task's id.
 
         Args:
             job_id: of the job.
-            restarts: how often it had been requeued before. Given that, a refusal isn't an error if SLURM has requeued
+            restarts: how often it had been requeued before. If given, a rejection isn't an error if SLURM has requeued
                 the job since.
 
         Raises:
@@ -168,13 +168,13 @@ class Slurm:
         except SchedulerMissingError:
             raise
         except SchedulerError:
-            # SLURM refuses where it has requeued the job itself, as after a preemption without grace time
+            # SLURM rejects a requeue if it has requeued the job itself, as after a preemption without grace time
             record = None if restarts is None else self.show(job_id)
             if record is None or not (record.state.is_pending or (record.restarts or 0) > (restarts or 0)):
                 raise
 
     def _remembered(self, job_ids: list[str]) -> dict[str, JobRecord]:
-        """What the controller remembers, by scontrol where squeue is missing."""
+        """Query the controller, by scontrol if squeue is missing."""
         try:
             found = self.queue(job_ids)
         except SchedulerSilentError:
@@ -185,7 +185,7 @@ class Slurm:
         return found | self._cancelled_in_queue([job_id for job_id in job_ids if job_id not in found])
 
     def _cancelled_in_queue(self, tasks: list[str]) -> dict[str, JobRecord]:
-        """Tasks of arrays that were cancelled before they started: SLURM then remembers the array, but no task."""
+        """Find array tasks that were cancelled before they started: SLURM then remembers only the array."""
         arrays = {task: task.partition("_")[0] for task in tasks if "_" in task}
         found = self.queue(sorted(set(arrays.values())))
         return {

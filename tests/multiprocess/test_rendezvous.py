@@ -104,7 +104,7 @@ def test_no_rank_zero(meeting, ports):
 def test_only_another_run_answers(meeting, stranger, ports):
     stranger("another run's")
     (answer,) = meeting(2, {"timeout_s": 1.0}, ranks=[1], candidates=ports[:2])
-    assert f"what listens on port {ports[0]} is not this run's rank zero" in answer["error"]
+    assert f"the program on port {ports[0]} is not this run's rank zero" in answer["error"]
     assert answer["seconds"] < 20
 
 

@@ -27,8 +27,8 @@ from hpctrain.scheduler.explain import explain_pending
         ("AssocGrpMemLimit", "as much memory as its account allows"),
         ("AssocMaxSubmitJobLimit", "many submitted jobs"),
         ("AssociationJobLimit", "running jobs"),
-        ("None", "hasn't looked"),
-        ("", "hasn't looked"),
+        ("None", "hasn't considered"),
+        ("", "hasn't considered"),
         ("SomethingNew", "SLURM gives the reason SomethingNew"),
     ],
 )
