@@ -1,4 +1,4 @@
-"""What the loader asks of a dataset beyond `__len__` and `__getitem__`, all of it optional."""
+"""The optional protocols of a dataset, beyond `__len__` and `__getitem__`, that the loader uses."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 @runtime_checkable
 class BatchDataset(Protocol):
-    """A dataset that returns many samples at once, already collated: for data that lies in memory.
+    """A dataset that returns many samples at once, already collated; for data in memory.
 
-    There is nothing to inherit from: a `torch.utils.data.Dataset` with these methods is one.
+    No base class is needed: any `torch.utils.data.Dataset` with these methods conforms.
 
     The loader uses the first of these protocols that a dataset has:
 
@@ -19,7 +19,7 @@ class BatchDataset(Protocol):
     2. `__getitems__(indices)`, PyTorch's own: one call per micro-batch returns the list of samples, which are collated;
     3. `__getitem__(index)`: one call per sample.
 
-    The attribute `draws_per_sample` says whether the samples use the global generators of `random`, NumPy and PyTorch,
+    The attribute `draws_per_sample` is true if the samples use the global generators of `random`, NumPy and PyTorch,
     such as for augmentation. True: samples come one by one through `__getitem__`, and before each the generators are
     seeded from (seed, epoch, index), so that the draws are the same at any world size and with any number of workers.
     False: nothing is seeded. Without the attribute it is True for 3 and False for 1; for 2 the generators are seeded
@@ -53,6 +53,6 @@ class BatchDataset(Protocol):
             indices: int64 of shape [n], on the CPU, n >= 1; may repeat.
 
         Returns:
-            What the task's `loss` and `evaluate` get as their batch, on the CPU.
+            The batch for the task's `loss` and `evaluate`, on the CPU.
         """
         ...

@@ -19,12 +19,12 @@ class EvalLoader:
     """Every sample exactly once over all ranks, without padding: rank r has the r-th of world_size contiguous slices.
 
     Ranks can have different numbers of batches, even none, so evaluation runs outside DDP, without a collective per
-    batch. The samples' random draws depend on (seed, index) alone: every evaluation sees the same samples.
+    batch. The samples' random draws depend only on (seed, index): every evaluation sees the same samples.
 
     Args:
         dataset: the held-out samples (`BatchDataset` lists the protocols); it needs a length.
         micro_batch_size: samples per batch; a rank's last one can be smaller.
-        rank: whose slice.
+        rank: the rank that evaluates the slice.
         world_size: number of slices.
         seed: key of the samples' random draws.
         collate_fn: makes a batch of a list of samples; PyTorch's default collation if None.

@@ -1,4 +1,4 @@
-"""From sample indices to a batch."""
+"""Fetch a batch by its sample indices."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class BatchFetcher(Dataset[Any]):
 
     Args:
         dataset: with `__len__` and `__getitem__`, or iterable (see `SeekableStream`).
-        seed: of the run: with epoch and index the key of a sample's random draws.
+        seed: of the run; with epoch and index, the key of a sample's random draws.
         collate_fn: makes a batch of a list of samples; PyTorch's default collation if None.
 
     Raises:
-        TaskError: the dataset is neither.
+        TaskError: the dataset is neither of them.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int, collate_fn: Collate | None = None) -> None:
@@ -50,7 +50,7 @@ class BatchFetcher(Dataset[Any]):
         if isinstance(self._dataset, IterableDataset):
             self._reader = StreamReader(self._dataset)
             return self._streamed
-        # a Subset has __getitems__ whatever it holds: the dataset inside decides
+        # every Subset has __getitems__, so the dataset inside it decides
         inner = without_subsets(self._dataset)
         known = isinstance(inner, (BatchDataset, TensorDataset))  # these draw nothing unless their attribute says so
         draws = getattr(inner, "draws_per_sample", False if known else None)

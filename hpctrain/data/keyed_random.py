@@ -50,9 +50,9 @@ def _splitmix64(word: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 @contextmanager
 def lent_generators() -> Iterator[None]:
-    """Lend out the global CPU generators of `random`, NumPy and PyTorch; on exit they continue as if never used."""
+    """Let the context use the global CPU generators of `random`, NumPy and PyTorch, and restore them afterwards."""
     python, pytorch = random.getstate(), torch.default_generator.get_state()
-    # exchanged, not copied: reading and writing NumPy's state takes 70 us
+    # swap the generators instead of copying their states: reading and writing NumPy's state takes 70 us
     numpy = np_random.get_bit_generator()
     np_random.set_bit_generator(_bit_generator)
     try:

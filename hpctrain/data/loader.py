@@ -27,15 +27,15 @@ _CHUNK_SAMPLES = 16_384
 class TrainLoader:
     """An endless iterable over this rank's micro-batches, in step order, across epochs.
 
-    It has no state: the position is the loop's step counter, and a resume is a loader with that `start_step`. What
-    workers have fetched ahead doesn't count. Workers live as long as the iterator: call the iterator's `close()`.
+    It has no state: the position is the loop's step counter, and a resume is a loader with that `start_step`. Batches
+    that workers have prefetched don't count. Workers live as long as the iterator: call the iterator's `close()`.
 
     Args:
         dataset: the training samples (`BatchDataset` lists the protocols).
-        order: which sample stands at which position of an epoch.
+        order: maps positions of an epoch to samples.
         plan: the batch arithmetic.
-        rank: whose micro-batches.
-        seed: of the run: with epoch and index the key of a sample's random draws.
+        rank: the rank that trains on the micro-batches.
+        seed: of the run; with epoch and index, the key of a sample's random draws.
         start_step: the first step, from 0, counted over the whole run.
         collate_fn: makes a batch of a list of samples; PyTorch's default collation if None.
         workers: how batches are fetched.
@@ -102,15 +102,15 @@ def assign(plan: BatchPlan, order: Order, rank: int, start_step: int) -> Iterato
     Raises:
         TaskError: the order returned a shape that differs from that of the positions.
     """
-    # The order is asked for many steps at once, since each call has a fixed cost that a single step would feel; for few
-    # steps at first, since every run and every resume begins with one.
+    # Each call of the order is for many steps, since its fixed cost would slow down a single step; the first calls are
+    # for few steps, since every run and every resume begins with them.
     largest = max(1, min(_CHUNK_STEPS, _CHUNK_SAMPLES // (plan.accumulation * plan.micro_batch_size)))
     chunk = 1
     while True:
         steps = np.arange(start_step, start_step + chunk)
         starts, counts = plan.pieces(steps, rank)
         epochs = steps // plan.steps_per_epoch
-        # an empty micro-batch gets a stand-in; its start may be one past the end, hence the bound
+        # an empty micro-batch gets a stand-in sample; its start may be one past the end, hence the bound
         positions = np.minimum(starts[..., None] + np.arange(plan.micro_batch_size), plan.num_samples - 1)
         indices = _ordered(order, epochs[:, None, None], positions)
         lengths, epoch_numbers = counts.tolist(), epochs.tolist()
@@ -151,8 +151,8 @@ def copied_ahead(
 def _copied(
     micro_batches: Generator[MicroBatch, None, None], move: Callable[[Any], Any], device: torch.device
 ) -> Generator[MicroBatch, None, None]:
-    # The copies have a stream of their own, which waits for nothing; the computing stream waits for the copy, and the
-    # host, which runs ahead of the GPU, for neither (if the batch is in page-locked memory).
+    # The copies have their own stream, which never waits; the computing stream waits for the copy. The host, which runs
+    # ahead of the GPU, waits for neither if the batch is in page-locked memory.
     copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     with closing(micro_batches):
         for micro_batch in micro_batches:
@@ -162,6 +162,6 @@ def _copied(
             computing.wait_stream(copies)
             for tensor in iterate_tensors(batch):
                 if tensor.is_cuda:
-                    # the allocator must not reuse the copying stream's memory before the computing stream is done
+                    # the allocator must not reuse the copying stream's memory before the computing stream has used it
                     tensor.record_stream(computing)
             yield micro_batch._replace(batch=batch, on_device=True)

@@ -12,17 +12,17 @@ from hpctrain.data.keyed_random import IntArray
 
 
 class MicroBatch(NamedTuple):
-    """What one forward and backward pass works on.
+    """The input of one forward and backward pass.
 
     Attributes:
-        batch: what the dataset and its collation return, on the CPU.
-        num_samples: samples in it; 0 where the rank has none left in a partial step. The batch then holds one stand-in
+        batch: the collated samples of the dataset, on the CPU.
+        num_samples: samples in it; 0 if the rank has none left in a partial step. The batch then holds one stand-in
             sample, with which the rank takes part in the collectives; its loss must not be counted.
-        divisor: what the mean loss is divided by before backward (`BatchPlan.divisor`): the accumulation in a full
+        divisor: divides the mean loss before the backward pass (`BatchPlan.divisor`): the accumulation in a full
             step, infinite for a stand-in, so that its gradients are zero.
-        is_last: the step's last micro-batch: synchronise gradients, then update.
-        indices: the samples' indices, int64; of a stand-in too.
-        on_device: the batch is on the rank's device already (`copied_ahead`).
+        is_last: whether this is the step's last micro-batch: synchronise gradients, then update the weights.
+        indices: the samples' indices, int64; also for a stand-in.
+        on_device: whether the batch is on the rank's device already (`copied_ahead`).
     """
 
     batch: Any
@@ -34,7 +34,7 @@ class MicroBatch(NamedTuple):
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """The same batch with every tensor replaced.
+    """Replace every tensor of a batch.
 
     Descends into mappings, tuples (named ones too), lists and dataclasses; anything else is returned unchanged.
     """

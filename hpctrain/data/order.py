@@ -36,7 +36,7 @@ class Order(Protocol):
 
 
 class SequentialOrder:
-    """The samples in the order of their indices, in every epoch."""
+    """The samples in index order, in every epoch."""
 
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
@@ -62,7 +62,7 @@ class ShuffledOrder:
         assert 0 < num_samples <= 1 << 62
         self.num_samples = num_samples
         self.seed = seed
-        # a is the largest power of two up to sqrt(num_samples): so fewer than a indices have to walk
+        # a is the largest power of two up to sqrt(num_samples), so fewer than a indices have to walk
         self._low_bits = max(1, (num_samples - 1).bit_length() // 2)
         self._high_size = -(-num_samples >> self._low_bits)
         self._rounds = _ROUNDS_OF_TINY if num_samples <= _TINY else _ROUNDS
@@ -90,7 +90,7 @@ class ShuffledOrder:
         return indices
 
     def _permute(self, values: IntArray, keys: list[npt.NDArray[np.uint32]]) -> IntArray:
-        # integers of fixed width throughout, for the same order on every platform
+        # fixed-width integers throughout, for the same order on every platform
         low_bits, high_size = np.uint64(self._low_bits), np.uint32(self._high_size)
         mask = np.uint32((1 << self._low_bits) - 1)
         low = (values & np.int64(mask)).astype(np.uint32)
@@ -106,8 +106,8 @@ class ShuffledOrder:
 class WeightedOrder:
     """Samples drawn with replacement, in proportion to their weights.
 
-    An epoch has as many positions as the dataset has samples. The draw at a position depends on (seed, epoch, position)
-    alone, so that it is the same at any world size and after any resume: inversion sampling, with a keyed uniform
+    An epoch has as many positions as the dataset has samples. The draw at a position depends only on (seed, epoch,
+    position), so that it is the same at any world size and after any resume: inversion sampling, with a keyed uniform
     number that is looked up in the cumulative weights.
 
     Args:
@@ -115,7 +115,7 @@ class WeightedOrder:
         seed: of the run.
 
     Raises:
-        TaskError: the weights are not of that kind.
+        TaskError: the weights violate one of these conditions.
 
     Example:
         A task that draws each class equally often::

@@ -22,8 +22,8 @@ class BatchPlan:
     into that number x world_size consecutive pieces, as equal as possible, longer ones first, and rank r's a-th
     micro-batch is piece a * world_size + r. In a full step every piece has micro_batch_size positions.
 
-    Only an epoch's last step can be partial, and only where n < world_size (or micro_batch_size is 1) is a rank left
-    with an empty micro-batch.
+    Only an epoch's last step can be partial, and a rank gets an empty micro-batch only if n < world_size (or
+    micro_batch_size is 1).
 
     Args:
         num_samples: of the training dataset.
@@ -95,7 +95,7 @@ class BatchPlan:
         return self.epoch_of_step(step) * self.samples_per_epoch + begin
 
     def divisor(self, step: int, num_samples: int) -> float:
-        """What a micro-batch's mean loss is divided by, before backward.
+        """Return the divisor of a micro-batch's mean loss, applied before the backward pass.
 
         After DDP's mean over the ranks the gradients are then those of the mean over the step's samples. In a full step
         it is exactly `accumulation`; for an empty micro-batch it is infinite, so that its gradients are zero.
@@ -111,7 +111,7 @@ class BatchPlan:
 
         Args:
             steps: int64 of shape [S], counted from 0 over the whole run.
-            rank: whose pieces.
+            rank: the rank that takes the pieces.
 
         Returns:
             Two int64 arrays of shape [S, accumulation]: first position and number of positions, at most

@@ -1,4 +1,4 @@
-"""Iterable datasets, read by position as every other dataset is, by seeking or by replaying."""
+"""Iterable datasets, read by position like every other dataset, by seeking or by replaying."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpctrain.errors import TaskError
 log = logging.getLogger("hpctrain.data")
 
 TOLERATED_REPLAY = 1000
-"""Samples that are read and discarded without a warning."""
+"""Number of samples to read and discard without a warning."""
 
 
 @runtime_checkable
@@ -83,7 +83,7 @@ class StreamReader:
                 type(self._stream).__name__,
                 position,
             )
-        # the usual name of that method, in Hugging Face's datasets for example
+        # the usual name of that method, as in Hugging Face's datasets
         set_epoch = getattr(self._stream, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)

@@ -1,4 +1,4 @@
-"""A dataset of tensors that lie in memory."""
+"""A dataset of tensors in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TensorBatches(Dataset[Any]):
         tensors: at least one, each of shape [num_samples, ...].
 
     Raises:
-        TaskError: there is no tensor, or their lengths differ.
+        TaskError: no tensor was given, or their lengths differ.
 
     Example:
         Ten samples of three features and a label each::

@@ -1,4 +1,4 @@
-"""Fetching batches, in this process or in DataLoader workers."""
+"""Fetch batches, in this process or in DataLoader workers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from hpctrain.data.micro_batch import map_tensors
 from hpctrain.run.process import signals_blocked
 
 MAX_WORKERS = 8
-"""More than these rarely feed a rank faster, and each takes memory."""
+"""Most workers by default: more rarely feed a rank faster, and each takes memory."""
 CPU_SHARE = 4
-"""On a CPU one core in so many is left to the workers: the others compute."""
+"""Cores per worker on a CPU: the other cores compute."""
 
 _IGNORED = (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _ALL = (*_IGNORED, signal.SIGTERM)
@@ -55,7 +55,7 @@ def default_num_workers(dataset: Dataset[Any], cores: int, *, on_gpu: bool) -> i
 
     Args:
         dataset: of the task.
-        cores: CPU cores that are the rank's share.
+        cores: the rank's share of the CPU cores.
         on_gpu: whether the rank computes on a GPU; one core drives it.
     """
     inner: Any = without_subsets(dataset)
@@ -67,7 +67,7 @@ def default_num_workers(dataset: Dataset[Any], cores: int, *, on_gpu: bool) -> i
 
 
 def fetch_batches(fetcher: BatchFetcher, requests: Iterable[Request], workers: Workers) -> Iterator[Any]:
-    """Batches in the order of the requests; the workers end when the iterator is dropped.
+    """Yield batches in the order of the requests; the workers end when the iterator is dropped.
 
     Draws nothing from this process's random generators.
 
@@ -102,9 +102,9 @@ def _fetch_here(fetcher: BatchFetcher, requests: Iterable[Request], *, pin_memor
 
 
 class _Fork(multiprocessing.context.ForkContext):
-    """Forks as Linux does by default, but a worker's death can't block its rank.
+    """Forks like Linux's default context, but a worker's death can't block its rank.
 
-    PyTorch tells its workers to end by an event, whose lock each of them takes for every batch. If a worker is killed
+    PyTorch ends its workers through an event, whose lock each of them takes for every batch. If a worker is killed
     while it holds the lock, the rank's `Event.set` waits forever.
     """
 
@@ -132,8 +132,8 @@ def _unchanged(batch: Any) -> Any:
 def init_worker(_worker_id: int) -> None:
     """Make a worker ignore the signals that SLURM or a terminal sends to every process of a job, and die with its rank.
 
-    The rank stops after a step and needs its workers until then. They obey SIGTERM from their own rank alone, which is
-    how PyTorch and multiprocessing end a worker that is stuck.
+    The rank stops after a step and needs its workers until then. They obey SIGTERM only if their own rank sends it,
+    since PyTorch and multiprocessing use it to end a stuck worker.
     """
     if sys.platform == "linux":
         # prctl(2). PyTorch's own check leaves an orphan 5 s, in which it keeps the rank's sockets open, and with them
@@ -141,7 +141,7 @@ def init_worker(_worker_id: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     rank = multiprocessing.parent_process()
     if rank is not None and rank.pid != os.getppid():
-        # the rank died before prctl; PyTorch would take the process that adopted this one for it, and wait forever
+        # the rank died before prctl; PyTorch would mistake the adoptive parent for the rank, and wait forever
         os._exit(0)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)

@@ -1,1 +1,1 @@
-"""Drills: a short training runs once straight and once interrupted, and both must end with the same weights."""
+"""Drills: run a short training once uninterrupted and once interrupted; both must end with the same weights."""

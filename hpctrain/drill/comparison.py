@@ -1,4 +1,4 @@
-"""What two finished trainings left, compared to the last bit."""
+"""Compare the results of two finished trainings, to the last bit."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SPEED = ("throughput/", "memory/")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingResult:
-    """What a training left that must not depend on interruptions.
+    """The results of a training that must not depend on interruptions.
 
     Attributes:
-        step: of the newest intact checkpoint; None where there is none.
+        step: of the newest intact checkpoint; None without one.
         samples_seen: of the same checkpoint.
         weights_digest: of the same checkpoint.
         metrics: name -> step -> value, without those of the machine.
-        samples: step -> rank -> the samples of that step; empty where they weren't recorded.
+        samples: step -> rank -> the samples of that step; empty if they weren't recorded.
     """
 
     step: int | None
@@ -35,10 +35,10 @@ class TrainingResult:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing that was compared.
+    """One compared quantity.
 
     Attributes:
-        what: its name.
+        what: name of the quantity.
         straight: its value in the uninterrupted run, as text.
         interrupted: its value in the interrupted run.
         equal: whether they are the same, to the last bit.
@@ -65,7 +65,7 @@ def read_result(directory: RunDirectory) -> TrainingResult:
 
 
 def compare(straight: TrainingResult, interrupted: TrainingResult) -> list[Row]:
-    """Compare everything that an exact resume leaves as it is."""
+    """Compare everything that an exact resume must not change."""
     one, other = straight, interrupted
     rows = [
         _compare_values("steps", one.step, other.step),
@@ -93,13 +93,13 @@ def _samples(directory: RunDirectory) -> dict[int, dict[int, tuple[int, ...]]]:
     for path in sorted(directory.logs.glob(directory.sample_log(0).name.replace("0", "*"))):
         rank = int(path.stem.rpartition("_")[2])
         for record in read_json_lines(path):
-            # a step that was done again counts as it was done last
+            # if a step was repeated, its last record counts
             found.setdefault(int(record["step"]), {})[rank] = tuple(record["samples"])
     return found
 
 
 def _compare_values(what: str, one: object, other: object) -> Row:
-    # a value that is missing on both sides proves nothing
+    # a value that both runs lack isn't evidence of equality
     equal = one == other and one is not None
     left, right = ("-" if value is None else str(value) for value in (one, other))
     return Row(what, left, right, equal)

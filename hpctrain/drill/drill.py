@@ -1,4 +1,4 @@
-"""The drill: a straight run, an interrupted one, and the comparison of what they left."""
+"""The drill: an uninterrupted run, an interrupted one, and the comparison of their results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEFAULTS = (
     "logger.tensorboard=false",
     "logger.samples=true",
 )
-"""The overrides of every drill; those that the user types come after them."""
+"""The overrides of every drill; the user's own come after them."""
 # the drill itself watches its runs
 FORCED = ("cluster.wait=false", "cluster.dry_run=false")
 ON_GPUS = ("trainer.deterministic=true", "cluster.env.CUBLAS_WORKSPACE_CONFIG=:4096:8")
@@ -37,13 +37,13 @@ STEPS_KEY = "trainer.max_steps"
 ONE_PROCESS_S = 0.15
 """Seconds from an interruption to the last step of an attempt, with one process."""
 SEVERAL_RANKS_S = 1.5
-"""The same for several ranks, which agree on a stop at least once a second."""
+"""Seconds from an interruption to the last step with several ranks, which agree on a stop at least once a second."""
 ON_SLURM_S = 2.5
-"""The same by way of SLURM."""
+"""Seconds from an interruption to the last step on SLURM."""
 
 
 class Progress(Protocol):
-    """Where a drill reports its progress."""
+    """The display of a drill's progress."""
 
     def show_step(self, run: str, step: int) -> None:
         """Show the last step that a run completed."""
@@ -59,7 +59,7 @@ class Interruption:
     Attributes:
         how: the signal or command.
         step: the last step that the attempt completed.
-        reason: why the attempt ended, as the ledger has it.
+        reason: why the attempt ended, from the ledger.
     """
 
     how: str
@@ -75,7 +75,7 @@ class Report:
         straight: the uninterrupted run.
         interrupted: the interrupted run.
         interruptions: those that took effect.
-        rows: what was compared.
+        rows: the compared quantities.
     """
 
     straight: RunDirectory
@@ -99,9 +99,9 @@ class Drill:
         typed: those of the user.
         config_dir: a folder with more configuration.
         home: the folder of both runs, which is empty.
-        interruptions: how many.
+        interruptions: number of interruptions.
         seed: of their steps and signals.
-        progress: where progress is reported.
+        progress: displays the progress.
     """
 
     config: Config
@@ -115,14 +115,14 @@ class Drill:
     _running: list[Training] = field(default_factory=list, init=False)
 
     def run(self) -> Report:
-        """Do both runs, and compare them.
+        """Run both trainings, and compare them.
 
         Raises:
-            RunFailedError: one of them failed by itself.
+            RunFailedError: one of them failed without the drill's doing.
         """
         try:
             return self._run()
-        except BaseException:  # Ctrl-C as well: neither processes nor jobs may be left behind
+        except BaseException:  # also Ctrl-C: the drill must not leave processes or jobs behind
             for training in self._running:
                 training.stop()
             raise
@@ -133,7 +133,7 @@ class Drill:
         needed = enough_steps(self.interruptions, self._reaction_s, _step_s(last))
         if (last.end_step or 0) < needed and not any(_key(word) == STEPS_KEY for word in self.typed):
             self.progress.report(f"{last.end_step} steps are over too soon: training {needed} steps instead")
-            # the measured speed counts: a guess would make drills of slow models last for hours
+            # by the measured speed: a guess could make drills of slow models last for hours
             shutil.rmtree(straight.path)
             overrides = [f"{STEPS_KEY}={needed}" if _key(word) == STEPS_KEY else word for word in overrides]
             straight, last = self._straight(overrides)
@@ -189,7 +189,7 @@ class Drill:
         return training
 
     def _reaches(self, training: Training, attempt: int, step: int) -> bool:
-        """Wait until an attempt has done a step; returns whether it got so far."""
+        """Wait until an attempt has completed a step; return whether it got that far."""
         for done in training.steps(attempt):
             self.progress.show_step("interrupted run", done)
             if done >= step:
@@ -197,7 +197,7 @@ class Drill:
         return False
 
     def _finish(self, training: Training, attempt: int) -> Attempt:
-        """Wait until the run is completed, however often something else interrupts it."""
+        """Wait until the run is completed, even if other causes interrupt it."""
         name = f"{training.directory.path.name} run"
         while True:
             for step in training.steps(attempt):
@@ -221,6 +221,6 @@ def _key(override: str) -> str:
 
 
 def _step_s(attempt: Attempt) -> float:
-    """Seconds of a step, without the first; 0 where it wasn't measured."""
+    """Seconds of a step, without the first; 0 if it wasn't measured."""
     steps = (attempt.end_step or 0) - (attempt.start_step or 0)
     return float(attempt.extra.get("train_s", 0.0)) / max(1, steps - 1)

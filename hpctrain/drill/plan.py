@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 MARGIN = 1.5
-"""How much longer a training should be than its reactions to all interruptions."""
+"""Factor by which a training should be longer than its reactions to all interruptions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +17,10 @@ class Plan:
     """The interruptions of one drill; the same for the same seed.
 
     Args:
-        interruptions: how many.
+        interruptions: number of interruptions.
         seed: of the random draws.
         total_steps: of the training.
-        reaction_steps: how many steps may pass between an interruption and the attempt's last step.
+        reaction_steps: number of steps that may pass between an interruption and the attempt's last step.
     """
 
     interruptions: int
@@ -29,7 +29,7 @@ class Plan:
     reaction_steps: int
 
     def target(self, done: int, number: int) -> int:
-        """The step after which to interrupt, by which the attempt has done at least one step.
+        """The step after which to interrupt; the attempt has completed at least one step by then.
 
         Args:
             done: steps that earlier attempts completed.
@@ -40,16 +40,16 @@ class Plan:
         return done + 1 + self._random(number).randrange(max(1, math.ceil(spare / left)))
 
     def signal(self, number: int) -> signal.Signals:
-        """The signal of an interruption, where a signal is used."""
+        """The signal of an interruption, if the training is interrupted by signals."""
         return self._random(number + self.interruptions).choice(SIGNALS)
 
     def _random(self, number: int) -> random.Random:
-        # one generator per interruption: when the one before took effect doesn't change the next
+        # one generator per interruption: the time at which one took effect doesn't change the next
         return random.Random(f"{self.seed}.{number}")
 
 
 def enough_steps(interruptions: int, reaction_s: float, step_s: float) -> int:
-    """How many steps a training needs for so many interruptions.
+    """Return the number of steps that a training needs for its interruptions.
 
     Args:
         interruptions: how many.

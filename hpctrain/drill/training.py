@@ -1,4 +1,4 @@
-"""The trainings of a drill: launched as a user would launch them, and watched through their run directory."""
+"""The trainings of a drill, launched like a user's and watched through their run directories."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from hpctrain.status.metrics import read_metrics
 from hpctrain.status.report import job_ids
 
 TAIL_BYTES = 4096
-"""How much of the end of metrics.jsonl is read for its last step."""
+"""Bytes to read at the end of metrics.jsonl to find its last step."""
 SHOWN_LINES = 12
-"""Lines of a training's output that an error quotes."""
+"""Number of lines of a training's output that an error quotes."""
 STOP_S = 20.0
-"""Seconds that a training gets to end after Ctrl-C on the drill."""
+"""Seconds to wait for a training to end after Ctrl-C on the drill."""
 ASK_EVERY_S = 1.0
-"""Seconds between two questions to SLURM."""
+"""Seconds between two queries to SLURM."""
 
 
 class Training(ABC):
@@ -34,11 +34,11 @@ class Training(ABC):
 
     Args:
         directory: of the run; the training itself creates it.
-        overrides: what it is launched with, without the run directory.
+        overrides: the overrides of the launch, without the run directory.
         config_dir: a folder with more configuration.
 
     Attributes:
-        poll_s: seconds between two looks at the run.
+        poll_s: seconds between two checks of the run.
         settle_s: seconds that the record of an attempt's end may take to cross a shared file system.
     """
 
@@ -61,18 +61,18 @@ class Training(ABC):
 
     @abstractmethod
     def interrupt(self, signal_number: int) -> str:
-        """Interrupt the running attempt, by this signal where a signal is used; returns how it was done."""
+        """Interrupt the running attempt, by this signal if signals are used; describe how it was done."""
 
     @abstractmethod
     def resume(self) -> None:
-        """Start the next attempt, unless it starts by itself."""
+        """Start the next attempt, unless SLURM starts it."""
 
     @abstractmethod
     def stop(self) -> None:
         """End the run, because the drill itself is interrupted."""
 
     def steps(self, attempt: int) -> Iterator[int]:
-        """Yield the last completed step of an attempt, again and again until the attempt ends."""
+        """Yield the last completed step of an attempt repeatedly until the attempt ends."""
         while not self.has_ended(attempt):
             step = self._last_step(attempt)
             if step is not None:
@@ -94,7 +94,7 @@ class Training(ABC):
             entry = self._entry(attempt)
         if entry is None or entry.reason is None:
             raise RunFailedError(f"attempt {attempt} of {self.directory.path} recorded no end{self._end_of_log()}")
-        # a local run has no supervisor: the drill itself resumes it after its ranks were killed
+        # a local run has no supervisor, so the drill resumes it after its ranks were killed
         expected = entry.reason.meaning.resumable or entry.reason in (Reason.COMPLETED, Reason.INFRASTRUCTURE)
         if not expected and "next" not in entry.extra:
             raise RunFailedError(f"attempt {attempt} of {self.directory.path}: {entry.reason}{self._end_of_log()}")
@@ -112,13 +112,13 @@ class Training(ABC):
         attempts = Ledger(self.directory).attempts()
         return next((entry for entry in attempts if entry.attempt == attempt), None)
 
-    def _start(self, *words: str) -> subprocess.Popen[bytes]:
-        """Start hpctrain, with its output in a log beside the run directory."""
+    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start hpctrain, with its output in a log next to the run directory."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
-            # a session of its own: Ctrl-C on the drill reaches it through `stop` alone, and so only once
+            # a separate session: Ctrl-C on the drill reaches it only through `stop`, and so only once
             return subprocess.Popen(
-                [sys.executable, "-m", "hpctrain", *words],
+                [sys.executable, "-m", "hpctrain", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -141,7 +141,7 @@ class Training(ABC):
 class LocalTraining(Training):
     """A process on this machine; interrupted by signals, and continued by `resume`."""
 
-    # a step of a small model takes a millisecond, and the drill should interrupt near the step that it chose
+    # a step of a small model takes a millisecond, and the drill should interrupt close to the chosen step
     poll_s = 0.005
     settle_s = 0.0
 
@@ -183,7 +183,7 @@ class LocalTraining(Training):
 
 
 class SubmittedTraining(Training):
-    """A job of SLURM's; interrupted by `scontrol requeue`, after which it continues by itself."""
+    """A SLURM job; interrupted by `scontrol requeue`, after which SLURM restarts it."""
 
     poll_s = 0.05
     settle_s = 15.0
@@ -207,7 +207,7 @@ class SubmittedTraining(Training):
         now = time.monotonic()
         if now - self._asked_at >= ASK_EVERY_S:
             self._asked_at = now
-            # a busy controller is asked again
+            # a busy controller is queried again
             with contextlib.suppress(SchedulerError):
                 record = self._slurm.find([self._job_id])[self._job_id]
                 self._job_is_over = record is None or record.state.is_finished
@@ -223,7 +223,7 @@ class SubmittedTraining(Training):
 
     def stop(self) -> None:
         """See `Training`."""
-        # before the submission there is none
+        # before the submission there is no job
         for job_id in job_ids(self.directory)[-1:]:
             self._slurm.cancel(job_id)
 

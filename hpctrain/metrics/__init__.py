@@ -1,1 +1,1 @@
-"""What a run measures about itself, and where it writes that: meters, memory, and the sinks of its metrics."""
+"""The metrics of a run: meters, memory use, and the sinks to which metrics are written."""

@@ -14,23 +14,23 @@ _CLEAR_LINE = "\r\x1b[K"
 _REDRAW_S = 0.05
 _LINE_S = 1.0
 _OWN_PLACE = ("train/epoch", "train/lr")
-"""Shown in another place on the line, or not at all."""
+"""Metrics that the line shows in another place, or omits."""
 _OF_THE_MACHINE = ("throughput/", "memory/")
-"""Not shown, except for the speed."""
+"""Prefixes of metrics that the line omits, except for the speed."""
 
 
 class ConsoleSink:
-    """One line that is updated in place on a terminal; elsewhere plain lines, at most one a second.
+    """Shows progress in one line that is updated in place on a terminal; elsewhere in at most one plain line a second.
 
-    Lines with an evaluation are always there, and stay.
+    Lines with an evaluation are always printed, and stay on the terminal.
 
     ``step 120/460  epoch 2  train/loss 0.123  5210 samples/s  eta 0:12``
 
-    If the stream fails (a closed pipe, a full disk), the display ends, not the training.
+    If the stream fails (a closed pipe, a full disk), the display ends, but training continues.
 
     Args:
         stream: where to write; a terminal is recognised.
-        total_steps: where the run ends; None if unknown.
+        total_steps: the last step of the run; None if unknown.
         step: steps completed before this attempt.
         clock: monotonic seconds.
     """
@@ -92,7 +92,7 @@ class ConsoleSink:
         return [f"eta {duration((self._total_steps - step) * seconds / done)}"]
 
     def _columns(self) -> int:
-        # asked at each line, since the window may change; a longer line would wrap, and "\r" would not reach its start
+        # queried for each line, since windows change; a longer line would wrap, and "\r" would not reach its start
         try:
             return os.get_terminal_size(self._stream.fileno()).columns or 80
         except OSError:
@@ -106,7 +106,7 @@ class ConsoleSink:
             self._stream.flush()
         except OSError as error:
             self._gone = True
-            logger.warning("progress is no longer shown (%s); training continues", error.strerror)
+            logger.warning("can't show progress any longer (%s); training continues", error.strerror)
 
 
 def duration(seconds: float) -> str:

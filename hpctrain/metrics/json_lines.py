@@ -13,7 +13,7 @@ from hpctrain.files import write_atomic
 from hpctrain.metrics.sink import RecordFile
 
 WRITE_EVERY_S = 0.1
-"""A write costs as much as a step of a small model, and more on a shared file system."""
+"""Seconds between writes: one costs as much as a step of a small model, and more on a shared file system."""
 
 
 class JsonLinesSink:
@@ -27,9 +27,9 @@ class JsonLinesSink:
 
     Args:
         path: the file; made if it is missing.
-        resume_step: records of later steps are dropped, and so is a last line that a crash cut short; None drops all.
+        resume_step: drop records of later steps, and a last line that a crash left incomplete; None drops all.
         clock: epoch seconds.
-        evaluation_due: `resume_step` is going to be evaluated again: the records of its evaluation are dropped, too.
+        evaluation_due: whether `resume_step` will be evaluated again: then drop the records of its evaluation, too.
 
     Raises:
         OSError: the file can't be made or replaced.
@@ -44,7 +44,7 @@ class JsonLinesSink:
         evaluation_due: bool = False,
     ) -> None:
         self._clock = clock
-        # replaced, never truncated: a superseded attempt that still appends does so to the old file, which has no name
+        # replaced, never truncated: a superseded attempt that still appends then writes to the old, unlinked file
         write_atomic(path, _kept(path, resume_step, evaluation_due))
         self._file = RecordFile(path)
         self._waiting: list[tuple[int, float, Mapping[str, float]]] = []
@@ -54,7 +54,7 @@ class JsonLinesSink:
         """Append one record."""
         now = self._clock()
         self._waiting.append((step, now, dict(values)))
-        # a clock that was set back must not hold records back; after an evaluation the next record may be far away
+        # a clock that was set back must not delay records; after an evaluation the next record may come much later
         if not 0 <= now - self._written_at < WRITE_EVERY_S or _is_evaluation(values):
             self._write()
 
@@ -85,7 +85,7 @@ def _line(step: int, logged_at: float, values: Mapping[str, float]) -> bytes:
 
 
 def _kept(path: Path, resume_step: int | None, evaluation_due: bool) -> bytes:
-    """The whole lines of ``path`` up to the step that an attempt resumes from."""
+    """The complete lines of ``path`` up to the step from which an attempt resumes."""
     if resume_step is None or not path.exists():
         return b""
     lines = path.read_bytes().splitlines(keepends=True)
@@ -95,7 +95,7 @@ def _kept(path: Path, resume_step: int | None, evaluation_due: bool) -> bytes:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """The record in a line; None if the line was cut short, or isn't the record of a step."""
+    """Parse the record in a line; None if the line is incomplete, or isn't the record of a step."""
     try:
         record = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:

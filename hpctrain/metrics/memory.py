@@ -1,4 +1,4 @@
-"""How much memory this rank uses: tensors on a GPU as torch's allocator counts them, otherwise the process's own."""
+"""The memory use of this rank: that of tensors on a GPU, by torch's allocator; on a CPU that of the process."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _STATUS = Path("/proc/self/status")
 
 
 class Memory:
-    """Memory in use now and at its peak, in bytes; 0 where the system doesn't report it.
+    """Memory in use now and at its peak, in bytes; 0 if the system doesn't report it.
 
-    Of a process only its own pages count: the kernel evicts pages of mapped files, such as token files, at any time.
+    Only a process's own pages count: the kernel evicts pages of mapped files, such as token files, at any time.
 
     Args:
         device: of this rank.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 Reduce = Callable[[Tensor], Tensor]
-"""Sums a float64 tensor over all ranks, in place or not, and returns the sum; collective."""
+"""A function that sums a float64 tensor over all ranks, in place or not, and returns the sum; collective."""
 
 
 class Meter:
@@ -20,9 +20,9 @@ class Meter:
     change the logged digits. On a CPU sums are plain floats; elsewhere they stay on the device until they are read.
 
     Args:
-        device: where the values live and where the reduction happens.
+        device: the device of the values and of the reduction.
         reduce: sums a 1-d float64 tensor on ``device`` over all ranks; None for a world of one.
-        names: metrics that take part in every reduction, also on a rank without a sample. For any other name each rank
+        names: metrics that take part in every reduction, even on a rank without samples. For any other name each rank
             must have added samples, or called `expect`, before the next reduction.
         sums_on_device: None: yes for every device but the CPU.
     """
@@ -38,7 +38,7 @@ class Meter:
         self._device = device
         self._reduce = reduce
         self._names = tuple(names)
-        # on a CPU `item` costs less than any tensor operation, and there is no device to stall
+        # on a CPU, `item` costs less than any tensor operation, and doesn't stall a device
         self._on_host = device.type == "cpu" if sums_on_device is None else not sums_on_device
         self._sums: dict[str, float | Tensor] = {}
         self._counts: dict[str, float | Tensor] = {}
@@ -55,7 +55,7 @@ class Meter:
         return tuple(sorted(self._sums))
 
     def expect(self, names: Iterable[str]) -> None:
-        """Have metrics take part in every reduction from now on, such as those that other ranks added samples to."""
+        """Include metrics in every reduction from now on, such as those for which only other ranks have samples."""
         self._names = tuple(dict.fromkeys([*self._names, *names]))
         for name in self._names:
             self._sums.setdefault(name, 0.0)
@@ -80,7 +80,7 @@ class Meter:
             self._counts[name] = self._counts.get(name, 0.0) + count
 
     def means(self) -> dict[str, float]:
-        """The means over all ranks since the last reset; NaN where no rank had a sample.
+        """The means over all ranks since the last reset; NaN if no rank had a sample.
 
         Collective, and waits for the device.
         """
@@ -99,7 +99,7 @@ class Meter:
         return dict(zip(names, zip(values[: len(names)], values[len(names) :], strict=True), strict=True))
 
     def load_state(self, state: Mapping[str, tuple[float, float]], *, rank: int) -> None:
-        """Continue from what `state` returned, at any world size: every rank calls it, rank zero takes the values."""
+        """Continue from a result of `state`, at any world size: every rank calls it; only rank zero adds the values."""
         self.reset()
         self._sums |= {name: total if rank == 0 else 0.0 for name, (total, _) in state.items()}
         self._counts |= {name: count if rank == 0 else 0.0 for name, (_, count) in state.items()}
@@ -147,7 +147,7 @@ class Throughput:
         self._samples_seen = samples_seen
 
     def rate(self, samples_seen: int) -> float:
-        """Samples per second, over all ranks, since the last call; 0.0 where no time has passed."""
+        """Samples per second, over all ranks, since the last call; 0.0 if no time has passed."""
         now_s = self._clock() - self._paused_s
         seconds, samples = now_s - self._begin_s, samples_seen - self._samples_seen
         self._begin_s = now_s
@@ -156,7 +156,7 @@ class Throughput:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Don't count the time inside: an evaluation, a synchronous save."""
+        """Inside the context, don't count the time; for an evaluation or a synchronous save."""
         begin = self._clock()
         try:
             yield

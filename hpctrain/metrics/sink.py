@@ -1,4 +1,4 @@
-"""Where metrics go: what all sinks have in common, and the file that two of them append to."""
+"""The protocol of metric sinks, and the file to which two of them append."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Protocol
 logger = logging.getLogger(__name__)
 
 MAX_PENDING_BYTES = 16 * 2**20
-"""Bytes kept while the file can't be written, about a hundred thousand records; later records are dropped."""
+"""Bytes to keep while the file can't be written, about a hundred thousand records; later records are dropped."""
 
 
 class Sink(Protocol):
-    """A destination for metrics; only rank zero has any. No method is collective.
+    """A destination for metrics, on rank zero only. No method is collective.
 
     Metric names: ``train/loss``, ``train/lr``, ``train/epoch``, ``eval/loss``, ``eval/accuracy``,
-    ``throughput/samples_per_s``, and what a task adds.
+    ``throughput/samples_per_s``, and those of the task.
     """
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the values of a step. Steps never go back within an attempt; one step may come in several calls."""
+        """Write the values of a step. Steps never decrease within an attempt; one step may come in several calls."""
         ...
 
     def flush(self) -> None:
-        """Make what was logged durable; called before a checkpoint is published, so that a resume misses no record."""
+        """Make the records durable; called before a checkpoint is published, so that a resume misses no record."""
         ...
 
     def close(self) -> None:
@@ -35,7 +35,7 @@ class Sink(Protocol):
 
 
 class RecordFile:
-    """A file that whole records are appended to, each in one write, without blocking while the file system fails.
+    """Appends whole records to a file, each in one write, without blocking while the file system fails.
 
     While it fails (full, read-only, unmounted), records wait in memory, up to 16 MiB, and follow in order as soon as a
     write succeeds; a record that was written in part is completed. The first failure and the recovery are logged as
@@ -45,7 +45,7 @@ class RecordFile:
         path: an existing file; only this process writes it.
 
     Raises:
-        OSError: it can't be opened.
+        OSError: the file can't be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,7 +55,7 @@ class RecordFile:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def append(self, record: bytes) -> None:
-        """Write one record, after those that wait."""
+        """Write one record, after any that wait in memory."""
         if len(self._pending) + len(record) <= MAX_PENDING_BYTES:
             self._pending += record
         try:
@@ -63,7 +63,7 @@ class RecordFile:
                 written = os.write(self._descriptor, self._pending)
                 self._pending = self._pending[written:]
         except OSError as error:
-            # not `retry`: waiting for the file system here would hold up the training
+            # not `retry`: waiting for the file system here would block training
             if not self._failing:
                 logger.warning("%s can't be written (%s): records wait in memory", self._path, error.strerror)
             self._failing = True

@@ -27,16 +27,16 @@ _MASK_DELTA = 0xA282EAD8
 
 
 class TensorBoardSink:
-    """Scalars in an event file of this attempt, made with the first record.
+    """Writes scalars to an event file of this attempt, which the first record creates.
 
-    A resume has TensorBoard drop what later steps left in the files of earlier attempts
+    A resume makes TensorBoard drop later steps in the files of earlier attempts
     (``purge_step=resume_step+1``), so a curve never doubles back; with ``--load_fast=false`` it still shows them.
-    Of records within 0.1 s of each other only the first is taken, and every evaluation: the metrics file has them all.
+    Of records within 0.1 s of each other only the first is written, and every evaluation; the metrics file has all.
     While the file system fails, training continues (see `RecordFile`).
 
     Args:
         directory: the run's TensorBoard folder; made if it is missing.
-        resume_step: the step that the attempt starts from; None drops everything there.
+        resume_step: the step from which the attempt starts; None drops all earlier events.
         clock: epoch seconds.
     """
 
@@ -88,7 +88,7 @@ class TensorBoardSink:
             self._failing = True
             return None
         file.append(frame(Event(wall_time=self._clock(), file_version="brain.Event:2").SerializeToString()))
-        # TensorBoard drops points from purge_step on only at the start of a session, which a first file doesn't need
+        # TensorBoard drops points from purge_step on only at a session start, which the first file doesn't need
         if earlier:
             start = SessionLog(status=SessionLog.START)
             purge = Event(wall_time=self._clock(), step=self._purge_step, session_log=start)
@@ -130,7 +130,7 @@ def event_files(directory: Path) -> list[Path]:
 
 
 def make_event_file(directory: Path) -> Path:
-    """Make an empty event file whose name sorts after all others there, even if the clock of an earlier host was ahead.
+    """Make an empty event file whose name sorts after all others there, even if an earlier host's clock was ahead.
 
     Args:
         directory: made if it is missing.

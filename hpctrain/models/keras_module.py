@@ -41,7 +41,7 @@ def import_keras() -> Any:
 
 
 class KerasModule(nn.Module):
-    """A built Keras model, trained as any other module is.
+    """A built Keras model, trained like any other module.
 
     Keras stores the statistics of batch norm and the states of its seeds as parameters that need no gradient: DDP would
     neither average nor send them, and each rank would evaluate with its own. Here they are buffers, which share their
@@ -52,7 +52,7 @@ class KerasModule(nn.Module):
     have no effect on Keras's own layers. The forward also returns the model's own losses (regularisers, `add_loss`).
 
     Names are Keras's paths (``conv2d/kernel``), with layers numbered by their order in the model: Keras itself numbers
-    them by how many the process has made.
+    them by the layers that the process has made so far.
 
     Args:
         build: makes the model, on the CPU; the model must be built, with its variables, when it returns.
@@ -94,7 +94,7 @@ class KerasModule(nn.Module):
         if parameter is None:
             raise TaskError("nn.DataParallel can't split a Keras model among GPUs: use parallel=ddp")
         device = parameter.device
-        with import_keras().device(str(device)):  # otherwise Keras moves its inputs to the device that it chooses
+        with import_keras().device(str(device)):  # otherwise Keras moves its inputs to its default device
             output = model(*inputs, training=self.training)
             return output, sum(model.losses, start=torch.zeros((), device=device))
 

@@ -24,7 +24,7 @@ class ResNet(nn.Module):
             2017); torchvision's default is false.
 
     Raises:
-        ConfigError: the depth is another.
+        ConfigError: the depth isn't one of these.
     """
 
     layer1: nn.Sequential

@@ -1,4 +1,4 @@
-"""Classification of images that lie in a folder per class."""
+"""Classification of images in one folder per class."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ImageFolder(Task):
         data: folder of the data set.
         train: its folder with the training images.
         eval: its folder with the held-out images; None for no evaluation.
-        num_classes: number of the model's logits; None: not checked.
+        num_classes: number of the model's logits; None skips the check.
         image_size: pixels per side of the model's input.
         min_crop: smallest share of a training image's area that a random crop keeps.
         crop_share: share of the resized image's shorter side that evaluation's centre crop keeps.
@@ -129,7 +129,7 @@ class ImageFolder(Task):
 
     def _normalised(self, images: Tensor) -> Tensor:
         if self._scale.device != images.device:
-            # once: a copy in every step would wait for the device
+            # cached: a copy in every step would wait for the device
             self._scale = self._scale.to(images.device)
             self._shift = self._shift.to(images.device)
         return images.float().mul_(self._scale).add_(self._shift)

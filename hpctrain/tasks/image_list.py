@@ -14,7 +14,7 @@ SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".t
 
 
 class ImageList:
-    """Paths and labels, in an order that depends on the names alone: classes sorted, then files sorted.
+    """Paths and labels, in an order that depends only on the names: classes sorted, then files sorted.
 
     Args:
         folder: holds one folder per class, with images at any depth; names that begin with a dot are ignored.

@@ -19,12 +19,12 @@ from hpctrain.tasks.token_files import ABOUT, DTYPES
 from hpctrain.tasks.tokeniser import Tokeniser, tokeniser
 
 PIECE_CHARS = 1 << 20
-"""Characters that are tokenised at a time, up to the next end of a line."""
+"""Characters to tokenise at a time, extended to the end of a line."""
 COPY_BYTES = 1 << 24
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make token files, and print what they hold.
+    """Make token files, and print a summary.
 
     Args:
         arguments: of the command line; None for this process's own.
@@ -62,7 +62,7 @@ def make_tokens(
         held_out: share of the tokens, from the end, that go into ``eval.bin``; 0: no such file.
 
     Returns:
-        What ``tokens.json`` holds.
+        The contents of ``tokens.json``.
 
     Raises:
         ConfigError: the folder exists, a text can't be read, or no tokens would be left for training or evaluation.
@@ -96,7 +96,7 @@ def _write(texts: Sequence[Path], folder: Path, chosen: Tokeniser, held_out: flo
             characters += len(piece or "")
             tokens += len(made)
             train.write(_encoded(made, dtype))
-        # two tokens at least: a window needs a token and its target
+        # at least two tokens: a window needs a token and its target
         kept = tokens - round(tokens * held_out)
         if kept < 2 or (held_out and tokens - kept < 2):
             problem = f"of {tokens} tokens {kept} would be left for training, {tokens - kept} for evaluation"
@@ -129,7 +129,7 @@ def _pieces(texts: Sequence[Path]) -> Iterator[str | None]:
 
 def _of_file(file: IO[str]) -> Iterator[str | None]:
     while piece := file.read(PIECE_CHARS):
-        # up to the end of the line, so that no word is cut in two
+        # up to the end of the line, so that no word is split
         yield piece + file.readline()
     yield None
 

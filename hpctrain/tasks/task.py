@@ -1,4 +1,4 @@
-"""The contract between what is trained and the training loop."""
+"""The contract between a task and the training loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpctrain.data.order import Order
 from hpctrain.errors import TaskError
 
 Sums: TypeAlias = dict[str, tuple[Tensor | float, Tensor | int]]
-"""By metric: the sum over a batch, and the count that it is over."""
+"""By metric: the sum over a batch, and the number of summed values."""
 
 
 class Task(ABC):
@@ -27,8 +27,8 @@ class Task(ABC):
     device. The trainer does the rest: device placement, DDP, precision, accumulation, seeding and checkpoints.
 
     Attributes:
-        metric: name of the evaluation metric that says which checkpoint is best; a key of what `evaluate` or `derive`
-            returns.
+        metric: name of the evaluation metric that decides which checkpoint is best; a key in the result of `evaluate`
+            or `derive`.
         metric_mode: `min` if smaller values are better, `max` if larger ones are.
         collate_fn: None for PyTorch's default collation, or a method that makes a batch of a list of samples.
 
@@ -53,26 +53,26 @@ class Task(ABC):
     collate_fn: Callable[[list[Any]], Any] | None = None
 
     def prepare(self) -> None:  # noqa: B027  # a hook
-        """Download or convert what the task needs; called first, by one process per node while the others wait."""
+        """Download or convert the task's data; called first, by one process per node while the others wait."""
 
     def build_model(self) -> nn.Module:
         """The model, on the CPU; every rank builds it from the same seed. Not called if the config names a model.
 
         Raises:
-            TaskError: the task has no model of its own.
+            TaskError: the task doesn't define a model.
         """
         name = type(self).__name__
         raise TaskError(f"{name} has no model: name one in the config (model=convnet), or define {name}.build_model")
 
     def place(self, model: nn.Module, devices: Sequence[torch.device]) -> nn.Module:  # noqa: ARG002 - as below
-        """Put the model's parts on this process's devices; called where cluster.gpus_per_process is more than 1.
+        """Put the model's parts on this process's devices; called if cluster.gpus_per_process is more than 1.
 
         Batches arrive on the first device, and the loss must end there; the model's forward moves tensors between its
         parts.
 
         Args:
             model: on the CPU.
-            devices: GPUs, at least two; on a machine without any, the CPU as often as there would be GPUs.
+            devices: GPUs, at least two; on a machine without any, the CPU, repeated as often as there would be GPUs.
 
         Returns:
             The model, with its parts on these devices.
@@ -131,7 +131,7 @@ class Task(ABC):
             batch: on the model's device.
 
         Returns:
-            For every metric its sum over the batch and the count that the sum is over.
+            For every metric its sum over the batch and the number of summed values.
         """
         count = self.num_samples(batch)
         return {"loss": (self.loss(model, batch) * count, count)}
@@ -140,7 +140,7 @@ class Task(ABC):
         """More metrics, computed from the means over all held-out samples, such as a perplexity.
 
         Args:
-            means: of what `evaluate` returned, by the same names.
+            means: of the metrics that `evaluate` returned, by the same names.
         """
         return {}
 
@@ -165,7 +165,7 @@ class Task(ABC):
 
 
 def classification_sums(logits: Tensor, labels: Tensor) -> Sums:
-    """What `Task.evaluate` of a classifier returns: cross-entropy and accuracy.
+    """Compute the result of `Task.evaluate` for a classifier: cross-entropy and accuracy.
 
     Args:
         logits: of shape [n, num_classes].

@@ -1,4 +1,4 @@
-"""Token files: a sequence of numbers on disk, read at random positions without loading the file.
+"""Token files: sequences of numbers on disk, read at random positions without loading the file.
 
 A ``.bin`` file holds numbers and nothing else, little-endian uint16 or uint32; a ``.npy`` file is NumPy's, of shape
 [length] and one of these types. ``tokens.json`` in the same folder describes them; `hpctrain.tasks.make_tokens` writes
@@ -25,7 +25,7 @@ from hpctrain.phrases import listed
 
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 ABOUT = "tokens.json"
-"""Describes the token files of a folder: ``vocab_size``, ``dtype`` and how they were made."""
+"""The file that describes a folder's token files: ``vocab_size``, ``dtype`` and their origin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class TokenFile:
             dtype: of a ``.bin``: `uint16` or `uint32`.
 
         Raises:
-            ConfigError: the file is neither, or the type of its numbers is unknown.
+            ConfigError: the file has another suffix, or the type of its numbers is unknown.
         """
         if path.suffix == ".npy":
             array = np.load(path, mmap_mode="r")
@@ -85,16 +85,16 @@ def about(folder: Path) -> dict[str, Any]:
 
 
 def find_token_files(key: str, folder: Path, pattern: str, dtype: str | None) -> list[TokenFile]:
-    """The token files of a folder whose names match, sorted.
+    """Find the token files of a folder whose names match, sorted.
 
     Args:
         key: the configuration key of the pattern, for the error.
-        folder: where they are.
+        folder: the folder of the files.
         pattern: name, or pattern with * and ?.
         dtype: of ``.bin`` files.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no file matches.
     """
     if not folder.is_dir():
         raise ConfigError("task.data", folder, "is not a folder", "name the folder that holds the token files")
@@ -158,7 +158,7 @@ class TokenWindows(Dataset[Any]):
             begin = (number - (int(self._ends[owner - 1]) if owner else 0)) * self._context_length
             row[:] = self._tokens(owner)[begin : begin + len(row)]
         if self._vocab_size is not None and rows.max() >= self._vocab_size:
-            # on a GPU it would be an assertion in a kernel, without the name of the file
+            # on a GPU, it would fail as an assertion in a kernel, without the name of the file
             worst = int(rows.max(axis=1).argmax())
             raise TaskError(
                 f"{self._files[owners[worst]].path} holds the token {rows[worst].max()}, but the model has "

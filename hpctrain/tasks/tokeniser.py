@@ -1,4 +1,4 @@
-"""From text to tokens."""
+"""Turn text into tokens."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Tiktoken:
             self._encoding = tiktoken.get_encoding(name)
         except (ValueError, OSError) as error:
             first = str(error).partition("\n")[0]
-            remedy = "see tiktoken.list_encoding_names(), and TIKTOKEN_CACHE_DIR where there is no network"
+            remedy = "see tiktoken.list_encoding_names(), and set TIKTOKEN_CACHE_DIR on a machine without network"
             raise ConfigError("--tokenizer", f"tiktoken:{name}", f"is not available ({first})", remedy) from error
         self.vocab_size = int(self._encoding.n_vocab)
         self.end_of_text = int(self._encoding.eot_token)
@@ -76,7 +76,7 @@ class TokenizersFile:
         tokenizers = _package("tokenizers", "pip install tokenizers")
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(path)
-        except Exception as error:  # the library raises no narrower one
+        except Exception as error:  # the library raises no narrower exception
             problem = f"can't be read ({error})"
             raise ConfigError("--tokenizer", f"tokenizers:{path}", problem, "name a tokenizer.json") from error
         found = self._tokenizer.token_to_id(end_of_text)
@@ -93,7 +93,7 @@ class TokenizersFile:
 
 
 def tokeniser(name: str, end_of_text: str = "<|endoftext|>") -> Tokeniser:
-    """The tokeniser that is called `bytes`, `tiktoken:ENCODING` or `tokenizers:PATH`.
+    """Make the tokeniser named `bytes`, `tiktoken:ENCODING` or `tokenizers:PATH`.
 
     Raises:
         ConfigError: the name is unknown, or the tokeniser isn't available.

@@ -21,8 +21,8 @@ from hpctrain.tasks.token_files import ABOUT, TokenWindows, about, find_token_fi
 class Tokens(Task):
     """Predict the next token of memory-mapped token files (`hpctrain.tasks.token_files` describes the format).
 
-    A sample is a window: context_length tokens, and as targets the same shifted by one, both int64. Windows follow each
-    other without overlap, and each costs the same to reach.
+    A sample is a window: context_length tokens, and as targets the same shifted by one, both int64. Windows don't
+    overlap, and each costs the same to reach.
 
     Args:
         data: the folder of the token files.
