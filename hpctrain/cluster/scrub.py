@@ -34,8 +34,8 @@ _NAMES = frozenset(
 )
 _KEPT = frozenset(
     {
-        "SLURM_CONF",  # without it the commands may not find the controller
-        "SLURM_JWT",  # nor be authenticated, where a site uses tokens
+        "SLURM_CONF",  # without it, the commands may not find the controller
+        "SLURM_JWT",  # without it, a site that uses tokens rejects the commands
     }
 )
 

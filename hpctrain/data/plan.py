@@ -115,7 +115,7 @@ class BatchPlan:
 
         Returns:
             Two int64 arrays of shape [S, accumulation]: first position and number of positions, at most
-            micro_batch_size; 0 where a micro-batch is empty (see the class), -1 where the step has no such micro-batch.
+            micro_batch_size; 0 for an empty micro-batch (see the class), -1 if the step has no such micro-batch.
         """
         begins = steps[:, None] % self.steps_per_epoch * self.global_batch_size
         samples = np.minimum(self.global_batch_size, self.num_samples - begins)

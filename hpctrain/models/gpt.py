@@ -14,7 +14,7 @@ class GPT(nn.Module):
     """A decoder-only transformer: pre-norm, learned positions, output weights tied to the embedding.
 
     Architecture and initialisation are those of GPT-2 (Radford et al. 2019): normal weights of deviation 0.02, divided
-    by sqrt(2 * num_layers) where a layer adds to the residual stream.
+    by sqrt(2 * num_layers) in layers that add to the residual stream.
 
     Args:
         vocab_size: number of tokens; 256 for bytes.
@@ -89,6 +89,7 @@ class _Attention(nn.Module):
         batch, length, width = stream.shape
         heads = self.qkv(stream).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         query, key, value = heads.unbind(0)
+        # the function drops values in evaluation mode as well
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
         out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))

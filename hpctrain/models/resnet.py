@@ -48,6 +48,7 @@ class ResNet(nn.Module):
             width = 64 * 2**stage
             blocks: list[nn.Module] = []
             for index in range(num_blocks):
+                # the max pooling has already halved the resolution for the first stage
                 blocks.append(block(inputs, width, stride=2 if stage and not index else 1))
                 inputs = width * block.expansion
             self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))

@@ -70,7 +70,7 @@ class AttemptAccount:
     Attributes:
         attempt: the attempt's number.
         spent: its wall time, and its time in the queue.
-        steps: the steps that it completed; None where they are unknown.
+        steps: the steps that it completed; None if they are unknown.
         steps_lost: completed steps that weren't saved, and were repeated or have to be.
     """
 
@@ -145,7 +145,7 @@ def account(
 
 
 def _began(attempt: Attempt) -> float | None:
-    """When the attempt's first process began, or the first moment known after that; None where none is known."""
+    """When the attempt's first process began, or the first moment known after that; None if none is known."""
     known = (_number(attempt, "launched"), attempt.start_time, _number(attempt, "seen"), attempt.end_time)
     return next((moment for moment in known if moment is not None), None)
 

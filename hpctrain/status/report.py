@@ -39,7 +39,7 @@ class RunStatus:
         name: the run's name in its configuration.
         path: its directory.
         state: its state.
-        note: the reason for the state, in one line; empty where the state needs none.
+        note: the reason for the state, in one line; empty if the state needs none.
         step: the last step known to be completed.
         total_steps: the step at which the run ends; None if only the number of epochs is known.
         metrics: the last value of each metric, NaN and infinities included.

@@ -64,6 +64,7 @@ class Text(Task):
     def _text(self) -> Tensor:
         topics: dict[str, str] = import_module("pydoc_data.topics").topics
         text = "\n\n".join(topics[name].strip() for name in sorted(topics))
+        # a bytearray, because torch warns about read-only memory
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
     @property
