@@ -61,7 +61,7 @@ def test_a_damaged_one_in_the_way_is_replaced(directory, writer, snapshot, caplo
     (writer.write(snapshot(3)) / MANIFEST).unlink()
     assert find_damage(writer.write(snapshot(3))) == ""
     assert [name[:22] for name in names(directory)] == ["replaced-step_00000003", "step_00000003"]
-    assert "holds what hpctrain did not write" in caplog.text
+    assert "contains a user's files" in caplog.text
 
 
 def test_an_attempt_superseded_before_it_writes_writes_nothing(directory, writer, snapshot, claim):
