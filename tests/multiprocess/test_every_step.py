@@ -31,6 +31,9 @@ WORDS = (
     "checkpoint.every_steps=1",
     "checkpoint.asynchronous=false",
     "checkpoint.keep_best=1",
+    # less than the fork server waits: ranks that stand still end with their stacks, and the test shows where they were
+    "health.start_timeout_s=100",
+    "health.hang_timeout_s=100",
 )
 """Three steps an epoch, the last one half full; accumulation of 8, 4 and 2 at world sizes 1, 2 and 4."""
 CHAIN = tuple(range(STEPS))
