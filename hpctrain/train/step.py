@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,35 +13,8 @@ from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.task import Task
 from hpctrain.train.precision import AUTOCAST_TYPES, autocast
+from hpctrain.train.profiling.timing import PartTimer
 from hpctrain.train.update import Update
-
-
-class StepTimer(Protocol):
-    """Is notified when the parts of a step begin and end; `hpctrain.train.profiling` implements it."""
-
-    def begin(self) -> None:
-        """The step begins."""
-        ...
-
-    def data_done(self) -> None:
-        """A micro-batch has arrived."""
-        ...
-
-    def forward_done(self, *, synchronises: bool) -> None:
-        """The loss of a micro-batch is known.
-
-        Args:
-            synchronises: the backward pass that follows reduces the gradients over the ranks.
-        """
-        ...
-
-    def backward_done(self) -> None:
-        """The gradients of a micro-batch are complete."""
-        ...
-
-    def update_done(self) -> None:
-        """The weights are updated; the step ends."""
-        ...
 
 
 class TrainStep:
@@ -71,7 +43,7 @@ class TrainStep:
         self._autocast = autocast(precision, device) if precision in AUTOCAST_TYPES else None
         self._replica = model if isinstance(model, DistributedDataParallel) else None
 
-    def __call__(self, step: int, micro_batches: Iterator[MicroBatch], timer: StepTimer | None = None) -> None:
+    def __call__(self, step: int, micro_batches: Iterator[MicroBatch], timer: PartTimer | None = None) -> None:
         """Run step ``step``, counted from 0; collective.
 
         Args:
@@ -84,7 +56,7 @@ class TrainStep:
         self.update.set_learning_rate(step)
         for micro_batch in micro_batches:
             if timer is not None:
-                timer.data_done()
+                timer.mark("data")
             # no_sync has to enclose forward and backward: DDP decides in the forward pass whether the backward sends
             if micro_batch.is_last or self._replica is None:
                 self._accumulate(micro_batch, timer)
@@ -97,7 +69,7 @@ class TrainStep:
         if norm is not None:
             self._meter.add_mean("train/grad_norm", norm, 1)
         if timer is not None:
-            timer.update_done()
+            timer.mark("optimizer")
 
     def loss(self, micro_batch: MicroBatch, model: nn.Module | None = None) -> Tensor:
         """The mean loss over a micro-batch, 0-d.
@@ -127,7 +99,7 @@ class TrainStep:
         with torch.random.fork_rng([]):
             torch.autograd.backward(self.loss(micro_batch))
 
-    def _accumulate(self, micro_batch: MicroBatch, timer: StepTimer | None) -> None:
+    def _accumulate(self, micro_batch: MicroBatch, timer: PartTimer | None) -> None:
         loss = self.loss(micro_batch)
         if timer is not None:
             timer.forward_done(synchronises=self._replica is not None and micro_batch.is_last)

@@ -145,7 +145,6 @@ class Profiler:
         if self._sampler is None or not self._world.is_rank_zero:
             return
         found = self._write(step)
-        self._sampler.memory.close()
         if found.shares:
             listed = ", ".join(f"{part.replace('_', ' ')} {share:.0%}" for part, share in found.shares.items())
             log.info("time since the first step: %s", listed)

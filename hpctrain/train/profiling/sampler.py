@@ -15,7 +15,7 @@ from hpctrain.metrics.memory import Memory
 from hpctrain.train.profiling.device_syncs import counted_syncs
 from hpctrain.train.profiling.measurements import RankReport
 from hpctrain.train.profiling.memory_growth import MemoryGrowth
-from hpctrain.train.profiling.timing import PartTimer, stopwatch
+from hpctrain.train.profiling.timing import PartTimer
 from hpctrain.train.step import TrainStep
 
 SAMPLE_EVERY_S = 0.25
@@ -60,8 +60,7 @@ class StepSampler:
         self._clock = clock
         self._loader = loader
         self._step = step
-        self._watch = stopwatch(world.device)
-        self._timer = PartTimer(step.model, self._watch)
+        self._timer = PartTimer(step.model, world.device)
         self._totals: defaultdict[str, float] = defaultdict(float)
         self._steps_timed = 0
         self._samples = 0
@@ -126,7 +125,7 @@ class StepSampler:
         return (now[0] - before[0]) / (now[1] - before[1])
 
     def _take(self) -> None:
-        for laps in self._watch.take():
+        for laps in self._timer.take():
             self._steps_timed += 1
             for part, seconds in laps.items():
                 self._totals[part] += seconds

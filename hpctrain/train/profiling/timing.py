@@ -1,4 +1,4 @@
-"""Time the parts of a step, by the host's clock or by events in a GPU's stream."""
+"""Time the parts of a step, by events in a GPU's stream or by the host's clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,91 +16,23 @@ MAX_UNREAD = 8
 """Most steps with unread events; beyond this, the oldest is dropped."""
 
 
-class Stopwatch(Protocol):
-    """Times the parts of single steps."""
-
-    def begin(self) -> None:
-        """Begin a step."""
-        ...
-
-    def mark(self, part: str) -> None:
-        """Count the time since the last mark as ``part``; a part may come several times."""
-        ...
-
-    def take(self) -> list[dict[str, float]]:
-        """Return the seconds by part of each step whose times are known by now; each step is returned once."""
-        ...
-
-
-class HostStopwatch:
-    """Stopwatch by the host's clock, for devices on which calls are synchronous.
+class HostEvent:
+    """The methods of `torch.cuda.Event` that `PartTimer` calls, by the host's clock: a CPU has done what was called.
 
     Args:
         clock: monotonic seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._marks: list[tuple[str, float]] = []
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._at_s = clock()
 
-    def begin(self) -> None:
-        """See `Stopwatch`."""
-        self._marks = [("", self._clock())]
+    def query(self) -> bool:
+        """Whether the event has happened."""
+        return True
 
-    def mark(self, part: str) -> None:
-        """See `Stopwatch`."""
-        self._marks.append((part, self._clock()))
-
-    def take(self) -> list[dict[str, float]]:
-        """See `Stopwatch`."""
-        marks, self._marks = self._marks, []
-        laps: dict[str, float] = {}
-        for (_, before), (part, now) in itertools.pairwise(marks):
-            laps[part] = laps.get(part, 0.0) + now - before
-        return [laps] if laps else []
-
-
-class DeviceStopwatch:
-    """Stopwatch by events in the current stream of a CUDA device; the host never waits for them.
-
-    The time between two events is the device's, idle time included; "data" is idle time alone.
-
-    Args:
-        device: whose stream.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._steps: deque[list[tuple[str, torch.cuda.Event]]] = deque(maxlen=MAX_UNREAD)
-
-    def begin(self) -> None:
-        """See `Stopwatch`."""
-        self._steps.append([("", self._event())])
-
-    def mark(self, part: str) -> None:
-        """See `Stopwatch`."""
-        self._steps[-1].append((part, self._event()))
-
-    def take(self) -> list[dict[str, float]]:
-        """See `Stopwatch`."""
-        found = []
-        while self._steps and self._steps[0][-1][1].query():  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            marks = self._steps.popleft()
-            laps: dict[str, float] = {}
-            for (_, before), (part, now) in itertools.pairwise(marks):
-                laps[part] = laps.get(part, 0.0) + before.elapsed_time(now) / 1000
-            found.append(laps)
-        return found
-
-    def _event(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-
-def stopwatch(device: torch.device) -> Stopwatch:
-    """Make the stopwatch for a device."""
-    return DeviceStopwatch(device) if device.type == "cuda" else HostStopwatch()
+    def elapsed_time(self, end: HostEvent) -> float:
+        """Milliseconds from this event to a later one."""
+        return (end._at_s - self._at_s) * 1000
 
 
 class LastGradient:
@@ -146,38 +78,61 @@ class LastGradient:
 
 
 class PartTimer:
-    """Times the parts of a step (`hpctrain.run.bottleneck.STEP_PARTS`); the `StepTimer` that `TrainStep` takes.
+    """Times the parts of a step (`hpctrain.run.bottleneck.STEP_PARTS`) for `TrainStep`.
+
+    On a GPU it reads events in the current stream, and the host never waits for them: the time between two events is
+    the device's, idle time included; "data" is idle time alone.
 
     With several ranks, ``gradient_sync`` is the time after a rank's own last gradient, in the backward pass that
     synchronises.
 
     Args:
         model: of the step.
-        watch: takes the marks.
+        device: on which it runs.
+        clock: monotonic seconds, for a CPU.
     """
 
-    def __init__(self, model: nn.Module, watch: Stopwatch) -> None:
-        self._watch = watch
+    def __init__(self, model: nn.Module, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._device = device
+        self._clock = clock
+        self._steps: deque[list[tuple[str, Any]]] = deque(maxlen=MAX_UNREAD)
         self._last_gradient = LastGradient(model.parameters())
 
     def begin(self) -> None:
-        """See `StepTimer`."""
-        self._watch.begin()
+        """Begin a step."""
+        self._steps.append([("", self._event())])
 
-    def data_done(self) -> None:
-        """See `StepTimer`."""
-        self._watch.mark("data")
+    def mark(self, part: str) -> None:
+        """Count the time since the last mark as ``part``; a part may come several times."""
+        self._steps[-1].append((part, self._event()))
 
     def forward_done(self, *, synchronises: bool) -> None:
-        """See `StepTimer`."""
-        self._watch.mark("forward")
+        """Mark the forward pass of a micro-batch.
+
+        Args:
+            synchronises: the backward pass that follows reduces the gradients over the ranks.
+        """
+        self.mark("forward")
         if synchronises:
-            self._last_gradient.watch(lambda: self._watch.mark("backward"))
+            self._last_gradient.watch(lambda: self.mark("backward"))
 
     def backward_done(self) -> None:
-        """See `StepTimer`."""
-        self._watch.mark("gradient_sync" if self._last_gradient.settle() else "backward")
+        """Mark the backward pass of a micro-batch."""
+        self.mark("gradient_sync" if self._last_gradient.settle() else "backward")
 
-    def update_done(self) -> None:
-        """See `StepTimer`."""
-        self._watch.mark("optimizer")
+    def take(self) -> list[dict[str, float]]:
+        """Return the seconds by part of each step whose times are known by now; each step is returned once."""
+        found = []
+        while self._steps and self._steps[0][-1][1].query():
+            laps: dict[str, float] = {}
+            for (_, before), (part, now) in itertools.pairwise(self._steps.popleft()):
+                laps[part] = laps.get(part, 0.0) + before.elapsed_time(now) / 1000
+            found.append(laps)
+        return found
+
+    def _event(self) -> HostEvent | torch.cuda.Event:
+        if self._device.type != "cuda":
+            return HostEvent(self._clock)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        event.record(torch.cuda.current_stream(self._device))
+        return event

@@ -5,12 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from torch.profiler import profile
+from torch.profiler import ProfilerActivity, profile
 
 log = logging.getLogger("hpctrain.train")
 
@@ -31,15 +28,14 @@ class TorchProfile:
         self._file = file
         self._device = device
         self._profiler: profile | None = None
-        self._is_done = False
 
     def next_after(self, step: int) -> int | None:
         """Return the number of completed steps before the next traced step; None if none follows."""
-        return None if self._is_done or step >= self._last else max(step, self._first - 1)
+        return None if step >= self._last else max(step, self._first - 1)
 
     def wants(self, step: int) -> bool:
         """Whether the step after ``step`` completed ones belongs to the trace."""
-        return not self._is_done and self._first <= step + 1 <= self._last
+        return self._first <= step + 1 <= self._last
 
     def trace(self, step: int, do: Callable[[], None]) -> None:
         """Run a step that belongs to the trace, and write the trace after the last one."""
@@ -54,7 +50,6 @@ class TorchProfile:
         profiler, self._profiler = self._profiler, None
         if profiler is None:
             return
-        self._is_done = True
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         profiler.stop()
@@ -67,9 +62,6 @@ class TorchProfile:
         log.info("a trace of steps %d to %d: %s (ui.perfetto.dev, TensorBoard)", self._first, self._last, self._file)
 
     def _started(self) -> profile:
-        # imported here, so that only a run that traces pays for the import
-        from torch.profiler import ProfilerActivity, profile
-
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])]
         profiler = profile(activities=activities, record_shapes=True)
         profiler.start()

@@ -1,47 +1,25 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
-from hpctrain.train.profiling.timing import DeviceStopwatch, HostStopwatch, LastGradient, PartTimer, stopwatch
+from hpctrain.train.profiling.timing import LastGradient, PartTimer
+
+CPU = torch.device("cpu")
 
 
 def test_the_time_since_the_last_mark_counts_for_the_part(clock):
-    watch = HostStopwatch(clock)
-    watch.begin()
+    timer = PartTimer(nn.Linear(1, 1), CPU, clock)
+    timer.begin()
     for part, seconds in (("data", 1), ("forward", 2), ("data", 4), ("forward", 8), ("optimizer", 16)):
         clock.now += seconds
-        watch.mark(part)
-    assert watch.take() == [{"data": 5.0, "forward": 10.0, "optimizer": 16.0}]
-    assert watch.take() == []
+        timer.mark(part)
+    assert timer.take() == [{"data": 5.0, "forward": 10.0, "optimizer": 16.0}]
+    assert timer.take() == []
 
 
-def test_a_step_without_an_end_is_dropped(clock):
-    watch = HostStopwatch(clock)
-    watch.begin()
-    watch.mark("data")
-    watch.begin()
-    clock.now += 3
-    watch.mark("forward")
-    assert watch.take() == [{"forward": 3.0}]
-
-
-def test_stopwatch_of_a_device():
-    assert isinstance(stopwatch(torch.device("cpu")), HostStopwatch)
-    assert isinstance(stopwatch(torch.device("cuda", 0)), DeviceStopwatch)
-
-
-def test_a_device_stopwatch_without_finished_steps_returns_none():
-    assert DeviceStopwatch(torch.device("cuda", 0)).take() == []
-
-
-def test_a_host_stopwatch_uses_a_real_clock_by_default():
-    watch = HostStopwatch()
-    watch.begin()
-    sum(range(10_000))
-    watch.mark("forward")
-    assert watch.take()[0]["forward"] == pytest.approx(0, abs=60)
+def test_without_finished_steps_there_are_no_times():
+    assert PartTimer(nn.Linear(1, 1), torch.device("cuda", 0)).take() == []
 
 
 def test_after_the_first_backward_only_the_last_gradient_is_watched():
@@ -87,17 +65,17 @@ def network():
 
 
 def test_parts_of_a_step_are_timed_in_their_order(step_over, supply):
-    watch = HostStopwatch()
     step = step_over(network())
-    step(0, supply(), PartTimer(step.model, watch))
-    assert [part for part, _ in watch._marks] == ["", *["data", "forward", "backward"] * 2, "optimizer"]
-    (laps,) = watch.take()
+    timer = PartTimer(step.model, CPU)
+    step(0, supply(), timer)
+    assert [part for part, _ in timer._steps[0]] == ["", *["data", "forward", "backward"] * 2, "optimizer"]
+    (laps,) = timer.take()
     assert all(seconds > 0 for seconds in laps.values())
 
 
 def test_a_timed_step_computes_what_a_plain_one_does(step_over, supply):
     plain, other = step_over(network()), step_over(network())
-    timer = PartTimer(other.model, HostStopwatch())
+    timer = PartTimer(other.model, CPU)
     straight, mixed = supply(), supply()
     for step in range(6):
         plain(step, straight)
@@ -110,6 +88,6 @@ def test_a_timed_step_computes_what_a_plain_one_does(step_over, supply):
 def test_a_timed_step_takes_only_its_own_micro_batches(step_over, supply):
     micro_batches = supply()
     step = step_over(network())
-    step(0, micro_batches, PartTimer(step.model, HostStopwatch()))
+    step(0, micro_batches, PartTimer(step.model, CPU))
     third = next(micro_batches)
     assert not third.is_last
