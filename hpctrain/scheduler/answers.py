@@ -9,15 +9,10 @@ from hpctrain.errors import SchedulerError
 from hpctrain.scheduler import fields
 from hpctrain.scheduler.job import JobRecord, JobState
 
-# a separator that job names don't contain: users type spaces, bars and even line breaks into them
-FIELD_END = "\x1f"
-ROW_END = "\x1e"
-
 _NO_TASK = "4294967294"  # of an array without tasks left in the queue, up to SLURM 22.05
 _ALONE = ("Comment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "AdminComment", "SystemComment")
-_OPTIONAL = ("PreemptTime", "NodeList", "BatchHost", "StdOut")
-_SACCT_ROW = re.compile(r"\n(?=\d+(?:_\S+)?" + FIELD_END + ")")
-_NAME = re.compile(r"(?P<ids>[^\n]*?) JobName=(?P<name>.*?)\n(?P<rest> +UserId=.*)", re.DOTALL)
+# users type spaces, fields of their own and even line breaks into a job's name
+_NAME = re.compile(r"(?P<ids>[^\n]*?) JobName=.*?\n(?P<rest> +UserId=.*)", re.DOTALL)
 _NODE_FIELD = re.compile(r"(?:^|\s)(NodeName|State|SlurmdStartTime)=(\S*)")
 _LOST = {
     "DOWN",
@@ -37,42 +32,25 @@ def _flag(value: str) -> bool:
     return fields.number(value) > 0
 
 
-def _host(value: str) -> str | None:
-    return fields.text(value) or None
-
-
-def _path(value: str) -> str | None:
-    # the path of array tasks that haven't started contains the placeholder for a missing task number
-    return None if _NO_TASK in value else fields.text(value) or None
-
-
 _COLUMNS = (
     # field of a JobRecord, its columns in squeue, scontrol and sacct, and the function that parses the value
     ("job_id", "JobArrayID", "JobArrayID", "JobID", str.strip),
     ("number", "JobID", "JobId", "JobIDRaw", fields.number),
-    ("name", "Name", "JobName", "JobName", str.rstrip),
-    ("partition", "Partition", "Partition", "Partition", str.strip),
     ("state", "State", "JobState", "State", JobState.parse),
     ("reason", "Reason", "Reason", "Reason", fields.text),
     ("restarts", "RestartCnt", "Restarts", None, fields.number),
-    ("exit_code", "exit_code", "ExitCode", "ExitCode", fields.exit_code),
-    ("submit_time", "SubmitTime", "SubmitTime", "Submit", fields.moment),
-    ("eligible_time", "EligibleTime", "EligibleTime", "Eligible", fields.moment),
     ("start_time", "StartTime", "StartTime", "Start", fields.moment),
     ("end_time", "EndTime", "EndTime", "End", fields.moment),
     ("preempt_time", "PreemptTime", "PreemptTime", None, fields.moment),
-    ("time_limit_s", "TimeLimit", "TimeLimit", "Timelimit", fields.duration_s),
-    ("nodes", "NodeList", "NodeList", "NodeList", fields.nodes),
-    ("batch_host", "BatchHost", "BatchHost", None, _host),
     ("requeue", "Requeue", "Requeue", None, _flag),
-    ("stdout_path", None, "StdOut", None, _path),
 )
 _READ = {row[0]: row[4] for row in _COLUMNS}
-_SQUEUE = {row[0]: row[1] for row in _COLUMNS if row[1]}
+_SQUEUE = {row[0]: row[1] for row in _COLUMNS}
 _SCONTROL = {row[0]: row[2] for row in _COLUMNS}
 _SACCT = {row[0]: row[3] for row in _COLUMNS if row[3]}
 
-SQUEUE_FORMAT = f":{FIELD_END},".join(_SQUEUE.values()) + f":{ROW_END}"
+# none of these columns has text of a user's, which could contain the bar or a line break
+SQUEUE_FORMAT = ",".join(f"{column}:|" for column in _SQUEUE.values())
 """For `squeue --Format`: a suffix instead of a width prevents truncation."""
 SACCT_FORMAT = ",".join(_SACCT.values())
 
@@ -83,10 +61,7 @@ def squeue(answer: str) -> list[JobRecord]:
     Raises:
         SchedulerError: it can't be read.
     """
-    rows = answer.split(f"{ROW_END}\n")
-    if rows.pop().strip():
-        raise _unreadable("squeue", answer)
-    return [_record("squeue", _SQUEUE, row) for row in rows]
+    return [_record("squeue", _SQUEUE, row.removesuffix("|")) for row in answer.splitlines()]
 
 
 def scontrol(answer: str) -> list[JobRecord]:
@@ -99,13 +74,12 @@ def scontrol(answer: str) -> list[JobRecord]:
 
 
 def sacct(answer: str) -> list[JobRecord]:
-    """Parse `sacct --noheader --parsable2 --allocations --delimiter=FIELD_END --format=SACCT_FORMAT`.
+    """Parse the output of `sacct --noheader --parsable2 --allocations --format=SACCT_FORMAT`.
 
     Raises:
         SchedulerError: it can't be read.
     """
-    rows = _SACCT_ROW.split(answer.removesuffix("\n")) if answer else []
-    return [_record("sacct", _SACCT, row) for row in rows]
+    return [_record("sacct", _SACCT, row) for row in answer.splitlines()]
 
 
 def failed_nodes(answer: str, since: float) -> tuple[str, ...]:
@@ -127,7 +101,7 @@ def failed_nodes(answer: str, since: float) -> tuple[str, ...]:
 
 
 def _record(command: str, columns: Mapping[str, str], row: str) -> JobRecord:
-    values = row.split(FIELD_END)
+    values = row.split("|")
     if len(values) != len(columns):
         raise _unreadable(command, row)
     return _job(dict(zip(columns, values, strict=True)))
@@ -140,7 +114,7 @@ def _job(values: Mapping[str, str]) -> JobRecord:
 
 def _scontrol_block(block: str) -> JobRecord:
     found = _scontrol_fields(block)
-    found |= {"JobArrayID": _scontrol_id(found), **{name: found.get(name, "") for name in _OPTIONAL}}
+    found |= {"JobArrayID": _scontrol_id(found), "PreemptTime": found.get("PreemptTime", "")}
     missing = [column for column in _SCONTROL.values() if column not in found]
     if missing:
         raise SchedulerError(f"expected {missing[0]} in scontrol's answer, found {block!r}")
@@ -152,11 +126,9 @@ def _scontrol_fields(block: str) -> dict[str, str]:
     parts = _NAME.fullmatch(block)
     if parts is None:
         raise _unreadable("scontrol", block)
-    found = {"JobName": parts["name"]}
+    found: dict[str, str] = {}
     for line in (parts["ids"], *parts["rest"].split("\n")):
-        key, _, value = line.strip().partition("=")
-        if key in _ALONE:
-            found.setdefault(key, value)
+        if line.strip().partition("=")[0] in _ALONE:
             continue
         for token in line.split():
             key, _, value = token.partition("=")

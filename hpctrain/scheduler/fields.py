@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
 
-from hpctrain.cluster import nodelist
-from hpctrain.errors import ClusterEnvironmentError, SchedulerError
+from hpctrain.errors import SchedulerError
 
-_NOTHING = frozenset({"", "(null)", "None", "NONE", "N/A", "n/a", "Unknown", "None assigned", "NOT_SET"})
-_NO_LIMIT = frozenset({"UNLIMITED", "INVALID", "Partition_Limit"})
-_DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+_NOTHING = frozenset({"", "(null)", "None", "NONE", "N/A", "n/a", "Unknown", "NOT_SET"})
 _TASKS = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 _MOST_TASKS = 4_000_001  # SLURM's own bound on MaxArraySize
 
@@ -33,53 +29,9 @@ def number(value: str) -> int:
 
 
 def moment(value: str) -> int | None:
-    """Parse a time, a number or `2026-01-31T12:00:00` in this machine's time zone, into seconds since the epoch."""
+    """Parse a time in seconds since the epoch, as `command.run` has SLURM print it; None if there is none."""
     given = text(value)
-    if not given:
-        return None
-    if given.isdigit():
-        return int(given) or None
-    try:
-        return int(datetime.fromisoformat(given).timestamp())
-    except ValueError:
-        raise SchedulerError(f"expected a time in SLURM's answer, found {value!r}") from None
-
-
-def duration_s(value: str) -> int | None:
-    """Parse seconds from `5:00` (minutes and seconds), `01:00:00` or `365-00:00:00`; None for no limit."""
-    given = text(value)
-    if not given or given in _NO_LIMIT:
-        return None
-    found = _DURATION.fullmatch(given)
-    if found is None:
-        raise SchedulerError(f"expected a time limit such as 1-00:00:00 in SLURM's answer, found {value!r}")
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-
-
-def exit_code(value: str) -> tuple[int, int] | None:
-    """Parse exit code and signal from `3:0`, or from the wait status (768) that squeue prints up to SLURM 22.05."""
-    given = text(value)
-    if not given:
-        return None
-    if ":" in given:
-        code, signal = given.split(":", 1)
-        return number(code), number(signal)
-    status = number(given)
-    return status >> 8 & 0xFF, status & 0x7F
-
-
-def nodes(value: str) -> tuple[str, ...]:
-    """Parse a list of nodes into their names.
-
-    Raises:
-        SchedulerError: they can't be read.
-    """
-    given = text(value)
-    try:
-        return tuple(nodelist.expand(given)) if given else ()
-    except ClusterEnvironmentError as error:
-        raise SchedulerError(f"expected a node list in SLURM's answer, found {value!r}") from error
+    return (number(given) or None) if given else None
 
 
 def array_tasks(job_id: str) -> list[str]:

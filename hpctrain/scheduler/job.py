@@ -109,29 +109,16 @@ class JobRecord:
     """`12`, `12_3` for a task of an array, or `12_[4-9%2]` for the tasks of one that are still in the queue."""
     number: int
     """SLURM's number for the job itself: each task of an array gets its own when it starts."""
-    name: str
-    partition: str
     state: JobState
     reason: str = ""
     """SLURM's code for why it is in this state; `explain_pending` explains it."""
     restarts: int | None = None
     """How often it was requeued. sacct doesn't print it."""
-    exit_code: tuple[int, int] | None = None
-    """Of the batch script: its exit code, and the signal that ended it or 0."""
-    submit_time: int | None = None
-    eligible_time: int | None = None
     start_time: int | None = None
     """For a pending job: when SLURM expects it to start."""
     end_time: int | None = None
     """For a running job: when SLURM will end it, which is the deadline during a preemption."""
     preempt_time: int | None = None
     """When its preemption began. sacct doesn't print it."""
-    time_limit_s: int | None = None
-    """None also means no limit."""
-    nodes: tuple[str, ...] = ()
-    batch_host: str | None = None
-    """The node of the batch script. sacct doesn't print it."""
     requeue: bool | None = None
     """Whether SLURM may requeue it. sacct doesn't print it."""
-    stdout_path: str | None = None
-    """Where the batch script's output goes. Only scontrol prints it."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from hpctrain.errors import SchedulerError, SchedulerMissingError
 from hpctrain.scheduler import answers, fields
-from hpctrain.scheduler.command import SchedulerSilentError, UnknownJobError, run
+from hpctrain.scheduler.command import UnknownJobError, run
 from hpctrain.scheduler.job import JobRecord
 
 COMMAND_TIMEOUT_S = 20.0
@@ -44,14 +44,6 @@ class Slurm:
         self._environ = environ
         self._timeout_s = timeout_s
         self._run_command = run
-
-    def available(self) -> bool:
-        """Whether the commands are installed and a controller answers them."""
-        try:
-            self._run("squeue", "--noheader", "--states=PENDING", "--Format=JobID", "--user=0")
-        except SchedulerError:
-            return False
-        return True
 
     def show(self, job_id: str) -> JobRecord | None:
         """SLURM's record of a job; None if the controller doesn't know the job, or no longer remembers it (MinJobAge).
@@ -107,7 +99,7 @@ class Slurm:
         return ended[-1] if ended else None
 
     def find(self, job_ids: Collection[str]) -> dict[str, JobRecord | None]:
-        """The record of each job, from the first of squeue, scontrol and sacct that knows it; None if none does.
+        """The record of each job, from squeue, or else from sacct; None if none does.
 
         Raises:
             SchedulerMissingError: the controller doesn't answer, and accounting doesn't know all of them: it may not
@@ -117,7 +109,8 @@ class Slurm:
         found: dict[str, JobRecord] = {}
         silent: SchedulerMissingError | None = None
         try:
-            found |= self._remembered(wanted)
+            found |= self.queue(wanted)
+            found |= self._cancelled_in_queue([job_id for job_id in wanted if job_id not in found])
         except SchedulerMissingError as error:
             silent = error
         if missing := [job_id for job_id in wanted if job_id not in found]:
@@ -132,16 +125,6 @@ class Slurm:
         if not names:
             return ()
         return answers.failed_nodes(self._run("scontrol", "--oneliner", "show", "node", ",".join(names)), since)
-
-    def start_estimate(self, job_id: str) -> int | None:
-        """When SLURM expects a pending job to start, in seconds since the epoch; None without an estimate."""
-        options = ("--noheader", "--all", "--array", "--start", "--format=%S")  # --start overrules a --Format
-        try:
-            answer = self._run("squeue", *options, f"--jobs={_checked(job_id)}")
-        except UnknownJobError:
-            return None
-        times = [fields.moment(value) for value in answer.splitlines()]
-        return min((time for time in times if time is not None), default=None)
 
     def cancel(self, job_id: str) -> None:
         """Take a job out of the queue, or end it; do nothing if it is over."""
@@ -173,17 +156,6 @@ class Slurm:
             if record is None or not (record.state.is_pending or (record.restarts or 0) > (restarts or 0)):
                 raise
 
-    def _remembered(self, job_ids: list[str]) -> dict[str, JobRecord]:
-        """Query the controller, by scontrol if squeue is missing."""
-        try:
-            found = self.queue(job_ids)
-        except SchedulerSilentError:
-            raise  # a controller that doesn't answer squeue doesn't answer scontrol either
-        except SchedulerMissingError:
-            shown = {job_id: self.show(job_id) for job_id in job_ids}
-            return {job_id: record for job_id, record in shown.items() if record is not None}
-        return found | self._cancelled_in_queue([job_id for job_id in job_ids if job_id not in found])
-
     def _cancelled_in_queue(self, tasks: list[str]) -> dict[str, JobRecord]:
         """Find array tasks that were cancelled before they started: SLURM then remembers only the array."""
         arrays = {task: task.partition("_")[0] for task in tasks if "_" in task}
@@ -195,11 +167,9 @@ class Slurm:
         }
 
     def _sacct(self, *ids: str, duplicates: bool = False) -> list[JobRecord]:
-        options = ["--noheader", "--parsable2", "--allocations", f"--delimiter={answers.FIELD_END}"]
+        options = ["--noheader", "--parsable2", "--allocations", f"--format={answers.SACCT_FORMAT}"]
         options += ["--duplicates"] if duplicates else []
-        return answers.sacct(
-            self._run("sacct", *options, f"--format={answers.SACCT_FORMAT}", f"--jobs={','.join(ids)}")
-        )
+        return answers.sacct(self._run("sacct", *options, f"--jobs={','.join(ids)}"))
 
     def _run(self, *arguments: str) -> str:
         return self._run_command(arguments, os.environ if self._environ is None else self._environ, self._timeout_s)

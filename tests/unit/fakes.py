@@ -198,7 +198,7 @@ class _Programs:
         rows = []
         for job_id in asked:
             if job_id in jobs:
-                known = {**dict.fromkeys(["JobID", "RestartCnt", "exit_code", "Requeue"], "0"), "JobArrayID": job_id}
+                known = {**dict.fromkeys(["JobID", "RestartCnt", "Requeue"], "0"), "JobArrayID": job_id}
                 columns = [item.partition(":") for item in options["Format"].split(",")]
                 rows.append("".join((known | jobs[job_id]).get(name, "N/A") + end for name, _, end in columns) + "\n")
         return "".join(rows)

@@ -18,9 +18,7 @@ from hpctrain.status.state import RunState
 
 
 def job(state, reason="", **fields):
-    return JobRecord(
-        job_id="12", number=12, name="digits", partition="low", state=JobState(state), reason=reason, **fields
-    )
+    return JobRecord(job_id="12", number=12, state=JobState(state), reason=reason, **fields)
 
 
 @pytest.fixture

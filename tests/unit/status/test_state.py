@@ -14,7 +14,7 @@ from hpctrain.status.state import RunFacts, RunState, derive_state
 
 
 def job(state, reason=""):
-    return JobRecord(job_id="12", number=12, name="digits", partition="low", state=JobState(state), reason=reason)
+    return JobRecord(job_id="12", number=12, state=JobState(state), reason=reason)
 
 
 PENDING = job("PENDING", "Licenses")

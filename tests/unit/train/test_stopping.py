@@ -22,8 +22,6 @@ def preempted(lone_world):
         record = JobRecord(
             job_id="7",
             number=7,
-            name="run",
-            partition="p",
             state=JobState.RUNNING,
             preempt_time=int(NOW),
             end_time=int(NOW) + left_s,
