@@ -11,10 +11,10 @@ from typing import Any
 from zipfile import BadZipFile
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hpctrain.checkpoint.restore import restore_model, restore_optimizer
-from hpctrain.checkpoint.state import parameter_names
+from hpctrain.checkpoint.state import Snapshot, parameter_names
 from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointDamagedError, CheckpointError, CheckpointUnlikeError
 from hpctrain.run.checkpoints import find_damage, newest_intact
@@ -23,32 +23,15 @@ from hpctrain.run.directory import RunDirectory
 log = logging.getLogger("hpctrain.checkpoint")
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedCheckpoint:
-    """A checkpoint whose tensors are mapped from its files; drop it once it is restored.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedCheckpoint(Snapshot):
+    """A snapshot whose tensors are mapped from the files of its checkpoint; drop it once it is restored.
 
     Attributes:
-        path: its directory.
-        model: plain name -> tensor.
-        optimizer: state dict.
-        state: ``step``, ``samples_seen``, ``world_size``, ``config_digest``, ``scaler``, ``parameters``, ``rng``,
-            ``extra``.
+        path: the directory of the checkpoint.
     """
 
     path: Path
-    model: Mapping[str, Tensor]
-    optimizer: Mapping[str, Any]
-    state: Mapping[str, Any]
-
-    @property
-    def step(self) -> int:
-        """Completed steps."""
-        return int(self.state["step"])
-
-    @property
-    def samples_seen(self) -> int:
-        """Over all ranks, since the start of the run."""
-        return int(self.state["samples_seen"])
 
     @property
     def world_size(self) -> int:
@@ -189,7 +172,8 @@ def load(path: Path, *, verified: bool = False) -> LoadedCheckpoint:
     # read the files, not a mapping of them: an unreadable block then raises an error instead of SIGBUS
     if not verified and (problem := find_damage(path)):
         raise CheckpointDamagedError(f"{path} is not intact: {problem}; the run's other checkpoints are next to it")
-    return LoadedCheckpoint(path, *(_map_file(path / f"{name}.pt") for name in ("model", "optimizer", "state")))
+    parts = {name: _map_file(path / f"{name}.pt") for name in ("model", "optimizer", "state")}
+    return LoadedCheckpoint(path=path, **parts)
 
 
 def _map_file(file: Path) -> Any:

@@ -7,9 +7,10 @@ import re
 import shutil
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointDamagedError
 from hpctrain.files import TEMPORARY_PREFIX, fsync_directory, temporary_name
 from hpctrain.run.checkpoints import MANIFEST, CheckpointInfo, find_damage, list_checkpoints, read_manifest
@@ -29,37 +30,24 @@ _LEFTOVER = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetentionPolicy:
-    """The intact checkpoints to keep.
+def steps_to_remove(found: Sequence[CheckpointInfo], policy: Checkpoint) -> list[int]:
+    """Return the steps whose checkpoints may be removed, oldest first.
 
-    Attributes:
-        keep: number of newest checkpoints to keep, at least two.
-        keep_every: keep checkpoints whose step is a multiple of this, for good; None for no such rule.
-        keep_best: number of checkpoints with the best scores to keep.
+    Damaged ones stay as evidence until the newest `ALWAYS_KEPT` intact ones are all newer. A checkpoint without a
+    readable manifest can't be shown to be hpctrain's, and stays for good.
+
+    Args:
+        found: in any order.
+        policy: conf/checkpoint, which keeps at least `ALWAYS_KEPT` intact ones.
     """
-
-    keep: int = ALWAYS_KEPT
-    keep_every: int | None = None
-    keep_best: int = 0
-
-    def steps_to_remove(self, found: Sequence[CheckpointInfo]) -> list[int]:
-        """Return the steps whose checkpoints may be removed, oldest first.
-
-        Damaged ones stay as evidence until the newest `ALWAYS_KEPT` intact ones are all newer. A checkpoint without a
-        readable manifest can't be shown to be hpctrain's, and stays for good.
-
-        Args:
-            found: in any order.
-        """
-        intact = sorted((info.step for info in found if info.intact), reverse=True)
-        kept = set(intact[: max(self.keep, ALWAYS_KEPT)])
-        if self.keep_every is not None:
-            kept.update(step for step in intact if step % self.keep_every == 0)
-        kept.update(best_steps({info.step: info.score for info in found if info.intact}, self.keep_best))
-        overtaken = intact[ALWAYS_KEPT - 1] if len(intact) >= ALWAYS_KEPT else -1
-        damaged = [info.step for info in found if not info.intact and info.weights_digest is not None]
-        return sorted([step for step in intact if step not in kept] + [step for step in damaged if step < overtaken])
+    intact = sorted((info.step for info in found if info.intact), reverse=True)
+    kept = set(intact[: policy.keep])
+    if policy.keep_every is not None:
+        kept.update(step for step in intact if step % policy.keep_every == 0)
+    kept.update(best_steps({info.step: info.score for info in found if info.intact}, policy.keep_best))
+    overtaken = intact[ALWAYS_KEPT - 1] if len(intact) >= ALWAYS_KEPT else -1
+    damaged = [info.step for info in found if not info.intact and info.weights_digest is not None]
+    return sorted([step for step in intact if step not in kept] + [step for step in damaged if step < overtaken])
 
 
 class Retention:
@@ -68,10 +56,10 @@ class Retention:
     Args:
         directory: of the run.
         claim: of this attempt, checked before each removal.
-        policy: the checkpoints to keep.
+        policy: conf/checkpoint.
     """
 
-    def __init__(self, directory: RunDirectory, claim: Claim, policy: RetentionPolicy) -> None:
+    def __init__(self, directory: RunDirectory, claim: Claim, policy: Checkpoint) -> None:
         self._directory = directory
         self._claim = claim
         self._policy = policy
@@ -101,7 +89,7 @@ class Retention:
         self._damage.pop(intact, None)
         found = {info.step: info for info in list_checkpoints(self._directory, verify=False)}
         while True:
-            steps = self._policy.steps_to_remove(list(found.values()))
+            steps = steps_to_remove(list(found.values()), self._policy)
             stay = [info for step, info in sorted(found.items(), reverse=True) if info.intact and step not in steps]
             unverified = [info for info in stay[:ALWAYS_KEPT] if steps and info.step != intact]
             damaged = [info for info in unverified if self._damage_of(info)]

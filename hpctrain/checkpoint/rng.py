@@ -12,11 +12,11 @@ import torch
 from hpctrain.errors import CheckpointError
 
 
-def rng_state(devices: Sequence[torch.device] | None = None) -> dict[str, Any]:
+def rng_state(devices: Sequence[torch.device] = ()) -> dict[str, Any]:
     """Return the states of torch's, NumPy's and Python's global generators, in types that ``weights_only=True`` allows.
 
     Args:
-        devices: CUDA devices of this rank, in order; None takes the current one if CUDA is in use.
+        devices: CUDA devices of this rank, in order.
 
     Raises:
         CheckpointError: NumPy's global generator was replaced by one of a different kind.
@@ -29,7 +29,7 @@ def rng_state(devices: Sequence[torch.device] | None = None) -> dict[str, Any]:
         )
     return {
         "torch": torch.get_rng_state(),
-        "cuda": [torch.cuda.get_rng_state(device) for device in _in_use(devices)],
+        "cuda": [torch.cuda.get_rng_state(device) for device in devices],
         "numpy": {
             "key": torch.from_numpy(found["state"]["key"].astype(np.int64)),
             "pos": int(found["state"]["pos"]),
@@ -40,7 +40,7 @@ def rng_state(devices: Sequence[torch.device] | None = None) -> dict[str, Any]:
     }
 
 
-def restore_rng(state: Mapping[str, Any], devices: Sequence[torch.device] | None = None) -> None:
+def restore_rng(state: Mapping[str, Any], devices: Sequence[torch.device] = ()) -> None:
     """Set the global generators to a result of `rng_state`; call it last: building models and loaders draws numbers.
 
     Args:
@@ -48,17 +48,10 @@ def restore_rng(state: Mapping[str, Any], devices: Sequence[torch.device] | None
         devices: as for `rng_state`; surplus devices or states are ignored.
     """
     torch.set_rng_state(state["torch"])
-    for device, found in zip(_in_use(devices), state["cuda"], strict=False):
+    for device, found in zip(devices, state["cuda"], strict=False):
         torch.cuda.set_rng_state(found, device)
     numbers = state["numpy"]
     key = numbers["key"].numpy().astype(np.uint32)
     np.random.set_state(("MT19937", key, numbers["pos"], numbers["has_gauss"], numbers["gauss"]))
     words = state["random"]
     random.setstate((words["version"], tuple(words["state"].tolist()), words["gauss"]))
-
-
-def _in_use(devices: Sequence[torch.device] | None) -> Sequence[torch.device]:
-    if devices is not None:
-        return devices
-    in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return [torch.device("cuda", torch.cuda.current_device())] if in_use else []

@@ -7,12 +7,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Protocol
 
 from hpctrain.checkpoint.host_memory import available_memory_bytes
-from hpctrain.checkpoint.retention import Retention, RetentionPolicy
-from hpctrain.checkpoint.state import Snapshot
+from hpctrain.checkpoint.retention import Retention
+from hpctrain.checkpoint.state import LiveState, Snapshot
 from hpctrain.checkpoint.write import CheckpointWriter
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.distributed.stop_request import StopRequest
@@ -28,18 +26,6 @@ WRITER_NICENESS = 10
 MEMORY_MARGIN = 1.1
 """Free memory that a copy requires, as a multiple of its size."""
 LOGGED_FROM_BYTES = 100_000_000
-
-
-class Source(Protocol):
-    """The state of training, between two steps."""
-
-    def held_bytes(self) -> int:
-        """Return the host memory that a copy takes."""
-        ...
-
-    def capture(self, into: Snapshot | None, *, copied: bool) -> Snapshot:
-        """Return the contents of a checkpoint: copied, into an earlier snapshot's buffers if given; or in place."""
-        ...
 
 
 class CheckpointSaver:
@@ -72,8 +58,7 @@ class CheckpointSaver:
         free_bytes: Callable[[], int | None] = available_memory_bytes,
     ) -> None:
         self._writer = CheckpointWriter(directory, claim, safetensors=policy.safetensors)
-        kept = RetentionPolicy(keep=policy.keep, keep_every=policy.keep_every, keep_best=policy.keep_best)
-        self._retention = Retention(directory, claim, kept)
+        self._retention = Retention(directory, claim, policy)
         self._policy = policy
         self._stop = stop
         self._clock = clock
@@ -100,11 +85,11 @@ class CheckpointSaver:
         longest_s = max(self._longest_s, spent_s)
         return longest_s - spent_s + longest_s
 
-    def save(self, source: Source, *, wait: bool, retain: bool = True) -> None:
+    def save(self, state: LiveState, *, wait: bool, retain: bool = True) -> None:
         """Copy, and write in the background or at once.
 
         Args:
-            source: between two steps.
+            state: between two steps.
             wait: return only when the checkpoint is published, or raise its error.
             retain: whether to remove older checkpoints now; False saves time at the end of an attempt.
 
@@ -116,11 +101,11 @@ class CheckpointSaver:
         self.finish()
         self._began_at = self._clock()
         if self._background and self._buffers is None:
-            self._background = self._fits(source.held_bytes())
+            self._background = self._fits(state.held_bytes())
         if not self._background:
-            self._write(source.capture(None, copied=False), retain)
+            self._write(state.capture(copied=False), retain)
         else:
-            self._buffers = source.capture(self._buffers, copied=True)
+            self._buffers = state.capture(self._buffers)
             arguments = self._buffers, retain, wait
             self._thread = threading.Thread(target=self._write_in_background, args=arguments, name="checkpoint")
             self._thread.start()
@@ -175,8 +160,8 @@ class CheckpointSaver:
         try:
             path = self._writer.write(snapshot)
             # before any older one is removed: only reading the checkpoint back shows whether the disk kept the bytes
-            if self._policy.verify == "after_save":
-                check(path)
+            if self._policy.verify == "after_save" and (problem := find_damage(path)):
+                raise CheckpointDamagedError(f"{path} was just written and is not intact: {problem}; check the disk")
         finally:
             self._longest_s = max(self._longest_s, self._clock() - self._began_at)
         if retain:
@@ -206,14 +191,3 @@ def _yield_to_training() -> None:
     # a process with a higher niceness keeps it: lowering it requires a privilege
     niceness = max(WRITER_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
-
-
-def check(path: Path) -> None:
-    """Verify a new checkpoint by reading it back.
-
-    Raises:
-        CheckpointDamagedError: the disk returns other bytes than were written.
-    """
-    problem = find_damage(path)
-    if problem:
-        raise CheckpointDamagedError(f"{path} was just written and is not intact: {problem}; check the disk")

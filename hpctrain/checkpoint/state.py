@@ -6,7 +6,7 @@ import hashlib
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -92,62 +92,60 @@ def parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[
     return [[names.get(id(parameter), "") for parameter in group["params"]] for group in optimizer.param_groups]
 
 
-def capture(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler | None = None,
-    extra: Mapping[str, Any] | None = None,
-    *,
-    head: Head,
-    rng: Sequence[object] = (),
-    into: Snapshot | None = None,
-    copied: bool = True,
-) -> Snapshot:
-    """Copy the contents of a checkpoint, and return when training may continue; not collective.
+@dataclass(frozen=True, slots=True)
+class LiveState:
+    """The state of training between two steps, as a checkpoint stores it.
 
-    Args:
+    Attributes:
         model: with or without wrappers; its names are saved plain.
-        optimizer: between two steps.
-        scaler: of fp16; None or a disabled one is saved as None.
-        extra: all other state that determines the rest of the run: tensors, numbers, strings, dicts, lists, tuples.
+        optimizer: over parameters of the model.
         head: the position of the run.
+        scaler: of fp16; None or a disabled one is saved as None.
         rng: `rng_state` of every rank, in rank order.
-        into: an earlier snapshot that is no longer in use: its buffers are overwritten, which makes the copy several
-            times faster than into fresh memory.
-        copied: whether to copy tensors in host memory; if not, training must wait until they are written.
-
-    Raises:
-        CheckpointError: a value can't be stored in a checkpoint; the message names its place.
+        extra: all other state that determines the rest of the run: tensors, numbers, strings, dicts, lists, tuples.
     """
-    copy = HostCopy(everything=copied)
-    snapshot = Snapshot(
-        model=_named_tensors(model, copy, into.model if into else {}),
-        optimizer=copy.of(optimizer.state_dict(), into.optimizer if into else None, "optimizer"),
-        state=copy.of(
-            {
-                **asdict(head),
-                "scaler": scaler.state_dict() or None if scaler is not None else None,
-                "parameters": parameter_names(model, optimizer),
-                "rng": list(rng),
-                "extra": dict(extra or {}),
-            },
-            into.state if into else None,
-            "state",
-        ),
-    )
-    copy.finish()
-    return snapshot
 
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    _: KW_ONLY
+    head: Head
+    scaler: torch.amp.GradScaler | None = None
+    rng: Sequence[object] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
-def held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, extra: Mapping[str, Any]) -> int:
-    """Return the host memory that the tensors of a copy take, without copying. Tied weights count each time.
+    def held_bytes(self) -> int:
+        """Return the host memory that the tensors of a copy take, without copying. Tied weights count each time."""
+        return _bytes_of((self.model.state_dict(), self.optimizer.state_dict(), self.extra))
 
-    Args:
-        model: with or without wrappers.
-        optimizer: after its first step, which creates its state.
-        extra: as for `capture`.
-    """
-    return _bytes_of((model.state_dict(), optimizer.state_dict(), extra))
+    def capture(self, into: Snapshot | None = None, *, copied: bool = True) -> Snapshot:
+        """Copy the contents of a checkpoint, and return when training may continue; not collective.
+
+        Args:
+            into: an earlier snapshot that is no longer in use: its buffers are overwritten, which makes the copy
+                several times faster than into fresh memory.
+            copied: whether to copy tensors in host memory; if not, training must wait until they are written.
+
+        Raises:
+            CheckpointError: a value can't be stored in a checkpoint; the message names its place.
+        """
+        copy = HostCopy(everything=copied)
+        kept = into or Snapshot(model={}, optimizer={}, state={})
+        snapshot = Snapshot(
+            model=_named_tensors(self.model, copy, kept.model),
+            optimizer=copy.of(self.optimizer.state_dict(), kept.optimizer, "optimizer"),
+            state=copy.of(self._rest(), kept.state, "state"),
+        )
+        copy.finish()
+        return snapshot
+
+    def _rest(self) -> dict[str, Any]:
+        return {
+            **asdict(self.head),
+            "scaler": None if self.scaler is None else self.scaler.state_dict() or None,
+            "parameters": parameter_names(self.model, self.optimizer),
+            "rng": list(self.rng),
+            "extra": dict(self.extra),
+        }
 
 
 def weights_digest(state: Mapping[str, Tensor]) -> str:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 from hpctrain.checkpoint.best import Best
 from hpctrain.checkpoint.interval import best_interval_s, mean_time_between_failures_s
@@ -15,7 +14,7 @@ from hpctrain.checkpoint.read import LoadedCheckpoint, load_newest
 from hpctrain.checkpoint.retention import remove_leftovers
 from hpctrain.checkpoint.rng import restore_rng, rng_state
 from hpctrain.checkpoint.saver import CheckpointSaver
-from hpctrain.checkpoint.state import Head, Snapshot, capture, held_bytes
+from hpctrain.checkpoint.state import Head, LiveState
 from hpctrain.config.identity import config_digest
 from hpctrain.distributed.determinism import rank_seed, seed_everything
 from hpctrain.distributed.replica import settle_buckets
@@ -126,7 +125,7 @@ class Checkpointing:
 
     def _restore_random_state(self, found: LoadedCheckpoint) -> None:
         if found.world_size == self._world.size:
-            restore_rng(found.rng[self._world.rank], self._world.gpus or None)
+            restore_rng(found.rng[self._world.rank], self._world.gpus)
         else:
             # another world size draws other numbers anyway; the same ones in each attempt
             seed_everything(rank_seed(self._config.seed + found.step, self._world.rank))
@@ -185,15 +184,22 @@ class Checkpointing:
 
     def _save(self, step: int, *, evaluation_due: bool, wait: bool) -> None:
         world = self._world
-        random_states = world.gather(rng_state(world.gpus or None))
+        random_states = world.gather(rng_state(world.gpus))
         meter = self._parts.meter.state()
         error: Exception | None = None
         if world.is_rank_zero:
             extra = self._extra() | {"meter": meter, "evaluation_due": evaluation_due}
-            moment = _Moment(self._parts, self._head(step), random_states or [], extra)
+            state = LiveState(
+                self._parts.module,
+                self._parts.optimizer,
+                head=self._head(step),
+                scaler=self._parts.scaler,
+                rng=random_states or [],
+                extra=extra,
+            )
             try:
                 # a save at the end of an attempt may have only seconds: the next attempt removes older checkpoints
-                self._saver.save(moment, wait=wait, retain=not wait or step == self._parts.total_steps)
+                self._saver.save(state, wait=wait, retain=not wait or step == self._parts.total_steps)
             except Exception as caught:
                 # every rank must learn of the error before any of them raises
                 error = caught
@@ -267,28 +273,3 @@ class Checkpointing:
     def finish_within(self, seconds: float) -> None:
         """Wait for the write in flight, but no longer than ``seconds``; not collective."""
         self._saver.finish_within(seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class _Moment:
-    """The state to save, between two steps; a `Source` of `CheckpointSaver`."""
-
-    parts: Parts
-    head: Head
-    random_states: list[object]
-    extra: Mapping[str, Any]
-
-    def held_bytes(self) -> int:
-        return held_bytes(self.parts.module, self.parts.optimizer, self.extra)
-
-    def capture(self, into: Snapshot | None, *, copied: bool) -> Snapshot:
-        return capture(
-            self.parts.module,
-            self.parts.optimizer,
-            self.parts.scaler,
-            self.extra,
-            head=self.head,
-            rng=self.random_states,
-            into=into,
-            copied=copied,
-        )

@@ -98,7 +98,7 @@ class Evaluation:
             agreement: of the ranks, which decides whether they stop.
         """
         self._sync_buffers()
-        before = rng_state(self._world.gpus or None)
+        before = rng_state(self._world.gpus)
         meter = Meter(self._world.device, self._world.sum_ if self._world.size > 1 else None)
         weights = nullcontext() if self._ema is None else self._ema.in_place()
         was_training = self._model.training
@@ -109,7 +109,7 @@ class Evaluation:
         finally:
             self._model.train(was_training)
         if stop is not None:
-            restore_rng(before, self._world.gpus or None)
+            restore_rng(before, self._world.gpus)
             return Evaluated(stop=stop)
         meter.expect(self._names_everywhere(meter))
         means = meter.means()

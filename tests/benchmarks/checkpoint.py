@@ -56,7 +56,7 @@ class Stall:
             kept.copy_(tensor.detach())
 
     def save(self) -> None:
-        self.saver.save(self.state, wait=False)
+        self.saver.save(self.state.between_steps, wait=False)
 
     def first_save(self) -> None:
         self.saver = self.state.saver()
@@ -145,7 +145,7 @@ def main() -> None:
             settle=stall.settle,
         )
         del stall.stager
-        save = Save(state, state.capture(None), stall.kept)
+        save = Save(state, state.between_steps.capture(), stall.kept)
         print("whole save, to durable on disk")
         measure(
             chosen.rounds,

@@ -59,7 +59,7 @@ class Writers:
         return thread.is_alive
 
     def ours(self) -> Callable[[], bool]:
-        self.saver.save(self.state, wait=False, retain=False)
+        self.saver.save(self.state.between_steps, wait=False, retain=False)
         return lambda: self.saver.busy
 
     def async_save(self) -> Callable[[], bool]:

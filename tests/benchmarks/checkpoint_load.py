@@ -111,7 +111,7 @@ def main() -> None:
     chosen = options(__doc__, rounds=5, untouched="leave the memory to the host")
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
         state = State(chosen.millions, Path(folder))
-        state.writer.write(state.capture(None))
+        state.writer.write(state.between_steps.capture())
         size, names = state.bytes, list(CASES)
         del state
         for before, where in (("warm", "in the page cache"), ("cold", "not in the page cache")):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hpctrain.checkpoint.rng import rng_state
 from hpctrain.checkpoint.saver import CheckpointSaver
-from hpctrain.checkpoint.state import Head, Snapshot, capture, held_bytes
+from hpctrain.checkpoint.state import Head, LiveState
 from hpctrain.checkpoint.write import CheckpointWriter
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.distributed.stop_request import StopRequest
@@ -26,7 +26,7 @@ Case = tuple[str, Callable[[], object]]
 
 
 class State:
-    """A model of linear layers and its AdamW, as they are after a step; a `Source` of `CheckpointSaver`.
+    """A model of linear layers and its AdamW, as they are after a step.
 
     Args:
         millions: of parameters.
@@ -71,12 +71,10 @@ class State:
         """Step with the current optimizer, which a benchmark may have replaced."""
         self.optimizer.step()
 
-    def held_bytes(self) -> int:
-        return held_bytes(self.model, self.optimizer, {})
-
-    def capture(self, into: Snapshot | None, *, copied: bool = True) -> Snapshot:
+    @property
+    def between_steps(self) -> LiveState:
         head = Head(step=1, samples_seen=1, world_size=1, config_digest="c")
-        return capture(self.model, self.optimizer, head=head, rng=[rng_state()], into=into, copied=copied)
+        return LiveState(self.model, self.optimizer, head=head, rng=[rng_state()])
 
     def write_raw(self, pieces: Iterable[Tensor]) -> None:
         """Write and fsync, through the page cache."""

@@ -42,28 +42,29 @@ def snapshot(step, seed):
     import torch
 
     from hpctrain.checkpoint.rng import rng_state
-    from hpctrain.checkpoint.state import Head, capture
+    from hpctrain.checkpoint.state import Head, LiveState
 
     torch.manual_seed(seed)
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model(torch.randn(3, 4)).sum().backward()
     optimizer.step()
-    return capture(
+    return LiveState(
         model, optimizer, head=Head(step=step, samples_seen=step, world_size=1, config_digest="c"), rng=[rng_state()]
-    )
+    ).capture()
 
 
 def save(directory, snapshot):
     """Write a checkpoint, and remove what is no longer kept."""
-    from hpctrain.checkpoint.retention import Retention, RetentionPolicy
+    from hpctrain.checkpoint.retention import Retention
     from hpctrain.checkpoint.write import CheckpointWriter
+    from hpctrain.config.checkpoint import Checkpoint
     from hpctrain.run.ledger import Claim, Ledger
 
     ledger = Ledger(directory)
     claim = Claim(ledger, ledger.last_claim())
     CheckpointWriter(directory, claim).write(snapshot)
-    Retention(directory, claim, RetentionPolicy()).apply(snapshot.step)
+    Retention(directory, claim, Checkpoint()).apply(snapshot.step)
 
 
 def main(folder: Path) -> None:

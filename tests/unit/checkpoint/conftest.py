@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hpctrain.checkpoint.rng import rng_state
-from hpctrain.checkpoint.state import Head, capture
+from hpctrain.checkpoint.state import Head, LiveState
 from hpctrain.checkpoint.write import CheckpointWriter
 from hpctrain.run.ledger import Claim, Ledger
 
@@ -36,13 +36,13 @@ def snapshot(trained):
 
     def take(step, seed=None, **extra):
         model, optimizer = trained(seed=step if seed is None else seed)
-        return capture(
+        return LiveState(
             model,
             optimizer,
             extra=extra,
             head=Head(step=step, samples_seen=8 * step, world_size=1, config_digest="c0"),
             rng=[rng_state()],
-        )
+        ).capture()
 
     return take
 

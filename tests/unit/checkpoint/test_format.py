@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hpctrain.checkpoint.rng import rng_state
-from hpctrain.checkpoint.state import Head, capture, weights_digest
+from hpctrain.checkpoint.state import Head, LiveState, weights_digest
 from hpctrain.run.checkpoints import MANIFEST
 
 PAGE = Path(__file__).parents[3] / "docs/reference/checkpoint_format.md"
@@ -34,7 +34,7 @@ def published(writer, trained):
     wrapped = torch.compile(model, backend="eager")
     head = Head(step=100, samples_seen=6400, world_size=2, config_digest="c0")
     path = writer.write(
-        capture(wrapped, optimizer, None, {"ema": model.state_dict()}, head=head, rng=[rng_state()] * 2)
+        LiveState(wrapped, optimizer, extra={"ema": model.state_dict()}, head=head, rng=[rng_state()] * 2).capture()
     )
     return path, model
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.checkpoint.saver import WRITER_NICENESS, CheckpointSaver, check
-from hpctrain.checkpoint.state import Head, capture, held_bytes
+from hpctrain.checkpoint.saver import WRITER_NICENESS, CheckpointSaver
+from hpctrain.checkpoint.state import Head, LiveState
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import CheckpointDamagedError, CheckpointError, SupersededError
@@ -17,20 +17,13 @@ from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
 
 
-class Moment:
-    """What is saved at a step; the addresses of its weights in each snapshot."""
+class Watched(LiveState):
+    """Records the addresses of the weights in each snapshot."""
 
     addresses: ClassVar = []
 
-    def __init__(self, model, optimizer, step):
-        self.parts = model, optimizer
-        self.head = Head(step=step, samples_seen=step, world_size=1, config_digest="")
-
-    def held_bytes(self):
-        return held_bytes(*self.parts, {})
-
-    def capture(self, into, *, copied):
-        made = capture(*self.parts, head=self.head, into=into, copied=copied)
+    def capture(self, *arguments, **keywords):
+        made = super().capture(*arguments, **keywords)
         self.addresses.append(made.model["weight"].data_ptr())
         return made
 
@@ -50,7 +43,11 @@ def training():
     model(torch.ones(1, 8)).sum().backward()
     optimizer.step()
 
-    return model, lambda step: Moment(model, optimizer, step)
+    def state(step):
+        head = Head(step=step, samples_seen=step, world_size=1, config_digest="")
+        return Watched(model, optimizer, head=head)
+
+    return model, state
 
 
 @pytest.fixture
@@ -89,11 +86,11 @@ def test_the_buffers_are_kept_from_save_to_save(make, training):
     model, snapshot = training
     moments = [snapshot(step) for step in (1, 2, 3)]
     saver = make()
-    Moment.addresses.clear()
+    Watched.addresses.clear()
     for moment in moments:
         saver.save(moment, wait=True)
-    assert len(set(Moment.addresses)) == 1
-    assert model.weight.data_ptr() not in Moment.addresses
+    assert len(set(Watched.addresses)) == 1
+    assert model.weight.data_ptr() not in Watched.addresses
 
 
 def test_a_second_save_waits_for_the_first(run, make, training):
@@ -220,15 +217,15 @@ def test_a_save_takes_as_long_as_its_write_and_not_as_its_copy(make, training):
 
 def test_reading_back_finds_what_the_disk_did(run, make, training):
     _, snapshot = training
-    make(verify="after_save").save(snapshot(1), wait=True)
-    path = run.checkpoint(1)
-    with (path / "model.pt").open("r+b") as file:
-        file.seek(200)
-        byte = file.read(1)
-        file.seek(200)
-        file.write(bytes([byte[0] ^ 1]))
+
+    def flip_a_bit():
+        for path in run.checkpoints.glob(".*/model.pt"):
+            content = bytearray(path.read_bytes())
+            content[200] ^= 1
+            path.write_bytes(content)
+
     with pytest.raises(CheckpointDamagedError, match="just written and is not intact"):
-        check(path)
+        make(flip_a_bit, verify="after_save").save(snapshot(1), wait=True)
 
 
 def test_the_writing_thread_yields_to_training(make, training):
@@ -246,13 +243,13 @@ def test_a_copy_that_does_not_fit_into_memory_is_not_made(run, make, training, c
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     assert 3 * weights <= needed < 3 * weights + 100
     saver = make(free_bytes=lambda: needed)
-    Moment.addresses.clear()
+    Watched.addresses.clear()
     saver.save(snapshot(1), wait=False)
-    assert Moment.addresses == [model.weight.data_ptr()]
+    assert Watched.addresses == [model.weight.data_ptr()]
     assert run.checkpoint_steps() == [1]
     assert "training waits for each save" in caplog.text
     make(free_bytes=lambda: 2 * needed).save(snapshot(2), wait=True)
-    assert model.weight.data_ptr() not in Moment.addresses[1:]
+    assert model.weight.data_ptr() not in Watched.addresses[1:]
 
 
 def test_an_old_one_stays_until_the_new_one_was_read_back(run, make, training):

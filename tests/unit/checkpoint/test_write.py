@@ -17,10 +17,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hpctrain.checkpoint.read import choose_newest, load
-from hpctrain.checkpoint.retention import Retention, RetentionPolicy, remove_leftovers
-from hpctrain.checkpoint.state import Head, capture, weights_digest
+from hpctrain.checkpoint.retention import Retention, remove_leftovers
+from hpctrain.checkpoint.state import Head, LiveState, weights_digest
 from hpctrain.checkpoint.warm_start import read_weights
 from hpctrain.checkpoint.write import CheckpointWriter
+from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError, SupersededError
 from hpctrain.run.checkpoints import MANIFEST, find_damage, list_checkpoints, read_manifest
 
@@ -237,7 +238,7 @@ def exchange(directory, claim):
     writer = CheckpointWriter(directory, claim, safetensors=True)
 
     def write(tensors):
-        snapshot = capture(nn.Linear(1, 1), torch.optim.SGD([torch.zeros(1)]), head=HEAD)
+        snapshot = LiveState(nn.Linear(1, 1), torch.optim.SGD([torch.zeros(1)]), head=HEAD).capture()
         snapshot.model.clear()
         snapshot.model.update(tensors)
         return writer.write(snapshot) / "model.safetensors"
@@ -325,7 +326,7 @@ def test_safetensors_have_plain_names_and_a_checksum(directory, claim, snapshot,
     file.write_bytes(data)
     (info,) = list_checkpoints(directory)
     assert "model.safetensors doesn't match its checksum" in info.problem
-    retention = Retention(directory, claim, RetentionPolicy())
+    retention = Retention(directory, claim, Checkpoint())
     for step in (2, 3, 4):
         writer.write(snapshot(step))
         retention.apply(step)
@@ -335,5 +336,7 @@ def test_safetensors_have_plain_names_and_a_checksum(directory, claim, snapshot,
 def test_safetensors_leave_out_the_names_of_wrappers(directory, claim, trained):
     model, optimizer = trained()
     wrapped = nn.DataParallel(torch.compile(model, backend="eager"))
-    path = CheckpointWriter(directory, claim, safetensors=True).write(capture(wrapped, optimizer, head=HEAD))
+    path = CheckpointWriter(directory, claim, safetensors=True).write(
+        LiveState(wrapped, optimizer, head=HEAD).capture()
+    )
     assert load_file(path / "model.safetensors").keys() == model.state_dict().keys()
