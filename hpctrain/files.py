@@ -83,6 +83,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return record
 
 
+def read_json_or_empty(path: Path) -> dict[str, Any]:
+    """Read a JSON object that its reader can do without; empty if it is missing or can't be read."""
+    try:
+        return read_json(path)
+    except (OSError, RunDirectoryError):
+        return {}
+
+
 def append_json_line(path: Path, record: Mapping[str, Any], *, durable: bool = False) -> None:
     """Append one record in a single write; a line that a crash left incomplete is terminated first.
 

@@ -10,8 +10,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.errors import RunDirectoryError
-from hpctrain.files import read_json, write_json
+from hpctrain.files import read_json_or_empty, write_json
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord, JobState
 
@@ -44,11 +43,8 @@ class Termination:
     @classmethod
     def read(cls, claim: Path) -> Termination | None:
         """Read the termination that the attempt's supervisor recorded; None if it recorded none."""
-        try:
-            record = read_json(claim / FILE_NAME)
-            return cls(Reason(record["reason"]), str(record["evidence"]))
-        except (OSError, RunDirectoryError, KeyError, ValueError):
-            return None
+        record = read_json_or_empty(claim / FILE_NAME)
+        return cls(Reason(record["reason"]), record["evidence"]) if record else None
 
     def write(self, claim: Path) -> None:
         """Write it into the attempt's claim, for the next attempt if SLURM kills this one before it records the end."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from hpctrain.cli.arguments import RUN_HELP, add_runs_dir, command_parser
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     directory = run_of(options.run, Path(options.runs_dir))
     log = RunLog(directory, options.rank, sys.stdout.buffer, last_lines=options.lines)
     # Ctrl-C is the usual way to stop following
-    with suppress(KeyboardInterrupt), closing(log):
+    with suppress(KeyboardInterrupt):
         if options.follow:
             status = Follower(log, sys.stderr).follow()
             _print_message(f"the run is {status.described}, at step {status.step}")

@@ -90,8 +90,7 @@ def _collect(
 
 def _expected(directory: RunDirectory, attempt: int, only: int | None) -> set[int] | None:
     """The ranks that still run; None until the attempt has recorded its world size."""
-    entry = next((entry for entry in Ledger(directory).attempts() if entry.attempt == attempt), None)
-    world_size = entry.world_size if entry is not None else None
+    world_size = Ledger(directory).attempt(attempt).world_size
     if world_size is None:
         return None if only is None else {only}
     if only is not None and only >= world_size:

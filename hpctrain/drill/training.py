@@ -88,11 +88,10 @@ class Training(ABC):
         while not self.has_ended(attempt):
             time.sleep(self.poll_s)
         deadline = time.monotonic() + self.settle_s
-        entry = self._entry(attempt)
-        while (entry is None or entry.open) and time.monotonic() < deadline:
+        ledger = Ledger(self.directory)
+        while (entry := ledger.attempt(attempt)).open and time.monotonic() < deadline:
             time.sleep(0.1)
-            entry = self._entry(attempt)
-        if entry is None or entry.reason is None:
+        if entry.reason is None:
             raise RunFailedError(f"attempt {attempt} of {self.directory.path} recorded no end{self._end_of_log()}")
         # a local run has no supervisor, so the drill resumes it after its ranks were killed
         expected = entry.reason.meaning.resumable or entry.reason in (Reason.COMPLETED, Reason.INFRASTRUCTURE)
@@ -102,15 +101,9 @@ class Training(ABC):
 
     def _last_step(self, attempt: int) -> int | None:
         """The last step that an attempt is known to have completed; None before its first."""
-        entry = self._entry(attempt)
-        if entry is None or entry.start_step is None:
-            return None
+        start = Ledger(self.directory).attempt(attempt).start_step
         records = list(read_metrics(self.directory.metrics, last_bytes=TAIL_BYTES))
-        return records[-1].step if records and records[-1].step > entry.start_step else None
-
-    def _entry(self, attempt: int) -> Attempt | None:
-        attempts = Ledger(self.directory).attempts()
-        return next((entry for entry in attempts if entry.attempt == attempt), None)
+        return records[-1].step if records and start is not None and records[-1].step > start else None
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start hpctrain, with its output in a log next to the run directory."""

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
-from hpctrain.errors import RunDirectoryError
-from hpctrain.files import read_json, write_json
+from hpctrain.files import read_json_or_empty, write_json
 from hpctrain.run.directory import RunDirectory
 
 FILE_NAME = "verdict.json"
@@ -62,31 +59,15 @@ class Bottleneck:
 
 def read_bottleneck(claim: Path) -> Bottleneck | None:
     """Read the bottleneck of an attempt; None if the file is missing or unreadable."""
-    try:
-        record = read_json(claim / FILE_NAME)
-    except (OSError, RunDirectoryError):
+    record = read_json_or_empty(claim / FILE_NAME)
+    if "text" not in record:
         return None
-    if not isinstance(record.get("text"), str):
-        return None
-    # another version of hpctrain may have written other fields, or other types
-    known = {name.name for name in fields(Bottleneck)}
-    kept: dict[str, Any] = {name: value for name, value in record.items() if name in known}
-    shares, also = kept.get("shares"), kept.get("also")
-    shares = shares if isinstance(shares, dict) else {}
-    kept["shares"] = {name: value for name, value in shares.items() if _is_finite(value)}
-    kept["also"] = tuple(line for line in (also if isinstance(also, list) else ()) if isinstance(line, str))
-    return Bottleneck(**kept)
+    # another version of hpctrain may have written other fields
+    known = {field.name: record[field.name] for field in fields(Bottleneck) if field.name in record}
+    return Bottleneck(**{**known, "also": tuple(known.get("also", ()))})
 
 
 def last_bottleneck(directory: RunDirectory) -> Bottleneck | None:
     """Read the newest bottleneck that any attempt recorded."""
-    try:
-        names = sorted((entry.name for entry in directory.claims.iterdir() if entry.name.isdecimal()), key=int)
-    except OSError:
-        return None
-    found = (read_bottleneck(directory.claims / name) for name in reversed(names))
+    found = (read_bottleneck(directory.claim(attempt)) for attempt in reversed(directory.claimed_attempts()))
     return next((bottleneck for bottleneck in found if bottleneck is not None), None)
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

@@ -7,6 +7,7 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import append_json_line, fsync_directory, read_json_lines
@@ -98,6 +99,10 @@ class RunDirectory:
         """The claim of one attempt, counted from 1."""
         return self.claims / f"{attempt:04d}"
 
+    def claimed_attempts(self) -> list[int]:
+        """Numbers of the attempts that claimed the run, oldest first."""
+        return sorted(int(name) for name in _names(self.claims) if name.isdecimal())
+
     def checkpoint(self, step: int) -> Path:
         """The directory of the checkpoint of ``step``."""
         return self.checkpoints / f"step_{step:0{STEP_DIGITS}d}"
@@ -126,9 +131,7 @@ class RunDirectory:
         """Steps of the published checkpoints, oldest first, whether they are intact or not."""
         # names may have more digits than STEP_DIGITS: a step beyond 99,999,999 makes a longer name
         pattern = re.compile(rf"step_(\d{{{STEP_DIGITS},}})")
-        if not self.checkpoints.is_dir():
-            return []
-        matches = (pattern.fullmatch(entry.name) for entry in self.checkpoints.iterdir())
+        matches = map(pattern.fullmatch, _names(self.checkpoints))
         return sorted(int(match[1]) for match in matches if match)
 
     @property
@@ -157,6 +160,19 @@ class RunDirectory:
         """Record one submission: ``job_id``, ``time`` (epoch seconds), ``log`` (the batch script's)."""
         append_json_line(self.jobs, record, durable=True)
 
-    def job_records(self) -> list[dict[str, object]]:
-        """The submissions, oldest first."""
+    def job_records(self) -> list[dict[str, Any]]:
+        """The submissions and cancellations, oldest first."""
         return list(read_json_lines(self.jobs))
+
+    @property
+    def cancelled_at(self) -> float | None:
+        """When the user cancelled the run, in epoch seconds; None if nobody did, or a job was submitted afterwards."""
+        last: dict[str, Any] = next(reversed(self.job_records()), {})
+        return float(last["time"]) if last.get("cancelled") else None
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [entry.name for entry in folder.iterdir()]
+    except FileNotFoundError:
+        return []

@@ -93,11 +93,7 @@ class Ledger:
 
     def last_claim(self) -> int:
         """The number of the newest claim; 0 before the first attempt."""
-        try:
-            names = [entry.name for entry in self.directory.claims.iterdir()]
-        except FileNotFoundError:
-            return 0
-        return max((int(name) for name in names if name.isdecimal()), default=0)
+        return max(self.directory.claimed_attempts(), default=0)
 
     def claim(self) -> int:
         """Claim the run for a new attempt.

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from hpctrain.errors import RunDirectoryError
-from hpctrain.files import read_json, write_json
+from hpctrain.files import read_json_or_empty, write_json
 
 FILE_NAME = "times.json"
 STARTING = ("import_s", "rendezvous_s", "build_s", "load_s", "first_step_s")
@@ -113,8 +112,5 @@ def describe_start(spent: Mapping[str, float]) -> str:
 
 def read_times(claim: Path) -> dict[str, float]:
     """The recorded times of an attempt: `SPENT`, ``last_step``, ``seen`` (epoch seconds); empty without a record."""
-    try:
-        record = read_json(claim / FILE_NAME)
-    except (OSError, RunDirectoryError):
-        return {}
+    record = read_json_or_empty(claim / FILE_NAME)
     return {name: value for name, value in record.items() if isinstance(value, int | float)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import closing
 from typing import TextIO
 
 from hpctrain.attempt.outcome import describe, resume_command
@@ -122,9 +121,9 @@ def wait_for(directory: RunDirectory, *, skip_bytes: int = 0) -> ExitCode:
     """
     # the log goes to the buffer below the text, which must not hold back what was printed before
     sys.stdout.flush()
-    with closing(RunLog(directory, 0, sys.stdout.buffer, skip_bytes=skip_bytes)) as log:
-        follower = Follower(log, sys.stdout, until_job_ends=True)
-        status = follower.follow()
+    log = RunLog(directory, 0, sys.stdout.buffer, skip_bytes=skip_bytes)
+    follower = Follower(log, sys.stdout, until_job_ends=True)
+    status = follower.follow()
     resume = f"to resume: {resume_command(directory)}"
     last = status.attempts[-1] if status.attempts else None
     if last is not None and last.reason is not None:

@@ -13,7 +13,7 @@ CHUNK_BYTES = 2**20
 
 
 class Tail:
-    """Reads what was appended to a file since the last read; the file may appear later, be cut, or be replaced.
+    """Reads what was appended to a file since the last read; the file may appear later, be cut or be removed.
 
     Args:
         path: the file.
@@ -22,8 +22,7 @@ class Tail:
 
     def __init__(self, path: Path, start: int = 0) -> None:
         self.path = path
-        self._start = start
-        self._file: BinaryIO | None = None
+        self._position = start
 
     def read(self) -> bytes:
         """Read the appended bytes, at most 1 MiB; empty if nothing was appended, or the file doesn't exist.
@@ -32,36 +31,18 @@ class Tail:
             OSError: the file exists and can't be read.
         """
         try:
-            on_disk = self.path.stat()
+            # opened anew each time: over NFS, only an open is sure to show what another node appended
+            with self.path.open("rb", buffering=0) as file:
+                # cut: by `> rank_0.log`, or by a rotation that copies and truncates
+                if file.seek(0, os.SEEK_END) < self._position:
+                    self._position = 0
+                file.seek(self._position)
+                data = file.read(CHUNK_BYTES)
         except FileNotFoundError:
-            on_disk = None
-        if self._file is None:
-            return b"" if on_disk is None else self._open()
-        if data := self._file.read(CHUNK_BYTES):
-            return data
-        opened = os.fstat(self._file.fileno())
-        # replaced, by a restored backup for example; the old file was read to its end above
-        if on_disk is not None and (on_disk.st_dev, on_disk.st_ino) != (opened.st_dev, opened.st_ino):
-            self.close()
-            return self._open()
-        # cut: by `> rank_0.log`, or by a rotation that copies and truncates
-        if opened.st_size < self._file.tell():
-            self._file.seek(0)
-            return self._file.read(CHUNK_BYTES)
-        return b""
-
-    def close(self) -> None:
-        """Close the file; the next read starts at its beginning."""
-        self._start = 0
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _open(self) -> bytes:
-        # without a buffer, which could hold bytes that were overwritten since
-        self._file = self.path.open("rb", buffering=0)
-        self._file.seek(self._start)
-        return self._file.read(CHUNK_BYTES)
+            self._position = 0
+            return b""
+        self._position += len(data)
+        return data
 
 
 def start_of_last_lines(path: Path, lines: int) -> int:
@@ -120,7 +101,6 @@ class RunLog:
             if self._tail is not None:
                 # the batch script may have printed more until the first rank did
                 self._copy_rest(self._tail)
-                self._tail.close()
             elif path != self._rank_log:
                 notice = f"no rank has printed anything yet; this is the batch script's log, {path}"
                 print(f"hpctrain: {notice}", file=sys.stderr, flush=True)
@@ -131,11 +111,6 @@ class RunLog:
         if self._tail is not None:
             self._copy_rest(self._tail)
         return self._tail is not None
-
-    def close(self) -> None:
-        """Close the file that was copied last."""
-        if self._tail is not None:
-            self._tail.close()
 
     def ranks(self) -> list[int]:
         """The ranks that have a log."""

@@ -163,7 +163,7 @@ def _facts(directory: RunDirectory, attempts: Sequence[Attempt], jobs: Jobs | No
     return RunFacts(
         attempt=attempts[-1] if attempts and attempts[-1].attempt >= number else Attempt(attempt=number),
         owner=Owner.read(directory.claim(number)) if number else None,
-        cancelled_at=_cancelled_at(directory),
+        cancelled_at=directory.cancelled_at,
         job_ids=tuple(job_ids(directory)),
         jobs=jobs,
     )
@@ -174,15 +174,6 @@ def _with_times(attempt: Attempt, directory: RunDirectory) -> Attempt:
         return attempt
     # the ledger gets an attempt's times with its end
     return replace(attempt, extra={**attempt.extra, **read_times(directory.claim(attempt.attempt))})
-
-
-def _cancelled_at(directory: RunDirectory) -> float | None:
-    """When the run was cancelled, unless a job was submitted afterwards."""
-    records = directory.job_records()
-    if not records or not records[-1].get("cancelled"):
-        return None
-    when = records[-1].get("time")
-    return float(when) if isinstance(when, int | float) else None
 
 
 def _total_steps(attempts: list[Attempt], config: Mapping[str, Any]) -> int | None:

@@ -68,9 +68,8 @@ class CurrentJob:
     @property
     def cancelled(self) -> bool:
         """Whether the user has typed `python -m hpctrain cancel` for the run since the attempt began."""
-        last = next(reversed(self.directory.job_records()), {})
-        when = last.get("time")
-        return bool(last.get("cancelled")) and isinstance(when, int | float) and when >= self.began
+        when = self.directory.cancelled_at
+        return when is not None and when >= self.began
 
     @property
     def resubmittable(self) -> bool:
