@@ -1,4 +1,4 @@
-"""Phrases that messages share: names cut short, counted nouns, durations and dates."""
+"""Phrases that messages share: names cut short, counted nouns, large numbers, durations and dates."""
 
 from __future__ import annotations
 
@@ -34,6 +34,14 @@ def duration(seconds: float) -> str:
         if seconds < limit:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds / 86400:.0f} days"
+
+
+def scaled(number: float, unit: str) -> str:
+    """A large number with a prefix to its unit: ``16.8 MB``, ``1.31 TFLOP``."""
+    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {prefix}{unit}"
+    return f"{number:.0f} {unit}"
 
 
 def local_time(when: float) -> str:

@@ -69,7 +69,7 @@ class ChecksummedFile:
     def flush(self) -> None:
         """Do nothing; torch.save calls it."""
 
-    def close(self, *, durable: bool = True) -> None:
+    def close(self) -> None:
         """Write the rest, make the file durable, and close it.
 
         Raises:
@@ -82,8 +82,7 @@ class ChecksummedFile:
                 self._write_block()
             if self._error is not None:
                 raise self._error
-            if durable:
-                os.fsync(self._descriptor)
+            os.fsync(self._descriptor)
         finally:
             os.close(self._descriptor)
 

@@ -19,14 +19,13 @@ class EvalLoader:
     """Every sample exactly once over all ranks, without padding: rank r has the r-th of world_size contiguous slices.
 
     Ranks can have different numbers of batches, even none, so evaluation runs outside DDP, without a collective per
-    batch. The samples' random draws depend only on (seed, index): every evaluation sees the same samples.
+    batch. The samples' random draws depend only on the index: every evaluation sees the same samples.
 
     Args:
         dataset: the held-out samples (`BatchDataset` lists the protocols); it needs a length.
         micro_batch_size: samples per batch; a rank's last one can be smaller.
         rank: the rank that evaluates the slice.
         world_size: number of slices.
-        seed: key of the samples' random draws.
         collate_fn: makes a batch of a list of samples; PyTorch's default collation if None.
         workers: how batches are fetched; worker processes are started for each pass.
 
@@ -41,11 +40,10 @@ class EvalLoader:
         *,
         rank: int,
         world_size: int,
-        seed: int = 0,
         collate_fn: Collate | None = None,
         workers: Workers = IN_PROCESS,
     ) -> None:
-        self._fetcher = BatchFetcher(dataset, seed, collate_fn)
+        self._fetcher = BatchFetcher(dataset, 0, collate_fn)
         num_samples = self._fetcher.num_samples
         if num_samples is None:
             raise TaskError(f"{type(dataset).__name__} can't be evaluated: it has no __len__")

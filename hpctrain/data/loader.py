@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from hpctrain.data.fetch import BatchFetcher, Collate, Request
 from hpctrain.data.keyed_random import IntArray
-from hpctrain.data.micro_batch import MicroBatch, iterate_tensors
+from hpctrain.data.micro_batch import MicroBatch, tensors_of
 from hpctrain.data.order import Order
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.workers import IN_PROCESS, Workers, fetch_batches
@@ -160,7 +160,7 @@ def _copied(
                 batch = move(micro_batch.batch)
             computing = torch.cuda.current_stream(device)
             computing.wait_stream(copies)
-            for tensor in iterate_tensors(batch):
+            for tensor in tensors_of(batch):
                 if tensor.is_cuda:
                     # the allocator must not reuse the copying stream's memory before the computing stream has used it
                     tensor.record_stream(computing)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hpctrain.config.parallel import Parallel
@@ -65,11 +66,11 @@ def replicate(model: nn.Module, world: World, parallel: Parallel) -> nn.Module:
     return replica
 
 
-def broadcast_weights(module: nn.Module, world: World) -> None:
-    """Copy rank zero's parameters and buffers to all ranks, as DDP does for the model that it wraps; collective."""
+def broadcast_tensors(tensors: Iterable[Tensor], world: World) -> None:
+    """Copy rank zero's parameters or buffers to all ranks, as DDP does for the model that it wraps; collective."""
     if world.size > 1:
         with torch.no_grad():
-            for tensor in (*module.parameters(), *module.buffers()):
+            for tensor in tensors:
                 dist.broadcast(tensor, src=0)
 
 
@@ -78,6 +79,21 @@ def _compress(replica: DistributedDataParallel, gradient_format: str) -> None:
 
     hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
     replica.register_comm_hook(None, hooks[gradient_format])
+
+
+@contextmanager
+def without_a_trace(model: nn.Module, world: World) -> Iterator[None]:
+    """Restore the model's buffers, and the random state of Python and torch, after the passes inside the context."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    random_state = random.getstate()
+    try:
+        with torch.random.fork_rng(list(world.gpus)):
+            yield
+    finally:
+        random.setstate(random_state)
+        with torch.no_grad():
+            for buffer, saved in buffers:
+                buffer.copy_(saved)
 
 
 def settle_buckets(model: nn.Module, world: World, backward: Callable[[], None]) -> None:
@@ -99,14 +115,8 @@ def settle_buckets(model: nn.Module, world: World, backward: Callable[[], None])
     # step with accumulation doesn't.
     if not model.static_graph and (world.size <= 2 or model.find_unused_parameters):
         return
-    buffers = [buffer.detach().clone() for buffer in model.buffers()]
-    random_state = random.getstate()
-    with torch.random.fork_rng(list(world.gpus)):
+    with without_a_trace(model, world):
         backward()
-    random.setstate(random_state)
-    with torch.no_grad():
-        for buffer, saved in zip(model.buffers(), buffers, strict=True):
-            buffer.copy_(saved)
     for parameter in model.parameters():
         parameter.grad = None
 

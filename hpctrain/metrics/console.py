@@ -30,13 +30,13 @@ class ConsoleSink:
 
     Args:
         stream: where to write; a terminal is recognised.
-        total_steps: the last step of the run; None if unknown.
+        total_steps: the last step of the run.
         step: steps completed before this attempt.
         clock: monotonic seconds.
     """
 
     def __init__(
-        self, stream: TextIO, total_steps: int | None, step: int = 0, clock: Callable[[], float] = time.monotonic
+        self, stream: TextIO, total_steps: int, step: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._stream = stream
         self._terminal = stream.isatty()
@@ -76,7 +76,7 @@ class ConsoleSink:
             self._line_open = False
 
     def _parts(self, step: int, values: Mapping[str, float]) -> list[str]:
-        parts = [f"step {step}" if self._total_steps is None else f"step {step}/{self._total_steps}"]
+        parts = [f"step {step}/{self._total_steps}"]
         if "train/epoch" in values:
             parts.append(f"epoch {int(values['train/epoch'])}")
         shown = {name for name in values if name not in _OWN_PLACE and not name.startswith(_OF_THE_MACHINE)}
@@ -87,7 +87,7 @@ class ConsoleSink:
 
     def _eta(self, step: int, now: float) -> list[str]:
         done, seconds = step - self._start_step, now - self._start_time
-        if self._total_steps is None or done <= 0 or step >= self._total_steps:
+        if done <= 0 or step >= self._total_steps:
             return []
         return [f"eta {duration((self._total_steps - step) * seconds / done)}"]
 

@@ -27,7 +27,7 @@ class JsonLinesSink:
 
     Args:
         path: the file; made if it is missing.
-        resume_step: drop records of later steps, and a last line that a crash left incomplete; None drops all.
+        resume_step: drop records of later steps, and a last line that a crash left incomplete.
         clock: epoch seconds.
         evaluation_due: whether `resume_step` will be evaluated again: then drop the records of its evaluation, too.
 
@@ -38,7 +38,7 @@ class JsonLinesSink:
     def __init__(
         self,
         path: Path,
-        resume_step: int | None,
+        resume_step: int,
         clock: Callable[[], float] = time.time,
         *,
         evaluation_due: bool = False,
@@ -84,9 +84,9 @@ def _line(step: int, logged_at: float, values: Mapping[str, float]) -> bytes:
     return json.dumps(record, allow_nan=False).encode() + b"\n"
 
 
-def _kept(path: Path, resume_step: int | None, evaluation_due: bool) -> bytes:
+def _kept(path: Path, resume_step: int, evaluation_due: bool) -> bytes:
     """The complete lines of ``path`` up to the step from which an attempt resumes."""
-    if resume_step is None or not path.exists():
+    if not path.exists():
         return b""
     lines = path.read_bytes().splitlines(keepends=True)
     kept = [(line, record) for line in lines if (record := _record(line)) and record["step"] <= resume_step]

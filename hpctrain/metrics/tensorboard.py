@@ -36,13 +36,13 @@ class TensorBoardSink:
 
     Args:
         directory: the run's TensorBoard folder; made if it is missing.
-        resume_step: the step from which the attempt starts; None drops all earlier events.
+        resume_step: the step from which the attempt starts; events of later steps are dropped.
         clock: epoch seconds.
     """
 
-    def __init__(self, directory: Path, resume_step: int | None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, directory: Path, resume_step: int, clock: Callable[[], float] = time.time) -> None:
         self._directory = directory
-        self._purge_step = 0 if resume_step is None else resume_step + 1
+        self._purge_step = resume_step + 1
         self._clock = clock
         self._file: RecordFile | None = None
         self._failing = False

@@ -19,7 +19,7 @@ from hpctrain.config.checks import NEEDS_A_CLOSURE
 from hpctrain.config.optimizer import HANDLING_KEYS, Handling, handling_of
 from hpctrain.config.root import Config
 from hpctrain.distributed.compiler import compile_in_place
-from hpctrain.distributed.replica import broadcast_weights, replicate, synchronise_batchnorm
+from hpctrain.distributed.replica import broadcast_tensors, replicate, synchronise_batchnorm
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.tasks.task import Task
@@ -154,7 +154,7 @@ def _in_precision(module: nn.Module, kind: str, world: World) -> tuple[nn.Module
     if kind not in MASTER_TYPES:
         return module, None
     # DDP broadcasts only the copy's weights, and the fp32 ones have to be equal on all ranks, too
-    broadcast_weights(module, world)
+    broadcast_tensors([*module.parameters(), *module.buffers()], world)
     master = MasterWeights(module, MASTER_TYPES[kind])
     accept_fp32(master.copy, MASTER_TYPES[kind])
     return master.copy, master

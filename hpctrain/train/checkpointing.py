@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
+import torch
+
 from hpctrain.checkpoint.best import Best
 from hpctrain.checkpoint.interval import best_interval_s, mean_time_between_failures_s
 from hpctrain.checkpoint.read import LoadedCheckpoint, load_newest
@@ -132,7 +134,7 @@ class Checkpointing:
 
     def _throwaway_pass(self) -> None:
         with closing(iter(self._parts.loader(0))) as micro_batches:
-            self._parts.step.throwaway(next(micro_batches))
+            torch.autograd.backward(self._parts.step.loss(next(micro_batches)))
 
     def record_evaluation(self, step: int, means: Mapping[str, float]) -> None:
         """Compare an evaluation with the best so far, and set `best_step` if it is one of them; collective.

@@ -8,16 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset
 
 from hpctrain.checkpoint.rng import restore_rng, rng_state
-from hpctrain.config.data import Data
 from hpctrain.data.eval_loader import EvalLoader
-from hpctrain.data.workers import Workers, default_num_workers
+from hpctrain.data.workers import Workers
 from hpctrain.distributed.agreement import Agreement
-from hpctrain.distributed.replica import inner
+from hpctrain.distributed.replica import broadcast_tensors, inner
 from hpctrain.distributed.stop_request import Stop
 from hpctrain.distributed.world import World
 from hpctrain.metrics.meter import Meter
@@ -48,7 +46,7 @@ class Evaluation:
         model: from `replicate`; the module inside is evaluated, so that ranks may have different numbers of batches.
         world: the ranks.
         precision: the kind, which decides the autocast.
-        data: how samples are loaded.
+        workers: load the samples.
         micro_batch_size: samples per forward.
         ema: averaged weights to evaluate; None for the live ones.
 
@@ -64,7 +62,7 @@ class Evaluation:
         world: World,
         *,
         precision: str,
-        data: Data,
+        workers: Workers,
         micro_batch_size: int,
         ema: Ema | None = None,
     ) -> None:
@@ -76,17 +74,13 @@ class Evaluation:
         self._ema = ema
         largest_slice = -(-len(dataset) // world.size)  # type: ignore[arg-type]  # the loader rejects a dataset without a length
         self._most_batches = -(-largest_slice // micro_batch_size)
-        on_gpu = world.device.type == "cuda"
-        num_workers = data.num_workers
-        if num_workers is None:
-            num_workers = default_num_workers(dataset, world.cores, on_gpu=on_gpu)
         self._loader = EvalLoader(
             dataset,
             micro_batch_size,
             rank=world.rank,
             world_size=world.size,
             collate_fn=task.collate_fn,
-            workers=Workers(num_workers, pin_memory=data.pin_memory and on_gpu),
+            workers=workers,
         )
 
     def __call__(self, agreement: Agreement) -> Evaluated:
@@ -97,7 +91,8 @@ class Evaluation:
         Args:
             agreement: of the ranks, which decides whether they stop.
         """
-        self._sync_buffers()
+        # each rank's batch norm saw its own samples since DDP last sent rank zero's buffers
+        broadcast_tensors(self._model.buffers(), self._world)
         before = rng_state(self._world.gpus)
         meter = Meter(self._world.device, self._world.sum_ if self._world.size > 1 else None)
         weights = nullcontext() if self._ema is None else self._ema.in_place()
@@ -143,9 +138,3 @@ class Evaluation:
         gathered = self._world.gather(meter.names)
         union = None if gathered is None else sorted({str(name) for names in gathered for name in tuple(names)})
         return list(self._world.broadcast(union))
-
-    def _sync_buffers(self) -> None:
-        # each rank's batch norm saw its own samples since DDP last sent rank zero's buffers
-        if self._world.size > 1:
-            for buffer in self._model.buffers():
-                dist.broadcast(buffer, src=0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from functools import cached_property
+from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from hpctrain.config.root import Config
 from hpctrain.data.loader import TrainLoader, copied_ahead
@@ -47,7 +48,7 @@ class Parts:
         meter: collects the training loss.
         update: of the weights.
         step: one step.
-        num_workers: DataLoader workers per rank.
+        workers: of each rank, for the training samples.
     """
 
     def __init__(self, config: Config, world: World, *, fresh: bool = False) -> None:
@@ -75,9 +76,7 @@ class Parts:
         )
         kind, device = config.precision.kind, world.device
         self.step = TrainStep(self.task, self.model, self.update, self.meter, precision=kind, device=device)
-        workers, on_gpu = config.data.num_workers, world.device.type == "cuda"
-        chosen = default_num_workers(self.train_data, world.cores, on_gpu=on_gpu)
-        self.num_workers = chosen if workers is None else workers
+        self.workers = self._workers(self.train_data)
 
     @property
     def total_steps(self) -> int:
@@ -98,15 +97,13 @@ class Parts:
             self.model,
             self.world,
             precision=self.config.precision.kind,
-            data=self.config.data,
+            workers=self._workers(dataset),
             micro_batch_size=self.plan.micro_batch_size,
             ema=self.ema if self.config.trainer.eval_ema else None,
         )
 
     def loader(self, start_step: int) -> TrainLoader:
         """Return this rank's training batches from a step on."""
-        data = self.config.data
-        pin_memory = data.pin_memory and self.world.device.type == "cuda"
         return TrainLoader(
             self.train_data,
             self._order(),
@@ -115,13 +112,20 @@ class Parts:
             seed=self.config.seed,
             start_step=start_step,
             collate_fn=self.task.collate_fn,
-            workers=Workers(self.num_workers, data.prefetch_factor, pin_memory),
+            workers=self.workers,
         )
 
     def copied_ahead(self, micro_batches: Generator[MicroBatch, None, None]) -> Generator[MicroBatch, None, None]:
         """Return the same micro-batches, copied to a GPU while it computes."""
         device = self.world.device
         return copied_ahead(micro_batches, lambda batch: self.task.to_device(batch, device), device)
+
+    def _workers(self, dataset: Dataset[Any]) -> Workers:
+        data, on_gpu = self.config.data, self.world.device.type == "cuda"
+        num_workers = data.num_workers
+        if num_workers is None:
+            num_workers = default_num_workers(dataset, self.world.cores, on_gpu=on_gpu)
+        return Workers(num_workers, data.prefetch_factor, data.pin_memory and on_gpu)
 
     def _prepared_task(self) -> Task:
         task = build_task(self.config.task)

@@ -62,11 +62,11 @@ def _machine(world: World) -> str:
 
 
 def _data(parts: Parts) -> str:
-    plan, workers = parts.plan, counted(parts.num_workers, "DataLoader worker")
+    plan, workers = parts.plan, parts.workers.num_workers
+    fetched = f"{counted(workers, 'DataLoader worker')} per rank" if workers else "fetched by the ranks"
     return (
         f"{plan.num_samples:,} samples, {plan.steps_per_epoch:,} steps per epoch, "
-        f"{parts.total_steps / plan.steps_per_epoch:.3g} epochs; "
-        f"{f'{workers} per rank' if parts.num_workers else 'fetched by the ranks'}"
+        f"{parts.total_steps / plan.steps_per_epoch:.3g} epochs; {fetched}"
     )
 
 

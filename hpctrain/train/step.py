@@ -94,11 +94,6 @@ class TrainStep:
             raise self._not_a_scalar(loss)
         return loss
 
-    def throwaway(self, micro_batch: MicroBatch) -> None:
-        """Run a forward and backward pass without using the gradients; collective."""
-        with torch.random.fork_rng([]):
-            torch.autograd.backward(self.loss(micro_batch))
-
     def _accumulate(self, micro_batch: MicroBatch, timer: PartTimer | None) -> None:
         loss = self.loss(micro_batch)
         if timer is not None:

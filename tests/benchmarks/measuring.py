@@ -107,7 +107,7 @@ class Side:
         folder.mkdir()
         self.times.record_in(folder)
         self.times.enter("train_s")
-        self.sinks = [JsonLinesSink(folder / "metrics.jsonl", None), TensorBoardSink(folder / "tensorboard", None)]
+        self.sinks = [JsonLinesSink(folder / "metrics.jsonl", 0), TensorBoardSink(folder / "tensorboard", 0)]
         self.stopping = Stopping(self.world, ClusterEnvironment.from_environment({}), StopRequest())
         loader = self.parts.loader(0)
         self.batches = iter(loader)

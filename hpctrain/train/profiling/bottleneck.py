@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from hpctrain.config.cluster import Slurm
+from hpctrain.phrases import scaled
 from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.train.profiling.measurements import Measurements, median
 
@@ -62,10 +63,10 @@ def memory(measured: Measurements) -> Finding | None:
     if worst.growth_bytes <= 0:
         return None
     left = max(0, measured.total_steps - measured.step)
-    more = f", {_size(worst.growth_bytes * left)} more by the last one" if left else ""
+    more = f", {scaled(worst.growth_bytes * left, 'B')} more by the last one" if left else ""
     where = f" on rank {worst.rank} of {worst.host}" if len(measured.reports) > 1 else ""
     remedy = "something keeps each step's graph, such as a list of losses: keep loss.detach() or loss.item() instead"
-    return Finding(3.0, f"memory grows by {_size(worst.growth_bytes)} with each step{where}{more}: {remedy}")
+    return Finding(3.0, f"memory grows by {scaled(worst.growth_bytes, 'B')} with each step{where}{more}: {remedy}")
 
 
 def device_syncs(measured: Measurements) -> Finding | None:
@@ -229,10 +230,3 @@ def _rarer(every: int, share: float) -> int:
     apart = every * share * (1 - AIM) / (AIM * max(1e-3, 1 - share))
     digits = int(10 ** max(0, math.floor(math.log10(max(apart, 1))) - 1))
     return max(every + 1, math.ceil(apart / digits) * digits)
-
-
-def _size(count: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count / 1e3:.3g} kB"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import random
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,8 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpctrain.data.micro_batch import MicroBatch, map_tensors
 from hpctrain.data.plan import BatchPlan
-from hpctrain.distributed.replica import inner
+from hpctrain.distributed.replica import inner, without_a_trace
 from hpctrain.distributed.world import World
+from hpctrain.phrases import scaled
 from hpctrain.train.step import TrainStep
 
 Formula = Callable[..., int]
@@ -222,33 +222,19 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> fl
         lambda tensor: tensor[:few] if tensor.ndim and len(tensor) == micro_batch.num_samples else tensor,
         micro_batch.batch,
     )
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    random_state = random.getstate()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         eager = torch.compiler.set_stance("force_eager")
-        with eager, torch.random.fork_rng(list(world.gpus)), FlopCount() as count:
+        with eager, without_a_trace(model, world), FlopCount() as count:
             loss = step.loss(micro_batch._replace(batch=batch, num_samples=few), model)
             torch.autograd.grad(loss, parameters, allow_unused=True)
     except Exception as error:  # a user's code may fail on two samples alone; that must not end the run
         log.info("FLOPs are not counted: the model fails on %s samples alone (%s)", few, error)
         return None
-    finally:
-        random.setstate(random_state)
-        with torch.no_grad():
-            for buffer, saved in buffers:
-                buffer.copy_(saved)
     return (count.total or 0) / few or None
 
 
 def flops_text(flops_per_sample: float, global_batch_size: int) -> str:
     """Format as ``1.3 TFLOP per step, 20.2 GFLOP per sample, forward and backward``."""
-    step, sample = (_scaled(flops) for flops in (flops_per_sample * global_batch_size, flops_per_sample))
+    step, sample = scaled(flops_per_sample * global_batch_size, "FLOP"), scaled(flops_per_sample, "FLOP")
     return f"{step} per step, {sample} per sample, forward and backward"
-
-
-def _scaled(flops: float) -> str:
-    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
-        if flops >= size:
-            return f"{flops / size:.3g} {prefix}FLOP"
-    return f"{flops:.0f} FLOP"

@@ -202,7 +202,7 @@ class Profiler:
             saves=self._saves,
             agreement_s=self._agreement.waited_s,
             logging_s=self.logging_s,
-            num_workers=self._parts.num_workers,
+            num_workers=self._parts.workers.num_workers,
             num_devices=self._num_devices,
             cores=self._world.cores,
             on_gpu=self._world.device.type == "cuda",

@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.config.data import Data
 from hpctrain.config.parallel import Parallel
+from hpctrain.data.workers import Workers
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.rendezvous import meet
 from hpctrain.distributed.replica import replicate
@@ -73,7 +73,7 @@ def be_rank(num_samples, micro_batch_size, num_workers, signal_at):
         model,
         world,
         precision="fp32",
-        data=Data(num_workers=num_workers),
+        workers=Workers(num_workers),
         micro_batch_size=micro_batch_size,
     )
     before = torch.get_rng_state()

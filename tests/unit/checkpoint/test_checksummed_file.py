@@ -39,7 +39,7 @@ def test_every_byte_arrives_whatever_the_pieces(tmp_path_factory, sizes):
     file = ChecksummedFile(path)
     for piece in pieces:
         assert file.write(piece) == len(piece)
-    file.close(durable=False)
+    file.close()
     whole = b"".join(pieces)
     assert path.read_bytes() == whole
     assert (file.bytes, file.checksum) == (len(whole), xxhash.xxh3_128(whole).hexdigest())

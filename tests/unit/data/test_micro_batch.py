@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hpctrain.data.micro_batch import iterate_tensors, map_tensors
+from hpctrain.data.micro_batch import map_tensors, tensors_of
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -31,5 +31,5 @@ def test_tensors_are_found_and_replaced_in_every_container() -> None:
     assert isinstance(doubled["named"], Pair)
     assert isinstance(doubled["ordered"], OrderedDict)
     assert doubled["dataclass"].name == "cat"
-    assert [int(tensor) for tensor in iterate_tensors(doubled)] == [2] * 7
-    assert [int(tensor) for tensor in iterate_tensors(batch)] == [1] * 7
+    assert [int(tensor) for tensor in tensors_of(doubled)] == [2] * 7
+    assert [int(tensor) for tensor in tensors_of(batch)] == [1] * 7

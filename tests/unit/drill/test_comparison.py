@@ -62,7 +62,7 @@ def test_what_neither_run_left_proves_nothing():
 def test_not_a_number_is_the_same_as_itself(tmp_path):
     directory = RunDirectory.at(tmp_path)
     directory.create(0o750)
-    sink = JsonLinesSink(directory.metrics, None)
+    sink = JsonLinesSink(directory.metrics, 0)
     sink.log(1, {"train/loss": math.nan, "throughput/samples_per_s": 5.0})
     sink.log(1, {"eval/loss": math.inf})
     sink.close()

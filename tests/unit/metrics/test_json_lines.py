@@ -15,7 +15,7 @@ def steps(path):
 
 def test_a_record_is_on_disk_as_soon_as_it_is_logged(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    sink = JsonLinesSink(path, None, clock=lambda: 1763.25)
+    sink = JsonLinesSink(path, 0, clock=lambda: 1763.25)
     sink.log(20, {"train/loss": 0.5, "throughput/samples_per_s": 100.0})
     assert path.read_text() == '{"step": 20, "time": 1763.25, "train/loss": 0.5, "throughput/samples_per_s": 100.0}\n'
     sink.close()
@@ -23,7 +23,7 @@ def test_a_record_is_on_disk_as_soon_as_it_is_logged(tmp_path):
 
 def test_records_in_quick_succession_share_a_write_and_none_waits_for_long(tmp_path):
     path, now = tmp_path / "metrics.jsonl", [100.0]
-    sink = JsonLinesSink(path, None, clock=lambda: now[0])
+    sink = JsonLinesSink(path, 0, clock=lambda: now[0])
     written = []
     for step in range(1, 11):
         sink.log(step, {"train/loss": 1.0 / step})
@@ -45,7 +45,7 @@ def test_records_in_quick_succession_share_a_write_and_none_waits_for_long(tmp_p
 
 def test_values_that_json_lacks_are_null_and_spelled_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    sink = JsonLinesSink(path, None, clock=lambda: 0.0)
+    sink = JsonLinesSink(path, 0, clock=lambda: 0.0)
     sink.log(1, {"train/loss": math.nan, "a": math.inf, "b": -math.inf, "train/lr": 0.1})
     sink.close()
 
@@ -66,7 +66,7 @@ def test_values_that_json_lacks_are_null_and_spelled_out(tmp_path):
 
 def test_a_resume_drops_later_records_and_a_torn_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    first = JsonLinesSink(path, None)
+    first = JsonLinesSink(path, 0)
     for step in (10, 20, 30, 40):
         first.log(step, {"train/loss": float(step)})
     first.close()
@@ -88,14 +88,14 @@ def test_a_whole_record_without_its_newline_counts_as_torn(tmp_path):
 
 def test_a_start_from_nothing_drops_everything(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 0}\n{"step": 10}\n')
-    JsonLinesSink(path, None).close()
+    path.write_text('{"step": 5}\n{"step": 10}\n')
+    JsonLinesSink(path, 0).close()
     assert path.read_bytes() == b""
 
 
 def test_a_superseded_attempt_does_not_write_into_the_new_file(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    old = JsonLinesSink(path, None)
+    old = JsonLinesSink(path, 0)
     old.log(10, {"train/loss": 1.0})
     new = JsonLinesSink(path, 10)
     old.log(20, {"train/loss": 99.0})

@@ -23,7 +23,7 @@ def read(directory):
 
 
 def test_tensorboard_reads_what_was_logged(tmp_path):
-    sink = TensorBoardSink(tmp_path, None, clock=lambda: 1763.0)
+    sink = TensorBoardSink(tmp_path, 0, clock=lambda: 1763.0)
     sink.log(10, {"train/loss": 0.5, "train/lr": 0.25})
     sink.log(20, {"train/loss": math.inf, "eval/accuracy": 0.75})
     sink.close()
@@ -35,17 +35,17 @@ def test_tensorboard_reads_what_was_logged(tmp_path):
 
 
 def test_no_close_is_needed_to_read_a_killed_run(tmp_path):
-    sink = TensorBoardSink(tmp_path, None)
+    sink = TensorBoardSink(tmp_path, 0)
     sink.log(10, {"train/loss": 0.5})
     assert read(tmp_path) == {"train/loss": [(10, 0.5)]}
     sink.close()
 
 
 def test_a_curve_never_doubles_back(tmp_path):
-    for resume_step, logged in ((None, (10, 20, 30)), (20, (30, 40, 50)), (40, (50,))):
+    for resume_step, logged in ((0, (10, 20, 30)), (20, (30, 40, 50)), (40, (50,))):
         sink = TensorBoardSink(tmp_path, resume_step, clock=itertools.count(1763).__next__)
         for step in logged:
-            sink.log(step, {"train/loss": step + (resume_step or 0) / 1024})
+            sink.log(step, {"train/loss": step + resume_step / 1024})
         sink.close()
     assert len(event_files(tmp_path)) == 3
     assert [step for step, _ in read(tmp_path)["train/loss"]] == [10, 20, 30, 40, 50]
@@ -55,16 +55,16 @@ def test_a_curve_never_doubles_back(tmp_path):
 
 def test_a_start_from_nothing_purges_everything(tmp_path):
     for _ in range(2):
-        sink = TensorBoardSink(tmp_path, None)
-        sink.log(0, {"eval/loss": 2.0})
+        sink = TensorBoardSink(tmp_path, 0)
+        sink.log(5, {"eval/loss": 2.0})
         sink.log(10, {"eval/loss": 1.0})
         sink.close()
-    assert read(tmp_path) == {"eval/loss": [(0, 2.0), (10, 1.0)]}
+    assert read(tmp_path) == {"eval/loss": [(5, 2.0), (10, 1.0)]}
 
 
 def test_records_in_quick_succession_are_left_out_except_evaluations(tmp_path):
     times = iter([1763.0, 1763.0, 1763.05, 1763.06, 1763.2, 1763.01])
-    sink = TensorBoardSink(tmp_path, None, clock=lambda: next(times))
+    sink = TensorBoardSink(tmp_path, 0, clock=lambda: next(times))
     for step, name in ((1, "train/loss"), (2, "train/loss"), (3, "eval/loss"), (4, "train/loss")):
         sink.log(step, {name: 1.0})
     sink.log(5, {"train/loss": 1.0})  # the clock was set back
@@ -75,7 +75,7 @@ def test_records_in_quick_succession_are_left_out_except_evaluations(tmp_path):
 def test_a_folder_that_cannot_be_made_causes_one_warning(tmp_path, caplog):
     taken = tmp_path / "tensorboard"
     taken.touch()
-    sink = TensorBoardSink(taken, None, clock=itertools.count(1763).__next__)
+    sink = TensorBoardSink(taken, 0, clock=itertools.count(1763).__next__)
     sink.log(1, {"train/loss": 1.0})
     sink.log(2, {"train/loss": 1.0})
     assert len(caplog.records) == 1
@@ -91,7 +91,7 @@ import sys
 from pathlib import Path
 from hpctrain.metrics.tensorboard import TensorBoardSink
 
-sink = TensorBoardSink(Path(sys.argv[1]), None)
+sink = TensorBoardSink(Path(sys.argv[1]), 0)
 assert not [name for name in sys.modules if name.startswith(("tensorboard", "google", "torch"))]
 sink.log(1, {"train/loss": 1.0})
 sink.close()

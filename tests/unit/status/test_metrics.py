@@ -10,7 +10,7 @@ from hpctrain.status.metrics import LoggedMetrics, read_metrics
 
 def test_what_the_sink_wrote_is_read(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    sink = JsonLinesSink(path, None, clock=lambda: 12.5)
+    sink = JsonLinesSink(path, 0, clock=lambda: 12.5)
     sink.log(1, {"train/loss": math.inf, "train/lr": 0.5})
     sink.log(2, {"train/loss": 0.25})
     sink.close()

@@ -244,16 +244,3 @@ def test_what_the_task_raises_passes_through_as_it_is():
         bench.moved(12)
     assert caught.value.__cause__ is None
     assert caught.traceback[-1].name == "fail"
-
-
-def test_a_throwaway_backward_leaves_weights_random_state_and_losses_alone():
-    def loss(logits):
-        return (logits * torch.rand_like(logits)).mean()
-
-    bench = Bench(task=Odd(loss))
-    weights, before = bench.weights(), torch.random.get_rng_state()
-    bench.step.throwaway(next(bench.micro_batches(12)))
-    assert torch.equal(bench.weights(), weights)
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert bench.meter.state()["train/loss"][1] == 0
-    assert bench.model.weight.grad is not None

@@ -98,7 +98,7 @@ def test_flops_are_counted_in_the_first_step_and_later_ones_are_timed(make, tmp_
     assert found.flops_per_sample == 2 * 2 * 8 * 10
     assert (found.step, found.steps_timed) == (12, 11)
     assert found.samples_per_s_per_device == 12.0
-    assert caplog.messages[0].startswith("flops       3840 FLOP per step, 320 FLOP per sample")
+    assert caplog.messages[0].startswith("flops       3.84 kFLOP per step, 320 FLOP per sample")
     assert caplog.messages[-1] == f"verdict: {found.text}"
 
 
