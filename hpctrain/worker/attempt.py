@@ -49,7 +49,7 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
     """Train as one rank of the world; collective.
 
     Args:
-        rank: this rank; it enters the attempt, the world and the training here.
+        rank: this rank; its attempt, world and trainer are set here.
         make_directory: makes the run directory, on rank zero; None if it exists.
 
     Returns:
@@ -64,30 +64,27 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
         torch.set_num_threads(threads)
     store = _meet(rank)
     directory, attempt = _agree_on_attempt(rank, store, make_directory)
-    rank.enter_attempt(directory, attempt)
+    rank.directory = directory
+    rank.attempt = attempt
     log_stream = None if rank.handover.logged else _log_to_file(directory, environment.rank)
     set_determinism(config.trainer.deterministic)
-    world = _join(rank, store)
-    rank.join_world(world)
-    stopping = Stopping(world, environment, rank.stop)
-    ledger = Ledger(directory)
+    world = rank.world = _join(rank, store)
+    return _train(rank, world, Claim(Ledger(directory), attempt), log_stream)
+
+
+def _train(rank: Rank, world: World, claim: Claim, log_stream: TextIO | None) -> Reason:
+    directory = claim.ledger.directory
     hosts = world.gather(socket.gethostname())
     if hosts is not None:
-        rank.times.record_in(directory.claim(attempt))
+        rank.times.record_in(directory.claim(claim.attempt))
     rank.times.enter("build_s")
-    trainer = Trainer(
-        config,
-        directory,
-        world,
-        stopping=stopping,
-        claim=Claim(ledger, attempt),
-        times=rank.times,
-        log_stream=log_stream,
+    stopping = Stopping(world, rank.environment, rank.stop)
+    trainer = rank.trainer = Trainer(
+        rank.config, directory, world, stopping=stopping, claim=claim, times=rank.times, log_stream=log_stream
     )
-    rank.start_training(trainer)
     if hosts is not None:
-        _record_start(rank, trainer, ledger, attempt, hosts)
-        trainer.log_start(attempt, hosts)
+        _record_start(rank, trainer, claim, hosts)
+        trainer.log_start(claim.attempt, hosts)
     finished = trainer.run()
     world.close()
     return Reason.COMPLETED if finished else stopping.reason
@@ -144,11 +141,11 @@ def _refuse_without_gpu(config: Config) -> None:
         log.warning("torch finds none of the %d GPUs on %s: training on the CPU", config.cluster.gpus_per_node, host)
 
 
-def _record_start(rank: Rank, trainer: Trainer, ledger: Ledger, attempt: int, hosts: list[str]) -> None:
+def _record_start(rank: Rank, trainer: Trainer, claim: Claim, hosts: list[str]) -> None:
     environment = rank.environment
-    ledger.require_ownership(attempt)
-    ledger.start(
-        attempt,
+    claim.require_ownership()
+    claim.ledger.start(
+        claim.attempt,
         job_id=environment.job_id,
         nodes=list(dict.fromkeys(hosts)),
         world_size=environment.world_size,

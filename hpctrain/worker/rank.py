@@ -26,8 +26,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.run.stacks import request_stacks
 from hpctrain.run.times import Times
 from hpctrain.worker.by_hand import record_own_end
-from hpctrain.worker.stacks import STDERR
-from hpctrain.worker.watchdog import Hang
+from hpctrain.worker.stacks import STDERR, Position
 
 if TYPE_CHECKING:
     from hpctrain.distributed.world import World
@@ -46,9 +45,9 @@ log = logging.getLogger("hpctrain.train")
 class Rank:
     """One rank, from its environment to its exit record.
 
-    It begins with its configuration and its place. Then it learns which attempt of which run it is part of
-    (`enter_attempt`), joins the other ranks (`join_world`) and builds its trainer (`start_training`), in this order.
-    Its exit record has what is known by then. The watchdog reads it from other threads (`watchdog.Watched`).
+    It begins with its configuration and its place. Then `attempt.run_attempt` sets the attempt, the world and the
+    trainer, in this order. Its exit record has what is known by then. The watchdog reads it from other threads, so no
+    property may take a lock that the main thread could hold.
 
     Attributes:
         config: of the run.
@@ -71,19 +70,6 @@ class Rank:
     attempt: int | None = None
     world: World | None = None
     trainer: Trainer | None = None
-
-    def enter_attempt(self, directory: RunDirectory, attempt: int) -> None:
-        """Enter an attempt: exit record and stacks go into its claim and the run's logs from now on."""
-        self.directory = directory
-        self.attempt = attempt
-
-    def join_world(self, world: World) -> None:
-        """Join the other ranks."""
-        self.world = world
-
-    def start_training(self, trainer: Trainer) -> None:
-        """Take the step and the progress from this trainer from now on."""
-        self.trainer = trainer
 
     @property
     def is_rank_zero(self) -> bool:
@@ -146,16 +132,21 @@ class Rank:
         except OSError as refused:
             log.warning("the exit record can't be written: %s", refused)
 
-    def record_hang(self, hang: Hang) -> None:
-        """Record that this rank hangs; runs in the watchdog's thread."""
+    def record_hang(self, complaint: str, position: Position) -> None:
+        """Record that this rank hangs; runs in the watchdog's thread.
+
+        Args:
+            complaint: one line: the time without progress, the key that bounds it, and the rank's position.
+            position: of the thread that hangs.
+        """
         if self.directory is None or self.attempt is None or self.claim is None:
             return
         alone = self.environment.world_size == 1
         record = self._exit_record(
             Reason.HANG,
-            message=f"{hang.message}; stacks: {self.stacks}",
-            trace=hang.stack,
-            blames_peer=hang.waits and not alone,
+            message=f"{complaint}; stacks: {self.stacks}",
+            trace=position.stack,
+            blames_peer=position.waits and not alone,
             stop_signal=None,  # a hanging rank doesn't act on signals
         )
         record.write(self.claim)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
 import os
 import secrets
 import signal
@@ -10,15 +11,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
 from hpctrain.config.health import Health
 from hpctrain.errors import ExitCode
 from hpctrain.run.stacks import StacksRequests
+from hpctrain.worker.rank import Rank
 from hpctrain.worker.stacks import STDERR, Position, write_stacks
 
 RECORD_HANG_S = 15.0
@@ -27,51 +26,6 @@ LOOK_S = 2.0
 """Seconds between two checks for a stacks request."""
 ERRORS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 """Signals of a thread's own faults, which must not be blocked."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hang:
-    """A hang that the watchdog found.
-
-    Attributes:
-        message: one line: the time without progress, the key that bounds it, and the rank's position.
-        stack: of the watched thread, formatted.
-        waits: whether the rank seems to wait for others; see `Position`.
-    """
-
-    message: str
-    stack: str
-    waits: bool
-
-
-class Watched(Protocol):
-    """The rank as its watchdog sees it, from its own threads.
-
-    No member may take a lock that the watched thread could hold.
-    """
-
-    @property
-    def doing(self) -> str:
-        """The kind of work that the rank is doing, one of `hpctrain.run.times.SPENT`."""
-
-    @property
-    def progress(self) -> object:
-        """A value that changes whenever the rank makes progress; two are compared by `==`."""
-
-    @property
-    def stacks(self) -> Path | None:
-        """The file for this rank's stacks, once it is known."""
-
-    @property
-    def stacks_request(self) -> Path | None:
-        """The file that requests stacks, once its path is known."""
-
-    @property
-    def description(self) -> str:
-        """Rank, host, attempt and step, for the title of the stacks."""
-
-    def record_hang(self, hang: Hang) -> None:
-        """Record the hang; the process ends afterwards, or after `RECORD_HANG_S`."""
 
 
 class Phase(Enum):
@@ -135,16 +89,16 @@ class Watchdog:
 
     Args:
         health: the bounds.
-        watched: the rank.
+        rank: which the thread runs.
         clock: monotonic seconds.
         tick_s: seconds between two looks at the progress.
     """
 
     def __init__(
-        self, health: Health, watched: Watched, *, clock: Callable[[], float] = time.monotonic, tick_s: float = 1.0
+        self, health: Health, rank: Rank, *, clock: Callable[[], float] = time.monotonic, tick_s: float = 1.0
     ) -> None:
         self._health = health
-        self._watched = watched
+        self._rank = rank
         self._clock = clock
         self._tick_s = tick_s
         self._thread_id = threading.get_ident()
@@ -175,8 +129,8 @@ class Watchdog:
         silence = Silence(self._clock(), 2 * self._tick_s)
         while not self._stopped.wait(self._tick_s):
             now = self._clock()
-            phase = Phase.of(self._watched.doing)
-            if silence.look((phase, self._watched.progress), now) >= phase.bound_s(self._health):
+            phase = Phase.of(self._rank.doing)
+            if silence.look((phase, self._rank.progress), now) >= phase.bound_s(self._health):
                 self._end(phase.complaint(self._health))
             # fires only if this thread can't postpone it in time, because the watched thread keeps the GIL
             faulthandler.dump_traceback_later(phase.bound_s(self._health), file=STDERR)
@@ -187,7 +141,7 @@ class Watchdog:
             self._answer()
 
     def _answer(self) -> None:
-        path = self._watched.stacks_request
+        path = self._rank.stacks_request
         if path is None:
             return
         if self._requests is None:
@@ -197,8 +151,8 @@ class Watchdog:
             self._write("stacks as asked", token)
 
     def _write(self, why: str, token: str) -> None:
-        path = self._watched.stacks
-        title = f"{why}: {self._watched.description}, {time.strftime('%Y-%m-%d %H:%M:%S %z')}"
+        path = self._rank.stacks
+        title = f"{why}: {self._rank.description}, {time.strftime('%Y-%m-%d %H:%M:%S %z')}"
         try:
             write_stacks(path, title, token)
         except OSError as error:
@@ -211,9 +165,9 @@ class Watchdog:
             position = Position.of(self._thread_id)
             message = f"{complaint}; it was at {position.text}"
             # not through logging: the watched thread may hold its locks
-            os.write(STDERR, f"hpctrain: {self._watched.description} hangs: {message}\n".encode())
+            os.write(STDERR, f"hpctrain: {self._rank.description} hangs: {message}\n".encode())
             self._write("hang", secrets.token_hex(4))
-            self._watched.record_hang(Hang(message, position.stack, position.waits))
+            self._rank.record_hang(message, position)
         except BaseException:
             os.write(STDERR, traceback.format_exc().encode())
         finally:
@@ -225,12 +179,7 @@ def _block_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - set(ERRORS))
 
 
-_registered_at_fork = False
-
-
+@functools.cache  # once per process, as the registration is
 def _cancel_timer_before_forks() -> None:
     # a child that is forked while faulthandler's timer runs waits at its exit for a thread that it doesn't have
-    global _registered_at_fork  # noqa: PLW0603 - once per process, as the registration is
-    if not _registered_at_fork:
-        os.register_at_fork(before=faulthandler.cancel_dump_traceback_later)
-        _registered_at_fork = True
+    os.register_at_fork(before=faulthandler.cancel_dump_traceback_later)

@@ -17,7 +17,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.run.times import Times
 from hpctrain.worker import rank as rank_module
 from hpctrain.worker.rank import Rank
-from hpctrain.worker.watchdog import Hang
+from hpctrain.worker.stacks import Position
 
 SECOND_OF_TWO = {
     "RANK": "1",
@@ -27,7 +27,7 @@ SECOND_OF_TWO = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29400",
 }
-HANG = Hang("no step for 3 s", "the stack", waits=True)
+HANG = "no step for 3 s", Position("wait in x.py:1", "the stack", waits=True)
 
 
 @pytest.fixture
@@ -48,11 +48,16 @@ def make(monkeypatch):
     return build
 
 
+def enter(rank, directory):
+    rank.directory = directory
+    rank.attempt = Ledger(directory).claim()
+
+
 def test_a_rank_without_an_attempt_writes_nothing(make, tmp_path):
     rank = make()
     assert (rank.claim, rank.stacks, rank.stacks_request, rank.step, rank.progress) == (None, None, None, 0, None)
     rank.write_exit_record(Reason.FAILED, ValueError("early"))
-    rank.record_hang(HANG)
+    rank.record_hang(*HANG)
     rank.leave_world()
     rank.finish_writing()
     assert list(tmp_path.iterdir()) == []
@@ -60,7 +65,7 @@ def test_a_rank_without_an_attempt_writes_nothing(make, tmp_path):
 
 def test_a_rank_records_its_end_in_its_attempt(make, directory):
     rank = make()
-    rank.enter_attempt(directory, Ledger(directory).claim())
+    enter(rank, directory)
     rank.write_exit_record(Reason.FAILED, ValueError("wrong"), blames_peer=True)
     record = read_exit_records(directory.claim(1))[1]
     assert (record.reason, record.message, record.blames_peer) == (Reason.FAILED, "ValueError: wrong", True)
@@ -71,15 +76,16 @@ def test_a_rank_records_its_end_in_its_attempt(make, directory):
 
 def test_a_file_system_that_refuses_the_exit_record_is_a_warning(make, directory, caplog):
     rank = make()
-    rank.enter_attempt(directory, 7)
+    rank.directory = directory
+    rank.attempt = 7
     rank.write_exit_record(Reason.COMPLETED)
     assert "the exit record can't be written" in caplog.text
 
 
 def test_a_hang_among_several_ranks_is_recorded_and_stacks_are_requested(make, directory):
     rank = make()
-    rank.enter_attempt(directory, Ledger(directory).claim())
-    rank.record_hang(HANG)
+    enter(rank, directory)
+    rank.record_hang(*HANG)
     record = read_exit_records(directory.claim(1))[1]
     assert record.message == f"no step for 3 s; stacks: {directory.stacks(1, 1)}"
     assert (record.reason, record.traceback, record.blames_peer) == (Reason.HANG, "the stack", True)
@@ -89,9 +95,9 @@ def test_a_hang_among_several_ranks_is_recorded_and_stacks_are_requested(make, d
 
 def test_a_hang_in_the_launchers_own_process_closes_the_attempt(make, directory, capfd):
     rank = make({})
-    rank.enter_attempt(directory, Ledger(directory).claim())
+    enter(rank, directory)
     Owner.write(directory.claim(1))
-    rank.record_hang(HANG)
+    rank.record_hang(*HANG)
     assert not read_exit_records(directory.claim(1))[0].blames_peer, "a single rank has no peers"
     entry = Ledger(directory).attempts()[0]
     assert entry.reason is Reason.HANG
@@ -101,7 +107,7 @@ def test_a_hang_in_the_launchers_own_process_closes_the_attempt(make, directory,
 
 def test_the_cause_is_the_rank_that_failed_first(make, directory):
     rank = make()
-    rank.enter_attempt(directory, Ledger(directory).claim())
+    enter(rank, directory)
     assert rank.cause_among_peers(ask_for_stacks=False) is None
     ExitRecord(rank=0, host="n1", reason=Reason.FAILED, step=3, message="ValueError: theirs").write(directory.claim(1))
     rank.write_exit_record(Reason.INFRASTRUCTURE, RuntimeError("lost"), blames_peer=True)

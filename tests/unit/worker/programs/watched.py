@@ -165,12 +165,12 @@ class Rank:
     def progress(self):
         return moves[0]
 
-    def record_hang(self, hang):
+    def record_hang(self, message, position):
         if name == "fails_to_record_it":
             raise LookupError("no record")
         if name == "records_it_for_ever":
             stand()
-        print(hang.message, hang.waits, hang.stack, sep="\n", flush=True)
+        print(message, position.waits, position.stack, sep="\n", flush=True)
 
 
 name, folder = sys.argv[1], Path(sys.argv[2])
