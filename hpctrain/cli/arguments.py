@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
-RUN_HELP = "a run directory, or its name under the folder of runs"
+from hpctrain.run.directory import RunDirectory
+from hpctrain.status.search import run_of, runs_of
 
 
 def command_parser(command: str, description: str, epilog: str) -> argparse.ArgumentParser:
@@ -17,9 +19,29 @@ def command_parser(command: str, description: str, epilog: str) -> argparse.Argu
     )
 
 
-def add_runs_dir(parser: argparse.ArgumentParser) -> None:
-    """Add `--runs-dir`, the folder in which run names are looked up."""
+def add_runs(parser: argparse.ArgumentParser, *, nargs: str | None = None) -> None:
+    """Add RUN, or several by ``nargs``, and `--runs-dir`, the folder in which their names are looked up."""
+    help_text = "a run directory, or its name under the folder of runs"
+    parser.add_argument("run", nargs=nargs, metavar="RUN", help=help_text)
     parser.add_argument("--runs-dir", default="runs", metavar="FOLDER", help="the folder of runs (default: runs)")
+
+
+def chosen_run(options: argparse.Namespace) -> RunDirectory:
+    """The one run that was named.
+
+    Raises:
+        RunDirectoryError: no run matches, or several do.
+    """
+    return run_of(options.run, Path(options.runs_dir))
+
+
+def chosen_runs(options: argparse.Namespace) -> list[RunDirectory]:
+    """The runs that were named, each once.
+
+    Raises:
+        RunDirectoryError: one of the names matches no run.
+    """
+    return list(dict.fromkeys(run for typed in options.run for run in runs_of(typed, Path(options.runs_dir))))
 
 
 def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:

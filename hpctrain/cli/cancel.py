@@ -7,9 +7,8 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
-from hpctrain.cli.arguments import RUN_HELP, add_runs_dir, command_parser
+from hpctrain.cli.arguments import add_runs, chosen_runs, command_parser
 from hpctrain.errors import ExitCode, HpctrainError, SchedulerError
 from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
@@ -17,7 +16,6 @@ from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.report import ask_slurm, job_ids, read_statuses
-from hpctrain.status.search import runs_of
 
 _EPILOG = """\
 examples:
@@ -35,13 +33,11 @@ def main(arguments: list[str]) -> int:
     """Cancel runs; ``arguments`` are those after `cancel`."""
     description = "Cancel the queued and running jobs of runs; stop runs that were started on this machine."
     parser = command_parser("cancel", description, _EPILOG)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=RUN_HELP)
-    add_runs_dir(parser)
+    add_runs(parser, nargs="+")
     options = parser.parse_args(arguments)
-    # find all runs first: a misspelt name must not leave half of them cancelled
-    found = list(dict.fromkeys(run for typed in options.runs for run in runs_of(typed, Path(options.runs_dir))))
     failed = False
-    for directory in found:
+    # all runs are found first: a misspelt name must not leave half of them cancelled
+    for directory in chosen_runs(options):
         try:
             done = _cancel(directory)
         except HpctrainError as error:

@@ -7,22 +7,22 @@ import json
 import os
 import shutil
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from hpctrain.cli.arguments import add_overrides, command_parser
+from hpctrain.cli.table import aligned
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer
 from hpctrain.config.resources import resources_of
 from hpctrain.drill.comparison import Row
+from hpctrain.drill.console import Console
 from hpctrain.drill.drill import Drill, Report, overrides_of
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.launch.prepare import claim_default_path
 from hpctrain.phrases import counted, numbered
 
-REDRAW_S = 0.1
 MAX_CELL_CHARS = 28
 """The table cuts longer cells, such as digests."""
 
@@ -73,37 +73,13 @@ def main(arguments: list[str]) -> int:
         home=home,
         interruptions=options.interruptions,
         seed=options.seed,
-        progress=console,
+        console=console,
     )
     report = drill.run()
     print(json.dumps(_as_json(report), indent=2) if options.json else f"{table(report)}\n{conclusion(report)}")
     if options.remove and report.exact:
         shutil.rmtree(home)
     return ExitCode.FINISHED if report.exact else ExitCode.FAILED
-
-
-class Console:
-    """Prints events; on a terminal also the current step, in one line that is drawn again and again."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._is_terminal = stream.isatty()
-        self._drawn_at = 0.0
-
-    def show_step(self, run: str, step: int) -> None:
-        """See `hpctrain.drill.drill.Progress`."""
-        now = time.monotonic()
-        if self._is_terminal and now - self._drawn_at >= REDRAW_S:
-            self._drawn_at = now
-            self._write(f"\r\x1b[K{run}: step {step}")
-
-    def report(self, event: str) -> None:
-        """See `hpctrain.drill.drill.Progress`."""
-        self._write(f"\r\x1b[K{event}\n" if self._is_terminal else f"{event}\n")
-
-    def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
 
 
 def table(report: Report) -> str:
@@ -113,9 +89,7 @@ def table(report: Report) -> str:
         ("attempts", "1", str(len(report.interruptions) + 1), ""),
         *((row.what, _cell(row.straight), _cell(row.interrupted), _result(row)) for row in report.rows),
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = ["  ".join([*map(str.ljust, row[:3], widths), row[3]]).rstrip() for row in rows]
-    return "\n".join(lines)
+    return "\n".join(aligned(rows))
 
 
 def conclusion(report: Report) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from hpctrain.cli.arguments import command_parser
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
+from hpctrain.config.resources import count_devices
 from hpctrain.errors import ClusterEnvironmentError
 
 _EPILOG = """\
@@ -45,29 +46,16 @@ environment variables, and the variables themselves. Nothing is started, and SLU
 def _report(variables: Mapping[str, str]) -> dict[str, Any]:
     environment = ClusterEnvironment.from_environment(variables)
     devices = variables.get("CUDA_VISIBLE_DEVICES")
+    shown = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
     return {
         "hostname": socket.gethostname(),
         "is_rank": is_rank(variables),
-        "gpus_visible": None if devices is None else _count_devices(devices),
+        "gpus_visible": None if devices is None else count_devices(devices),
         "environment": {
             item.name: getattr(environment, item.name) for item in fields(environment) if item.name != "variables"
         },
-        "variables": dict(sorted({**environment.variables, **_shown("CUDA_VISIBLE_DEVICES", devices)}.items())),
+        "variables": dict(sorted({**environment.variables, **shown}.items())),
     }
-
-
-def _count_devices(devices: str) -> int:
-    count = 0
-    # as CUDA does: an invalid index hides its device and all later ones
-    for device in devices.split(","):
-        if not device.strip() or device.strip().startswith("-"):
-            break
-        count += 1
-    return count
-
-
-def _shown(name: str, value: str | None) -> dict[str, str]:
-    return {} if value is None else {name: value}
 
 
 def _table(report: dict[str, Any]) -> str:

@@ -7,14 +7,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hpctrain.cli.arguments import RUN_HELP, add_runs_dir, command_parser
+from hpctrain.cli.arguments import add_runs, chosen_run, command_parser
 from hpctrain.errors import ExitCode
 from hpctrain.files import TEMPORARY_PREFIX
 from hpctrain.phrases import local_time
 from hpctrain.run.checkpoints import CheckpointInfo, list_checkpoints
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.score import best_steps
-from hpctrain.status.search import run_of
 
 _EPILOG = """\
 examples:
@@ -34,14 +33,12 @@ def main(arguments: list[str]) -> int:
     """Show the checkpoints; ``arguments`` are those after `inspect`."""
     description = "Read every byte of a run's checkpoints, compare the checksums, and show what they hold."
     parser = command_parser("inspect", description, _EPILOG)
-    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    add_runs(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.add_argument("--quick", action="store_true", help="compare names and sizes, not every byte")
-    add_runs_dir(parser)
     options = parser.parse_args(arguments)
-    directory = run_of(options.run, Path(options.runs_dir))
-    # a running run may remove a checkpoint while it is being read
-    found = [info for info in list_checkpoints(directory, verify=not options.quick) if info.path.is_dir()]
+    directory = chosen_run(options)
+    found = list_checkpoints(directory, verify=not options.quick)
     report = _report(directory, found)
     print(json.dumps(report, indent=2) if options.json else _table(report, found))
     return ExitCode.FAILED if found and report["step"] is None else ExitCode.FINISHED

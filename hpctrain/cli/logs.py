@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from pathlib import Path
 
-from hpctrain.cli.arguments import RUN_HELP, add_runs_dir, command_parser
+from hpctrain.cli.arguments import add_runs, chosen_run, command_parser
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.phrases import numbered
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.follow import Follower
 from hpctrain.status.log import RunLog
 from hpctrain.status.report import read_statuses
-from hpctrain.status.search import run_of
 
 _EPILOG = """\
 examples:
@@ -29,15 +27,14 @@ Exit code 0; 2 if RUN is not a run, or has no such rank."""
 def main(arguments: list[str]) -> int:
     """Print a log; ``arguments`` are those after `logs`."""
     parser = command_parser("logs", "Print what a rank of a run printed, over all attempts.", _EPILOG)
-    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    add_runs(parser)
     parser.add_argument("--follow", "-f", action="store_true", help="keep printing until the run ends")
     parser.add_argument("--rank", type=int, metavar="N", help="the rank to show (default: 0)")
     parser.add_argument("--lines", "-n", type=int, metavar="N", help="begin with the last N lines")
-    add_runs_dir(parser)
     options = parser.parse_args(arguments)
     if (options.lines or 0) < 0 or (options.rank or 0) < 0:
         parser.error("--lines and --rank can't be negative")
-    directory = run_of(options.run, Path(options.runs_dir))
+    directory = chosen_run(options)
     log = RunLog(directory, options.rank, sys.stdout.buffer, last_lines=options.lines)
     # Ctrl-C is the usual way to stop following
     with suppress(KeyboardInterrupt):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from hpctrain.cli.arguments import RUN_HELP, add_overrides, add_runs_dir, command_parser
+from hpctrain.cli.arguments import add_overrides, add_runs, chosen_run, command_parser
 from hpctrain.launch.launcher import launch
 from hpctrain.launch.prepare import changed_config
 from hpctrain.status.report import require_stopped
-from hpctrain.status.search import run_of
 
 _EPILOG = """\
 examples:
@@ -27,11 +24,10 @@ def main(arguments: list[str]) -> int:
         ConfigError: an override is invalid.
     """
     parser = command_parser("resume", "Continue a stopped run from its newest intact checkpoint.", _EPILOG)
-    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    add_runs(parser)
     add_overrides(parser, "what to change in its configuration")
-    add_runs_dir(parser)
     options = parser.parse_intermixed_args(arguments)
-    directory = run_of(options.run, Path(options.runs_dir))
+    directory = chosen_run(options)
     require_stopped(directory)
     config = changed_config(directory, options.overrides, options.config_dir)
     return launch(config, ["python", "-m", "hpctrain", "resume", *arguments])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 
+from hpctrain.cli.table import aligned
 from hpctrain.phrases import duration, listed, local_time
 from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.directory import RunDirectory
@@ -102,10 +103,8 @@ def _attempts_table(status: RunStatus, now: float) -> list[str]:
     accounts = {one.attempt: one for one in status.account.attempts}
     rows = [_row(attempt, accounts[attempt.attempt], status, now) for attempt in status.attempts]
     shown = [column for column in range(len(_HEAD)) if any(row[column] != "-" for row in rows)]
-    widths = {column: max(len(row[column]) for row in (_HEAD, *rows)) for column in shown}
-    return [
-        "  ".join(_cell(row[column], column, widths[column]) for column in shown).rstrip() for row in (_HEAD, *rows)
-    ]
+    right = [place for place, column in enumerate(shown) if column in _RIGHT_ALIGNED]
+    return aligned([[row[column] for column in shown] for row in (_HEAD, *rows)], right=right)
 
 
 def _shares_of_time(account: Account) -> str:
@@ -146,10 +145,6 @@ def _steps_and_end(attempt: Attempt, status: RunStatus, now: float) -> tuple[str
         steps = f"{_known(attempt.start_step)} -> {status.step} so far"
         return steps, f"{status.state} for {duration(now - (began or now))}"
     return f"{_known(attempt.start_step)} -> ?", "no end was recorded"
-
-
-def _cell(text: str, column: int, width: int) -> str:
-    return text.rjust(width) if column in _RIGHT_ALIGNED else text.ljust(width)
 
 
 def _known(step: int | None) -> str:

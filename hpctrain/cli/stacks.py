@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from pathlib import Path
 
-from hpctrain.cli.arguments import RUN_HELP, add_runs_dir, command_parser
+from hpctrain.cli.arguments import add_runs, chosen_run, command_parser
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.phrases import counted, listed, numbered
 from hpctrain.run.directory import RunDirectory
@@ -15,7 +14,6 @@ from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.stacks import answer, request_stacks
 from hpctrain.status.report import read_statuses
-from hpctrain.status.search import run_of
 from hpctrain.status.state import RunState
 
 LOOK_S = 0.2
@@ -37,16 +35,15 @@ def main(arguments: list[str]) -> int:
     """Request stacks and print them; ``arguments`` are those after `stacks`."""
     description = "Print the Python stacks of every thread of a running run's ranks, without interrupting it."
     parser = command_parser("stacks", description, _EPILOG)
-    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    add_runs(parser)
     parser.add_argument("--rank", type=int, metavar="N", help="show only this rank")
     parser.add_argument(
         "--wait", type=float, default=10.0, metavar="S", help="seconds to wait for answers (default: 10)"
     )
-    add_runs_dir(parser)
     options = parser.parse_args(arguments)
     if (options.rank or 0) < 0 or options.wait < 0:
         parser.error("--rank and --wait can't be negative")
-    directory = run_of(options.run, Path(options.runs_dir))
+    directory = chosen_run(options)
     attempt = _running_attempt(directory)
     token = request_stacks(directory.stacks_request(attempt))
     answers, missing = _collect(directory, attempt, token, options.rank, options.wait)

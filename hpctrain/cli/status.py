@@ -13,12 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hpctrain.cli.arguments import RUN_HELP, add_runs_dir, command_parser
+from hpctrain.cli.arguments import add_runs, chosen_runs, command_parser
 from hpctrain.cli.run_details import run_details
+from hpctrain.cli.table import aligned
 from hpctrain.errors import ExitCode
 from hpctrain.phrases import counted, duration
 from hpctrain.status.report import RunStatus, read_statuses
-from hpctrain.status.search import find_runs, runs_of
+from hpctrain.status.search import find_runs
 
 SHOWN = 20
 """Runs in the table without --all."""
@@ -37,26 +38,22 @@ run directories show.
 is null.
 
 Exit code 0; 2 if RUN is not a run."""
-_HEAD = ("RUN", "STATE", "STEP", "LOSS", "ACCURACY", "ATTEMPTS", "JOB", "LAST")
+_HEAD = ("RUN", "STATE", "STEP", "LOSS", "ACCURACY", "ATTEMPTS", "JOB", "LAST", "")
 
 
 def main(arguments: list[str]) -> int:
     """Show runs; ``arguments`` are those after `status`."""
     description = "Show the runs under a folder, newest first, or one run in detail."
     parser = command_parser("status", description, _EPILOG)
-    parser.add_argument("runs", nargs="*", metavar="RUN", help=RUN_HELP)
-    add_runs_dir(parser)
+    add_runs(parser, nargs="*")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--all", action="store_true", help=f"show every run, not only the {SHOWN} newest")
     options = parser.parse_args(arguments)
     runs_dir = Path(options.runs_dir)
-    if options.runs:
-        found = list(dict.fromkeys(run for typed in options.runs for run in runs_of(typed, runs_dir)))
-    else:
-        found = find_runs(runs_dir)
-    shown = found if options.all or options.runs else found[:SHOWN]
+    found = chosen_runs(options) if options.run else find_runs(runs_dir)
+    shown = found if options.all or options.run else found[:SHOWN]
     statuses = read_statuses(shown)
-    single = len(options.runs) == 1 and len(statuses) == 1
+    single = len(options.run) == 1 and len(statuses) == 1
     if options.json:
         records = [_as_json(status) for status in statuses]
         print(json.dumps(records[0] if single else records, indent=2, allow_nan=False))
@@ -73,11 +70,7 @@ def main(arguments: list[str]) -> int:
 
 def _table(statuses: Sequence[RunStatus], runs_dir: Path, now: float) -> str:
     """One line per run, in the given order; the reason for its state comes last, cut to the terminal's width."""
-    rows = [_HEAD, *(_row(status, runs_dir, now) for status in statuses)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    notes = ["", *(status.note for status in statuses)]
-    lines = [f"{line}  {note}".rstrip() for line, note in zip(lines, notes, strict=True)]
+    lines = aligned([_HEAD, *(_row(status, runs_dir, now) for status in statuses)])
     if sys.stdout.isatty():
         columns = shutil.get_terminal_size().columns
         lines = [line if len(line) <= columns else line[: columns - 3] + "..." for line in lines]
@@ -99,6 +92,7 @@ def _row(status: RunStatus, runs_dir: Path, now: float) -> tuple[str, ...]:
         str(len(status.attempts)),
         status.job_ids[-1] if status.job_ids else "-",
         "-" if last is None else f"{duration(now - last)} ago",
+        status.note,
     )
 
 

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         if (given := getattr(options, flag)) is not None:
             raise ConfigError(f"--{flag.replace('_', '-')}", given, problem, remedy)
     composer = Composer(options.config_dir)
-    if _only_shows(options):
+    if options.help or options.hydra_help or options.cfg or options.info or options.shell_completion:
         return _show(composer, options, parser)
     # `srun python -m hpctrain ...` and torchrun start ranks: launching from one would start a job within the job
     if is_rank(os.environ):
@@ -71,10 +71,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _command(arguments: Sequence[str]) -> list[str]:
     return ["python", "-m", "hpctrain", *arguments]
-
-
-def _only_shows(options: argparse.Namespace) -> bool:
-    return bool(options.help or options.hydra_help or options.cfg or options.info or options.shell_completion)
 
 
 def _show(composer: Composer, options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

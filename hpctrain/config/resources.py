@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,8 +36,14 @@ def visible_gpus(environ: Mapping[str, str] = os.environ, devices: Path = NVIDIA
     present = len(list(devices.iterdir())) if devices.is_dir() else 0
     if listed is None:
         return present
-    names = [name for name in listed.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
-    return min(present, len(names))
+    return min(present, count_devices(listed))
+
+
+def count_devices(listed: str) -> int:
+    """Count the GPUs in a value of CUDA_VISIBLE_DEVICES."""
+    names = (name.strip() for name in listed.split(","))
+    # as CUDA does: an invalid name hides its device and all later ones; SLURM sets NoDevFiles in jobs without GPUs
+    return len(list(itertools.takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), names)))
 
 
 def resources_of(config: Config, environ: Mapping[str, str] = os.environ) -> Resources:

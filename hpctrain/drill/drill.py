@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
 from hpctrain.drill.comparison import Row, compare, read_result
+from hpctrain.drill.console import Console
 from hpctrain.drill.plan import Plan, enough_steps
 from hpctrain.drill.training import LocalTraining, SubmittedTraining, Training
 from hpctrain.phrases import counted
@@ -40,16 +40,6 @@ SEVERAL_RANKS_S = 1.5
 """Seconds from an interruption to the last step with several ranks, which agree on a stop at least once a second."""
 ON_SLURM_S = 2.5
 """Seconds from an interruption to the last step on SLURM."""
-
-
-class Progress(Protocol):
-    """The display of a drill's progress."""
-
-    def show_step(self, run: str, step: int) -> None:
-        """Show the last step that a run completed."""
-
-    def report(self, event: str) -> None:
-        """Report an event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +91,7 @@ class Drill:
         home: the folder of both runs, which is empty.
         interruptions: number of interruptions.
         seed: of their steps and signals.
-        progress: displays the progress.
+        console: displays the progress.
     """
 
     config: Config
@@ -111,7 +101,7 @@ class Drill:
     home: Path
     interruptions: int
     seed: int
-    progress: Progress
+    console: Console
     _running: list[Training] = field(default_factory=list, init=False)
 
     def run(self) -> Report:
@@ -132,7 +122,7 @@ class Drill:
         straight, last = self._straight(overrides)
         needed = enough_steps(self.interruptions, self._reaction_s, _step_s(last))
         if (last.end_step or 0) < needed and not any(_key(word) == STEPS_KEY for word in self.typed):
-            self.progress.report(f"{last.end_step} steps are over too soon: training {needed} steps instead")
+            self.console.report(f"{last.end_step} steps are over too soon: training {needed} steps instead")
             # by the measured speed: a guess could make drills of slow models last for hours
             shutil.rmtree(straight.path)
             overrides = [f"{STEPS_KEY}={needed}" if _key(word) == STEPS_KEY else word for word in overrides]
@@ -153,7 +143,7 @@ class Drill:
         training = self._launch("straight", overrides)
         began = time.monotonic()
         last = self._finish(training, 1)
-        self.progress.report(f"straight run: {last.end_step} steps in {time.monotonic() - began:.1f} s")
+        self.console.report(f"straight run: {last.end_step} steps in {time.monotonic() - began:.1f} s")
         return training.directory, last
 
     def _interrupted(self, overrides: Sequence[str], plan: Plan) -> tuple[RunDirectory, list[Interruption]]:
@@ -169,16 +159,16 @@ class Drill:
             done = entry.end_step or 0
             when = f"interrupted run: {how} after step {target}"
             if entry.reason is Reason.COMPLETED:
-                self.progress.report(f"{when} came too late, the run was completed")
+                self.console.report(f"{when} came too late, the run was completed")
                 break
             assert entry.reason is not None
             interruptions.append(Interruption(how, done, entry.reason))
-            self.progress.report(f"{when}, stopped after step {done} ({entry.reason})")
+            self.console.report(f"{when}, stopped after step {done} ({entry.reason})")
             attempt += 1
             training.resume()
         last = self._finish(training, attempt)
         attempts = counted(last.attempt, "attempt")
-        self.progress.report(f"interrupted run: {last.end_step} steps in {attempts}")
+        self.console.report(f"interrupted run: {last.end_step} steps in {attempts}")
         return training.directory, interruptions
 
     def _launch(self, name: str, overrides: Sequence[str]) -> Training:
@@ -191,7 +181,7 @@ class Drill:
     def _reaches(self, training: Training, attempt: int, step: int) -> bool:
         """Wait until an attempt has completed a step; return whether it got that far."""
         for done in training.steps(attempt):
-            self.progress.show_step("interrupted run", done)
+            self.console.show_step("interrupted run", done)
             if done >= step:
                 return True
         return False
@@ -201,12 +191,12 @@ class Drill:
         name = f"{training.directory.path.name} run"
         while True:
             for step in training.steps(attempt):
-                self.progress.show_step(name, step)
+                self.console.show_step(name, step)
             entry = training.end_of(attempt)
             if entry.reason is Reason.COMPLETED:
                 self._running.remove(training)
                 return entry
-            self.progress.report(f"{name}: {entry.reason} after step {entry.end_step}, not by this drill")
+            self.console.report(f"{name}: {entry.reason} after step {entry.end_step}, not by this drill")
             attempt += 1
             training.resume()
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.cli.drill import Console, conclusion, main, table
+from hpctrain.cli.drill import conclusion, main, table
 from hpctrain.drill.comparison import Row
 from hpctrain.drill.drill import Interruption, Report
 from hpctrain.errors import ConfigError, RunDirectoryError
@@ -74,30 +74,6 @@ def test_how_many_interruptions_make_sense(count, capsys):
         main(["--interruptions", count])
     assert raised.value.code == 2
     assert "expected" in capsys.readouterr().err
-
-
-class Stream:
-    def __init__(self, terminal):
-        self.terminal, self.text = terminal, ""
-
-    def isatty(self):
-        return self.terminal
-
-    def write(self, text):
-        self.text += text
-
-    def flush(self):
-        pass
-
-
-@pytest.mark.parametrize(("terminal", "text"), [(True, "\r\x1b[Ka: step 1\r\x1b[Kdone\n"), (False, "done\n")])
-def test_steps_are_shown_on_a_terminal_alone(terminal, text):
-    stream = Stream(terminal)
-    console = Console(stream)
-    console.show_step("a", 1)
-    console.show_step("a", 2)
-    console.report("done")
-    assert stream.text == text
 
 
 def test_help_has_the_exit_codes(capsys):
