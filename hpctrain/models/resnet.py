@@ -68,10 +68,8 @@ class ResNet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        if zero_init_residual:
-            for module in self.modules():
-                if isinstance(module, _Basic | _Bottleneck):
-                    nn.init.zeros_(module.last_norm.weight)
+            elif zero_init_residual and isinstance(module, _Basic | _Bottleneck):
+                nn.init.zeros_(module.last_norm.weight)
 
 
 class _Basic(nn.Module):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +96,16 @@ class ImageFolder(Task):
 
     def train_dataset(self) -> Dataset[Any]:
         """See `Task`."""
-        return _Cropped(self._train_images, self._image_size, self._min_crop, self._flip)
+        crop = partial(crop_at_random, size=self._image_size, min_crop=self._min_crop, flip=self._flip)
+        return _Images(self._train_images, crop, draws_per_sample=True)
 
     def eval_dataset(self) -> Dataset[Any] | None:
         """See `Task`."""
         if self._eval_folder is None:
             return None
         images = ImageList(self._eval_folder, self._train_images.classes)
-        return _Centred(images, self._image_size, round(self._image_size / self._crop_share))
+        crop = partial(crop_centre, size=self._image_size, shorter_side=round(self._image_size / self._crop_share))
+        return _Images(images, crop, draws_per_sample=False)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Cross-entropy, with smoothed labels."""
@@ -137,51 +140,20 @@ class ImageFolder(Task):
 
 
 class _Images(Dataset[Any]):
-    def __init__(self, images: ImageList, size: int) -> None:
+    def __init__(
+        self, images: ImageList, transform: Callable[[Image.Image], Image.Image], *, draws_per_sample: bool
+    ) -> None:
+        self.draws_per_sample = draws_per_sample
         self._images = images
-        self._size = size
+        self._transform = transform
 
     def __len__(self) -> int:
         return len(self._images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path, label = self._images[index]
-        pixels = np.array(self._transformed(decode(path)))
+        pixels = np.array(self._transform(decode(path)))
         return torch.from_numpy(pixels).permute(2, 0, 1), label
-
-    def _transformed(self, image: Image.Image) -> Image.Image:
-        raise NotImplementedError
-
-
-class _Cropped(_Images):
-    draws_per_sample = True
-
-    def __init__(self, images: ImageList, size: int, min_crop: float, flip: float) -> None:
-        super().__init__(images, size)
-        self._min_crop = min_crop
-        self._flip = flip
-
-    def _transformed(self, image: Image.Image) -> Image.Image:
-        box = random_box(image.width, image.height, self._min_crop)
-        image = image.resize((self._size, self._size), Image.Resampling.BILINEAR, box)
-        if random.random() < self._flip:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return image
-
-
-class _Centred(_Images):
-    draws_per_sample = False
-
-    def __init__(self, images: ImageList, size: int, shorter_side: int) -> None:
-        super().__init__(images, size)
-        self._shorter_side = shorter_side
-
-    def _transformed(self, image: Image.Image) -> Image.Image:
-        shorter = min(image.size)
-        width, height = (self._shorter_side * side // shorter for side in image.size)
-        left, top = round((width - self._size) / 2), round((height - self._size) / 2)
-        resized = image.resize((width, height), Image.Resampling.BILINEAR)
-        return resized.crop((left, top, left + self._size, top + self._size))
 
 
 def decode(path: str) -> Image.Image:
@@ -197,6 +169,22 @@ def decode(path: str) -> Image.Image:
         raise TaskError(
             f"{path} can't be read as an image ({type(error).__name__}: {error}): replace or remove it"
         ) from error
+
+
+def crop_at_random(image: Image.Image, *, size: int, min_crop: float, flip: float) -> Image.Image:
+    """A random part of a training image, resized to a square and perhaps mirrored; see `ImageFolder`."""
+    box = random_box(image.width, image.height, min_crop)
+    image = image.resize((size, size), Image.Resampling.BILINEAR, box)
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if random.random() < flip else image
+
+
+def crop_centre(image: Image.Image, *, size: int, shorter_side: int) -> Image.Image:
+    """The central square of an image whose shorter side is resized first."""
+    shorter = min(image.size)
+    width, height = (shorter_side * side // shorter for side in image.size)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    resized = image.resize((width, height), Image.Resampling.BILINEAR)
+    return resized.crop((left, top, left + size, top + size))
 
 
 def random_box(width: int, height: int, min_share: float) -> Box:

@@ -91,11 +91,11 @@ def _write(texts: Sequence[Path], folder: Path, chosen: Tokeniser, held_out: flo
     documents = characters = tokens = 0
     with (folder / "train.bin").open("w+b") as train:
         for piece in _pieces(texts):
-            made = [chosen.end_of_text] if piece is None else chosen(piece)
+            made = [chosen.end_of_text] if piece is None else chosen.encode(piece)
             documents += piece is None
             characters += len(piece or "")
             tokens += len(made)
-            train.write(_encoded(made, dtype))
+            train.write(np.asarray(made).astype(DTYPES[dtype]).tobytes())
         # at least two tokens: a window needs a token and its target
         kept = tokens - round(tokens * held_out)
         if kept < 2 or (held_out and tokens - kept < 2):
@@ -111,10 +111,6 @@ def _write(texts: Sequence[Path], folder: Path, chosen: Tokeniser, held_out: flo
             train.truncate(kept * DTYPES[dtype].itemsize)
         _sync(train)
     return {"dtype": dtype, "documents": documents, "characters": characters, "tokens": counts}
-
-
-def _encoded(tokens: Any, dtype: str) -> bytes:
-    return np.asarray(tokens).astype(DTYPES[dtype]).tobytes()
 
 
 def _pieces(texts: Sequence[Path]) -> Iterator[str | None]:
