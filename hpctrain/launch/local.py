@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -130,8 +130,6 @@ class LocalRanks:
 
     def run(self, command: Sequence[str] = (sys.executable, "-u", "-m", "hpctrain.worker")) -> None:
         """Start the ranks and return when all have ended."""
-        self.processes = []
-        self.interrupts = 0
         previous = {number: signal.signal(number, self._forward) for number in STOP_SIGNALS}
         token = secrets.token_hex(8)
         common = Handover(attempt=self.attempt, logged=True, token=token, parent=os.getpid()).variables()
@@ -173,30 +171,27 @@ class LocalRanks:
             if None not in codes:
                 return
             if any(code not in (None, ExitCode.FINISHED, ExitCode.INTERRUPTED) for code in codes):
-                self._wait(self.processes, GRACE_S)
-                self._wait_while_rank_zero_writes()
+                self._wait(GRACE_S, self._any_runs)
+                self._wait(WRITING_S, self._rank_zero_writes)
                 return
             if ExitCode.INTERRUPTED in codes:
-                self._wait(self.processes, STOPPING_S)
+                self._wait(STOPPING_S, self._any_runs)
                 return
             time.sleep(POLL_S)
 
-    def _wait(self, processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> None:
-        """Wait until these have ended, the timeout is over, or the user presses Ctrl-C a second time."""
+    def _wait(self, timeout_s: float, goes_on: Callable[[], bool]) -> None:
+        """Wait while this goes on, until the timeout is over or the user presses Ctrl-C a second time."""
         deadline = time.monotonic() + timeout_s
-        while (
-            time.monotonic() < deadline and not self.cut_short and any(process.poll() is None for process in processes)
-        ):
+        while time.monotonic() < deadline and not self.cut_short and goes_on():
             time.sleep(POLL_S)
 
-    def _wait_while_rank_zero_writes(self) -> None:
-        zero = self.processes[0]
-        deadline = time.monotonic() + WRITING_S
-        while time.monotonic() < deadline and not self.cut_short and zero.poll() is None and self._may_write():
-            time.sleep(POLL_S)
+    def _any_runs(self) -> bool:
+        return any(process.poll() is None for process in self.processes)
 
-    def _may_write(self) -> bool:
+    def _rank_zero_writes(self) -> bool:
         """Whether rank zero may be writing a checkpoint: its exit record, or an unfinished checkpoint, exists."""
+        if self.processes[0].poll() is not None:
+            return False
         recorded = 0 in read_exit_records(self.directory.claim(self.attempt))
         return recorded or any(self.directory.checkpoints.glob(f"{TEMPORARY_PREFIX}*"))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.checks import check
+from hpctrain.config.cluster import Slurm
 from hpctrain.config.identity import decides_the_weights, flat
 from hpctrain.config.resources import Resources, resources_of
 from hpctrain.config.root import Config
@@ -34,6 +35,12 @@ class RunPlan:
     config: Config
     directory: RunDirectory
     resources: Resources
+
+    @property
+    def slurm(self) -> Slurm:
+        """The keys of cluster=slurm, for code that runs only there."""
+        assert isinstance(self.config.cluster, Slurm)
+        return self.config.cluster
 
 
 def plan(config: Config) -> RunPlan:
@@ -104,10 +111,9 @@ def discard_unstarted(directory: RunDirectory) -> None:
         shutil.rmtree(directory.path)
 
 
-def default_path(name: str, clock: float | None = None) -> Path:
+def default_path(name: str) -> Path:
     """Return `runs/NAME/DATE_TIME` without creating it."""
-    stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(clock))
-    return Path("runs") / name / stamp
+    return Path("runs") / name / time.strftime("%Y-%m-%d_%H-%M-%S")
 
 
 def claim_default_path(name: str) -> Path:

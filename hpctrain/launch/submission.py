@@ -44,7 +44,7 @@ def sbatch_parameters(run: RunPlan, log: str) -> dict[str, Any]:
         run: with cluster=slurm.
         log: the batch script's log, with SLURM's patterns.
     """
-    cluster, resources = _slurm(run), run.resources
+    cluster, resources = run.slurm, run.resources
     parameters: dict[str, Any] = {
         "job_name": run.config.name,
         "nodes": resources.num_nodes + cluster.spare_nodes,
@@ -81,12 +81,6 @@ def _additional(cluster: Slurm, log: str) -> dict[str, Any]:
         "no-kill": True if cluster.spare_nodes else None,
     }
     return {name: value for name, value in (typed | ours).items() if value is not None and value is not False}
-
-
-def _slurm(run: RunPlan) -> Slurm:
-    cluster = run.config.cluster
-    assert isinstance(cluster, Slurm)
-    return cluster
 
 
 def _executor(run: RunPlan, folder: Path, log: str) -> BatchExecutor:

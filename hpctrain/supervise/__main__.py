@@ -47,11 +47,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         print(f"hpctrain: error: {error}", file=sys.stderr)
         return error.exit_code
     log_to_stdout()
-    return supervise(Supervisor(plan, environ, Slurm(environ)), received)
-
-
-def supervise(supervisor: Supervisor, received: int) -> int:
-    """Run the supervisor, with a thread that reads received signals from a file descriptor."""
+    supervisor = Supervisor(plan, environ, Slurm(environ))
     threading.Thread(target=supervisor.requeuer.watch_signals, args=(received,), daemon=True).start()
     return supervisor.run()
 
@@ -80,20 +76,22 @@ def plan_run(arguments: Sequence[str], environ: Mapping[str, str]) -> RunPlan:
     parser.add_argument("words", nargs="*", metavar="RUN | KEY=VALUE", help="a run directory, or a new run's overrides")
     options = parser.parse_intermixed_args(list(arguments))
     words: list[str] = options.words
-    if len(words) == 1 and "=" not in words[0] and not words[0].startswith("~"):
-        directory = RunDirectory.existing(words[0])
-        config = load(directory.config)
-        return RunPlan(config, directory, resources_of(config))
-    return _prepare_run(words, options.config_dir, environ)
-
-
-def _prepare_run(words: list[str], config_dir: str | None, environ: Mapping[str, str]) -> RunPlan:
-    from hpctrain.config.compose import Composer  # imports Hydra, which a run that exists doesn't need
-
     environment = ClusterEnvironment.from_environment(environ)
     if environment.job_id is None or is_rank(environ):
         problem = f"{COMMAND} is for batch scripts; elsewhere type python -m hpctrain cluster=slurm KEY=VALUE ..."
         raise ClusterEnvironmentError(problem, {})
+    if len(words) == 1 and "=" not in words[0] and not words[0].startswith("~"):
+        directory = RunDirectory.existing(words[0])
+        config = load(directory.config)
+        return RunPlan(config, directory, resources_of(config))
+    return _prepare_run(words, options.config_dir, environ, environment)
+
+
+def _prepare_run(
+    words: list[str], config_dir: str | None, environ: Mapping[str, str], environment: ClusterEnvironment
+) -> RunPlan:
+    from hpctrain.config.compose import Composer  # imports Hydra, which a run that exists doesn't need
+
     config = Composer(config_dir).compose([*allocation_overrides(environ, words), *words])
     if not isinstance(config.cluster, SlurmCluster):
         raise ConfigError("cluster", config.cluster.kind, "isn't a SLURM cluster", "leave it out in a batch script")

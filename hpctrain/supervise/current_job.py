@@ -37,7 +37,7 @@ class CurrentJob:
         silence_s: seconds for which to retry a query while SLURM doesn't answer.
 
     Attributes:
-        job_id: None outside of a job.
+        job_id: as users type it.
         nodes: of the job.
         restarts: how often it had been requeued when this allocation began.
         attempt: the newest that was claimed here; 0 before the first.
@@ -50,7 +50,9 @@ class CurrentJob:
         self.directory = directory
         self.slurm = slurm
         self.silence_s = silence_s
-        self.job_id = ClusterEnvironment.from_environment(environ).job_id
+        job_id = ClusterEnvironment.from_environment(environ).job_id
+        assert job_id is not None
+        self.job_id = job_id
         self.nodes = tuple(expand(environ.get("SLURM_JOB_NODELIST", "")))
         self.restarts = int(environ.get("SLURM_RESTART_COUNT", "0"))
         self.attempt = 0
@@ -78,8 +80,7 @@ class CurrentJob:
 
     def show(self) -> JobRecord | None:
         """SLURM's record of the job; None if SLURM doesn't answer."""
-        job_id = self.job_id
-        return None if job_id is None else self._ask(lambda: self.slurm.show(job_id))
+        return self._ask(lambda: self.slurm.show(self.job_id))
 
     def termination(self, received: int | None = None) -> Termination | None:
         """Ask SLURM whether and why it is ending the job; None if it isn't, or doesn't answer.
@@ -87,7 +88,7 @@ class CurrentJob:
         Args:
             received: number of the signal that a rank got, if it is known.
         """
-        return None if self.job_id is None else self._ask(lambda: self._termination(received))
+        return self._ask(lambda: self._termination(received))
 
     def requeue(self) -> None:
         """Put the job back into the queue.
@@ -95,9 +96,7 @@ class CurrentJob:
         Raises:
             SchedulerError: it can't be requeued.
         """
-        job_id = self.job_id
-        assert job_id is not None
-        self._retry(lambda: self.slurm.requeue(job_id, self.restarts))
+        self._retry(lambda: self.slurm.requeue(self.job_id, self.restarts))
 
     def cancel(self) -> None:
         """End the job, or take it out of the queue.
@@ -105,12 +104,9 @@ class CurrentJob:
         Raises:
             SchedulerError: SLURM doesn't answer.
         """
-        job_id = self.job_id
-        assert job_id is not None
-        self._retry(lambda: self.slurm.cancel(job_id))
+        self._retry(lambda: self.slurm.cancel(self.job_id))
 
     def _termination(self, received: int | None) -> Termination | None:
-        assert self.job_id is not None
         record = self.slurm.show(self.job_id)
         if record is None:
             return None

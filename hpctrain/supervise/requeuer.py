@@ -12,7 +12,6 @@ from dataclasses import replace
 from hpctrain.attempt.outcome import Outcome
 from hpctrain.attempt.requeue import Action, decide, history_with
 from hpctrain.attempt.termination import Termination
-from hpctrain.config.cluster import Slurm as SlurmCluster
 from hpctrain.errors import HpctrainError, SchedulerError
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.ledger import Ledger
@@ -37,8 +36,6 @@ class Requeuer:
     def __init__(self, job: CurrentJob, plan: RunPlan) -> None:
         self.job = job
         self.plan = plan
-        assert isinstance(plan.config.cluster, SlurmCluster)
-        self._cluster = plan.config.cluster
         # guards the attributes below, and is held during queries to SLURM: two threads must not requeue the job twice
         self._lock = threading.RLock()
         self._termination: Termination | None = None
@@ -120,7 +117,7 @@ class Requeuer:
         Returns:
             Whether the job is back in the queue.
         """
-        if self.job.job_id is None or self._unrecorded_requeues() >= self._cluster.requeue.max_failures:
+        if self._unrecorded_requeues() >= self.plan.slurm.requeue.max_failures:
             return False
         # no query has shown yet whether the user cancelled the job meanwhile
         termination = self.job.termination()
@@ -150,8 +147,8 @@ class Requeuer:
         if not self.job.resubmittable:
             raise SchedulerError("submit the job's script again with run_dir set to the same folder")
         earlier = [node for attempt in Ledger(directory).attempts() for node in attempt.extra.get("exclude", ())]
-        nodes = ",".join(filter(None, dict.fromkeys((self._cluster.exclude, *earlier, *exclude))))
-        config = replace(self.plan.config, cluster=replace(self._cluster, exclude=nodes or None))
+        nodes = ",".join(filter(None, dict.fromkeys((self.plan.slurm.exclude, *earlier, *exclude))))
+        config = replace(self.plan.config, cluster=replace(self.plan.slurm, exclude=nodes or None))
         (job_id,) = submit([replace(self.plan, config=config)], directory)
         return job_id
 
@@ -185,7 +182,7 @@ class Requeuer:
         """Whether the decision would be a requeue, if the newest attempt ended for this reason at the saved step."""
         outcome = Outcome(reason, self.job.directory.saved_step)
         history = history_with(Ledger(self.job.directory), self.job.attempt, outcome)
-        return decide(history, self._cluster.requeue, in_allocation=1).action is Action.REQUEUE
+        return decide(history, self.plan.slurm.requeue, in_allocation=1).action is Action.REQUEUE
 
     def _unrecorded_requeues(self) -> int:
         try:

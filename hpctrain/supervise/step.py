@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hpctrain.config.cluster import Slurm as SlurmCluster
 from hpctrain.launch.prepare import RunPlan
 
 COMPLAINT = re.compile(r"(?:srun|slurmstepd\S*): (?:error: |fatal: )?(?P<text>.*)")
@@ -28,8 +27,7 @@ def srun_command(plan: RunPlan, nodes: Sequence[str] = ()) -> list[str]:
         plan: of the run.
         nodes: the nodes for the ranks, in a job with spare nodes; empty if it has none.
     """
-    cluster, resources, directory = plan.config.cluster, plan.resources, plan.directory
-    assert isinstance(cluster, SlurmCluster)
+    resources, directory = plan.resources, plan.directory
     command = [
         "srun",
         f"--nodes={resources.num_nodes}",
@@ -46,7 +44,7 @@ def srun_command(plan: RunPlan, nodes: Sequence[str] = ()) -> list[str]:
     if resources.cpus_per_process is not None:
         # since SLURM 22.05, srun doesn't inherit it from sbatch
         command.append(f"--cpus-per-task={resources.cpus_per_process}")
-    return [*command, *cluster.srun_args, sys.executable, "-u", "-m", "hpctrain.worker", str(directory.path)]
+    return [*command, *plan.slurm.srun_args, sys.executable, "-u", "-m", "hpctrain.worker", str(directory.path)]
 
 
 @dataclass

@@ -10,7 +10,6 @@ from dataclasses import replace
 from hpctrain.attempt.outcome import Outcome, record_end, resume_command
 from hpctrain.attempt.requeue import Action, RequeueDecision, decide, history_with
 from hpctrain.attempt.unrecorded import UnrecordedEnds
-from hpctrain.config.cluster import Slurm as SlurmCluster
 from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryError, SchedulerError, SupersededError
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.retry import retry
@@ -61,12 +60,10 @@ class Supervisor:
         self.environ = environ
         self.slurm = slurm
         self.storage_s = storage_s
-        assert isinstance(plan.config.cluster, SlurmCluster)
-        self.cluster = plan.config.cluster
         self.job = CurrentJob(plan.directory, slurm, environ, silence_s)
         self.requeuer = Requeuer(self.job, plan)
         self.ledger = Ledger(plan.directory)
-        self.allocation = Allocation(self.job.nodes, plan.resources.num_nodes, self.cluster.spare_nodes > 0)
+        self.allocation = Allocation(self.job.nodes, plan.resources.num_nodes, self.plan.slurm.spare_nodes > 0)
         self._in_allocation = 0
 
     def run(self) -> int:
@@ -113,7 +110,7 @@ class Supervisor:
             log.warning("can't find out whether the run is completed: %s", error)
             return False
         # only if this same job completed it and was requeued all the same: a new job trains a completed run for longer
-        return last is not None and last.reason is Reason.COMPLETED and last.job_id == self.job.job_id is not None
+        return last is not None and last.reason is Reason.COMPLETED and last.job_id == self.job.job_id
 
     def _claim(self) -> int:
         return retry(
@@ -157,13 +154,13 @@ class Supervisor:
         outcome = self._ask_slurm(attempt, outcome)
         decision = decide(
             history_with(self.ledger, attempt, outcome),
-            self.cluster.requeue,
+            self.plan.slurm.requeue,
             in_allocation=self._in_allocation,
             suspects=self._suspects(outcome),
             reported=outcome.suspect_rank is not None,
             spares=self.allocation.spares,
         )
-        if decision.action in (Action.REQUEUE, Action.RESUBMIT) and self.job.job_id is not None:
+        if decision.action in (Action.REQUEUE, Action.RESUBMIT):
             # queried again, since the user may have cancelled the job while its ranks saved
             decision = decision.allowed_by(
                 self.job.show(), restarts=self.job.restarts, resubmittable=self.job.resubmittable

@@ -82,6 +82,7 @@ def test_a_run_is_named_by_its_directory(slurm, supervisor, tmp_path):
         ),
         (["no_such_run"], {}, "no_such_run"),
         (["name=mine"], {"SLURM_JOB_ID": ""}, "is for batch scripts"),
+        (["a_run"], {"SLURM_JOB_ID": ""}, "is for batch scripts"),
         (["name=mine"], {"SLURM_TASKS_PER_NODE": "2,1"}, "ask sbatch for --ntasks-per-node"),
     ],
 )
