@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import multiprocessing
 import multiprocessing.context
@@ -12,6 +13,9 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from multiprocessing.popen_fork import Popen
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Semaphore
 from typing import Any
 
 import torch
@@ -22,10 +26,14 @@ from hpctrain.data.fetch import BatchFetcher, Request, without_subsets
 from hpctrain.data.micro_batch import map_tensors
 from hpctrain.run.process import signals_blocked
 
+log = logging.getLogger("hpctrain.data")
+
 MAX_WORKERS = 8
 """Most workers by default: more rarely feed a rank faster, and each takes memory."""
 CPU_SHARE = 4
 """Cores per worker on a CPU: the other cores compute."""
+FORK_TIMEOUT_S = 10.0
+"""Seconds within which a forked worker must run; it takes milliseconds."""
 
 _IGNORED = (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _ALL = (*_IGNORED, signal.SIGTERM)
@@ -101,12 +109,42 @@ def _fetch_here(fetcher: BatchFetcher, requests: Iterable[Request], *, pin_memor
         yield map_tensors(torch.Tensor.pin_memory, batch) if pin_memory else batch
 
 
+class _Worker(multiprocessing.context.ForkProcess):
+    """A forked process. If it hangs while it is forked, it is killed, and forked again.
+
+    In CPython 3.11 before 3.11.10 (gh-112275), the child needs a lock that another thread may have held at the fork,
+    and then waits forever. Gloo's threads take the lock without the GIL to release the tensors of a collective.
+    """
+
+    _runs: Semaphore
+
+    def run(self) -> None:
+        self._runs.release()
+        super().run()
+
+    @staticmethod
+    def _Popen(process_obj: BaseProcess) -> Popen:  # noqa: N802  # multiprocessing's name for what starts the process
+        assert isinstance(process_obj, _Worker)
+        while True:
+            # one for each child: a child that is only slow may release its own just before it is killed
+            process_obj._runs = Semaphore(0, ctx=multiprocessing.get_context("fork"))
+            child = Popen(process_obj)
+            if process_obj._runs.acquire(timeout=FORK_TIMEOUT_S):
+                return child
+            log.warning("a DataLoader worker didn't run within %g s of its fork; it is forked again", FORK_TIMEOUT_S)
+            child.kill()  # if the rank dies before this line, a child that hangs outlives it
+            child.wait()
+            child.close()
+
+
 class _Fork(multiprocessing.context.ForkContext):
-    """Forks like Linux's default context, but a worker's death can't block its rank.
+    """Forks like Linux's default context, but neither a worker's start nor its death can block its rank.
 
     PyTorch ends its workers through an event, whose lock each of them takes for every batch. If a worker is killed
     while it holds the lock, the rank's `Event.set` waits forever.
     """
+
+    Process = _Worker
 
     def Event(self) -> _Flag:  # type: ignore[override]  # noqa: N802  # PyTorch only sets and reads it
         return _Flag()

@@ -9,12 +9,14 @@ import time
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
+from hpctrain.data.fetch import BatchFetcher
 from hpctrain.data.tensors import TensorBatches
-from hpctrain.data.workers import default_num_workers, init_worker
+from hpctrain.data.workers import Workers, default_num_workers, fetch_batches, init_worker
 
 
 def be_stuck(ready: Event) -> None:
@@ -75,6 +77,30 @@ def running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def fetch_with_a_fork_that_hangs(place: Path) -> None:
+    forks: list[int] = []
+
+    def hang_in_the_first_child() -> None:
+        if len(forks) == 1:
+            (place / "hung").write_text(str(os.getpid()))
+            time.sleep(60)
+
+    os.register_at_fork(before=lambda: forks.append(1), after_in_child=hang_in_the_first_child)
+    requests = [(0, numpy.array([index])) for index in range(8)]
+    batches = list(fetch_batches(BatchFetcher(Plain(), 0, tuple), requests, Workers(2)))
+    (place / "batches").write_text(str(batches))
+
+
+def test_a_worker_that_hangs_in_its_fork_is_forked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython before 3.11.10 hangs if another thread of the rank creates a Python thread state at that moment."""
+    monkeypatch.setattr("hpctrain.data.workers.FORK_TIMEOUT_S", 0.5)
+    rank = multiprocessing.get_context("fork").Process(target=fetch_with_a_fork_that_hangs, args=(tmp_path,))
+    rank.start()
+    rank.join(20)
+    assert (tmp_path / "batches").read_text() == str([(index,) for index in range(8)])
+    assert not running(int((tmp_path / "hung").read_text()))
 
 
 DIE_WITH_LOCKS = """
