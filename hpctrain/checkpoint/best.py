@@ -25,8 +25,7 @@ class Best:
         self._mode = mode
         self._keep = keep
         self._scores: dict[int, Score] = {}
-        self._last_step: int | None = None
-        self._last_score: Score | None = None
+        self._last: dict[int, Score] = {}
 
     @classmethod
     def configured(cls, policy: Checkpoint, metric: str, mode: str) -> Best | None:
@@ -72,14 +71,13 @@ class Best:
         if not math.isfinite(value):
             return False
         score = Score(self._name, self._mode, value)
-        self._last_step = step
-        self._last_score = score
+        self._last = {step: score}
         self._remember({**self._scores, step: score})
         return step in self._scores
 
     def score_at(self, step: int) -> Score | None:
         """Return the score of ``step`` if it is the last evaluated step; else None."""
-        return self._last_score if step == self._last_step else None
+        return self._last.get(step)
 
     def state(self) -> dict[str, Any]:
         """Return the best values so far by step, for a checkpoint."""
@@ -89,8 +87,7 @@ class Best:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state`; drop the values of another metric."""
         self._scores = {}
-        self._last_step = None
-        self._last_score = None
+        self._last = {}
         if tuple(state.get("metric", ())) == (self._name, self._mode):
             self._remember({step: Score(self._name, self._mode, value) for step, value in state["values"].items()})
 

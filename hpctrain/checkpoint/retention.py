@@ -119,20 +119,16 @@ def only_ours(path: Path) -> bool:
     return all(entry.name in known or entry.name.startswith(".nfs") for entry in path.iterdir())
 
 
-def remove_checkpoint(path: Path) -> bool:
-    """Remove a checkpoint that hpctrain wrote; it disappears in one rename.
-
-    Returns:
-        Whether it was removed; one that a user put a file into stays.
+def remove_checkpoint(path: Path) -> None:
+    """Remove a checkpoint that hpctrain wrote, in one rename; one that a user put a file into stays.
 
     Raises:
         OSError: a file can't be removed; `remove_leftovers` removes the rest when the next attempt starts.
     """
     if not only_ours(path):
         log.warning("keeping %s: it contains files that hpctrain did not write", path)
-        return False
+        return
     _remove(path, path.name)
-    return True
 
 
 def move_aside(path: Path) -> Path:

@@ -29,6 +29,9 @@ class EvalLoader:
         collate_fn: makes a batch of a list of samples; PyTorch's default collation if None.
         workers: how batches are fetched; worker processes are started for each pass.
 
+    Attributes:
+        most_batches: of any rank.
+
     Raises:
         TaskError: the dataset has no length.
     """
@@ -48,6 +51,7 @@ class EvalLoader:
         if num_samples is None:
             raise TaskError(f"{type(dataset).__name__} can't be evaluated: it has no __len__")
         self._micro_batch_size = micro_batch_size
+        self.most_batches = math.ceil(math.ceil(num_samples / world_size) / micro_batch_size)
         self._begin, self._end = (num_samples * edge // world_size for edge in (rank, rank + 1))
         self._workers = workers
 

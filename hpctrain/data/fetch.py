@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, de
 
 from hpctrain.data.dataset import BatchDataset
 from hpctrain.data.keyed_random import IntArray, keyed_bits, lent_generators, seed_generators
-from hpctrain.data.stream import StreamReader, stream_length
+from hpctrain.data.stream import StreamReader
 from hpctrain.data.tensors import TensorBatches
 from hpctrain.errors import TaskError
 
@@ -35,7 +35,7 @@ class BatchFetcher(Dataset[Any]):
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int, collate_fn: Collate | None = None) -> None:
-        self.num_samples = _length(dataset)
+        self.num_samples = dataset_length(dataset)
         self._dataset: Any = dataset
         self._seed = seed
         self._collate = collate_fn or default_collate
@@ -97,9 +97,17 @@ def without_subsets(dataset: Any) -> Any:
     return dataset
 
 
-def _length(dataset: Dataset[Any]) -> int | None:
+def dataset_length(dataset: Dataset[Any]) -> int | None:
+    """Samples in an epoch; None for an iterable dataset without a length.
+
+    Raises:
+        TaskError: the dataset is neither iterable nor has `__len__` and `__getitem__`.
+    """
     if isinstance(dataset, IterableDataset):
-        return stream_length(dataset)
+        try:
+            return len(dataset)  # type: ignore[arg-type]  # IterableDataset declares no __len__
+        except TypeError:
+            return None
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise TaskError(f"{type(dataset).__name__} can't be used as a dataset: expected __len__ and __getitem__")
     return len(dataset)

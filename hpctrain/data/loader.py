@@ -42,9 +42,6 @@ class TrainLoader:
 
     Attributes:
         waited_s: seconds that the consumer has waited for micro-batches so far.
-
-    Raises:
-        TaskError: the length of the dataset differs from the plan's.
     """
 
     def __init__(
@@ -60,8 +57,6 @@ class TrainLoader:
         workers: Workers = IN_PROCESS,
     ) -> None:
         self._fetcher = BatchFetcher(dataset, seed, collate_fn)
-        if self._fetcher.num_samples not in (None, plan.num_samples):
-            raise TaskError(f"the dataset has {self._fetcher.num_samples} samples, the plan {plan.num_samples}")
         self._order = order
         self._plan = plan
         self._rank = rank

@@ -35,15 +35,9 @@ class Order(Protocol):
         ...
 
 
-class SequentialOrder:
-    """The samples in index order, in every epoch."""
-
-    def __init__(self, num_samples: int) -> None:
-        self.num_samples = num_samples
-
-    def __call__(self, epoch: int | IntArray, positions: IntArray) -> IntArray:
-        """See `Order`."""
-        return np.broadcast_to(positions, np.broadcast_shapes(np.shape(epoch), positions.shape)).copy()
+def sequential(epoch: int | IntArray, positions: IntArray) -> IntArray:
+    """The samples in index order, in every epoch; an `Order`."""
+    return np.broadcast_to(positions, np.broadcast_shapes(np.shape(epoch), positions.shape)).copy()
 
 
 class ShuffledOrder:
@@ -133,7 +127,6 @@ class WeightedOrder:
                 f"expected one finite weight per sample, none negative, not all zero; got shape {values.shape}, from "
                 f"{values.min(initial=0)} to {values.max(initial=0)}"
             )
-        self.num_samples = len(values)
         self.seed = seed
         self._edges = np.cumsum(values / values.sum())
         self._edges[-1] = 1.0

@@ -89,11 +89,3 @@ class StreamReader:
             set_epoch(epoch)
         self._samples = iter(self._stream)
         self._next = 0
-
-
-def stream_length(stream: IterableDataset[Any]) -> int | None:
-    """Samples in an epoch; None if the stream has no length."""
-    try:
-        return len(stream)  # type: ignore[arg-type]  # IterableDataset declares no __len__
-    except TypeError:
-        return None

@@ -72,8 +72,6 @@ class Evaluation:
         self._world = world
         self._autocast = autocast(precision, world.device)
         self._ema = ema
-        largest_slice = -(-len(dataset) // world.size)  # type: ignore[arg-type]  # the loader rejects a dataset without a length
-        self._most_batches = -(-largest_slice // micro_batch_size)
         self._loader = EvalLoader(
             dataset,
             micro_batch_size,
@@ -114,7 +112,7 @@ class Evaluation:
     def _evaluate(self, meter: Meter, agreement: Agreement) -> Stop | None:
         with closing(self._batches()) as batches:
             # the same number of turns on every rank: one with fewer batches still has to join the collective agreement
-            for turn in range(self._most_batches):
+            for turn in range(self._loader.most_batches):
                 batch = next(batches, None)
                 if batch is not None:
                     self._add(meter, batch)

@@ -9,11 +9,11 @@ from typing import Any
 from torch.utils.data import Dataset, IterableDataset
 
 from hpctrain.config.root import Config
+from hpctrain.data.fetch import dataset_length
 from hpctrain.data.loader import TrainLoader, copied_ahead
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.data.order import Order, SequentialOrder, ShuffledOrder
+from hpctrain.data.order import Order, ShuffledOrder, sequential
 from hpctrain.data.plan import BatchPlan
-from hpctrain.data.stream import stream_length
 from hpctrain.data.workers import Workers, default_num_workers
 from hpctrain.distributed.determinism import seed_everything
 from hpctrain.distributed.world import World
@@ -145,23 +145,19 @@ class Parts:
         )
 
     def _num_samples(self) -> int:
-        data, trainer = self.train_data, self.config.trainer
-        if isinstance(data, IterableDataset):
-            length = stream_length(data)
-            if length is None and trainer.max_steps is not None:
-                return trainer.max_steps * trainer.global_batch_size
-        else:
-            length = len(data) if hasattr(data, "__len__") else None
-        if length is None:
-            kind = type(data).__name__
-            raise TaskError(f"{kind} has no length: give it __len__, or, if it is iterable, set trainer.max_steps")
-        return length
+        trainer, length = self.config.trainer, dataset_length(self.train_data)
+        if length is not None:
+            return length
+        if trainer.max_steps is None:
+            kind = type(self.train_data).__name__
+            raise TaskError(f"{kind} has no length: give it __len__, or set trainer.max_steps")
+        return trainer.max_steps * trainer.global_batch_size
 
     def _order(self) -> Order:
         samples, seed = self.plan.num_samples, self.config.seed
         if isinstance(self.train_data, IterableDataset):
-            return SequentialOrder(samples)
+            return sequential
         chosen = self.task.order(samples, seed)
         if chosen is not None:
             return chosen
-        return ShuffledOrder(samples, seed) if self.config.data.shuffle else SequentialOrder(samples)
+        return ShuffledOrder(samples, seed) if self.config.data.shuffle else sequential

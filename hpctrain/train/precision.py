@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -86,8 +86,6 @@ def _cast(tree: Any, source: torch.dtype, target: torch.dtype) -> Any:
     def cast(tensor: Tensor) -> Tensor:
         return tensor.to(target) if tensor.dtype == source else tensor
 
-    if isinstance(tree, Mapping) and not tree:
-        return tree
     return map_tensors(cast, tree)
 
 

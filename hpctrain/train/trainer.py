@@ -88,17 +88,16 @@ class Trainer:
         """The last step of the run."""
         return self._parts.total_steps
 
-    def log_start(self, attempt: int, hosts: list[str]) -> None:
+    def log_start(self, hosts: list[str]) -> None:
         """Log the start table; on rank zero, before `run`.
 
         Args:
-            attempt: its number.
             hosts: of all ranks, in rank order.
         """
         log_start(
             self._directory,
             self._parts,
-            attempt=attempt,
+            attempt=self._claim.attempt,
             step=self.step,
             hosts=hosts,
             flops_per_sample=self._flops_per_sample,

@@ -7,16 +7,14 @@ from pathlib import Path
 from trial import Noisy, table
 
 from hpctrain.data.loader import TrainLoader
-from hpctrain.data.order import SequentialOrder
+from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.workers import Workers
 
 
 def main(path):
     """Write down who loads, and die."""
-    loader = TrainLoader(
-        Noisy(*table(8)), SequentialOrder(8), BatchPlan(8, 4, 4, 1, True), rank=0, seed=0, workers=Workers(2)
-    )
+    loader = TrainLoader(Noisy(*table(8)), sequential, BatchPlan(8, 4, 4, 1, True), rank=0, seed=0, workers=Workers(2))
     batches = iter(loader)
     next(batches)
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()

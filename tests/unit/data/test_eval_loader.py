@@ -25,16 +25,18 @@ class Drawing(Dataset[Any]):
 @given(num_samples=st.integers(0, 60), micro=st.integers(1, 9), world_size=st.integers(1, 9))
 def test_every_sample_is_seen_exactly_once(num_samples: int, micro: int, world_size: int) -> None:
     dataset = TensorBatches(torch.arange(num_samples))
-    seen, shares = [], []
+    seen, shares, numbers = [], [], []
     for rank in range(world_size):
         loader = EvalLoader(dataset, micro, rank=rank, world_size=world_size)
         batches = [batch[0].tolist() for batch in loader]
         assert len(batches) == len(loader)
         assert all(0 < len(batch) <= micro for batch in batches)
+        numbers.append(len(batches))
         shares.append(sum(map(len, batches)))
         seen += [index for batch in batches for index in batch]
     assert seen == list(range(num_samples))
     assert max(shares) - min(shares) <= 1
+    assert max(numbers) == loader.most_batches
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])

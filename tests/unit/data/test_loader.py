@@ -177,16 +177,9 @@ class WithoutLength(Dataset[int]):
         return index
 
 
-@pytest.mark.parametrize(
-    ("dataset", "message"),
-    [
-        (WithoutLength(), "expected __len__"),
-        (numbers(9), "9 samples, the plan 8"),
-    ],
-)
-def test_a_dataset_that_cannot_be_indexed_is_refused(dataset: Dataset[Any], message: str) -> None:
-    with pytest.raises(TaskError, match=message):
-        loader(BatchPlan(8, 4, 4, 1, True), dataset)
+def test_a_dataset_that_cannot_be_indexed_is_refused() -> None:
+    with pytest.raises(TaskError, match="expected __len__"):
+        loader(BatchPlan(8, 4, 4, 1, True), WithoutLength())
 
 
 def test_an_order_of_the_wrong_shape_is_refused() -> None:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.data.order import SequentialOrder, ShuffledOrder, WeightedOrder
+from hpctrain.data.order import ShuffledOrder, WeightedOrder, sequential
 from hpctrain.errors import TaskError
 
 
@@ -159,7 +159,7 @@ def test_a_billion_samples_cost_nothing(position: int) -> None:
 
 
 def test_sequential_is_the_position_itself() -> None:
-    order = SequentialOrder(4)
+    order = sequential
     assert order(3, np.array([2, 0])).tolist() == [2, 0]
     assert order(np.array([[0], [1]]), np.array([2, 0])).tolist() == [[2, 0], [2, 0]]
 

@@ -7,7 +7,7 @@ from torch.utils.data import IterableDataset
 
 from hpctrain.data.eval_loader import EvalLoader
 from hpctrain.data.loader import TrainLoader
-from hpctrain.data.order import SequentialOrder
+from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.stream import StreamReader
 from hpctrain.data.workers import Workers
@@ -42,9 +42,7 @@ class Seeking(Replayed):
 def batches(stream, steps, *, rank=0, world_size=1, start_step=0, num_workers=0):
     plan = BatchPlan(20, 4, 2, world_size, drop_last=False)
     loader = iter(
-        TrainLoader(
-            stream, SequentialOrder(20), plan, rank=rank, seed=0, start_step=start_step, workers=Workers(num_workers)
-        )
+        TrainLoader(stream, sequential, plan, rank=rank, seed=0, start_step=start_step, workers=Workers(num_workers))
     )
     found = [next(loader).batch.tolist() for _ in range(steps * plan.accumulation)]
     loader.close()

@@ -30,7 +30,7 @@ def test_the_loader_continues_from_a_step(compose_small, lone_world):
 
 def test_data_without_a_length_is_refused(compose_small, lone_world, monkeypatch):
     monkeypatch.setattr("small_task.Small.train_dataset", lambda task: object())
-    with pytest.raises(TaskError, match="object has no length: give it __len__"):
+    with pytest.raises(TaskError, match="object can't be used as a dataset: expected __len__"):
         Parts(compose_small(), lone_world)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hpctrain.data.loader import TrainLoader
-from hpctrain.data.order import SequentialOrder
+from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.tensors import TensorBatches
 from hpctrain.train.profiling.sampler import LONGEST_STRIDE, SAMPLE_EVERY_S, SAMPLES_AT_START, VARIATION, StepSampler
@@ -28,7 +28,7 @@ def sampled(sampler, clock, supply, *, steps, step_s):
 
 @pytest.fixture
 def loader():
-    order = SequentialOrder(12)
+    order = sequential
     return TrainLoader(TensorBatches(torch.zeros(12, 8)), order, PLAN, rank=0, seed=0)
 
 
