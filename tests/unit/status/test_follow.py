@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from hpctrain.errors import ExitCode
@@ -11,13 +9,40 @@ from hpctrain.status import follow
 from hpctrain.status.follow import wait_for
 
 
+class ScriptedTime:
+    """In place of the module `time`: it passes only while the follower sleeps.
+
+    Attributes:
+        acts: what happens, one thing every five seconds.
+    """
+
+    def __init__(self):
+        self.acts = []
+        self._now_s = 100.0
+        self._next_act_s = 105.0
+
+    def monotonic(self):
+        return self._now_s
+
+    def sleep(self, seconds):
+        self._now_s += seconds
+        if self._now_s >= self._next_act_s and self.acts:
+            self.acts.pop(0)()
+            self._next_act_s += 5
+        assert self._now_s < 300, "the follower doesn't see the end"
+
+
 @pytest.fixture
-def submitted(directory, slurm, monkeypatch):
-    """A run whose job 12 runs, with what an attempt before it printed."""
-    monkeypatch.setattr(follow, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(follow, "ASK_SOON_S", 0.02)
-    monkeypatch.setattr(follow, "SETTLE_S", 0.1)
-    monkeypatch.setattr(follow, "LATE_RECORD_S", 0.5)
+def script(monkeypatch):
+    """Set what happens while a run is followed."""
+    scripted = ScriptedTime()
+    monkeypatch.setattr(follow, "time", scripted)
+    return lambda *acts: scripted.acts.extend(acts)
+
+
+@pytest.fixture
+def submitted(directory, slurm):
+    """A run whose job 12 is queued, with what an attempt before it printed."""
     directory.config.write_text("name: digits\n")
     directory.rank_log(0).write_text("an earlier attempt\n")
     directory.record_job({"job_id": "12", "time": 1.0, "log": str(directory.logs / "batch_12.log")})
@@ -34,23 +59,12 @@ def begin(directory, job_id="12"):
     return number
 
 
-def script(*acts):
-    """Do one thing after another, half a second apart, in the background."""
-
-    def run():
-        for act in acts:
-            threading.Event().wait(0.5)
-            act()
-
-    threading.Thread(target=run, daemon=True).start()
-
-
 def waited(directory, capfd):
     code = wait_for(directory, skip_bytes=len("an earlier attempt\n"))
     return code, capfd.readouterr().out.splitlines()
 
 
-def test_a_run_is_followed_from_the_queue_to_its_end(submitted, slurm, capfd):
+def test_a_run_is_followed_from_the_queue_to_its_end(submitted, slurm, script, capfd):
     def start():
         begin(submitted)
         slurm.queue(j12={"State": "RUNNING"})
@@ -67,7 +81,7 @@ def test_a_run_is_followed_from_the_queue_to_its_end(submitted, slurm, capfd):
     assert "an earlier attempt" not in lines
 
 
-def test_an_attempt_that_another_one_follows_is_not_the_end(submitted, slurm, capfd, monkeypatch):
+def test_an_attempt_that_another_one_follows_is_not_the_end(submitted, slurm, script, capfd):
     begin(submitted)
     slurm.queue(j12={"State": "RUNNING"})
 
@@ -83,7 +97,6 @@ def test_an_attempt_that_another_one_follows_is_not_the_end(submitted, slurm, ca
         Ledger(submitted).end(2, reason=Reason.FAILED, step=20, detail="rank 1 on n2 failed")
         slurm.queue(j12={"State": "FAILED"})
 
-    monkeypatch.setattr(follow, "LATE_RECORD_S", 30.0)
     script(preempt, restart, fail)
     code, lines = waited(submitted, capfd)
     assert code is ExitCode.FAILED
@@ -95,14 +108,14 @@ def test_an_attempt_that_another_one_follows_is_not_the_end(submitted, slurm, ca
     ]
 
 
-def test_a_cancelled_job_that_recorded_no_end(submitted, slurm, capfd):
+def test_a_cancelled_job_that_recorded_no_end(submitted, slurm, script, capfd):
     script(lambda: slurm.queue(j12={"State": "CANCELLED"}))
     code, lines = waited(submitted, capfd)
     assert code is ExitCode.CANCELLED
     assert lines[-1].startswith("hpctrain: the run was cancelled; to resume: ")
 
 
-def test_a_job_that_ended_without_a_record(submitted, slurm, capfd):
+def test_a_job_that_ended_without_a_record(submitted, slurm, script, capfd):
     begin(submitted)
     script(lambda: slurm.queue(j12={"State": "NODE_FAIL"}))
     code, lines = waited(submitted, capfd)
@@ -111,10 +124,9 @@ def test_a_job_that_ended_without_a_record(submitted, slurm, capfd):
     assert lines[-1] == f"hpctrain: the run is interrupted ({note}); see {submitted.logs / 'batch_12.log'}"
 
 
-def test_while_slurm_is_silent_the_run_is_not_over(submitted, slurm, capfd, monkeypatch):
+def test_while_slurm_is_silent_the_run_is_not_over(submitted, slurm, script, capfd):
     begin(submitted)
     Ledger(submitted).end(1, reason=Reason.FAILED, step=3)
-    monkeypatch.setattr(follow, "ASK_EVERY_S", 0.2)
     slurm.fall_silent("squeue", times=6)
 
     def answer():
