@@ -1,4 +1,4 @@
-"""What holds a run back is named: at its end, and by `status`, which needs no torch."""
+"""A run's bottleneck is reported at its end, and by `status`, which needs no torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from hpctrain.cli.status import main as status
 from hpctrain.run.bottleneck import PARTS, last_bottleneck
 
-TASK = ("task=custom", "task._target_=held_back.Held", "trainer.max_epochs=null", "logger.tensorboard=false")
+TASK = ("task=custom", "task._target_=slowed.Slowed", "trainer.max_epochs=null", "logger.tensorboard=false")
 
 
 @pytest.fixture
-def held(train):
-    """Trains; the verdict, the run and what was printed."""
+def measured(train):
+    """Trains; returns the bottleneck, the run and the output."""
 
     def run(name, *words, **options):
         code, run, output = train(name, *TASK, *words, **options)
@@ -26,9 +26,9 @@ def held(train):
     return run
 
 
-def test_a_throttled_data_set(held, capsys):
+def test_slow_data(measured, capsys):
     words = ("trainer.max_steps=40", "trainer.global_batch_size=16", "logger.every_steps=4", "data.num_workers=0")
-    found, run, output = held("data", *words, "cluster.cpus_per_process=6", HELD_BACK="data")
+    found, run, output = measured("data", *words, "cluster.cpus_per_process=6", BOTTLENECK="data")
     assert re.fullmatch(r"waiting for data \d+% of the time: data\.num_workers 0 -> \d.*", found.text)
     assert found.shares["data"] > 0.5 * (1 - found.shares["saving"])
     assert tuple(found.shares) == PARTS
@@ -38,9 +38,9 @@ def test_a_throttled_data_set(held, capsys):
     assert f"verdict     {found.text}\n" in capsys.readouterr().out
 
 
-def test_a_slow_rank(held):
+def test_a_slow_rank(measured):
     words = ("trainer.max_steps=20", "trainer.global_batch_size=16", "logger.every_steps=4")
-    found, _, _ = held("rank", *words, world_size=2, HELD_BACK="rank")
+    found, _, _ = measured("rank", *words, world_size=2, BOTTLENECK="rank")
     assert found.text.startswith(f"rank 1 on {socket.gethostname()} takes ")
     assert (found.slowest_rank, found.slowest_host) == (1, socket.gethostname())
     assert found.slowest_ratio > 1.5
@@ -48,24 +48,24 @@ def test_a_slow_rank(held):
     assert found.shares["gradient_sync"] > 0.1
 
 
-def test_memory_that_grows_with_each_step(held):
+def test_memory_that_grows_with_each_step(measured):
     words = ("trainer.max_steps=40", "trainer.global_batch_size=16", "logger.every_steps=1")
-    found, _, _ = held("memory", *words, HELD_BACK="memory")
+    found, _, _ = measured("memory", *words, BOTTLENECK="memory")
     assert re.match(r"memory grows by [\d.]+ MB with each step: something keeps each step's graph", found.text)
 
 
-def test_nothing_is_left_but_what_is_there_anyway_without_measuring(held):
+def test_without_measuring_only_the_loss_the_learning_rate_and_the_epoch_are_logged(measured):
     words = ("trainer.max_steps=6", "trainer.global_batch_size=16", "logger.every_steps=2", "logger.measure=false")
-    found, run, output = held("off", *words)
+    found, run, output = measured("off", *words)
     assert found is None
     assert "verdict" not in output
     names = {name for record in run.metrics for name in record}
     assert names == {"step", "train/loss", "train/lr", "train/epoch"}
 
 
-def test_the_log_starts_with_one_table_and_flops_are_counted_once(held, train):
+def test_the_log_starts_with_one_table_and_flops_are_counted_once(measured, train):
     words = ("trainer.max_steps=8", "trainer.global_batch_size=16", "trainer.micro_batch_size=4")
-    found, run, output = held("table", *words, world_size=2)
+    found, run, output = measured("table", *words, world_size=2)
     rows = dict(line.split(maxsplit=1) for line in output.splitlines()[:9])
     assert list(rows) == ["run", "task", "model", "where", "batch", "precision", "data", "checkpoints", "flops"]
     assert rows["run"] == f"{run.directory.path}, attempt 1, steps 0 to 8"
@@ -79,9 +79,9 @@ def test_the_log_starts_with_one_table_and_flops_are_counted_once(held, train):
     assert f"flops       {flops * 16 / 1e6:.3g} MFLOP per step" in output.partition("the first step")[0]
 
 
-def test_a_trace_of_the_steps_that_are_asked_for(held):
+def test_a_trace_of_the_requested_steps(measured):
     words = ("trainer.max_steps=6", "trainer.global_batch_size=16", "trainer.profile=[3,4]")
-    found, run, output = held("trace", *words)
+    found, run, output = measured("trace", *words)
     trace = json.loads(run.directory.trace(0).read_bytes())
     assert "a trace of steps 3 to 4: " in output
     updates = [event for event in trace["traceEvents"] if event.get("name", "").startswith("Optimizer.step")]

@@ -1,4 +1,4 @@
-"""A user's task that something holds back: HELD_BACK is `data`, `rank` or `memory`."""
+"""A user's task with a bottleneck: BOTTLENECK is `data`, `rank` or `memory`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hpctrain.tasks.task import Task
 FEATURES = 64
 
 
-class Throttled(Dataset):
-    """Takes its time for every sample."""
+class SlowData(Dataset):
+    """Takes 4 ms per sample."""
 
     def __len__(self):
         return 512
@@ -26,8 +26,8 @@ class Throttled(Dataset):
         return torch.randn(FEATURES), index % 10
 
 
-class Quick(Dataset):
-    """Takes none."""
+class FastData(Dataset):
+    """Returns a sample at once."""
 
     def __len__(self):
         return 512
@@ -36,25 +36,26 @@ class Quick(Dataset):
         return torch.randn(FEATURES), index % 10
 
 
-class Held(Task):
-    """Tells nothing apart, and is held back."""
+class Slowed(Task):
+    """Learns nothing: its labels have nothing to do with its features."""
 
     def __init__(self):
-        self.by, self.rank = os.environ.get("HELD_BACK"), os.environ.get("RANK")
+        self.bottleneck = os.environ.get("BOTTLENECK")
+        self.rank = os.environ.get("RANK")
         self.history = []
 
     def build_model(self):
         return nn.Sequential(nn.Linear(FEATURES, 256), nn.ReLU(), nn.Linear(256, 10))
 
     def train_dataset(self):
-        return Throttled() if self.by == "data" else Quick()
+        return SlowData() if self.bottleneck == "data" else FastData()
 
     def loss(self, model, batch):
         features, labels = batch
-        if self.by == "rank":
+        if self.bottleneck == "rank":
             time.sleep(0.1 if self.rank == "1" else 0.01)
-        if self.by == "memory":
-            # a figure for later, whose graph nobody frees since no backward goes through it
+        if self.bottleneck == "memory":
+            # kept with its graph, which is never freed because no backward pass goes through it
             self.history.append(model(features.repeat(256, 1)).softmax(1).amax(1).mean())
             time.sleep(0.06)
         return cross_entropy(model(features), labels)

@@ -1,4 +1,4 @@
-"""Ranks resume from one checkpoint, which rank zero chose for all of them."""
+"""All ranks resume from the checkpoint that rank zero chose."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUIET = (
 
 
 LARGE_WIDTH = 240_000
-"""Of the network; each tensor of the optimizer's state is then large enough for huge pages."""
+"""Width of the network with which each tensor of the optimizer's state is large enough for huge pages."""
 
 
 def damage(run, step):
@@ -28,7 +28,7 @@ def damage(run, step):
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_the_newest_intact_one_or_one_clear_error_on_every_rank(train, world_size):
+def test_the_newest_intact_checkpoint_or_the_same_error_on_every_rank(train, world_size):
     code, run, output = train("run", *QUIET, world_size=world_size)
     assert (code, run.steps) == (0, [4, 8, 12]), output
     digest = run.digest
@@ -50,12 +50,12 @@ def test_the_newest_intact_one_or_one_clear_error_on_every_rank(train, world_siz
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_an_optimizer_of_some_size_resumes_exactly(train, world_size):
+def test_a_large_optimizer_resumes_exactly(train, world_size):
     words = (*QUIET, f"+task.width={LARGE_WIDTH}", "trainer.micro_batch_size=6")
     code, run, output = train("straight", *words, world_size=world_size)
     assert code == 0, output
     straight = run.digest
-    call = 6 * (2 if world_size == 1 else 1)  # amid the sixth step
+    call = 6 * (2 if world_size == 1 else 1)  # in the middle of the sixth step
     acts = ",".join(f"{rank}:{call}:SIGKILL" for rank in range(world_size))
     code, run, output = train("run", *words, world_size=world_size, TRIAL_ACT=acts)
     assert (code, run.steps) == (-9, [4]), output
