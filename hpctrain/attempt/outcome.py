@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpctrain.attempt.termination import Termination
-from hpctrain.errors import ExitCode
 from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
@@ -42,11 +41,6 @@ class Outcome:
     silent_ranks: tuple[int, ...] = ()
     stop_signal: int | None = None
     error_after_signal: bool = False
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """The exit code of the command or batch script."""
-        return self.reason.meaning.exit_code
 
     @property
     def headline(self) -> str:

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from hpctrain.attempt.outcome import Outcome
 from hpctrain.attempt.termination import diagnose
-from hpctrain.config.requeue import Requeue
+from hpctrain.config.cluster import Requeue
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord
@@ -113,7 +113,8 @@ def decide(
     assert reason is not None
     if not reason.meaning.requeued:
         return RequeueDecision(Action.END, reason, reason.meaning.why_final)
-    again = tuple(node for node in suspects if _suspected_before(history[:-1], node))
+    before = {node for attempt in history[:-1] for node in attempt.extra.get("suspects", ())}
+    again = tuple(node for node in suspects if node in before)
     # A node that reports a broken machine twice isn't the run's fault: the run continues without it. Ranks that are
     # killed on the same node each time prove nothing: the task itself may be what kills them.
     if (stalled := _stalled_in_a_row(history)) >= policy.max_stalled_attempts and not (again and reported):
@@ -171,7 +172,3 @@ def _stalled_in_a_row(history: Sequence[Attempt]) -> int:
             break
         count += 1
     return count
-
-
-def _suspected_before(history: Sequence[Attempt], node: str) -> bool:
-    return any(node in attempt.extra.get("suspects", ()) for attempt in history)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from hpctrain.attempt.outcome import Outcome, record_end
 from hpctrain.attempt.termination import Termination
@@ -26,6 +28,8 @@ BY_STATE = {
     JobState.FAILED: Reason.INFRASTRUCTURE,
 }
 """The reason of an attempt's end, by the last state of its job."""
+
+T = TypeVar("T")
 
 log = logging.getLogger("hpctrain.attempt")
 
@@ -99,35 +103,25 @@ class UnrecordedEnds:
         killed = _Explanation(Reason.INFRASTRUCTURE, "its processes were killed, or their machine stopped")
         if entry.job_id is None or entry.job_id == self.job_id:
             return killed
-        try:
-            record = self.slurm.find([entry.job_id])[entry.job_id]
-        except SchedulerError as error:
-            log.info("SLURM gives no cause for job %s: %s", entry.job_id, error)
-            record = None
+        job_id = entry.job_id
+        record = _answer(lambda: self.slurm.find([job_id])[job_id])
         if record is None:
-            return replace(killed, why=f"SLURM no longer knows job {entry.job_id}")
+            return replace(killed, why=f"SLURM no longer knows job {job_id}")
         if not record.state.is_finished:
-            why = f"job {entry.job_id} still exists, and this attempt takes over from it"
+            why = f"job {job_id} still exists, and this attempt takes over from it"
             return _Explanation(Reason.INTERRUPTED, why)
-        return _by_state(record.state) or replace(killed, why=f"SLURM no longer knows why job {entry.job_id} ended")
+        return _by_state(record.state) or replace(killed, why=f"SLURM no longer knows why job {job_id} ended")
 
     def _ask_before_requeue(self, entry: Attempt) -> _Explanation:
         """Explain the end of an attempt in this same job, which SLURM requeued, by accounting or by failed nodes."""
-        assert self.job_id is not None
-        try:
-            record = self.slurm.before_requeue(entry.job_id or self.job_id)
-        except SchedulerError as error:
-            log.info("SLURM gives no cause for job %s: %s", self.job_id, error)
-            record = None
+        job_id = entry.job_id or self.job_id
+        assert job_id is not None
+        record = _answer(lambda: self.slurm.before_requeue(job_id))
         if record is not None and (found := _by_state(record.state)):
             return found
         requeued = _Explanation(Reason.NODE_FAILURE, "SLURM requeued the job")
-        if not entry.nodes:
-            return requeued
-        try:
-            failed = self.slurm.failed_nodes(entry.nodes, entry.start_time or 0.0)
-        except SchedulerError as error:
-            log.info("can't query SLURM about the nodes: %s", error)
+        failed = _answer(lambda: self.slurm.failed_nodes(entry.nodes, entry.start_time or 0.0))
+        if failed is None or not entry.nodes:
             return requeued
         if failed:
             why = f"{' '.join(failed)} failed, and SLURM requeued the job"
@@ -143,6 +137,14 @@ class _Explanation:
     reason: Reason
     why: str
     certain: bool = False
+
+
+def _answer(question: Callable[[], T | None]) -> T | None:
+    try:
+        return question()
+    except SchedulerError as error:
+        log.info("SLURM gives no cause: %s", error)
+        return None
 
 
 def _by_state(state: JobState) -> _Explanation | None:

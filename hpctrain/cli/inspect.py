@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def _report(directory: RunDirectory, found: list[CheckpointInfo]) -> dict[str, A
                 "intact": info.intact,
                 "bytes": info.bytes,
                 "problem": info.problem,
-                "score": None if info.score is None else info.score.record(),
+                "score": None if info.score is None else asdict(info.score),
             }
             for info in found
         ],

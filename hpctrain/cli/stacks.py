@@ -76,7 +76,7 @@ def _collect(
     deadline = time.monotonic() + wait_s
     while True:
         expected = _expected(directory, attempt, only)
-        for rank in _with_stacks(directory, attempt) if expected is None else expected:
+        for rank in directory.ranks_with(directory.stacks(attempt, "*")) if expected is None else expected:
             if rank not in answers and (text := answer(directory.stacks(attempt, rank), token)) is not None:
                 answers[rank] = text
         missing = sorted((expected or set()) - answers.keys())
@@ -95,11 +95,6 @@ def _expected(directory: RunDirectory, attempt: int, only: int | None) -> set[in
     # a rank that has ended can't answer
     ranks = set(range(world_size)) if only is None else {only}
     return ranks - read_exit_records(directory.claim(attempt)).keys()
-
-
-def _with_stacks(directory: RunDirectory, attempt: int) -> list[int]:
-    names = (path.stem.rpartition("_")[2] for path in directory.logs.glob(f"stacks_{attempt}_*.txt"))
-    return [int(name) for name in names if name.isdecimal()]
 
 
 def _no_answer(missing: list[int], wait_s: float) -> str:

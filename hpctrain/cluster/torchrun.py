@@ -53,12 +53,9 @@ def place(variables: Variables) -> Place:
     rank, world_size = variables.needed_number("RANK", because), variables.needed_number("WORLD_SIZE", because)
     local_rank = variables.needed_number("LOCAL_RANK", because)
     local_world_size = _local_world_size(variables, world_size)
-    for small, large in (
-        ("RANK", "WORLD_SIZE"),
-        ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        ("GROUP_RANK", "GROUP_WORLD_SIZE"),
-    ):
-        variables.require_below(small, large)
+    variables.require_below("RANK", "WORLD_SIZE")
+    variables.require_below("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    variables.require_below("GROUP_RANK", "GROUP_WORLD_SIZE")
     if local_world_size > world_size or local_rank > rank:
         raise variables.error(
             "expected LOCAL_WORLD_SIZE of at most WORLD_SIZE, and LOCAL_RANK of at most RANK; "

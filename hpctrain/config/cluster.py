@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from hpctrain.config import require
-from hpctrain.config.requeue import Requeue
 from hpctrain.errors import ConfigError
 
 GPUS = "set cluster.gpus_per_node=N, and cluster.constraint for a type of GPU"
@@ -43,7 +42,6 @@ OWNED_SBATCH_KEYS = {
 ASKS_FOR_GPUS = re.compile(r"(^|,)\s*(gres[/:])?gpu\s*([:=(,]|$)")
 """Matches a value of sbatch's gres or tres-per-task that contains GPUs."""
 
-
 KIND = require.one_of("local", "slurm")
 
 
@@ -70,6 +68,22 @@ def _check_option(key: str, option: str, value: object) -> None:
     if not isinstance(value, bool | int | float | str):
         raise ConfigError(key, value, "is not a single value", "write a text, a number, or true for a flag")
     require.single_line(key, str(value))
+
+
+@dataclass(kw_only=True, slots=True)
+class Requeue(require.Checked):
+    """Budgets over the whole run; hpctrain never requeues a cancelled run or a task's own error."""
+
+    prefix = "cluster.requeue."
+
+    max_preemptions: Annotated[int | None, require.at_least(0)] = None
+    """Preemptions after which the run ends; null: no limit."""
+    max_time_limits: Annotated[int | None, require.at_least(0)] = None
+    """Time limits after which the run ends; null: no limit."""
+    max_failures: Annotated[int, require.at_least(0)] = 3
+    """Hangs, infrastructure errors and out-of-memory kills, in total, after which the run is still continued."""
+    max_stalled_attempts: Annotated[int, require.at_least(1)] = 2
+    """Consecutive attempts without a new step after which the run ends; preemption and node failure don't count."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -77,13 +77,6 @@ class Composer:
         """Return the options of one group."""
         return [name for name in self.loader.get_group_options(group) if not name.startswith("base_")]
 
-    def explain(self, error: Exception, overrides: Sequence[str]) -> ConfigError:
-        """Return the ConfigError for one of `MISTAKES`."""
-        if isinstance(error, yaml.YAMLError | UnicodeDecodeError):
-            return unreadable(error, self.folder)
-        text = "\n".join(filter(None, (str(error), str(error.__cause__ or ""))))
-        return Explainer(text, overrides, lambda: self._known(overrides, text), self.options).explain()
-
     @contextlib.contextmanager
     def explaining(self, overrides: Sequence[str]) -> Iterator[None]:
         """Raise `MISTAKES` as ConfigErrors.
@@ -93,8 +86,11 @@ class Composer:
         """
         try:
             yield
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise unreadable(error, self.folder) from error
         except MISTAKES as error:
-            raise self.explain(error, overrides) from error
+            text = "\n".join(filter(None, (str(error), str(error.__cause__ or ""))))
+            raise Explainer(text, overrides, lambda: self._known(overrides, text), self.options).explain() from error
 
     def compose(self, overrides: Sequence[str], *, world_size: int | None = None) -> Config:
         """Compose and check the configuration for these overrides.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 from hpctrain.config import require
@@ -27,33 +27,19 @@ class Health(require.Checked):
     save_timeout_s: Annotated[float | None, require.between(1, LONGEST_S)] = None
     """Seconds for one save. null: 1800, or `hang_timeout_s` if that is longer."""
 
-    @property
-    def start_bound_s(self) -> float:
-        """`start_timeout_s`, or its default."""
-        return self._or_usual(self.start_timeout_s)
-
-    @property
-    def eval_bound_s(self) -> float:
-        """`eval_timeout_s`, or its default."""
-        return self._or_usual(self.eval_timeout_s)
-
-    @property
-    def save_bound_s(self) -> float:
-        """`save_timeout_s`, or its default."""
-        return self._or_usual(self.save_timeout_s)
+    def bound_s(self, key: str) -> float:
+        """The value of a key of this group in seconds, or its default if it is null."""
+        given: float | None = getattr(self, key)
+        return max(USUAL_S, self.hang_timeout_s) if given is None else given
 
     @property
     def meeting_timeout_s(self) -> float:
         """Bound on the rendezvous, in seconds."""
         # shorter than the bound on start-up: the rendezvous can name the ranks that are missing
-        return self.start_bound_s * 0.9
+        return self.bound_s("start_timeout_s") * 0.9
 
     @property
     def collective_timeout_s(self) -> float:
         """Bound on one collective, in seconds."""
         # longer than all others: the watchdog reports a hang with stacks, the process group only with an error
-        bounds = (self.hang_timeout_s, self.start_bound_s, self.eval_bound_s, self.save_bound_s)
-        return max(bounds) * 1.25 + 5
-
-    def _or_usual(self, given: float | None) -> float:
-        return max(USUAL_S, self.hang_timeout_s) if given is None else given
+        return max(self.bound_s(field.name) for field in fields(self)) * 1.25 + 5

@@ -8,9 +8,8 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
 
-from hpctrain.config.cluster import Cluster, Slurm
+from hpctrain.config.cluster import Cluster, Requeue, Slurm
 from hpctrain.config.compose import conf_dir
-from hpctrain.config.requeue import Requeue
 from hpctrain.config.root import Config
 from hpctrain.config.schema import GROUPS
 

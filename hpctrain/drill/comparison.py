@@ -90,9 +90,8 @@ def _metrics(directory: RunDirectory) -> dict[str, dict[int, float]]:
 
 def _samples(directory: RunDirectory) -> dict[int, dict[int, tuple[int, ...]]]:
     found: dict[int, dict[int, tuple[int, ...]]] = {}
-    for path in sorted(directory.logs.glob(directory.sample_log(0).name.replace("0", "*"))):
-        rank = int(path.stem.rpartition("_")[2])
-        for record in read_json_lines(path):
+    for rank in directory.ranks_with(directory.sample_log("*")):
+        for record in read_json_lines(directory.sample_log(rank)):
             # if a step was repeated, its last record counts
             found.setdefault(int(record["step"]), {})[rank] = tuple(record["samples"])
     return found

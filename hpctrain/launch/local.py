@@ -75,7 +75,7 @@ def launch_local(run: RunPlan) -> int:
         # a rank in this process has printed its error already
         text = outcome.report if world_size > 1 else outcome.report.splitlines()[0]
         print(f"hpctrain: {text}\nto resume: {resume_command(directory)}", file=sys.stderr)
-    return outcome.exit_code
+    return outcome.reason.meaning.exit_code
 
 
 def free_port() -> int:

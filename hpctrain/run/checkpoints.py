@@ -231,12 +231,7 @@ def _wrong_checksum(file: Path, expected: str) -> str:
 
 
 def _size_on_disk(path: Path) -> int:
-    total = 0
     try:
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if entry.is_file(follow_symlinks=False):
-                    total += entry.stat(follow_symlinks=False).st_size
+        return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
     except OSError:
-        return total
-    return total
+        return 0

@@ -107,11 +107,11 @@ class RunDirectory:
         """The directory of the checkpoint of ``step``."""
         return self.checkpoints / f"step_{step:0{STEP_DIGITS}d}"
 
-    def rank_log(self, rank: int) -> Path:
+    def rank_log(self, rank: int | str) -> Path:
         """The output of one rank, over all attempts."""
         return self.logs / f"rank_{rank}.log"
 
-    def sample_log(self, rank: int) -> Path:
+    def sample_log(self, rank: int | str) -> Path:
         """The samples of one rank, step by step, if `logger.samples` is set."""
         return self.logs / f"samples_{rank}.jsonl"
 
@@ -119,13 +119,18 @@ class RunDirectory:
         """The trace of `trainer.profile`, for Perfetto and TensorBoard's profiler plugin."""
         return self.path / "profile" / f"rank_{rank}.pt.trace.json"
 
-    def stacks(self, attempt: int, rank: int) -> Path:
+    def stacks(self, attempt: int, rank: int | str) -> Path:
         """The Python stacks of one rank: from its watchdog, and on request."""
         return self.logs / f"stacks_{attempt}_{rank}.txt"
 
     def stacks_request(self, attempt: int) -> Path:
         """The file where the ranks of an attempt look for requests for their stacks."""
         return self.claim(attempt) / "stacks_requested"
+
+    def ranks_with(self, pattern: Path) -> list[int]:
+        """The ranks that have such a file; ``pattern`` is the path for the rank `*`, as in ``rank_log("*")``."""
+        names = (path.stem.rpartition("_")[2] for path in pattern.parent.glob(pattern.name))
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def checkpoint_steps(self) -> list[int]:
         """Steps of the published checkpoints, oldest first, whether they are intact or not."""

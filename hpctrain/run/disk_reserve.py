@@ -7,13 +7,10 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 FILE_NAME = "room"
 BYTES = 256 * 2**10
 FULL = (errno.ENOSPC, errno.EDQUOT)
-
-Result = TypeVar("Result")
 
 
 def reserve(claim: Path) -> None:
@@ -29,7 +26,7 @@ def release(claim: Path) -> None:
         (claim / FILE_NAME).unlink(missing_ok=True)
 
 
-def write_with_reserve(claim: Path, write: Callable[[], Result]) -> Result:
+def write_with_reserve(claim: Path, write: Callable[[], None]) -> None:
     """Write; on a full disk, release the reserved space and write again.
 
     Args:
@@ -40,9 +37,9 @@ def write_with_reserve(claim: Path, write: Callable[[], Result]) -> Result:
         OSError: it still can't be written.
     """
     try:
-        return write()
+        write()
     except OSError as error:
         if error.errno not in FULL:
             raise
         release(claim)
-        return write()
+        write()

@@ -167,11 +167,8 @@ class Ledger:
             durable=True,
         )
 
-    def end(self, attempt: int, *, reason: Reason, step: int, detail: str = "", **extra: object) -> bool:
+    def end(self, attempt: int, *, reason: Reason, step: int, detail: str = "", **extra: object) -> None:
         """Record why an attempt ended, with its recorded times; the first record counts.
-
-        Returns:
-            Whether this call wrote the record.
 
         Raises:
             OSError: the record can't be written, even with the reserved disk space.
@@ -180,19 +177,17 @@ class Ledger:
         record = {"event": "end", "attempt": attempt, "reason": reason.value, "step": step, "time": self.clock()}
         if detail:
             record["detail"] = detail
-        written = write_with_reserve(claim, lambda: self._end(attempt, {**record, **read_times(claim), **extra}))
+        write_with_reserve(claim, lambda: self._end(attempt, {**record, **read_times(claim), **extra}))
         release(claim)
-        return written
 
-    def _end(self, attempt: int, record: dict[str, Any]) -> bool:
+    def _end(self, attempt: int, record: dict[str, Any]) -> None:
         try:
             (self.directory.claim(attempt) / "ended").open("x").close()
         except FileExistsError:
             if self._is_closed_soon(attempt):
-                return False
+                return
             # the process that made the marker was killed, or the disk was full, before it wrote the record
         append_json_line(self.directory.attempts, record, durable=True)
-        return True
 
     def _is_closed_soon(self, attempt: int) -> bool:
         """Wait for the record, which another process may be about to write; return whether it exists."""

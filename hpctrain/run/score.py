@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 MODES = ("min", "max")
 
@@ -32,10 +31,6 @@ class Score:
     def loss(self) -> float:
         """The value; negated if larger values are better."""
         return self.value if self.mode == "min" else -self.value
-
-    def record(self) -> dict[str, Any]:
-        """Return plain values, for a manifest."""
-        return asdict(self)
 
 
 def score_of(record: object) -> Score | None:

@@ -130,7 +130,8 @@ def account(
         ended = max(began, now if is_running else _ended(attempt, began))
         steps = _steps(attempt)
         kept = None if is_running or attempt.reason is Reason.COMPLETED else saved_step
-        lost = _lost(attempt, steps or 0, _next_start(attempts[place + 1 :], kept))
+        resumed = _next_start(attempts[place + 1 :], kept)
+        lost = 0 if resumed is None else max(0, (steps or 0) - max(0, resumed - (attempt.start_step or 0)))
         spent = _divided(attempt, ended - began, is_running=is_running)
         spent = _with_queue(spent, before, began - _queued_since(attempt, before, began, until, submitted))
         spent = _with_lost_share(spent, lost / steps if steps else 0.0)
@@ -219,10 +220,6 @@ def _next_start(later: Sequence[Attempt], otherwise: int | None) -> int | None:
     """The earliest step at which a later attempt began: every step after it was repeated."""
     starts = [attempt.start_step for attempt in later if attempt.start_step is not None]
     return min(starts) if starts else otherwise
-
-
-def _lost(attempt: Attempt, steps: int, kept: int | None) -> int:
-    return 0 if kept is None else max(0, steps - max(0, kept - (attempt.start_step or 0)))
 
 
 def _waiting_s(until: float, submitted: Mapping[str, Sequence[float]], now: float) -> float:

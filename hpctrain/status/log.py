@@ -114,8 +114,7 @@ class RunLog:
 
     def ranks(self) -> list[int]:
         """The ranks that have a log."""
-        names = (path.stem.partition("_")[2] for path in self.directory.logs.glob("rank_*.log"))
-        return sorted(int(name) for name in names if name.isdecimal())
+        return self.directory.ranks_with(self.directory.rank_log("*"))
 
     @property
     def _rank_log(self) -> Path:

@@ -82,11 +82,6 @@ class Rank:
         return self.trainer.step if self.trainer is not None else 0
 
     @property
-    def doing(self) -> str:
-        """The kind of work that this rank is doing."""
-        return self.times.doing
-
-    @property
     def progress(self) -> object:
         """A value that changes whenever this rank makes progress."""
         return self.trainer.progress if self.trainer is not None else None

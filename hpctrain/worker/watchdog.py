@@ -29,15 +29,14 @@ ERRORS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
 class Phase(Enum):
-    """A phase of a rank: its bound on time without progress, the key that sets it, and the missing progress."""
+    """A phase of a rank: the key under `health` that bounds its time without progress, and the missing progress."""
 
-    START = ("start_bound_s", "health.start_timeout_s", "start-up and no first step for")
-    TRAINING = ("hang_timeout_s", "health.hang_timeout_s", "no step for")
-    EVALUATION = ("eval_bound_s", "health.eval_timeout_s", "no evaluated batch for")
-    SAVING = ("save_bound_s", "health.save_timeout_s", "a save that didn't end for")
+    START = ("start_timeout_s", "start-up and no first step for")
+    TRAINING = ("hang_timeout_s", "no step for")
+    EVALUATION = ("eval_timeout_s", "no evaluated batch for")
+    SAVING = ("save_timeout_s", "a save that didn't end for")
 
-    def __init__(self, bound: str, key: str, missing: str) -> None:
-        self._bound = bound
+    def __init__(self, key: str, missing: str) -> None:
         self._key = key
         self._missing = missing
 
@@ -48,12 +47,11 @@ class Phase(Enum):
 
     def bound_s(self, health: Health) -> float:
         """Allowed seconds without progress."""
-        seconds: float = getattr(health, self._bound)
-        return seconds
+        return health.bound_s(self._key)
 
     def complaint(self, health: Health) -> str:
         """Describe the missing progress, with the bound and the key that sets it."""
-        return f"{self._missing} {self.bound_s(health):g} s ({self._key})"
+        return f"{self._missing} {self.bound_s(health):g} s (health.{self._key})"
 
 
 class Silence:
@@ -129,7 +127,7 @@ class Watchdog:
         silence = Silence(self._clock(), 2 * self._tick_s)
         while not self._stopped.wait(self._tick_s):
             now = self._clock()
-            phase = Phase.of(self._rank.doing)
+            phase = Phase.of(self._rank.times.doing)
             if silence.look((phase, self._rank.progress), now) >= phase.bound_s(self._health):
                 self._end(phase.complaint(self._health))
             # fires only if this thread can't postpone it in time, because the watched thread keeps the GIL

@@ -18,6 +18,7 @@ import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from torch import nn
@@ -61,7 +62,7 @@ def shown(values: list[float], unit: str) -> str:
 class Watched:
     """The loop, as the watchdog reads it."""
 
-    doing = "train_s"
+    times = SimpleNamespace(doing="train_s")
     description = "the loop"
     record_hang = print
 

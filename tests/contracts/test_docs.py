@@ -20,8 +20,8 @@ import torch
 
 from hpctrain.cli import COMMANDS, main
 from hpctrain.config import schema
+from hpctrain.config.cluster import Requeue
 from hpctrain.config.compose import Composer
-from hpctrain.config.requeue import Requeue
 from hpctrain.errors import ExitCode
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.manifest import manifest

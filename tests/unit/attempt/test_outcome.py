@@ -20,7 +20,11 @@ def records(*found):
 
 def test_all_completed_is_completed():
     outcome = Outcome.from_records(records(record(0), record(1)), 2, 0)
-    assert (outcome.reason, outcome.exit_code, outcome.report) == (Reason.COMPLETED, ExitCode.FINISHED, "")
+    assert (outcome.reason, outcome.reason.meaning.exit_code, outcome.report) == (
+        Reason.COMPLETED,
+        ExitCode.FINISHED,
+        "",
+    )
 
 
 def test_the_rank_that_failed_is_named_and_not_those_that_lost_it():
@@ -28,7 +32,7 @@ def test_the_rank_that_failed_is_named_and_not_those_that_lost_it():
     failed = record(1, Reason.FAILED, message="ValueError: no", traceback="Traceback: here", time=2.0)
     outcome = Outcome.from_records(records(lost, failed), 2, 0)
     assert outcome.reason is Reason.FAILED
-    assert outcome.exit_code == ExitCode.FAILED
+    assert outcome.reason.meaning.exit_code == ExitCode.FAILED
     assert "rank 1 on n1" in outcome.report
     assert "Traceback: here" in outcome.report
 
@@ -43,7 +47,7 @@ def test_a_rank_that_died_without_a_record_is_the_cause_of_its_peers_errors():
 
 def test_interrupted_ranks_are_resumable():
     outcome = Outcome.from_records(records(record(0, Reason.INTERRUPTED), record(1, Reason.INTERRUPTED)), 2, 0)
-    assert outcome.exit_code == ExitCode.INTERRUPTED
+    assert outcome.reason.meaning.exit_code == ExitCode.INTERRUPTED
 
 
 @pytest.fixture
@@ -94,7 +98,7 @@ def outcome_of(*found, world_size):
 def test_the_rank_outside_of_a_collective_is_the_cause_even_if_it_spoke_last():
     lost = hang(2, waits=True, reason=Reason.INFRASTRUCTURE)
     outcome = outcome_of(hang(0, waits=True, time=1.0), hang(1, waits=False, time=2.0), lost, world_size=3)
-    assert (outcome.reason, outcome.exit_code, outcome.step) == (Reason.HANG, 1, 7)
+    assert (outcome.reason, outcome.reason.meaning.exit_code, outcome.step) == (Reason.HANG, 1, 7)
     assert outcome.report.splitlines() == [
         "rank 1 on n1 hangs after step 7: no step for 60 s; stacks: logs/stacks_1_1.txt; rank 0 waited for others",
         '  File "task.py", line 1, in loss',

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.attempt.requeue import Action, decide
-from hpctrain.config.requeue import Requeue
+from hpctrain.config.cluster import Requeue
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.reason import Reason
 

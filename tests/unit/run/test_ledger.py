@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import RunDirectoryError, SupersededError
-from hpctrain.files import append_json_line
+from hpctrain.files import append_json_line, read_json_lines
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
@@ -48,7 +48,7 @@ def test_an_attempt_goes_there_and_back(ledger, reason):
     number = ledger.claim()
     ledger.start(number, job_id="12_3", nodes=["n1"], world_size=2, step=40)
     assert ledger.attempts()[-1].open
-    assert ledger.end(number, reason=reason, step=90, detail="why", requeued_by="batch script")
+    ledger.end(number, reason=reason, step=90, detail="why", requeued_by="batch script")
     assert ledger.attempts() == [
         Attempt(
             attempt=1,
@@ -75,8 +75,10 @@ def test_no_ledger_is_no_attempt(tmp_path):
 
 def test_the_first_end_counts(ledger):
     number = ledger.claim()
-    assert ledger.end(number, reason=Reason.FAILED, step=7)
-    assert not ledger.end(number, reason=Reason.NODE_FAILURE, step=9)
+    ledger.end(number, reason=Reason.FAILED, step=7)
+    ledger.end(number, reason=Reason.NODE_FAILURE, step=9)
+    ends = [record for record in read_json_lines(ledger.directory.attempts) if record["event"] == "end"]
+    assert len(ends) == 1
     assert [(attempt.reason, attempt.end_step) for attempt in ledger.attempts()] == [(Reason.FAILED, 7)]
 
 
@@ -88,7 +90,8 @@ def test_the_second_to_end_an_attempt_waits_for_the_first_record(ledger):
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(ledger.end, 1, reason=Reason.INFRASTRUCTURE, step=5)
         append_json_line(ledger.directory.attempts, record, durable=True)
-        assert second.result() is False
+        second.result()
+    assert len(list(read_json_lines(ledger.directory.attempts))) == 2
     assert [(entry.reason, entry.end_step) for entry in ledger.attempts()] == [(Reason.FAILED, 7)]
 
 
@@ -103,7 +106,7 @@ def test_an_end_that_a_full_disk_refused_can_be_recorded_later(ledger):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert ledger.attempts()[-1].open
-    assert ledger.end(number, reason=Reason.NODE_FAILURE, step=80)
+    ledger.end(number, reason=Reason.NODE_FAILURE, step=80)
     assert ledger.attempts()[-1].reason == Reason.NODE_FAILURE
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from hpctrain.config.requeue import Requeue
+from hpctrain.config.cluster import Requeue
 from hpctrain.errors import ExitCode
 from hpctrain.run.reason import MEANINGS, Reason
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 
@@ -10,7 +11,7 @@ from hpctrain.run.score import Score, best_steps, score_of
 
 def test_a_score_comes_back_from_its_record():
     score = Score("accuracy", "max", 0.1 + 0.2)
-    assert score_of(json.loads(json.dumps(score.record()))) == score
+    assert score_of(json.loads(json.dumps(asdict(score)))) == score
 
 
 @pytest.mark.parametrize(

@@ -154,12 +154,9 @@ class Rank:
     description = "rank 3 of 4 on here"
 
     def __init__(self, folder):
+        self.times = times
         self.stacks = folder / "stacks"
         self.stacks_request = folder / "request"
-
-    @property
-    def doing(self):
-        return times.doing
 
     @property
     def progress(self):
