@@ -7,6 +7,8 @@ import importlib
 import logging
 import signal
 import sys
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,8 @@ settings.register_profile("gate", deadline=None, derandomize=True, max_examples=
 settings.register_profile("nightly", deadline=None, max_examples=300)
 settings.load_profile("hpctrain")
 ONLY_WHEN_NAMED = ("soak", "nightly")
-LONGEST = ("slurm", "multiprocess", "contracts")
-"""Folders in the order in which they run: what mostly waits first, so that the processor is busy to the end."""
+COMPUTING = ("multiprocess", "contracts")
+"""Folders with files that take long and wait little."""
 for folder in ("support", "slurm/programs"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
@@ -48,14 +50,35 @@ def untouched_logging():
     logger.setLevel(logging.NOTSET)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist's own hook reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the longest tests first, and skip what is marked `soak` or `nightly`, unless -m names the marker."""
-    folders = {item: item.path.relative_to(Path(__file__).parent).parts[0] for item in items}
-    items.sort(key=lambda item: LONGEST.index(folders[item]) if folders[item] in LONGEST else len(LONGEST))
+    """Order the tests, and skip what is marked `soak` or `nightly`, unless -m names the marker."""
+    items[:] = in_turn(items)
     for item in items:
-        if folders[item] != "slurm":
+        if folder_of(item) != "slurm":
             # with --dist=loadgroup: their fixtures are made once per file
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
         for name in ONLY_WHEN_NAMED:
             if item.get_closest_marker(name) and name not in config.getoption("markexpr"):
                 item.add_marker(pytest.mark.skip(f"pytest -m {name} runs it"))
+
+
+def in_turn(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Tests on SLURM, which mostly wait, in turn with files that compute; the short tests come last.
+
+    So both processors are busy from the start, and no worker begins a long test when the others end.
+    """
+    waiting = [[item] for item in items if folder_of(item) == "slurm"]
+    computing = groupby((item for item in items if folder_of(item) in COMPUTING), lambda item: item.path)
+    short = [item for item in items if folder_of(item) not in ("slurm", *COMPUTING)]
+    placed = [
+        (number / len(units), tests)
+        for units in (waiting, [list(tests) for _, tests in computing])
+        for number, tests in enumerate(units)
+    ]
+    return [test for _, tests in sorted(placed, key=lambda pair: pair[0]) for test in tests] + short
+
+
+def folder_of(item: pytest.Item) -> str:
+    """The folder of tests/ that a test is in."""
+    return item.path.relative_to(Path(__file__).parent).parts[0]

@@ -179,5 +179,5 @@ class RunDirectory:
 def _names(folder: Path) -> list[str]:
     try:
         return [entry.name for entry in folder.iterdir()]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []

@@ -86,6 +86,8 @@ def test_published_checkpoints_are_found_by_step(directory):
 
 def test_no_checkpoints_folder_is_no_checkpoint(tmp_path):
     assert RunDirectory(tmp_path).checkpoint_steps() == []
+    RunDirectory(tmp_path).checkpoints.write_text("no folder")
+    assert RunDirectory(tmp_path).checkpoint_steps() == []
     assert RunDirectory(tmp_path).saved_step == 0
 
 
