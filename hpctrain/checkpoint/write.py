@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
@@ -36,7 +36,6 @@ class CheckpointWriter:
         directory: of the run.
         claim: of this attempt, checked before anything is written and before it is published.
         safetensors: also write the model's weights in that format.
-        clock: epoch seconds.
     """
 
     def __init__(
@@ -45,12 +44,10 @@ class CheckpointWriter:
         claim: Claim,
         *,
         safetensors: bool = False,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._directory = directory
         self._claim = claim
         self._safetensors = safetensors
-        self._clock = clock
 
     def write(self, snapshot: Snapshot) -> Path:
         """Write a snapshot, make it durable and publish it.
@@ -116,7 +113,7 @@ class CheckpointWriter:
             **{name: snapshot.state[name] for name in ("step", "samples_seen", "world_size", "config_digest")},
             "weights_digest": digest.result(),
             "score": snapshot.state["score"],
-            "time": self._clock(),
+            "time": time.time(),
             "files": {name: files[name].result() for name in sorted(files)},
         }
         file = ChecksummedFile(path / MANIFEST)

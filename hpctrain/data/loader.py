@@ -131,28 +131,22 @@ def _ordered(order: Order, epochs: IntArray, positions: IntArray) -> IntArray:
 
 
 def copied_ahead(
-    micro_batches: Generator[MicroBatch, None, None], move: Callable[[Any], Any], device: torch.device
+    micro_batches: Generator[MicroBatch, None, None], move: Callable[[Any, torch.device], Any], device: torch.device
 ) -> Generator[MicroBatch, None, None]:
-    """Copy micro-batches to the GPU while it computes the step before; on a CPU they are returned unchanged.
+    """Copy micro-batches to the GPU while it computes the step before.
 
     Args:
         micro_batches: of one rank; closed with the returned generator.
         move: copies a batch to the device without waiting; called once for each.
         device: of this rank.
     """
-    return micro_batches if device.type != "cuda" else _copied(micro_batches, move, device)
-
-
-def _copied(
-    micro_batches: Generator[MicroBatch, None, None], move: Callable[[Any], Any], device: torch.device
-) -> Generator[MicroBatch, None, None]:
     # The copies have their own stream, which never waits; the computing stream waits for the copy. The host, which runs
     # ahead of the GPU, waits for neither if the batch is in page-locked memory.
     copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     with closing(micro_batches):
         for micro_batch in micro_batches:
             with torch.cuda.stream(copies):
-                batch = move(micro_batch.batch)
+                batch = move(micro_batch.batch, device)
             computing = torch.cuda.current_stream(device)
             computing.wait_stream(copies)
             for tensor in tensors_of(batch):

@@ -72,17 +72,9 @@ class BatchPlan:
         """Samples that one epoch uses, over all ranks."""
         return min(self.num_samples, self.steps_per_epoch * self.global_batch_size)
 
-    def epoch_of_step(self, step: int) -> int:
-        """The epoch, from 0, that a step, counted from 0 over the whole run, belongs to."""
-        return step // self.steps_per_epoch
-
-    def step_in_epoch(self, step: int) -> int:
-        """The index, from 0, of a step in its epoch."""
-        return step % self.steps_per_epoch
-
     def step_samples(self, step: int) -> int:
         """Samples that a step uses, over all ranks."""
-        begin = self.step_in_epoch(step) * self.global_batch_size
+        begin = step % self.steps_per_epoch * self.global_batch_size
         return min(self.global_batch_size, self.num_samples - begin)
 
     def micro_batches(self, step: int) -> int:
@@ -91,8 +83,8 @@ class BatchPlan:
 
     def samples_seen(self, step: int) -> int:
         """Samples used, over all ranks and since the start of the run, when this many steps are done."""
-        begin = self.step_in_epoch(step) * self.global_batch_size
-        return self.epoch_of_step(step) * self.samples_per_epoch + begin
+        epochs, steps = divmod(step, self.steps_per_epoch)
+        return epochs * self.samples_per_epoch + steps * self.global_batch_size
 
     def divisor(self, step: int, num_samples: int) -> float:
         """Return the divisor of a micro-batch's mean loss, applied before the backward pass.

@@ -49,6 +49,11 @@ class World:
         return self.devices if self.device.type == "cuda" else ()
 
     @property
+    def num_devices(self) -> int:
+        """Number of devices over all ranks; a process on the CPU counts as one."""
+        return self.size * max(1, len(self.gpus))
+
+    @property
     def is_rank_zero(self) -> bool:
         """Whether this is rank zero, which writes for all ranks."""
         return self.rank == 0

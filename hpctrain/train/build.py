@@ -28,7 +28,7 @@ from hpctrain.train.precision import (
     MASTER_TYPES,
     PURE_TYPES,
     MasterWeights,
-    accept_fp32,
+    compute_in,
     order_channels_last,
     poor_fit,
     set_matmul_precision,
@@ -150,13 +150,13 @@ def _in_precision(module: nn.Module, kind: str, world: World) -> tuple[nn.Module
     """Return the module for forward passes, and the link to its fp32 weights if these are separate."""
     if kind in PURE_TYPES:
         module.to(PURE_TYPES[kind])
-        accept_fp32(module, PURE_TYPES[kind])
+        compute_in(PURE_TYPES[kind], module, given=torch.float32)
     if kind not in MASTER_TYPES:
         return module, None
     # DDP broadcasts only the copy's weights, and the fp32 ones have to be equal on all ranks, too
     broadcast_tensors([*module.parameters(), *module.buffers()], world)
     master = MasterWeights(module, MASTER_TYPES[kind])
-    accept_fp32(master.copy, MASTER_TYPES[kind])
+    compute_in(MASTER_TYPES[kind], master.copy, given=torch.float32)
     return master.copy, master
 
 

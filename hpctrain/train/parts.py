@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from functools import cached_property
 from typing import Any
 
@@ -10,8 +9,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from hpctrain.config.root import Config
 from hpctrain.data.fetch import dataset_length
-from hpctrain.data.loader import TrainLoader, copied_ahead
-from hpctrain.data.micro_batch import MicroBatch
+from hpctrain.data.loader import TrainLoader
 from hpctrain.data.order import Order, ShuffledOrder, sequential
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.workers import Workers, default_num_workers
@@ -114,11 +112,6 @@ class Parts:
             collate_fn=self.task.collate_fn,
             workers=self.workers,
         )
-
-    def copied_ahead(self, micro_batches: Generator[MicroBatch, None, None]) -> Generator[MicroBatch, None, None]:
-        """Return the same micro-batches, copied to a GPU while it computes."""
-        device = self.world.device
-        return copied_ahead(micro_batches, lambda batch: self.task.to_device(batch, device), device)
 
     def _workers(self, dataset: Dataset[Any]) -> Workers:
         data, on_gpu = self.config.data, self.world.device.type == "cuda"

@@ -56,17 +56,23 @@ def set_matmul_precision(kind: str) -> None:
         torch.set_float32_matmul_precision(wanted)
 
 
-def accept_fp32(model: nn.Module, dtype: torch.dtype) -> None:
-    """Make a model in another format take and return fp32 tensors, so that task and loss don't depend on its format."""
+def compute_in(dtype: torch.dtype, module: nn.Module, *, given: torch.dtype) -> None:
+    """Have a module whose weights are in ``dtype`` take and return tensors in the format in which its callers compute.
 
-    def lower(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return _cast(arguments, torch.float32, dtype), _cast(options, torch.float32, dtype)
+    Args:
+        dtype: the format inside.
+        module: a whole model, so that task and loss don't depend on its format; or a single norm.
+        given: the format outside.
+    """
 
-    def raise_(_: nn.Module, __: object, output: Any) -> Any:
-        return _cast(output, dtype, torch.float32)
+    def before(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return _cast(arguments, given, dtype), _cast(options, given, dtype)
 
-    model.register_forward_pre_hook(lower, with_kwargs=True)
-    model.register_forward_hook(raise_)
+    def after(_: nn.Module, __: object, output: Any) -> Any:
+        return _cast(output, dtype, given)
+
+    module.register_forward_pre_hook(before, with_kwargs=True)
+    module.register_forward_hook(after)
 
 
 def order_channels_last(model: nn.Module) -> None:
@@ -101,7 +107,7 @@ class MasterWeights:
         dtype: of the copy.
 
     Attributes:
-        copy: takes inputs of `dtype`; see `accept_fp32`.
+        copy: takes inputs of `dtype`; see `compute_in`.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
@@ -117,7 +123,7 @@ class MasterWeights:
                     module._buffers[name] = buffer.to(dtype)
             if _is_norm(module) and not isinstance(module, nn.modules.batchnorm._BatchNorm):
                 # torch's batch norm takes half inputs with fp32 weights, its other norms don't on every device
-                _compute_in_fp32(module, dtype)
+                compute_in(torch.float32, module, given=dtype)
         parameters = zip(model.parameters(), self.copy.parameters(), strict=True)
         apart = [(master, half) for master, half in parameters if master is not half]
         self._trained = [(master, half) for master, half in apart if master.requires_grad]
@@ -171,14 +177,3 @@ def _is_norm(module: nn.Module) -> bool:
     """Whether the module is one of torch's norms, or a user's module without children whose name ends in Norm."""
     kinds = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
     return isinstance(module, kinds) or (type(module).__name__.endswith("Norm") and not any(module.children()))
-
-
-def _compute_in_fp32(norm: nn.Module, dtype: torch.dtype) -> None:
-    def before(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(item.float() if isinstance(item, Tensor) else item for item in arguments)
-
-    def after(_: nn.Module, __: object, output: Tensor) -> Tensor:
-        return output.to(dtype)
-
-    norm.register_forward_pre_hook(before)
-    norm.register_forward_hook(after)

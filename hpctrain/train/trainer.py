@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import TextIO
 
 from hpctrain.config.root import Config
+from hpctrain.data.loader import copied_ahead
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.determinism import rank_seed, seed_everything
 from hpctrain.distributed.world import World
@@ -152,7 +153,9 @@ class Trainer:
         )
 
     def _micro_batches(self) -> Generator[MicroBatch, None, None]:
-        micro_batches = self._parts.copied_ahead(iter(self._loader))
+        micro_batches = iter(self._loader)
+        if self._world.device.type == "cuda":
+            micro_batches = copied_ahead(micro_batches, self._parts.task.to_device, self._world.device)
         if not self._config.logger.samples:
             return micro_batches
         return log_samples(micro_batches, self._directory.sample_log(self._world.rank), self.step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -31,7 +31,6 @@ class TrainingLog:
         start: where the attempt starts.
         profiler: adds its own metrics.
         times: of this attempt.
-        clock: monotonic seconds.
     """
 
     def __init__(
@@ -40,14 +39,12 @@ class TrainingLog:
         start: Start,
         profiler: Profiler,
         times: Times,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._parts = parts
         self._start = start
         self._profiler = profiler
         self._times = times
-        self._clock = clock
-        self._throughput = Throughput(parts.plan.samples_seen(start.step), clock)
+        self._throughput = Throughput(parts.plan.samples_seen(start.step))
         self._sinks: list[Sink] = []
 
     @contextmanager
@@ -63,7 +60,7 @@ class TrainingLog:
         if self._parts.world.is_rank_zero:
             self._sinks = self._open_sinks(directory, log_stream)
         # the time to open them doesn't count as training
-        self._throughput = Throughput(self._parts.plan.samples_seen(self._start.step), self._clock)
+        self._throughput = Throughput(self._parts.plan.samples_seen(self._start.step))
         try:
             yield
         finally:
@@ -99,9 +96,9 @@ class TrainingLog:
         values["train/epoch"] = step / parts.plan.steps_per_epoch
         values["throughput/samples_per_s"] = samples_per_s
         values |= self._profiler.metrics(step, samples_per_s)
-        begin = self._clock()
+        begin = time.monotonic()
         self._write(step, values)
-        self._profiler.logging_s += self._clock() - begin
+        self._profiler.logging_s += time.monotonic() - begin
         return values
 
     def evaluation(self, step: int, means: Mapping[str, float]) -> None:

@@ -108,7 +108,7 @@ def data(measured: Measurements) -> Finding | None:
     # the rank that waits least: `slow_rank` reports a single rank that waits longer
     usual = min(measured.timed, key=lambda report: report.parts.get("data", 0.0))
     weight = usual.share("data") * _share_of_steps(measured)
-    data_s, workers, cores = usual.parts.get("data", 0.0), measured.num_workers, measured.cores
+    data_s, workers, cores = usual.parts.get("data", 0.0), measured.num_workers, measured.world.cores
     rest_s = max(usual.step_s - data_s, 1e-9)
     work_s = data_s if workers == 0 else workers * usual.step_s
     needed = max(workers + 1, math.ceil(1.2 * work_s / rest_s))
@@ -126,7 +126,7 @@ def gradient_sync(measured: Measurements) -> Finding | None:
     weight = min(report.share("gradient_sync") for report in measured.reports) * _share_of_steps(measured)
     parallel = measured.config.parallel
     if parallel.gradient_compression == "none":
-        kind = "bf16" if measured.on_gpu else "fp16"
+        kind = "bf16" if measured.world.gpus else "fp16"
         remedy = f"parallel.gradient_compression none -> {kind}, in a new run: it changes the weights"
     else:
         remedy = "a larger trainer.global_batch_size with the same trainer.micro_batch_size: more work per sync"
@@ -212,9 +212,9 @@ def _own_compute(measured: Measurements) -> str:
         return f"too short to find a bottleneck: evaluating and saving once take {once:.0%} of the time"
     text = f"nothing holds it back: the model's own compute takes {share:.0%} of the time"
     faster = []
-    if measured.on_gpu and measured.config.precision.kind in ("fp32", "tf32"):
+    if measured.world.gpus and measured.config.precision.kind in ("fp32", "tf32"):
         faster.append("precision=bf16")
-    if measured.on_gpu and not measured.config.trainer.compile:
+    if measured.world.gpus and not measured.config.trainer.compile:
         faster.append("trainer.compile=true")
     return f"{text}; to make that faster: {', '.join(faster)}" if faster else text
 

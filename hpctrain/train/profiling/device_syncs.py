@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import TextIO
+from typing import Any
 
 import torch
 
@@ -42,16 +42,9 @@ def counted_syncs(found: Counter[str], device_mode: ModuleType = torch.cuda) -> 
         warnings.filterwarnings("ignore", message=NOTICE)
         show = warnings.showwarning
 
-        def count(  # noqa: PLR0917 - the signature of warnings.showwarning
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: TextIO | None = None,
-            line: str | None = None,
-        ) -> None:
+        def count(message: Warning | str, *rest: Any, **named: Any) -> None:
             if not str(message).startswith(MESSAGE):
-                show(message, category, filename, lineno, file, line)
+                show(message, *rest, **named)
             elif place := user_line(sys._getframe(1)):
                 found[place] += 1
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hpctrain.config.root import Config
+from hpctrain.distributed.world import World
 from hpctrain.run.bottleneck import STEP_PARTS
 
 OWN_PARTS = ("data", "forward", "backward")
@@ -68,6 +69,7 @@ class Measurements:
 
     Attributes:
         config: of the run.
+        world: the ranks.
         reports: one per rank, in rank order.
         step: completed steps.
         steps: steps since the attempt's first one.
@@ -82,12 +84,10 @@ class Measurements:
         agreement_s: seconds of waiting for the other ranks between steps.
         logging_s: seconds of writing metrics.
         num_workers: loading processes per rank.
-        num_devices: over all ranks; a process on the CPU counts as one.
-        cores: of this rank.
-        on_gpu: whether the ranks have GPUs.
     """
 
     config: Config
+    world: World
     reports: Sequence[RankReport]
     step: int
     steps: int
@@ -102,9 +102,6 @@ class Measurements:
     agreement_s: float = 0.0
     logging_s: float = 0.0
     num_workers: int = 0
-    num_devices: int = 1
-    cores: int = 1
-    on_gpu: bool = False
 
     @property
     def wall_s(self) -> float:
@@ -114,7 +111,7 @@ class Measurements:
     @property
     def samples_per_s_per_device(self) -> float:
         """Throughput without evaluation and saving; 0 before there is any."""
-        return self.samples / self.train_s / self.num_devices if self.train_s > 0 else 0.0
+        return self.samples / self.train_s / self.world.num_devices if self.train_s > 0 else 0.0
 
     @property
     def timed(self) -> list[RankReport]:

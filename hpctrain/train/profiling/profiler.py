@@ -119,7 +119,7 @@ class Profiler:
         self._logged_at = now
         if now - self._written_at >= WRITE_EVERY_S:
             self._write(step)
-        per_device = samples_per_s / self._num_devices
+        per_device = samples_per_s / self._world.num_devices
         values = {
             "throughput/samples_per_s_per_device": per_device,
             "throughput/waiting_for_data": self._sampler.data_share(),
@@ -151,11 +151,6 @@ class Profiler:
         log.info("verdict: %s", found.text)
         for line in found.also:
             log.info("also: %s", line)
-
-    @property
-    def _num_devices(self) -> int:
-        """Number of devices over all ranks; a process on the CPU counts as one."""
-        return self._world.size * max(1, len(self._world.gpus))
 
     def _next(self, completed: int) -> int:
         candidates = []
@@ -189,6 +184,7 @@ class Profiler:
         begun = min(step, self._start_step + 1)
         return Measurements(
             config=self._parts.config,
+            world=self._world,
             reports=self._reports,
             step=step,
             steps=step - begun,
@@ -203,7 +199,4 @@ class Profiler:
             agreement_s=self._agreement.waited_s,
             logging_s=self.logging_s,
             num_workers=self._parts.workers.num_workers,
-            num_devices=self._num_devices,
-            cores=self._world.cores,
-            on_gpu=self._world.device.type == "cuda",
         )

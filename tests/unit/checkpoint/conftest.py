@@ -63,4 +63,4 @@ def claim(directory):
 @pytest.fixture
 def writer(directory, claim):
     """A writer of the attempt that owns the run."""
-    return CheckpointWriter(directory, claim, clock=lambda: 1000.0)
+    return CheckpointWriter(directory, claim)

@@ -6,6 +6,7 @@ import resource
 import shutil
 import stat
 import subprocess
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,7 +39,8 @@ def test_what_is_written_is_published_intact(directory, writer, snapshot):
     path = writer.write(snapshot(5))
     assert path == directory.checkpoint(5)
     (info,) = list_checkpoints(directory)
-    assert (info.intact, info.step, info.samples_seen, info.time) == (True, 5, 40, 1000.0)
+    assert (info.intact, info.step, info.samples_seen) == (True, 5, 40)
+    assert info.time == pytest.approx(time.time(), abs=60)
     assert names(directory) == ["step_00000005"]
 
 

@@ -6,8 +6,8 @@ from torch import nn
 
 from hpctrain.train.precision import (
     MasterWeights,
-    accept_fp32,
     autocast,
+    compute_in,
     order_channels_last,
     poor_fit,
     set_matmul_precision,
@@ -33,7 +33,7 @@ class Recorder(nn.Module):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_half_model_takes_and_gives_fp32_and_leaves_the_rest(dtype):
     model = Recorder().to(dtype)
-    accept_fp32(model, dtype)
+    compute_in(dtype, model, given=torch.float32)
     labels, wide = torch.arange(3), torch.ones(3, dtype=torch.float64)
     found = model({"x": torch.ones(3), "wide": wide}, labels=labels, mask=None)
     (batch,), options = model.seen
@@ -118,7 +118,7 @@ def pair():
     torch.manual_seed(0)
     model = Model()
     master = MasterWeights(model, HALF)
-    accept_fp32(master.copy, HALF)
+    compute_in(HALF, master.copy, given=torch.float32)
     return model, master
 
 

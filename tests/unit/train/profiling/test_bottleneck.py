@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer
+from hpctrain.distributed.world import World
 from hpctrain.train.profiling.bottleneck import find_bottleneck
 from hpctrain.train.profiling.measurements import Measurements, RankReport
 
@@ -27,11 +29,12 @@ def rank(number=0, host="n1", *, growth_bytes=0.0, syncs=(), **parts):
     )
 
 
-def measured(config, *reports, **known):
+def measured(config, *reports, device="cpu", cores=1, **known):
     reports = reports or (rank(),)
     step_s = max(report.step_s for report in reports)
     usual = {"step": 1000, "steps": 999, "total_steps": 2000, "steps_per_epoch": 100, "train_s": 999 * step_s}
-    return Measurements(config=config, reports=reports, **(usual | known))
+    world = World(rank=0, size=len(reports), local_rank=0, devices=(torch.device(device),), cores=cores)
+    return Measurements(config=config, world=world, reports=reports, **(usual | known))
 
 
 def finding(config, *reports, **known):
@@ -46,7 +49,7 @@ def found(measurements):
 
 def test_nothing_but_the_models_own_compute(config):
     assert finding(config) == "nothing holds it back: the model's own compute takes 98% of the time"
-    on_gpu = finding(config, on_gpu=True)
+    on_gpu = finding(config, device="cuda")
     assert on_gpu.endswith("; to make that faster: precision=bf16, trainer.compile=true")
 
 
@@ -58,6 +61,7 @@ def test_what_comes_once_says_nothing_about_a_longer_run(config):
 def test_too_short_to_tell(config):
     short = Measurements(
         config=config,
+        world=World(rank=0, size=1, local_rank=0, devices=(torch.device("cpu"),)),
         reports=[RankReport(rank=0, host="n1")],
         step=1,
         steps=0,
@@ -107,7 +111,7 @@ def test_sending_gradients(config):
         "sending gradients 49% of the time: parallel.gradient_compression none -> fp16, in a new run: it changes the "
         "weights; check that cluster.network_interface is the fast network"
     )
-    assert "none -> bf16" in finding(config, *ranks, on_gpu=True)
+    assert "none -> bf16" in finding(config, *ranks, device="cuda")
 
 
 def test_memory_that_grows_comes_first(config):
@@ -120,9 +124,9 @@ def test_memory_that_grows_comes_first(config):
 
 
 def test_a_wait_for_the_gpu_is_named_by_its_line(config):
-    text = finding(config, rank(syncs={"task.py:41": 1.0, "task.py:9": 0.1}), on_gpu=True)
+    text = finding(config, rank(syncs={"task.py:41": 1.0, "task.py:9": 0.1}), device="cuda")
     assert text.startswith("the host waits for the GPU in every step at task.py:41: an .item()")
-    assert "nothing" in finding(config, rank(syncs={"task.py:9": 0.1}), on_gpu=True)
+    assert "nothing" in finding(config, rank(syncs={"task.py:9": 0.1}), device="cuda")
 
 
 @pytest.mark.parametrize(

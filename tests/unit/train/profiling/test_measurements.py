@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from hpctrain.config.compose import Composer
+from hpctrain.distributed.world import World
 from hpctrain.run.bottleneck import PARTS
 from hpctrain.train.profiling.measurements import Measurements, RankReport, median
+
+ALONE = World(rank=0, size=1, local_rank=0, devices=(torch.device("cpu"),))
 
 
 @pytest.fixture
@@ -15,7 +19,7 @@ def measured():
     def build(parts, **known):
         report = RankReport(rank=0, host="n1", steps_timed=5, parts={"forward": 0.03, "backward": 0.07} | parts)
         usual = {"step": 1000, "steps": 999, "total_steps": 2000, "steps_per_epoch": 100, "train_s": 999 * 0.1}
-        return Measurements(config=config, reports=[report], **(usual | known))
+        return Measurements(config=config, world=ALONE, reports=[report], **(usual | known))
 
     return build
 
