@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.machinery
+import importlib.util
 import operator
 import os
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
-from hpctrain.config.task import missing_folder, refuse_without_extra
+from hpctrain.config.task import EXTRAS, missing_folder
 from hpctrain.errors import ConfigError
 
 NEEDS_A_CLOSURE = "needs a closure that computes the loss again, which the training loop doesn't pass"
@@ -50,10 +51,12 @@ def check(config: Config, environ: Mapping[str, str] = os.environ, *, world_size
     if config.init_from is not None:
         _check_weights(config.init_from)
     if config.checkpoint.safetensors:
-        _require_safetensors("checkpoint.safetensors", "true")
+        _require_package("checkpoint.safetensors", "true", "safetensors", "safetensors")
     for group in ("task", "model", "optimizer"):
         _check_target(group, getattr(config, group))
-    refuse_without_extra(config.task)
+    target = str(config.task["_target_"])
+    if (needed := EXTRAS.get(target.rpartition(".")[0])) is not None:
+        _require_package("task._target_", target, *needed)
     if (folder := missing_folder(config.task)) is not None and not slurm:
         raise ConfigError("task.data", folder, "is not a folder", "set it to the folder with the data")
     _check_parallel(config, world_size)
@@ -71,13 +74,14 @@ def _check_weights(path: str) -> None:
     if not Path(path).exists():
         raise ConfigError("init_from", path, "does not exist", "name a run, a checkpoint or a file of weights")
     if Path(path).suffix == ".safetensors":
-        _require_safetensors("init_from", path)
+        _require_package("init_from", path, "safetensors", "safetensors")
 
 
-def _require_safetensors(key: str, value: object) -> None:
-    if importlib.machinery.PathFinder.find_spec("safetensors") is None:
-        remedy = 'pip install "hpctrain[safetensors]"'
-        raise ConfigError(key, value, "needs the package safetensors, which isn't installed", remedy)
+def _require_package(key: str, value: object, package: str, extra: str) -> None:
+    # found, not imported: safetensors and keras take seconds to import
+    if importlib.util.find_spec(package) is None:
+        problem = f"needs the package {package}, which isn't installed"
+        raise ConfigError(key, value, problem, f'pip install "hpctrain[{extra}]"')
 
 
 def _check_target(group: str, node: Any) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from hpctrain.config import require
-from hpctrain.errors import ConfigError
 
 EXTRAS = {
     "hpctrain.tasks.digits": ("sklearn", "examples"),
@@ -28,25 +26,6 @@ def missing_folder(node: Mapping[str, Any]) -> Path | None:
         return None
     folder = Path(str(node["data"]))
     return None if folder.is_dir() else folder
-
-
-def refuse_without_extra(
-    node: Mapping[str, Any], find: Callable[[str], object | None] = importlib.util.find_spec
-) -> None:
-    """Check that a task's optional package is installed, without importing it.
-
-    Args:
-        node: of the task.
-        find: returns None for a package that isn't installed.
-
-    Raises:
-        ConfigError: it isn't installed; names the extra.
-    """
-    target = str(node["_target_"])
-    package, extra = EXTRAS.get(target.rpartition(".")[0], (None, ""))
-    if package is not None and find(package) is None:
-        remedy = f'pip install "hpctrain[{extra}]"'
-        raise ConfigError("task._target_", target, f"needs the package {package}, which isn't installed", remedy)
 
 
 RGB = require.that(lambda values: len(values) == 3, "must have one number per channel", "write three numbers")

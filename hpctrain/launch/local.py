@@ -54,7 +54,7 @@ def launch_local(run: RunPlan) -> int:
         An `ExitCode`.
     """
     directory, world_size = run.directory, run.resources.world_size
-    UnrecordedEnds(directory, Slurm(os.environ)).close(world_size)
+    UnrecordedEnds(directory, Slurm()).close(world_size)
     attempt = Ledger(directory).claim()
     Owner.write(directory.claim(attempt))
     cut_short = False

@@ -37,7 +37,7 @@ class Slurm:
 
     def __init__(
         self,
-        environ: Mapping[str, str] | None = None,
+        environ: Mapping[str, str] = os.environ,
         timeout_s: float = COMMAND_TIMEOUT_S,
         run: Callable[[Sequence[str], Mapping[str, str], float], str] = run,
     ) -> None:
@@ -172,7 +172,7 @@ class Slurm:
         return answers.sacct(self._run("sacct", *options, f"--jobs={','.join(ids)}"))
 
     def _run(self, *arguments: str) -> str:
-        return self._run_command(arguments, os.environ if self._environ is None else self._environ, self._timeout_s)
+        return self._run_command(arguments, self._environ, self._timeout_s)
 
 
 def _checked(job_id: str) -> str:

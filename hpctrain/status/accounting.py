@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.reason import Reason
@@ -97,7 +98,7 @@ class Account:
 
 def account(
     attempts: Sequence[Attempt],
-    submissions: Iterable[Mapping[str, object]],
+    submissions: Iterable[Mapping[str, Any]],
     *,
     state: RunState,
     saved_step: int,
@@ -228,13 +229,12 @@ def _waiting_s(until: float, submitted: Mapping[str, Sequence[float]], now: floa
     return max(0.0, now - since) if math.isfinite(since) else 0.0
 
 
-def _submission_times(submissions: Iterable[Mapping[str, object]]) -> dict[str, list[float]]:
+def _submission_times(submissions: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for record in submissions:
-        job_id, when = record.get("job_id"), record.get("time")
-        if isinstance(job_id, str) and isinstance(when, int | float):
-            found.setdefault(job_id, []).append(float(when))
-    return {job_id: sorted(times) for job_id, times in found.items()}
+        if "job_id" in record:
+            found.setdefault(record["job_id"], []).append(record["time"])
+    return found
 
 
 def _number(attempt: Attempt, name: str) -> float | None:

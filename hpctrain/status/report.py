@@ -139,7 +139,7 @@ def read_status(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
     last = attempts[-1] if attempts else Attempt(attempt=0)
     # records after the step from which a resume started are void: the resume repeats those steps
     step = last.end_step if last.end_step is not None else max(metrics_step, last.start_step or 0)
-    pending = list(facts.pending_jobs().values())
+    pending = [record for record in facts.known_jobs.values() if record.state.is_pending]
     return RunStatus(
         name=str(config.get("name") or directory.path.name),
         path=directory.path,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -53,19 +53,11 @@ class RunFacts:
     job_ids: tuple[str, ...] = ()
     jobs: Mapping[str, JobRecord | None] | None = None
 
-    def pending_jobs(self) -> dict[str, JobRecord]:
-        """The run's jobs that wait in the queue, oldest first."""
-        return {job_id: record for job_id, record in self._known_jobs() if record.state.is_pending}
-
-    def running_jobs(self) -> dict[str, JobRecord]:
-        """The run's jobs that hold nodes, oldest first."""
-        return {job_id: record for job_id, record in self._known_jobs() if record.state.is_running}
-
-    def _known_jobs(self) -> Iterator[tuple[str, JobRecord]]:
-        for job_id in self.job_ids:
-            record = (self.jobs or {}).get(job_id)
-            if record is not None:
-                yield job_id, record
+    @property
+    def known_jobs(self) -> dict[str, JobRecord]:
+        """SLURM's records of the run's jobs, as far as it knows them, oldest first."""
+        records = ((job_id, (self.jobs or {}).get(job_id)) for job_id in self.job_ids)
+        return {job_id: record for job_id, record in records if record is not None}
 
 
 def derive_state(facts: RunFacts) -> tuple[RunState, str]:
@@ -76,9 +68,9 @@ def derive_state(facts: RunFacts) -> tuple[RunState, str]:
     # a local process that lives is certain knowledge; everything below depends on records that may be late
     if attempt.open and owner is not None and owner.alive:
         return (RunState.STARTING if attempt.start_time is None else RunState.RUNNING), stopping
-    if pending := list(facts.pending_jobs().values()):
+    if pending := [record for record in facts.known_jobs.values() if record.state.is_pending]:
         return RunState.QUEUED, explain_pending(pending[-1].reason)
-    running = list(facts.running_jobs())
+    running = [job_id for job_id, record in facts.known_jobs.items() if record.state.is_running]
     # the job of an attempt that ended for good is about to end as well
     ended_for_good = attempt.reason is not None and attempt.reason.meaning.final
     if running and not (ended_for_good and running == [attempt.job_id]):

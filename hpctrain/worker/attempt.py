@@ -189,7 +189,7 @@ def _claim_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None
         return directory, rank.attempt
     # the ranks were started by hand: no launcher has closed earlier attempts or claimed this one
     place = rank.environment
-    UnrecordedEnds(directory, Slurm(os.environ), place.job_id, place.restart_count).close(place.world_size)
+    UnrecordedEnds(directory, Slurm(), place.job_id, place.restart_count).close(place.world_size)
     attempt = Ledger(directory).claim()
     if place.job_id is None:
         Owner.write(directory.claim(attempt))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 
 from hpctrain.attempt.outcome import Outcome, record_end
@@ -30,7 +29,7 @@ def record_own_end(directory: RunDirectory, attempt: int, outcome: Outcome, envi
     in_doubt = outcome.reason is Reason.FAILED or (outcome.reason is Reason.INTERRUPTED and not outcome.report)
     if environment.job_id is not None and in_doubt and outcome.may_be_slurms_doing(Ledger(directory), attempt):
         try:
-            record = Slurm(os.environ, timeout_s=ASK_TIMEOUT_S).show(environment.job_id)
+            record = Slurm(timeout_s=ASK_TIMEOUT_S).show(environment.job_id)
         except SchedulerError as error:
             log.info("can't query SLURM about why the ranks were stopped: %s", error)
         else:

@@ -7,17 +7,18 @@ import pytest
 
 from hpctrain.config.checks import warnings_of
 from hpctrain.config.compose import Composer
-from hpctrain.config.task import EXTRAS, refuse_without_extra
+from hpctrain.config.task import EXTRAS
 from hpctrain.errors import ConfigError
 
 
 @pytest.mark.parametrize("module", EXTRAS)
-def test_a_task_without_its_package_names_the_extra(module: str) -> None:
+def test_a_task_without_its_package_names_the_extra(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     package, extra = EXTRAS[module]
-    node = {"_target_": f"{module}.Class"}
-    refuse_without_extra(node, find=lambda name: name)
+    words = ["task=custom", f"task._target_={module}.Class"]
+    Composer().compose(words)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else name)
     with pytest.raises(ConfigError, match=rf'package {package}, .*; pip install "hpctrain\[{extra}\]"'):
-        refuse_without_extra(node, find=lambda name: None if name == package else name)
+        Composer().compose(words)
 
 
 @pytest.mark.parametrize("module", EXTRAS)
@@ -32,7 +33,3 @@ def test_data_that_this_machine_does_not_have(tmp_path: Path) -> None:
     (warning,) = warnings_of(Composer().compose([*words, "cluster=slurm"]))
     assert "nowhere is not a folder on this machine: it must exist on the nodes" in warning
     assert warnings_of(Composer().compose([*words, f"task.data={tmp_path}", "cluster=slurm"])) == []
-
-
-def test_any_other_task_needs_nothing() -> None:
-    refuse_without_extra({"_target_": "mine.Task"}, find=lambda name: None)

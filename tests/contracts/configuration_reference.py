@@ -1,4 +1,6 @@
-"""Generate the reference page of the configuration from the schema: ``python -m hpctrain.config.reference``."""
+"""Generate the reference page of the configuration from the schema:
+``python tests/contracts/configuration_reference.py``.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from hpctrain.config.schema import GROUPS
 HEAD = """\
 # Configuration
 
-This page is generated from the schema by `python -m hpctrain.config.reference > docs/reference/configuration.md`.
+This page is generated from the schema: `python tests/contracts/configuration_reference.py >
+docs/reference/configuration.md`.
 
 Change a key with `KEY=VALUE` on the command line, and choose an option of a group with `GROUP=OPTION`. Put your own
 options into a folder, with one subfolder per group, and name it with `--config-dir`: `conf/cluster/mysite.yaml` with
@@ -101,4 +104,4 @@ def reference() -> str:
 
 
 if __name__ == "__main__":
-    print(reference(), end="")  # noqa: T201 - the program's output
+    print(reference(), end="")
