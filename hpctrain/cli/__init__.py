@@ -57,7 +57,9 @@ def _dispatch(arguments: list[str]) -> int:
         code: int = importlib.import_module(f"hpctrain.cli.{first.replace('-', '_')}").main(arguments[1:])
         return code
     if first and "=" not in first and not first.startswith(("-", "~")):
-        raise UnknownCommandError(first)
+        known = f"the commands are {', '.join(COMMANDS)}; to train, write KEY=VALUE (see --help)"
+        print(f"hpctrain: error: {first} is not a command; {known}", file=sys.stderr)
+        return ExitCode.BAD_CONFIGURATION
     if first == "--version":
         import hpctrain
 
@@ -66,15 +68,3 @@ def _dispatch(arguments: list[str]) -> int:
     from hpctrain.cli.train import main as train
 
     return train(arguments)
-
-
-class UnknownCommandError(HpctrainError):
-    """The first argument is neither a command nor KEY=VALUE."""
-
-    exit_code = ExitCode.BAD_CONFIGURATION
-
-    def __init__(self, argument: str) -> None:
-        known = ", ".join(COMMANDS)
-        super().__init__(
-            f"{argument} is not a command; the commands are {known}; to train, write KEY=VALUE (see --help)"
-        )

@@ -14,7 +14,6 @@ import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -68,14 +67,9 @@ class Composer:
         self._is_group: dict[str, bool] = {}
         setup_globals()
 
-    @property
-    def loader(self) -> ConfigLoader:
-        """Hydra's loader, for parsing overrides."""
-        return self.hydra.config_loader
-
     def options(self, group: str) -> list[str]:
         """Return the options of one group."""
-        return [name for name in self.loader.get_group_options(group) if not name.startswith("base_")]
+        return [name for name in self.hydra.config_loader.get_group_options(group) if not name.startswith("base_")]
 
     @contextlib.contextmanager
     def explaining(self, overrides: Sequence[str]) -> Iterator[None]:
@@ -113,7 +107,7 @@ class Composer:
         Raises:
             ConfigError: an override can't be parsed.
         """
-        parser, parsed = OverridesParser.create(config_loader=self.loader), []
+        parser, parsed = OverridesParser.create(config_loader=self.hydra.config_loader), []
         for override in open_overrides(overrides):
             with self.explaining([override.removeprefix("++")]):
                 parsed += parser.parse_overrides([override])
@@ -169,7 +163,7 @@ class Composer:
         if "." in key:
             return False
         if key not in self._is_group:
-            self._is_group[key] = bool(self.loader.get_group_options(key))
+            self._is_group[key] = bool(self.hydra.config_loader.get_group_options(key))
         if not self._is_group[key]:
             return False
         value = override.value()

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpctrain.files import read_json_lines
-from hpctrain.run.checkpoints import list_checkpoints
+from hpctrain.run.checkpoints import CheckpointInfo, newest_intact
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.metrics import read_metrics
 
+OF_THE_NEWEST = {"steps": "step", "samples seen": "samples_seen", "weights digest": "weights_digest"}
+"""What is compared of the newest checkpoints: a field of `CheckpointInfo` by its name in the table."""
 SPEED = ("throughput/", "memory/")
 """Metrics of the machine, which differ from run to run."""
 
@@ -19,16 +21,12 @@ class TrainingResult:
     """The results of a training that must not depend on interruptions.
 
     Attributes:
-        step: of the newest intact checkpoint; None without one.
-        samples_seen: of the same checkpoint.
-        weights_digest: of the same checkpoint.
+        newest: the newest intact checkpoint; None without one.
         metrics: name -> step -> value, without those of the machine.
         samples: step -> rank -> the samples of that step; empty if they weren't recorded.
     """
 
-    step: int | None
-    samples_seen: int | None
-    weights_digest: str | None
+    newest: CheckpointInfo | None
     metrics: Mapping[str, Mapping[int, float]]
     samples: Mapping[int, Mapping[int, tuple[int, ...]]]
 
@@ -53,24 +51,17 @@ class Row:
 
 
 def read_result(directory: RunDirectory) -> TrainingResult:
-    """Read a run's checkpoints, of which every byte is verified, its metrics and its sample logs."""
-    newest = next((info for info in reversed(list_checkpoints(directory)) if info.intact), None)
-    return TrainingResult(
-        step=None if newest is None else newest.step,
-        samples_seen=None if newest is None else newest.samples_seen,
-        weights_digest=None if newest is None else newest.weights_digest,
-        metrics=_metrics(directory),
-        samples=_samples(directory),
-    )
+    """Read a run's newest checkpoint, of which every byte is verified, its metrics and its sample logs."""
+    newest, _ = newest_intact(directory)
+    return TrainingResult(newest=newest, metrics=_metrics(directory), samples=_samples(directory))
 
 
 def compare(straight: TrainingResult, interrupted: TrainingResult) -> list[Row]:
     """Compare everything that an exact resume must not change."""
     one, other = straight, interrupted
     rows = [
-        _compare_values("steps", one.step, other.step),
-        _compare_values("samples seen", one.samples_seen, other.samples_seen),
-        _compare_values("weights digest", one.weights_digest, other.weights_digest),
+        _compare_values(what, getattr(one.newest, field, None), getattr(other.newest, field, None))
+        for what, field in OF_THE_NEWEST.items()
     ]
     names = sorted(one.metrics.keys() | other.metrics.keys())
     rows += [_compare_series(name, one.metrics.get(name, {}), other.metrics.get(name, {})) for name in names]

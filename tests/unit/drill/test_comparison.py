@@ -2,19 +2,24 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from hpctrain.drill.comparison import TrainingResult, compare, read_result
 from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.run.checkpoints import CheckpointInfo
 from hpctrain.run.directory import RunDirectory
+
+NEWEST = CheckpointInfo(
+    step=3, path=Path("x"), intact=True, problem="", bytes=9, samples_seen=24, weights_digest="ab" * 32
+)
 
 
 def result(**changes):
     found = {
-        "step": 3,
-        "samples_seen": 24,
-        "weights_digest": "ab" * 32,
+        "newest": NEWEST,
         "metrics": {"train/loss": {1: 0.5, 2: 0.25, 3: 0.125}},
         "samples": {1: {0: (5, 4), 1: (3,)}, 2: {0: (1,)}},
     }
@@ -37,8 +42,8 @@ def test_the_same_result():
 @pytest.mark.parametrize(
     ("changes", "what", "difference"),
     [
-        ({"step": 4}, "steps", ""),
-        ({"weights_digest": "cd" * 32}, "weights digest", ""),
+        ({"newest": replace(NEWEST, step=4)}, "steps", ""),
+        ({"newest": replace(NEWEST, weights_digest="cd" * 32)}, "weights digest", ""),
         (
             {"metrics": {"train/loss": {1: 0.5, 2: math.nextafter(0.25, 1), 3: 0.125}}},
             "train/loss",
@@ -55,7 +60,7 @@ def test_one_difference(changes, what, difference):
 
 
 def test_what_neither_run_left_proves_nothing():
-    empty = result(step=None, samples_seen=None, weights_digest=None, metrics={}, samples={})
+    empty = result(newest=None, metrics={}, samples={})
     assert list(differing(empty, empty)) == ["steps", "samples seen", "weights digest"]
 
 
@@ -72,5 +77,5 @@ def test_not_a_number_is_the_same_as_itself(tmp_path):
     found = read_result(directory)
     assert str(found.metrics) == "{'train/loss': {1: nan}, 'eval/loss': {1: inf}}"
     assert found.samples == {1: {0: (7, 8), 11: (9,)}}
-    assert found.weights_digest is None
+    assert found.newest is None
     assert set(differing(found, found)) == {"steps", "samples seen", "weights digest"}
