@@ -72,7 +72,6 @@ class CheckpointWriter:
             self._claim.require_ownership()
             self._publish(temporary, final)
         except (OSError, CheckpointError) as error:
-            shutil.rmtree(temporary, ignore_errors=True)
             # a later attempt removes this attempt's temporary directory: check for that before blaming the disk
             with suppress(OSError):
                 self._claim.require_ownership()
@@ -81,9 +80,9 @@ class CheckpointWriter:
                 f"the checkpoint of step {snapshot.step} can't be written to {final}: {reason}; earlier checkpoints "
                 "are unchanged; check that the file system has space and is writable"
             ) from error
-        except BaseException:
+        finally:
+            # once it is published, nothing has this name any more
             shutil.rmtree(temporary, ignore_errors=True)
-            raise
         return final
 
     def _make_folder(self) -> None:

@@ -20,7 +20,6 @@ from hpctrain.checkpoint.state import Head, LiveState
 from hpctrain.config.identity import config_digest
 from hpctrain.distributed.determinism import rank_seed, seed_everything
 from hpctrain.distributed.replica import settle_buckets
-from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import CheckpointError, SupersededError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim, Ledger
@@ -51,7 +50,7 @@ class Checkpointing:
     Args:
         parts: what is saved.
         directory: of the run.
-        stop: requests a stop of the ranks when a write in the background fails.
+        saver: writes, on rank zero.
         claim: of this attempt.
         clock: monotonic seconds.
 
@@ -63,8 +62,8 @@ class Checkpointing:
         self,
         parts: Parts,
         directory: RunDirectory,
+        saver: CheckpointSaver,
         *,
-        stop: StopRequest,
         claim: Claim,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -75,7 +74,7 @@ class Checkpointing:
         self._directory = directory
         self._claim = claim
         self._clock = clock
-        self._saver = CheckpointSaver(directory, claim, parts.config.checkpoint, stop)
+        self._saver = saver
         self._best = Best.configured(parts.config.checkpoint, parts.task.metric, parts.task.metric_mode)
         self._saved_at_s = clock()
         self._interval_s: float | None = None
@@ -120,8 +119,6 @@ class Checkpointing:
 
     def _changed_options(self, found: LoadedCheckpoint) -> set[str]:
         """Return the keys of the optimizer whose values differ from those of the checkpoint."""
-        if found.config_digest == config_digest(self._config):
-            return set()
         before, now = found.extra.get("optimizer", {}), self._config.optimizer
         return {key for key in (*before, *now) if before.get(key) != now.get(key)}
 
@@ -267,11 +264,3 @@ class Checkpointing:
             "ema": {} if self._parts.ema is None else self._parts.ema.state(),
             "best": {} if self._best is None else self._best.state(),
         }
-
-    def finish(self) -> None:
-        """Wait for the write in flight, and raise its error; not collective."""
-        self._saver.finish()
-
-    def finish_within(self, seconds: float) -> None:
-        """Wait for the write in flight, but no longer than ``seconds``; not collective."""
-        self._saver.finish_within(seconds)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from hpctrain.checkpoint.read import load
+from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.errors import CheckpointError, DivergedError
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
-from hpctrain.train.checkpointing import Checkpointing
 from hpctrain.train.parts import Parts
 
 LOSS = "train/loss"
@@ -32,14 +32,14 @@ class Divergence:
     Args:
         parts: of the training.
         directory: of the run.
-        checkpointing: may still be writing the last good checkpoint.
+        saver: may still be writing the last good checkpoint.
         start_step: steps that earlier attempts completed.
     """
 
-    def __init__(self, parts: Parts, directory: RunDirectory, checkpointing: Checkpointing, start_step: int) -> None:
+    def __init__(self, parts: Parts, directory: RunDirectory, saver: CheckpointSaver, start_step: int) -> None:
         self._parts = parts
         self._directory = directory
-        self._checkpointing = checkpointing
+        self._saver = saver
         self._min_loss_scale = parts.config.precision.min_loss_scale
         self._finite_at = start_step
         self._num_skipped = parts.update.num_skipped
@@ -81,7 +81,7 @@ class Divergence:
         world = self._parts.world
         if world.is_rank_zero:
             with suppress(CheckpointError):
-                self._checkpointing.finish()
+                self._saver.finish()
             text = f"{what}; {_last_good(self._directory)}"
         raise DivergedError(world.broadcast(text))
 

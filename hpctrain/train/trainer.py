@@ -6,6 +6,7 @@ from collections.abc import Generator
 from contextlib import closing
 from typing import TextIO
 
+from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.config.root import Config
 from hpctrain.data.loader import copied_ahead
 from hpctrain.data.micro_batch import MicroBatch
@@ -62,7 +63,8 @@ class Trainer:
         if self._parts.evaluation is None and config.checkpoint.keep_best:
             why = "nothing is evaluated: the task holds no samples out"
             raise ConfigError("checkpoint.keep_best", config.checkpoint.keep_best, why, "set it to 0")
-        self._checkpointing = Checkpointing(self._parts, directory, stop=stopping.request, claim=claim)
+        self._saver = CheckpointSaver(directory, claim, config.checkpoint, stopping.request)
+        self._checkpointing = Checkpointing(self._parts, directory, self._saver, claim=claim)
         # the parts were built from the same numbers on all ranks; from here on each rank draws its own
         seed_everything(rank_seed(config.seed, world.rank))
         times.enter("load_s")
@@ -119,7 +121,7 @@ class Trainer:
                 # end the loading processes first: the last write can use their cores
                 with closing(self._micro_batches()) as micro_batches:
                     finished = self._loop.run(micro_batches)
-                self._checkpointing.finish()
+                self._saver.finish()
                 self._profiler.finish(self.step)
         finally:
             self._times.record(self.step, due=True)
@@ -127,7 +129,7 @@ class Trainer:
 
     def finish_save_within(self, seconds: float) -> None:
         """Wait for a checkpoint that is being written, but no longer than ``seconds``; after an error."""
-        self._checkpointing.finish_within(seconds)
+        self._saver.finish_within(seconds)
 
     def _new_profiler(self, start: Start) -> Profiler:
         return Profiler(
@@ -147,7 +149,7 @@ class Trainer:
             profiler=self._profiler,
             log=self._log,
             checkpointing=self._checkpointing,
-            divergence=Divergence(self._parts, self._directory, self._checkpointing, start.step),
+            divergence=Divergence(self._parts, self._directory, self._saver, start.step),
             stopping=self._stopping,
             times=self._times,
         )

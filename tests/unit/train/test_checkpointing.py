@@ -21,7 +21,8 @@ def checkpointing_of(compose_small, directory, lone_world, clock):
     def build(*words):
         parts = Parts(compose_small("checkpoint.asynchronous=false", *words), lone_world)
         claim = Claim(Ledger(directory), Ledger(directory).claim())
-        return Checkpointing(parts, directory, stop=StopRequest(), claim=claim, clock=clock), parts
+        saver = CheckpointSaver(directory, claim, parts.config.checkpoint, StopRequest())
+        return Checkpointing(parts, directory, saver, claim=claim, clock=clock), parts
 
     return build
 
