@@ -115,7 +115,7 @@ def test_a_node_is_cut_off(runs: SubmittedRuns) -> None:
     run.until(lambda: lost not in run.processes(), "the end of the rank that was cut off")
     assert let_it_end(run, 2) == "COMPLETED"
     assert_survived(runs, run, "node_failure")
-    assert run.attempts[1].nodes == ("n1", "n3")
+    assert "n2" not in run.attempts[1].nodes
 
 
 @pytest.mark.sandbox(QUICKLY_DOWN)
@@ -230,23 +230,23 @@ def test_the_disk_is_read_only_for_a_while(runs: SubmittedRuns, disk: Disk) -> N
     acts = "+task.act='1:0:13:SIGSTOP,1:0:23:SIGSTOP'"
     run = runs.train(OFTEN, "checkpoint.on_error=warn", "checkpoint.asynchronous=false", acts, pace_s=0)
     rank_zero = run.until_stopped(0)
-    run = run.directory
-    with disk.read_only((run.checkpoints, run.claims, run.attempts), runs.sandbox):
+    directory = run.directory
+    with disk.read_only((directory.checkpoints, directory.claims, directory.attempts), runs.sandbox):
         os.kill(rank_zero, signal.SIGCONT)
         run.until_stopped(0)
-        assert run.checkpoint_steps() == [10]
+        assert directory.checkpoint_steps() == [10]
     os.kill(rank_zero, signal.SIGCONT)
     assert run.until_ended() == "COMPLETED"
     assert_survived(runs, run)
-    assert "Read-only file system" in run.rank_log(0).read_text()
+    assert "Read-only file system" in directory.rank_log(0).read_text()
 
 
 @pytest.mark.nightly
 def test_a_rank_dies_while_the_disk_is_read_only(runs: SubmittedRuns, disk: Disk) -> None:
     run = runs.train(OFTEN, "+task.act='1:0:13:SIGSTOP'", pace_s=0)
     rank_zero = run.until_stopped(0)
-    run = run.directory
-    with disk.read_only((run.checkpoints, run.claims, run.attempts), runs.sandbox):
+    directory = run.directory
+    with disk.read_only((directory.checkpoints, directory.claims, directory.attempts), runs.sandbox):
         os.kill(rank_zero, signal.SIGKILL)
         run.until(lambda: "the end of attempt 1 can't be recorded" in run.batch_log, "the refusal")
     assert run.until_ended() == "COMPLETED"
@@ -262,7 +262,8 @@ def test_a_node_that_fails_again_is_left_out(runs: SubmittedRuns) -> None:
     first, second, third = run.attempts
     assert (first.extra["next"], second.extra["next"]) == ("restart", "resubmit")
     assert second.extra["exclude"] == ["n2"]
-    assert (first.nodes, second.nodes, third.nodes) == (("n1", "n2"), ("n1", "n2"), ("n1", "n3"))
+    assert first.nodes == second.nodes == ("n1", "n2")
+    assert "n2" not in third.nodes
     assert (second.job_id, third.job_id) == (run.job_id, run.newest_job)
     assert third.job_id != second.job_id
 
