@@ -98,6 +98,7 @@ def _check_target(group: str, node: Any) -> None:
     if target == "torch.optim.LBFGS":
         raise ConfigError(key, target, NEEDS_A_CLOSURE, "choose another class of torch.optim")
     top = target.split(".")[0]
+    # the working directory first, as `python -m` has it; the script `hpctrain` doesn't
     places = [str(Path.cwd()), *sys.path]
     # found, not imported: it may import torch, and this runs on a login node
     if top not in sys.modules and importlib.machinery.PathFinder.find_spec(top, places) is None:

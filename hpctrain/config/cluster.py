@@ -142,8 +142,10 @@ class Slurm(Cluster):
     back to the queue. Until then the spare nodes are idle, and are charged."""
     reservation: Annotated[str | None, require.single_line] = None
     """Reservation to run in."""
+    # both are free: SLURM itself sends SIGTERM, SIGCONT and SIGKILL
     signal: Annotated[str, require.one_of("USR1", "USR2")] = "USR2"
     """User signal that SLURM sends before the time limit: USR1 or USR2."""
+    # SLURM checks about once a minute, so the signal may come up to 60 s early (sbatch(1), --signal)
     signal_delay_s: Annotated[int, require.at_least(0, " s")] = 90
     """Seconds between the signal and the time limit; must be long enough for a save."""
     setup: list[str] = field(default_factory=list)
@@ -159,6 +161,7 @@ class Slurm(Cluster):
 
     def __post_init__(self) -> None:
         """Also refuse a signal that would be due before the start."""
+        # not super(): slots=True makes a second class, and super() looks for the first (CPython issue 90562)
         Cluster.__post_init__(self)
         if self.signal_delay_s >= self.time_limit_min * 60:
             problem = f"must be shorter than the time limit of {self.time_limit_min} min"

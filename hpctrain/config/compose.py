@@ -51,7 +51,7 @@ class Composer:
     """
 
     def __init__(self, config_dir: str | None = None) -> None:
-        hydra.version.setbase("1.3")
+        hydra.version.setbase("1.3")  # as `@hydra.main(version_base="1.3")` does
         schema.register()
         search_path = create_config_search_path(str(conf_dir()))
         self.folder = None if config_dir is None else Path(config_dir).absolute()
@@ -61,11 +61,12 @@ class Composer:
                     "--config-dir", config_dir, "is not a folder", "name the folder that contains your groups"
                 )
             search_path.prepend(provider="command-line", path=f"file://{self.folder}", anchor="main")
+        # Hydra refuses a second instance in a process, and a sweeper or a resume may need one
         GlobalHydra.instance().clear()
         self.hydra = Hydra.create_main_hydra2("hpctrain", search_path)
         self._composed: dict[tuple[str, ...], DictConfig] = {}
         self._is_group: dict[str, bool] = {}
-        setup_globals()
+        setup_globals()  # the resolvers `hydra:` and `now:` of interpolations
 
     def options(self, group: str) -> list[str]:
         """Return the options of one group."""
@@ -128,7 +129,7 @@ class Composer:
                 PRIMARY, list(overrides), mode, with_log_configuration=False, from_shell=mode == RunMode.MULTIRUN
             )
         except MISTAKES:
-            raise
+            raise  # some are ValueErrors, and have better explanations than the next line
         except (OSError, ValueError) as error:
             # what Hydra raises for a file that is a bare number, and for a defaults list that isn't a list
             raise ConfigError("configuration", " ".join(overrides), str(error), "correct the file") from error

@@ -45,6 +45,7 @@ class Explainer:
 
     def explain(self) -> ConfigError:
         """Return the first explanation that fits."""
+        # the first pattern that is found counts: some texts contain several
         for pattern, explanation in (
             (r"Could not (?:find|load) '([^']+)'", self._missing_choice),
             (r"Could not override '([\w/@.-]+)'\.\s*No match in the defaults list", self._unknown_group),

@@ -12,6 +12,7 @@ from hpctrain.config.cluster import Slurm
 from hpctrain.config.root import Config
 from hpctrain.errors import ConfigError
 
+# a folder per GPU, from the driver: nvidia-smi needs seconds where no process holds a GPU
 NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 
 

@@ -52,6 +52,7 @@ class Config(require.Checked):
     """Names of the weights to load, with * and ?, such as encoder.*."""
     init_strict: bool = True
     """Require that every matching name is in the model and in the file, with the same shape."""
+    # a text: as a number, YAML 1.1 would read 0750 as 488
     run_mode: Annotated[str, OWNER_MAY_ALL] = "0750"
     """Permissions of the run directory, in octal."""
     cluster: Cluster = field(default_factory=Cluster)

@@ -31,7 +31,7 @@ GROUPS: dict[str, dict[str, type]] = {
 
 def register() -> None:
     """Register all schemas in Hydra's store."""
-    from hydra.core.config_store import ConfigStore
+    from hydra.core.config_store import ConfigStore  # slow to import, and ranks read their configuration without it
 
     store = ConfigStore.instance()
     store.store(name="base_config", node=Config, provider="hpctrain")

@@ -41,6 +41,7 @@ def to_config(node: DictConfig) -> Config:
         for key in OPEN_GROUPS
         if isinstance(node[key], DictConfig)
     }
+    # to_object sets every key as an attribute, which slots refuse for those that the class lacks
     config = OmegaConf.to_object(_without(node, beyond))
     assert isinstance(config, Config)
     for key, value in plain.items():

@@ -10,7 +10,7 @@ from pathlib import Path
 from hpctrain.files import read_json_or_empty, write_json
 from hpctrain.run.directory import RunDirectory
 
-FILE_NAME = "verdict.json"
+FILE_NAME = "verdict.json"  # part of the run directory's format, and older than the name of the class
 STEP_PARTS = ("data", "forward", "backward", "gradient_sync", "optimizer")
 """Parts of a step, in their order."""
 PARTS = (*STEP_PARTS, "between_steps", "evaluation", "saving")

@@ -12,7 +12,7 @@ from typing import Any
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import append_json_line, fsync_directory, read_json_lines
 
-STEP_DIGITS = 8
+STEP_DIGITS = 8  # so that `ls` lists checkpoints in the order of their steps
 
 
 @dataclass(frozen=True, slots=True)

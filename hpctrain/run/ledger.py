@@ -120,6 +120,7 @@ class Ledger:
 
     def owns(self, attempt: int) -> bool:
         """Whether no later attempt has claimed the run."""
+        # claims have no gaps, and this runs before each publish: one stat instead of a listing
         return not self.directory.claim(attempt + 1).exists()
 
     def require_ownership(self, attempt: int) -> None:
@@ -167,6 +168,8 @@ class Ledger:
         release(claim)
 
     def _end(self, attempt: int, record: dict[str, Any]) -> None:
+        # Ranks that were started by hand end at the same moment on several nodes. Over NFS, appends from two nodes may
+        # overwrite each other, while only one of them can make this file.
         try:
             (self.directory.claim(attempt) / "ended").open("x").close()
         except FileExistsError:

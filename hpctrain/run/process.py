@@ -25,6 +25,7 @@ def process_start(pid: int) -> float | None:
 def process_age_s() -> float:
     """Seconds since this process began, from proc(5), to a hundredth; 0 without procfs."""
     try:
+        # the clock that starttime is measured by: it counts the time in which the machine was suspended
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - _start_s(_stat_fields(os.getpid())))
     except OSError:
         return 0.0
@@ -37,6 +38,7 @@ def _stat_fields(pid: int) -> list[str]:
 
 def _start_s(fields: list[str]) -> float:
     """Seconds from the machine's boot to the process's start."""
+    # field 22 of proc(5), starttime; `fields` begins with the third
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 

@@ -99,6 +99,7 @@ class Times:
         fields = {**self.spent(), "last_step": step, "seen": self._now()}
         # training doesn't depend on the record
         with contextlib.suppress(OSError):
+            # not durable: an fsync may take seconds on a busy file system, and the next record comes soon
             write_json(self._file, fields, durable=False)
         self._recorded_at = self._clock()
 

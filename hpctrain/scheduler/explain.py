@@ -45,7 +45,9 @@ _PLAIN = {
     "MaxMemPerLimit": "it asks for more memory than the partition allows; lower cluster.memory_gb",
     "SystemFailure": "SLURM itself, a file system or the network failed",
 }
+# whose limit, its kind, the resource, per whom: QOSMaxJobsPerUserLimit, AssocGrpCPUMinutesLimit
 _LIMIT = re.compile(r"(QOS|Assoc)(?:iation)?(Grp|Max|Min|)(.+?)(Per[A-Z][a-z]+)?(?:Limit|NotSatisfied)?")
+# the first part that a code contains counts: SubmitJobs is about submitted jobs, not about running ones
 _RESOURCES = (
     ("Submit", "many submitted jobs"),
     ("SubJob", "many submitted jobs"),

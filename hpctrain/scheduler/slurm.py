@@ -65,6 +65,7 @@ class Slurm:
         ids = _all_checked(job_ids)
         if not ids:
             return {}
+        # --all: hidden partitions too; --array: a row per task; --states: without it, finished jobs are left out
         options = ("--noheader", "--all", "--array", "--states=all", f"--Format={answers.SQUEUE_FORMAT}")
         try:
             answer = self._run("squeue", *options, f"--jobs={','.join(ids)}")
@@ -167,6 +168,7 @@ class Slurm:
         }
 
     def _sacct(self, *ids: str, duplicates: bool = False) -> list[JobRecord]:
+        # --allocations: without the job's steps; --duplicates: also the records before each requeue
         options = ["--noheader", "--parsable2", "--allocations", f"--format={answers.SACCT_FORMAT}"]
         options += ["--duplicates"] if duplicates else []
         return answers.sacct(self._run("sacct", *options, f"--jobs={','.join(ids)}"))
