@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -133,32 +131,22 @@ class Meter:
 
 
 class Throughput:
-    """Samples per second of an attempt, without the time paused; costs nothing per step.
+    """Samples per second of an attempt; costs nothing per step.
 
     Args:
         samples_seen: samples over all ranks before this attempt.
-        clock: monotonic seconds.
+        clock: seconds of training, which stands still during evaluations and saves.
     """
 
-    def __init__(self, samples_seen: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, samples_seen: int, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._paused_s = 0.0
         self._begin_s = clock()
         self._samples_seen = samples_seen
 
     def rate(self, samples_seen: int) -> float:
         """Samples per second, over all ranks, since the last call; 0.0 if no time has passed."""
-        now_s = self._clock() - self._paused_s
+        now_s = self._clock()
         seconds, samples = now_s - self._begin_s, samples_seen - self._samples_seen
         self._begin_s = now_s
         self._samples_seen = samples_seen
         return samples / seconds if seconds > 0 else 0.0
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Inside the context, don't count the time; for an evaluation or a synchronous save."""
-        begin = self._clock()
-        try:
-            yield
-        finally:
-            self._paused_s += self._clock() - begin

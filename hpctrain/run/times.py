@@ -72,6 +72,11 @@ class Times:
         self.enter(self._doing)
         return {name: round(seconds, 3) for name, seconds in self._spent.items() if seconds}
 
+    def training_s(self) -> float:
+        """Seconds in steps and between them so far, the first new step included."""
+        self.enter(self._doing)
+        return self._spent["first_step_s"] + self._spent["train_s"]
+
     def record_in(self, claim: Path) -> None:
         """Record into the attempt's claim from now on; only for rank zero."""
         self._file = claim / FILE_NAME

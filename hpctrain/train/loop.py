@@ -115,7 +115,7 @@ class Loop:
             self._save(wait=True)
 
     def _save(self, *, wait: bool) -> None:
-        with self._log.paused("save_s"):
+        with self._times.during("save_s"):
             self._profiler.before_save(self.step)
             # before the checkpoint is published: a resume from it must find every record up to its step
             self._log.flush()
@@ -127,7 +127,7 @@ class Loop:
         """Evaluate and log; return the stop for which the evaluation was abandoned, if any: then it stays due."""
         if self._evaluation is None:
             return None
-        with self._log.paused("eval_s"):
+        with self._times.during("eval_s"):
             self._profiler.before_evaluation(self.step)
             evaluated = self._evaluation(self._stopping.agreement)
         self._evaluation_due = evaluated.stop is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -64,15 +64,8 @@ def compute_in(dtype: torch.dtype, module: nn.Module, *, given: torch.dtype) -> 
         module: a whole model, so that task and loss don't depend on its format; or a single norm.
         given: the format outside.
     """
-
-    def before(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return _cast(arguments, given, dtype), _cast(options, given, dtype)
-
-    def after(_: nn.Module, __: object, output: Any) -> Any:
-        return _cast(output, dtype, given)
-
-    module.register_forward_pre_hook(before, with_kwargs=True)
-    module.register_forward_hook(after)
+    _convert_inputs(module, _cast(given, dtype))
+    module.register_forward_hook(lambda _, __, output: map_tensors(_cast(dtype, given), output))
 
 
 def order_channels_last(model: nn.Module) -> None:
@@ -81,18 +74,19 @@ def order_channels_last(model: nn.Module) -> None:
     def reorder(tensor: Tensor) -> Tensor:
         return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
-    def before(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return map_tensors(reorder, arguments), map_tensors(reorder, options)
-
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's annotations lack this form
-    model.register_forward_pre_hook(before, with_kwargs=True)
+    _convert_inputs(model, reorder)
 
 
-def _cast(tree: Any, source: torch.dtype, target: torch.dtype) -> Any:
-    def cast(tensor: Tensor) -> Tensor:
-        return tensor.to(target) if tensor.dtype == source else tensor
+def _convert_inputs(module: nn.Module, convert: Callable[[Tensor], Tensor]) -> None:
+    def before(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return map_tensors(convert, arguments), map_tensors(convert, options)
 
-    return map_tensors(cast, tree)
+    module.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def _cast(source: torch.dtype, target: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: tensor.to(target) if tensor.dtype == source else tensor
 
 
 class MasterWeights:

@@ -44,7 +44,7 @@ class TrainingLog:
         self._start = start
         self._profiler = profiler
         self._times = times
-        self._throughput = Throughput(parts.plan.samples_seen(start.step))
+        self._throughput = Throughput(parts.plan.samples_seen(start.step), times.training_s)
         self._sinks: list[Sink] = []
 
     @contextmanager
@@ -59,8 +59,6 @@ class TrainingLog:
         """
         if self._parts.world.is_rank_zero:
             self._sinks = self._open_sinks(directory, log_stream)
-        # the time to open them doesn't count as training
-        self._throughput = Throughput(self._parts.plan.samples_seen(self._start.step))
         try:
             yield
         finally:
@@ -104,12 +102,6 @@ class TrainingLog:
     def evaluation(self, step: int, means: Mapping[str, float]) -> None:
         """Log the means of the evaluation after ``step`` steps."""
         self._write(step, means)
-
-    @contextmanager
-    def paused(self, doing: str) -> Iterator[None]:
-        """Inside the context, time counts as ``doing``, one of `hpctrain.run.times.WORKING`, and not as training."""
-        with self._throughput.paused(), self._times.during(doing):
-            yield
 
     def flush(self) -> None:
         """Make the records so far durable."""

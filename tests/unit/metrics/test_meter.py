@@ -134,32 +134,5 @@ def test_each_window_has_its_own_rate():
     assert throughput.rate(12000) == 600.0
 
 
-def test_paused_time_is_not_counted():
-    clock = Clock()
-    throughput = Throughput(samples_seen=0, clock=clock)
-    clock.now += 4
-    with throughput.paused():
-        clock.now += 1000
-    clock.now += 1
-    assert throughput.rate(100) == 20.0
-    clock.now += 5
-    assert throughput.rate(200) == 20.0
-
-
-def test_a_pause_that_raises_still_ends():
-    clock = Clock()
-    throughput = Throughput(samples_seen=0, clock=clock)
-
-    def evaluate():
-        with throughput.paused():
-            clock.now += 7
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        evaluate()
-    clock.now += 2
-    assert throughput.rate(2) == 1.0
-
-
 def test_the_rate_is_zero_where_no_time_has_passed():
     assert Throughput(samples_seen=0, clock=Clock()).rate(0) == 0.0

@@ -25,6 +25,7 @@ def test_every_second_goes_to_one_place(times, clock):
     with times.during("eval_s"):
         clock.advance(8.0)
     clock.advance(16.0)
+    assert times.training_s() == 20.0
     assert times.spent() == {"import_s": 3.0, "rendezvous_s": 0.25, "first_step_s": 20.0, "eval_s": 8.0}
     assert times.launched == 1e9 + 98
     assert sum(times.spent().values()) == clock() - 98
