@@ -103,7 +103,7 @@ def test_a_running_run_shows_its_stacks_and_goes_on(runs, ended, capsys):
     out, err = capsys.readouterr()
     assert err == ""
     assert [f"stacks as asked: rank {rank} of 2 on " in out for rank in range(2)] == [True, True]
-    assert out.count("hpctrain/worker/attempt.py") == 2
+    assert out.count(" in run_attempt\n") == 2
     _, done, attempt = ended("slow phases")
     assert [process.code for process in done] == [0, 0], done[0].output
     assert (attempt.reason, attempt.end_step) == (Reason.COMPLETED, 30)
@@ -151,7 +151,9 @@ def test_collectives_that_time_out_before_the_watchdog_are_a_hang_too(ended):
     """And no loss of a peer: its connections are all there."""
     run, (done,), attempt = ended("the others time out")
     assert (done.code, attempt.reason, attempt.end_step) == (1, Reason.HANG, 4), done.output
-    assert re.search(r"rank [02] on \S+ hangs after step 4: RuntimeError: .*Timed out waiting 8000 ?ms", attempt.detail)
+    # of ranks 0 and 2 the one that times out first closes the pair that the other one still waits on
+    error = "Timed out waiting 8000 ?ms|Application timeout caused pair closure"
+    assert re.search(rf"rank [02] on \S+ hangs after step 4: RuntimeError: .*({error})", attempt.detail)
     assert re.search(r"; rank 1(, 2)? left no exit record: stopped, its machine gone", attempt.detail)
     records = read_exit_records(run.directory.claim(1))
     assert 1 not in records
