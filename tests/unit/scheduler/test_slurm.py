@@ -66,14 +66,6 @@ def test_no_jobs_ask_nothing(fake: Scripts) -> None:
     assert fake.calls == []
 
 
-def test_a_persons_filters_are_kept_away_and_the_language_is_fixed(fake: Scripts) -> None:
-    fake.answer("squeue", f"env > {fake.folder}/env")
-    fake.slurm.queue(["1"])
-    variables = dict(line.split("=", 1) for line in (fake.folder / "env").read_text().splitlines())
-    assert not {"SQUEUE_STATES", "SCANCEL_INTERACTIVE"} & set(variables)
-    assert (variables["LC_ALL"], variables["SLURM_TIME_FORMAT"], variables["SLURM_CONF"]) == ("C", "%s", "x")
-
-
 def test_what_the_controller_forgot_is_in_the_accounting(fake: Scripts) -> None:
     fake.answer("squeue", UNKNOWN)
     fake.answer_file("sacct", "sacct.txt")
@@ -113,20 +105,6 @@ def test_a_job_is_not_gone_because_the_accounting_has_not_heard_of_it_yet(fake: 
     fake.answer_file("sacct", "sacct.txt")
     with pytest.raises(SchedulerMissingError, match="Unable to contact slurm controller"):
         fake.slurm.find(["2", "77"])
-
-
-@pytest.mark.parametrize(
-    ("program", "message"),
-    [
-        ("kill -TERM $$", "ended by SIGTERM, without an answer"),
-        ("echo 'slurm_load_jobs error: Zero Bytes were transmitted or received' >&2; exit 1", "Zero Bytes"),
-        ("echo 'Requeue request failed: Message receive failure' >&2; exit 1", "Message receive failure"),
-    ],
-)
-def test_a_question_without_an_answer_is_not_a_refusal(fake: Scripts, program: str, message: str) -> None:
-    fake.answer("scontrol", program)
-    with pytest.raises(SchedulerMissingError, match=message):
-        fake.slurm.requeue("7")
 
 
 def test_a_pending_task_that_was_cancelled_with_its_array(fake: Scripts) -> None:
@@ -174,11 +152,6 @@ def test_only_job_ids_reach_a_command(fake: Scripts, job_id: str) -> None:
         with pytest.raises(SchedulerError, match="expected a job id"):
             ask_many([job_id])
     assert fake.calls == []
-
-
-def test_a_command_that_is_missing_says_what_to_do(fake: Scripts) -> None:
-    with pytest.raises(SchedulerMissingError, match=r"squeue in PATH.*login\s+node"):
-        fake.slurm.queue(["1"])
 
 
 def test_the_environment_is_this_processs_by_default(fake: Scripts, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+
+from hpctrain.cluster.variables import Variables, is_loopback
+from hpctrain.errors import ClusterEnvironmentError
+
+
+def test_what_is_read_and_set_is_remembered():
+    variables = Variables({"RANK": "3", "HOST": " n1 ", "EMPTY": " ", "OTHER": "x"})
+    assert (variables.number("RANK"), variables.text("HOST")) == (3, "n1")
+    assert (variables.text("EMPTY"), variables.number("EMPTY"), variables.text("ABSENT")) == (None, None, None)
+    assert variables.seen == {"RANK": "3", "HOST": "n1"}
+
+
+@pytest.mark.parametrize("value", ["-1", "1.5", "two", "²", "1 2"])
+def test_a_number_is_a_whole_one_from_0_up(value):
+    with pytest.raises(ClusterEnvironmentError, match=r"expected RANK to be a whole number .*\(found RANK=") as caught:
+        Variables({"RANK": value}).number("RANK")
+    assert caught.value.variables == {"RANK": value}
+
+
+def test_a_port_is_one():
+    assert Variables({"PORT": "65535"}).port("PORT") == 65_535
+    assert Variables({}).port("PORT") is None
+    for value in ("0", "65536"):
+        with pytest.raises(ClusterEnvironmentError, match="expected PORT to be a port from 1 to 65535"):
+            Variables({"PORT": value}).port("PORT")
+
+
+@pytest.mark.parametrize("read", ["needed_text", "needed_number"])
+def test_a_variable_that_another_one_requires(read):
+    assert str(getattr(Variables({"SIZE": "4"}), read)("SIZE", "RANK")) == "4"
+    with pytest.raises(ClusterEnvironmentError, match=r"^expected SIZE in addition to RANK; .* \(found RANK=1\)$"):
+        getattr(Variables({"RANK": "1"}), read)("SIZE", "RANK")
+
+
+def test_a_rank_is_below_its_world_size():
+    Variables({"RANK": "1", "SIZE": "2"}).require_below("RANK", "SIZE")
+    Variables({"RANK": "1"}).require_below("RANK", "SIZE")
+    with pytest.raises(ClusterEnvironmentError, match="expected RANK to be below SIZE") as caught:
+        Variables({"RANK": "2", "SIZE": "2"}).require_below("RANK", "SIZE")
+    assert caught.value.variables == {"RANK": "2", "SIZE": "2"}
+
+
+def test_two_launchers_agree():
+    Variables({"ONE": "2", "OTHER": "2"}).require_equal("ONE", "OTHER")
+    Variables({"OTHER": "2"}).require_equal("ONE", "OTHER")
+    with pytest.raises(ClusterEnvironmentError, match="expected ONE and OTHER to be equal; unset ONE"):
+        Variables({"ONE": "2", "OTHER": "3"}).require_equal("ONE", "OTHER")
+
+
+def test_addresses_of_the_node_itself():
+    assert [is_loopback(address) for address in ("localhost", "::1", "127.0.1.1", "10.0.0.1", "n127.0")] == [
+        *(True, True, True),
+        *(False, False),
+    ]

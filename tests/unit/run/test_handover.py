@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+from hpctrain.run.handover import Handover
+
+
+@pytest.mark.parametrize(
+    "passed",
+    [
+        Handover(),
+        Handover(attempt=3),
+        Handover(attempt=1, logged=True, token="ab12", parent=4321),
+    ],
+)
+def test_a_rank_reads_what_its_launcher_passed(passed):
+    assert Handover.read({"PATH": "/bin", **passed.variables()}) == passed
+
+
+def test_the_variables_by_name():
+    assert Handover().variables() == {}
+    assert Handover(attempt=2, logged=True, token="ab", parent=7).variables() == {
+        "HPCTRAIN_ATTEMPT": "2",
+        "HPCTRAIN_LOGGED": "1",
+        "HPCTRAIN_TOKEN": "ab",
+        "HPCTRAIN_PARENT": "7",
+    }
+
+
+def test_a_rank_that_nothing_launched():
+    assert Handover.read({"HPCTRAIN_ATTEMPT": "", "HPCTRAIN_LOGGED": "0"}) == Handover()

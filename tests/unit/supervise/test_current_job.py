@@ -1,0 +1,125 @@
+"""The job of a batch script, its attempts and its end, with a fake SLURM."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from supervising import STOPS
+
+from hpctrain.errors import SchedulerError
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
+from hpctrain.scheduler.job import JobState
+from hpctrain.scheduler.slurm import Slurm
+from hpctrain.supervise.current_job import CurrentJob
+
+
+@pytest.fixture
+def job(slurm, directory):
+    """Makes the job of a run; by default it asks a silent SLURM once."""
+
+    def make(silence_s=0.0, **variables):
+        environ = slurm.environ | variables
+        return CurrentJob(directory, Slurm(environ, run=slurm.run), environ, silence_s)
+
+    return make
+
+
+def test_the_environment_says_which_job_this_is(job):
+    one = job()
+    assert (one.job_id, one.nodes, one.restarts, one.attempt) == ("7", ("n1", "n2"), 0, 0)
+    task = job(SLURM_ARRAY_JOB_ID="5", SLURM_ARRAY_TASK_ID="2", SLURM_RESTART_COUNT="3")
+    assert (task.job_id, task.restarts) == ("5_2", 3)
+
+
+def test_its_attempt_is_the_newest_that_it_claimed(job):
+    one = job()
+    began = one.began
+    assert [one.claim(), one.claim(), one.attempt] == [1, 2, 2]
+    assert one.began > began
+
+
+def test_only_a_cancel_since_the_attempt_began_counts(job, directory):
+    one = job()
+    one.claim()
+    assert not one.cancelled
+    directory.record_job({"cancelled": True, "time": one.began - 1})
+    assert not one.cancelled
+    directory.record_job({"cancelled": True, "time": one.began})
+    assert one.cancelled
+
+
+def test_only_a_job_that_hpctrain_submitted_can_be_submitted_again(job, directory):
+    one = job()
+    assert not one.resubmittable
+    directory.record_job({"job_id": "8", "time": 1.0})
+    assert not one.resubmittable
+    directory.record_job({"job_id": "7", "time": 2.0})
+    assert one.resubmittable
+
+
+def test_a_running_job_is_not_being_terminated(job):
+    one = job()
+    assert one.show().state is JobState.RUNNING
+    assert one.termination() is None
+
+
+@pytest.mark.parametrize(
+    ("stop", "nodes", "reason"),
+    [
+        ("preempted_without_grace", [("n1", "IDLE", 0), ("n2", "IDLE", 0)], Reason.PREEMPTED),
+        ("node_failed", [("n1", "IDLE", 0), ("n2", "IDLE", 0)], Reason.PREEMPTED),
+        ("node_failed", [("n1", "IDLE", 0), ("n2", "DOWN", 0)], Reason.NODE_FAILURE),
+    ],
+)
+def test_a_requeued_job_was_preempted_unless_one_of_its_nodes_failed(job, slurm, stop, nodes, reason):
+    slurm.job(STOPS[stop])
+    slurm.nodes(*nodes)
+    found = job().termination()
+    assert found.reason is reason
+    assert found.evidence.startswith("n2 failed; ") is (reason is Reason.NODE_FAILURE)
+
+
+def test_a_question_is_repeated_while_slurm_does_not_answer(job, slurm):
+    slurm.fall_silent("scontrol", times=1)
+    assert job(silence_s=30.0).show() is not None
+
+
+def test_silence_is_no_answer_to_a_question_and_an_error_of_a_request(job, slurm):
+    slurm.fall_silent("scontrol")
+    slurm.fall_silent("scancel")
+    one = job()
+    assert (one.show(), one.termination()) == (None, None)
+    for request in (one.requeue, one.cancel):
+        with pytest.raises(SchedulerError, match="Unable to contact slurm controller"):
+            request()
+
+
+def test_a_later_attempt_elsewhere_ends_the_questions(job, directory):
+    one = job()
+    one.claim()
+    assert one.show() is not None
+    Ledger(directory).claim()
+    assert one.show() is None
+
+
+def test_a_run_directory_that_cannot_be_read_does_not_end_them(job, directory):
+    one = job()
+    one.claim()
+    shutil.rmtree(directory.claims)
+    directory.claims.symlink_to(directory.claims.name)  # to itself
+    assert one.show() is not None
+
+
+def test_a_requeue_and_a_cancel_name_the_job(job, slurm):
+    one = job()
+    one.requeue()
+    one.cancel()
+    assert (slurm.requeued, slurm.cancelled) == (["7"], ["7"])
+
+
+def test_a_refused_requeue_is_an_error(job, slurm):
+    slurm.refuse_requeues()
+    with pytest.raises(SchedulerError, match="presently disabled"):
+        job().requeue()
