@@ -37,6 +37,7 @@ class ChecksummedFile:
             path.unlink(missing_ok=True)
             self._descriptor = os.open(path, flags, 0o666)
         self.bytes = 0
+        # against damage, not forgery: a cryptographic digest of every byte would take several times longer
         self._digest = xxhash.xxh3_128()
         # page-aligned, as direct I/O requires, and shared, so that forking a DataLoader worker can't copy it
         self._block = memoryview(mmap.mmap(-1, _BLOCK_BYTES))

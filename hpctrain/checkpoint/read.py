@@ -177,6 +177,7 @@ def load(path: Path, *, verified: bool = False) -> LoadedCheckpoint:
 
 
 def _map_file(file: Path) -> Any:
+    # weights_only: a checkpoint must not be able to execute code; mmap: the ranks of a node share the pages
     try:
         return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, BadZipFile, UnpicklingError) as error:

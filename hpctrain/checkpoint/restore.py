@@ -69,6 +69,7 @@ def restore_optimizer(
     Raises:
         CheckpointError: parameters or groups differ, or another class doesn't have the options.
     """
+    # not strict: `_other_parameters` describes the difference in a sentence
     groups = list(zip(saved["param_groups"], optimizer.param_groups, strict=False))
     problems = _other_parameters(saved_names, names)
     if "_target_" in changed:

@@ -64,6 +64,7 @@ class Retention:
         self._claim = claim
         self._policy = policy
         self._damage: dict[int, str] = {}
+        # the writing thread and the one that cleans up after an earlier attempt run side by side
         self._lock = threading.Lock()
 
     def apply(self, intact: int) -> None:

@@ -107,6 +107,7 @@ class CheckpointSaver:
         else:
             self._buffers = state.capture(self._buffers)
             arguments = self._buffers, retain, wait
+            # not a daemon: Python waits for it at exit, and the write is complete
             self._thread = threading.Thread(target=self._write_in_background, args=arguments, name="checkpoint")
             self._thread.start()
             if wait:
@@ -140,6 +141,7 @@ class CheckpointSaver:
         Args:
             intact: the step of the checkpoint that was just verified.
         """
+        # a daemon: a removal that is cut off is completed when the next attempt starts
         threading.Thread(target=self._retain, args=(intact,), name="retention", daemon=True).start()
 
     def _fits(self, needed: int) -> bool:

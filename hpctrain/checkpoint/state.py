@@ -157,6 +157,7 @@ def weights_digest(state: Mapping[str, Tensor]) -> str:
     Args:
         state: plain name -> tensor of any dense dtype, on any device.
     """
+    # the elements' bytes are taken from memory as they are
     assert sys.byteorder == "little"
     digest = hashlib.sha256()
     for name in sorted(state):

@@ -96,6 +96,7 @@ class CheckpointWriter:
     def _write_files(self, snapshot: Snapshot, path: Path) -> None:
         # the largest part first
         parts = {"optimizer.pt": snapshot.optimizer, "model.pt": snapshot.model, "state.pt": snapshot.state}
+        # side by side: checksums, digest and writes all release the GIL
         with ThreadPoolExecutor(len(parts) + 2) as threads, _without_crc32():
             digest = threads.submit(weights_digest, snapshot.model)
             files = {

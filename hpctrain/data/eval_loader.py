@@ -46,6 +46,7 @@ class EvalLoader:
         collate_fn: Collate | None = None,
         workers: Workers = IN_PROCESS,
     ) -> None:
+        # not the run's seed: runs with different seeds should be compared on the same samples
         self._fetcher = BatchFetcher(dataset, 0, collate_fn)
         num_samples = self._fetcher.num_samples
         if num_samples is None:

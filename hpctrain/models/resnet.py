@@ -122,6 +122,7 @@ class _Bottleneck(nn.Module):
 
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
+    # no bias: the batch norm that follows subtracts it again
     return nn.Conv2d(inputs, outputs, size, stride=stride, padding=size // 2, bias=False)
 
 

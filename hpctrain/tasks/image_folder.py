@@ -152,6 +152,7 @@ class _Images(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path, label = self._images[index]
+        # not `asarray`: Pillow's own memory is read-only, and torch warns about that
         pixels = np.array(self._transform(decode(path)))
         return torch.from_numpy(pixels).permute(2, 0, 1), label
 

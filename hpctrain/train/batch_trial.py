@@ -41,6 +41,7 @@ def main(arguments: list[str]) -> int:
     """Try one size, and print the result."""
     path, size = arguments
     config = load(Path(path))
+    # as in a job: such a variable may change the allocator, or the memory that a library takes
     os.environ.update(config.cluster.env)
     spare_compiler()
     with contextlib.redirect_stdout(sys.stderr):  # the task's own output must not mix with the result

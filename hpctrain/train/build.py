@@ -187,6 +187,7 @@ def build_optimizer(node: Mapping[str, Any], model: nn.Module, global_batch_size
         raise ConfigError("optimizer._target_", target, NEEDS_A_CLOSURE, "choose another class of torch.optim")
     factor = _learning_rate_scale(handling, global_batch_size)
     for group in optimizer.param_groups:
+        # two entries: the schedule overwrites `lr` in each step, and needs the rate that it starts from
         group["lr"] = group["initial_lr"] = group["lr"] if factor == 1 else group["lr"] * factor
     return optimizer
 

@@ -42,6 +42,7 @@ class Ema:
         weights = self._parameters
         if self._widens:
             weights = [weight.to(average.dtype) for weight, average in zip(weights, self._averages, strict=True)]
+        # one call for all: a loop over the parameters would cost a kernel's launch for each
         torch._foreach_lerp_(self._averages, weights, self._weight)
 
     @contextmanager

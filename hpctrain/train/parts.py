@@ -52,6 +52,7 @@ class Parts:
     def __init__(self, config: Config, world: World, *, fresh: bool = False) -> None:
         self.config = config
         self.world = world
+        # the same seed on every rank: what the task draws while it builds its data and model has to be the same, too
         seed_everything(config.seed)
         self.task = self._prepared_task()
         self.train_data = self.task.train_dataset()

@@ -106,6 +106,7 @@ class MasterWeights:
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         shared = {id(tensor): tensor for tensor in _kept_in_fp32(model)}
+        # what is in the memo isn't copied but shared
         self.copy = copy.deepcopy(model, dict(shared))
         # .data, so that the parameters keep their hooks and ties
         for parameter in self.copy.parameters():

@@ -87,6 +87,7 @@ class Update:
         self._skips_on_device = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
         self._stepped = False
         if scaler is not None:
+            # GradScaler doesn't report whether it skipped the step
             optimizer.register_step_post_hook(self._note_step)
 
     @property

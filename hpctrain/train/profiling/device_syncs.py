@@ -42,6 +42,7 @@ def counted_syncs(found: Counter[str], device_mode: ModuleType = torch.cuda) -> 
         warnings.filterwarnings("ignore", message=NOTICE)
         show = warnings.showwarning
 
+        # not by `filename`: that is the innermost Python frame, often one of torch's own
         def count(message: Warning | str, *rest: Any, **named: Any) -> None:
             if not str(message).startswith(MESSAGE):
                 show(message, *rest, **named)

@@ -123,6 +123,7 @@ class PartTimer:
     def take(self) -> list[dict[str, float]]:
         """Return the seconds by part of each step whose times are known by now; each step is returned once."""
         found = []
+        # an event whose work is still queued has no time yet, and waiting for it would stall the host
         while self._steps and self._steps[0][-1][1].query():
             laps: dict[str, float] = {}
             for (_, before), (part, now) in itertools.pairwise(self._steps.popleft()):
