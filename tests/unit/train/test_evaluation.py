@@ -41,6 +41,15 @@ def test_averaged_weights_are_evaluated_if_configured(compose_small, lone_world,
     assert parts.evaluation(agreement).means["eval/loss"] == pytest.approx(before)
 
 
+def test_a_part_that_a_task_keeps_in_evaluation_mode_stays_in_it(compose_small, lone_world, agreement):
+    parts = Parts(compose_small(), lone_world)
+    first, *_ = parts.module.children()
+    first.eval()
+    parts.evaluation(agreement)
+    assert parts.module.training
+    assert not first.training
+
+
 def test_nothing_is_evaluated_where_no_samples_are_held_out(compose_small, lone_world):
     assert Parts(compose_small("+task.eval_samples=0"), lone_world).evaluation is None
 
