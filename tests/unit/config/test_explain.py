@@ -1,7 +1,8 @@
-"""A mistake in a file of the user's names the file, and what it should say; not a value that nobody wrote."""
+"""A mistake of the user's is one line: it names the file or the word, and what to write instead."""
 
 import pytest
 
+from hpctrain.cli import main
 from hpctrain.config.compose import Composer
 from hpctrain.errors import ConfigError
 
@@ -52,6 +53,13 @@ FILES = {
         "contains tsk, which is not a known group or key; did you mean task?",
     ),
 }
+UNREADABLE = {
+    "a bracket": (b"defaults:\n  - slurm\npartition: [gpu\n", "line 4, is not valid YAML", "starts in line 3"),
+    "a colon": (b"partition: a: b\n", "line 1, is not valid YAML", "mapping values"),
+    "a key twice": (b"defaults:\n  - slurm\nqos: a\nqos: b\n", "line 4, is not valid YAML", "duplicate key qos"),
+    "Latin-1": (b"defaults:\n  - slurm\n\naccount: caf\xe9\n", "line 4, is not UTF-8", "save the file as UTF-8"),
+    "a control character": (b'defaults:\n  - slurm\naccount: "\x01"\n', "line 3, unacceptable character", "#x0001"),
+}
 
 
 @pytest.mark.parametrize(("group", "held", "told"), FILES.values(), ids=FILES)
@@ -91,3 +99,38 @@ def test_the_command_line_is_told_by_what_it_chooses(words, told):
     with pytest.raises(ConfigError) as caught:
         Composer().compose(words)
     assert str(caught.value).startswith(told)
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "conf" / "cluster" / "site.yaml"
+    path.parent.mkdir(parents=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["-m", "seed=1,2"], ["--cfg", "job"], ["--help"]], ids=["run", "sweep", "cfg", "help"]
+)
+@pytest.mark.parametrize(("held", "where", "what"), UNREADABLE.values(), ids=UNREADABLE)
+def test_a_file_that_cannot_be_read_is_one_line(held, where, what, words, site, capfd):
+    site.write_bytes(held)
+    assert main(["--config-dir", "conf", *words, "cluster=site", "cluster.dry_run=true"]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1, err
+    assert err.startswith(f"hpctrain: error: cluster=site: {site}, {where}")
+    assert what in err
+
+
+@pytest.mark.parametrize(
+    ("held", "what"), [("3\n", "loaded object type: int"), ("defaults: slurm\n", "defaults must be a list")]
+)
+@pytest.mark.parametrize("words", [[], ["-m", "seed=1,2"]], ids=["run", "sweep"])
+def test_yaml_that_is_no_configuration(held, what, words, site, capfd):
+    site.write_text(held)
+    assert main(["--config-dir", "conf", *words, "cluster=site"]) == 2
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1, err
+    assert "cluster=site" in err
+    assert what in err

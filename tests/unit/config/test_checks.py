@@ -1,0 +1,57 @@
+"""Checks across groups. What each impossible combination prints is in tests/contracts/test_bad_configurations.py."""
+
+import pytest
+
+from hpctrain.config.checks import check, check_divisible, warnings_of
+from hpctrain.config.compose import Composer
+from hpctrain.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def composer():
+    return Composer()
+
+
+@pytest.mark.parametrize(
+    ("global_batch_size", "micro_batch_size", "world_size", "message"),
+    [
+        (64, None, 4, None),
+        (64, 8, 4, None),
+        (64, None, 3, "cannot be divided among 3 ranks; set it to 63 or 66, or run 1, 2, 4, 8 or 16 processes"),
+        (64, 24, 2, "cannot be divided among 2 ranks of micro-batches of 24; set it to 48 or 96"),
+        (2, None, 3, "cannot be divided among 3 ranks; set it to 3, or run 1 or 2 processes"),
+        (3, 2, 2, "cannot be divided among 2 ranks of micro-batches of 2; set it to 4"),
+    ],
+)
+def test_the_ranks_divide_the_global_batch(global_batch_size, micro_batch_size, world_size, message):
+    if message is None:
+        check_divisible(global_batch_size, micro_batch_size, world_size)
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_divisible(global_batch_size, micro_batch_size, world_size)
+    assert str(caught.value) == f"trainer.global_batch_size={global_batch_size}: {message}"
+
+
+def test_ranks_that_already_run_decide_how_many_there_are(composer):
+    config = composer.compose(["cluster=slurm", "nodes=2"])
+    check(config, {}, world_size=4)
+    with pytest.raises(ConfigError, match="cannot be divided among 3 ranks"):
+        check(config, {}, world_size=3)
+
+
+def test_data_that_this_machine_does_not_have(tmp_path, composer):
+    words = ["task=tokens", "model=gpt", "task.context_length=8", f"task.data={tmp_path / 'nowhere'}"]
+    with pytest.raises(ConfigError, match=r"task\.data=\S+/nowhere: is not a folder"):
+        composer.compose(words)
+    (warning,) = warnings_of(composer.compose([*words, "cluster=slurm"]))
+    assert "nowhere is not a folder on this machine: it must exist on the nodes" in warning
+    assert warnings_of(composer.compose([*words, f"task.data={tmp_path}", "cluster=slurm"])) == []
+
+
+def test_a_warm_up_that_outlasts_the_run_and_a_gpu_partition_without_gpus_are_warned_of(composer):
+    assert warnings_of(composer.compose(["cluster=slurm", "cluster.partition=cpu", "schedule.warmup_steps=9"])) == []
+    words = ["cluster=slurm", "cluster.partition=GPU-long", "schedule.warmup_steps=9", "trainer.max_steps=9"]
+    warm_up, partition = warnings_of(composer.compose(words))
+    assert warm_up == "schedule.warmup_steps=9 does not end before trainer.max_steps=9"
+    assert partition.startswith("cluster.partition=GPU-long looks like a GPU partition, but the run requests no GPU")
+    assert warnings_of(composer.compose([*words[:2], "cluster.gpus_per_node=0"])) == []

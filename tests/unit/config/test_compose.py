@@ -1,0 +1,49 @@
+import pytest
+
+from hpctrain.config.compose import Composer, open_overrides
+from hpctrain.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def composer():
+    return Composer()
+
+
+def test_a_folder_of_the_users_comes_before_hpctrains_own(tmp_path):
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "mine.yaml").write_text("defaults: [default, _self_]\nmax_epochs: 3\n")
+    composer = Composer(str(tmp_path))
+    assert {"default", "mine"} <= set(composer.options("trainer"))
+    assert composer.compose(["trainer=mine"]).trainer.max_epochs == 3
+    with pytest.raises(ConfigError, match=r"^--config-dir=\S+/nowhere: is not a folder"):
+        Composer(str(tmp_path / "nowhere"))
+
+
+def test_options_are_those_that_can_be_chosen(composer):
+    assert composer.options("cluster") == ["local", "slurm"]
+
+
+def test_names_that_the_user_chooses_need_no_plus_sign(composer):
+    words = ["cluster.env.COLOUR=green", "cluster.sbatch.comment=mine", "cluster.environ=1", "+cluster.env.A=b"]
+    assert open_overrides(words) == [f"++{words[0]}", f"++{words[1]}", *words[2:]]
+    config = composer.compose(["cluster=slurm", *words[:2]])
+    assert config.cluster.env == {"COLOUR": "green"}
+    assert config.cluster.sbatch == {"comment": "mine"}
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ([], "digits"),
+        (["task=custom", "task._target_=hpctrain.tasks.task.Task"], "task"),
+        (["name=mine"], "mine"),
+    ],
+)
+def test_a_run_is_named_after_its_task(composer, words, name):
+    assert composer.compose(words).name == name
+
+
+def test_a_word_that_is_not_an_override(composer):
+    assert [one.key_or_group for one in composer.parse(["seed=1", "cluster=slurm"])] == ["seed", "cluster"]
+    with pytest.raises(ConfigError, match=r"seed==\["):
+        composer.parse(["seed==["])
