@@ -38,8 +38,8 @@ def derived(*, job: int, step: int = 0, restart: int = 0) -> tuple[int, ...]:
     return tuple(LOWEST_PORT + (preferred + k * _CANDIDATE_STRIDE) % NUM_PORTS for k in range(NUM_CANDIDATES))
 
 
-def reserved(text: str, *, variable: str = "SLURM_STEP_RESV_PORTS") -> tuple[int, ...]:
-    """Parse the ports that SLURM reserved for the step, from `12000-12003` or `12000-12001,12007`.
+def reserved(text: str) -> tuple[int, ...]:
+    """Parse SLURM_STEP_RESV_PORTS, the ports that SLURM reserved for the step: `12000-12003` or `12000-12001,12007`.
 
     Raises:
         ClusterEnvironmentError: the text can't be read.
@@ -50,8 +50,9 @@ def reserved(text: str, *, variable: str = "SLURM_STEP_RESV_PORTS") -> tuple[int
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
         if not 0 < first <= last <= 65_535:
             raise ClusterEnvironmentError(
-                f"expected {variable} to read like 12000-12003 or 12000,12005; unset it to use a derived port",
-                {variable: text},
+                "expected SLURM_STEP_RESV_PORTS to read like 12000-12003 or 12000,12005; "
+                "unset it to use a derived port",
+                {"SLURM_STEP_RESV_PORTS": text},
             )
         ports += range(first, last + 1)
     return tuple(ports)

@@ -34,6 +34,7 @@ class Parallel(require.Checked):
     """Where the ranks meet: `env://`, `tcp://HOST:PORT`, or `file:///PATH` on a shared file system."""
     find_unused_parameters: bool = False
     """For models that don't use all parameters in each forward pass; DDP then walks the graph in each step."""
+    # DDP's own default
     bucket_cap_mb: Annotated[int, require.at_least(1)] = 25
     """Gradients are reduced in buckets of this size in MB."""
     static_graph: bool = False

@@ -18,6 +18,7 @@ class Precision(require.Checked):
     """`fp32`; `tf32`: fp32 with TF32 matrix products, GPUs only; `bf16`: autocast; `fp16`: autocast with a GradScaler;
     `bf16_pure`: the whole model in bf16; `fp16_master`: the model in fp16 with its norms in fp32, an fp32 master copy
     of the weights, and a GradScaler."""
+    # this and the next default are those of torch.amp.GradScaler
     initial_loss_scale: Annotated[float, require.above(0)] = 65536.0
     """Initial loss scale, for fp16 and fp16_master."""
     loss_scale_growth_steps: Annotated[int, require.at_least(1)] = 2000

@@ -79,6 +79,7 @@ class ImageFolder(require.Checked):
     """Probability of mirroring a training image."""
     label_smoothing: Annotated[float, require.between(0, 1)] = 0.0
     """Fraction of the training target spread over all classes."""
+    # this and the next are ImageNet's, which torchvision's weights were trained with
     mean: Annotated[list[float], RGB] = field(default_factory=lambda: [0.485, 0.456, 0.406])
     """Subtracted per channel; a fraction of full brightness."""
     deviation: Annotated[list[float], RGB, require.each(require.above(0))] = field(

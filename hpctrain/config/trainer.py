@@ -35,6 +35,7 @@ class Trainer(require.Checked):
     """Largest absolute value of any gradient, after clip_grad_norm; null: no clipping."""
     log_grad_norm: bool = False
     """Log train/grad_norm without clipping too; computed in each step."""
+    # below 1: with a decay of 1 the average would keep its first weights for ever
     ema_decay: Annotated[float | None, require.between(0, 0.999999)] = None
     """Decay of the weights' exponential moving average, such as 0.999; null: no average."""
     eval_ema: bool = True

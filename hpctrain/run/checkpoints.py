@@ -172,7 +172,8 @@ def _describe(path: Path, step: int, *, verify: bool) -> CheckpointInfo:
     if manifest["step"] != step:
         problem = f"{MANIFEST} belongs to step {manifest['step']}"
     else:
-        problem = find_damage(path) if verify else _wrong_sizes(path, manifest["files"])
+        files = manifest["files"]
+        problem = _wrong_sizes(path, files) or (_wrong_checksums(path, files) if verify else "")
     return CheckpointInfo(
         step=step,
         path=path,

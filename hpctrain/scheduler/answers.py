@@ -14,6 +14,7 @@ _ALONE = ("Comment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "AdminCo
 # users type spaces, fields of their own and even line breaks into a job's name
 _NAME = re.compile(r"(?P<ids>[^\n]*?) JobName=.*?\n(?P<rest> +UserId=.*)", re.DOTALL)
 _NODE_FIELD = re.compile(r"(?:^|\s)(NodeName|State|SlurmdStartTime)=(\S*)")
+# without DRAIN: a draining node still runs its jobs
 _LOST = {
     "DOWN",
     "FAIL",

@@ -132,7 +132,7 @@ class Slurm:
         try:
             self._run("scancel", _checked(job_id))
         except UnknownJobError:
-            return
+            return  # the controller forgets a job some minutes after its end (MinJobAge)
 
     def requeue(self, job_id: str, restarts: int | None = None) -> None:
         """Put a running or finished job back into the queue under its id; this revives a cancelled job, too.
@@ -150,7 +150,7 @@ class Slurm:
         try:
             self._run("scontrol", "requeue", _checked(job_id))
         except SchedulerMissingError:
-            raise
+            raise  # a subclass of the next, but no answer isn't a rejection
         except SchedulerError:
             # SLURM rejects a requeue if it has requeued the job itself, as after a preemption without grace time
             record = None if restarts is None else self.show(job_id)

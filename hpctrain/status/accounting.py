@@ -131,8 +131,7 @@ def account(
         ended = max(began, now if is_running else _ended(attempt, began))
         steps = _steps(attempt)
         kept = None if is_running or attempt.reason is Reason.COMPLETED else saved_step
-        resumed = _next_start(attempts[place + 1 :], kept)
-        lost = 0 if resumed is None else max(0, (steps or 0) - max(0, resumed - (attempt.start_step or 0)))
+        lost = _steps_lost(attempt, attempts[place + 1 :], kept)
         spent = _divided(attempt, ended - began, is_running=is_running)
         spent = _with_queue(spent, before, began - _queued_since(attempt, before, began, until, submitted))
         spent = _with_lost_share(spent, lost / steps if steps else 0.0)
@@ -217,10 +216,13 @@ def _steps(attempt: Attempt) -> int | None:
     return max(0, max(known) - (attempt.start_step or 0)) if known else None
 
 
-def _next_start(later: Sequence[Attempt], otherwise: int | None) -> int | None:
-    """The earliest step at which a later attempt began: every step after it was repeated."""
-    starts = [attempt.start_step for attempt in later if attempt.start_step is not None]
-    return min(starts) if starts else otherwise
+def _steps_lost(attempt: Attempt, later: Sequence[Attempt], otherwise: int | None) -> int:
+    """The steps after the earliest one at which a later attempt began: they were repeated, or have to be."""
+    starts = [one.start_step for one in later if one.start_step is not None]
+    resumed = min(starts, default=otherwise)
+    if resumed is None:
+        return 0
+    return max(0, (_steps(attempt) or 0) - max(0, resumed - (attempt.start_step or 0)))
 
 
 def _waiting_s(until: float, submitted: Mapping[str, Sequence[float]], now: float) -> float:

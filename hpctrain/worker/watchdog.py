@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from enum import Enum
 from types import TracebackType
 
@@ -88,16 +87,12 @@ class Watchdog:
     Args:
         health: the bounds.
         rank: which the thread runs.
-        clock: monotonic seconds.
         tick_s: seconds between two looks at the progress.
     """
 
-    def __init__(
-        self, health: Health, rank: Rank, *, clock: Callable[[], float] = time.monotonic, tick_s: float = 1.0
-    ) -> None:
+    def __init__(self, health: Health, rank: Rank, *, tick_s: float = 1.0) -> None:
         self._health = health
         self._rank = rank
-        self._clock = clock
         self._tick_s = tick_s
         self._thread_id = threading.get_ident()
         self._requests: StacksRequests | None = None
@@ -124,9 +119,9 @@ class Watchdog:
 
     def _watch(self) -> None:
         _block_signals()
-        silence = Silence(self._clock(), 2 * self._tick_s)
+        silence = Silence(time.monotonic(), 2 * self._tick_s)
         while not self._stopped.wait(self._tick_s):
-            now = self._clock()
+            now = time.monotonic()
             phase = Phase.of(self._rank.times.doing)
             if silence.look((phase, self._rank.progress), now) >= phase.bound_s(self._health):
                 self._end(phase.complaint(self._health))
