@@ -1,0 +1,64 @@
+"""One trial for `fit-batch`, in a process of its own, which reports to the command that started it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fork_server import ForkServer, clean_environment
+from greedy import WORDS
+
+from hpctrain.config.compose import Composer
+from hpctrain.config.stored import to_yaml
+
+UNIT = Path(__file__).parents[1]
+PLENTY = 64 << 30
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    server = ForkServer(tmp_path_factory.mktemp("fork_server"), clean_environment(UNIT))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def tried(server, tmp_path):
+    """Tries a size of a configuration: the process, and what it reports."""
+
+    def run(*words, size=1, limit_bytes=PLENTY):
+        path = tmp_path / "config.yaml"
+        path.write_text(to_yaml(Composer().compose([*WORDS, *words])))
+        (done,) = server.wait(server.start("greedy:trial", str(path), size, limit_bytes, folder=tmp_path))
+        return done, json.loads(done.result["printed"]) if done.result else None
+
+    return run
+
+
+def test_a_size_that_fits_is_measured(tried):
+    done, found = tried("+task.mb=1", size=2)
+    assert (found["device"], found["fits"], found["num_samples"]) == ("cpu", True, 5000)
+    assert found["samples_per_s"] > 0
+    assert 1 << 20 < found["peak_bytes"] < found["limit_bytes"]
+    assert "printed by the task" in done.output, "but not to the command that reads the report"
+
+
+def test_an_address_space_that_is_too_small_is_recognized(tried):
+    _, found = tried("+task.mb=100", size=300, limit_bytes=16 << 30)
+    assert found["fits"] is False
+    assert "allocate memory" in found["message"]
+    assert found["peak_bytes"] > 0
+    assert "num_samples" not in found
+
+
+def test_a_configuration_that_cannot_work_is_reported_with_its_exit_code(tried):
+    _, found = tried("trainer.activation_checkpointing=[nowhere]")
+    assert found["exit_code"] == 2
+    assert "nowhere: matches no module" in found["error"]
+
+
+def test_an_error_of_the_task_ends_the_process(tried):
+    done, found = tried("+task.wrong=true")
+    assert found is None
+    assert "LookupError: the user's own" in done.output
