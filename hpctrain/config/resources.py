@@ -31,10 +31,10 @@ class Resources:
         return self.num_nodes * self.processes_per_node
 
 
-def visible_gpus(environ: Mapping[str, str]) -> int:
+def visible_gpus(environ: Mapping[str, str], devices: Path = NVIDIA_GPUS) -> int:
     """Count the NVIDIA GPUs that a process may use here, without torch; ranks ask torch, which knows other GPUs too."""
     listed = environ.get("CUDA_VISIBLE_DEVICES")
-    present = len(list(NVIDIA_GPUS.iterdir())) if NVIDIA_GPUS.is_dir() else 0
+    present = len(list(devices.iterdir())) if devices.is_dir() else 0
     if listed is None:
         return present
     return min(present, count_devices(listed))
