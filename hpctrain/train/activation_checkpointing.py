@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hpctrain.errors import ConfigError
-from hpctrain.phrases import SHOWN
+from hpctrain.phrases import listed
 
 KEY = "trainer.activation_checkpointing"
 
@@ -39,8 +39,7 @@ def checkpoint_activations(model: nn.Module, patterns: Sequence[str], *, compile
     names = [name for name, _ in model.named_modules() if name]
     for pattern in patterns:
         if not any(_matches(name, pattern) for name in names):
-            some = ", ".join([*names[:SHOWN], *(["..."] if len(names) > SHOWN else [])])
-            raise ConfigError(KEY, pattern, "matches no module", f"the model has {some}")
+            raise ConfigError(KEY, pattern, "matches no module", f"the model has {listed(names)}")
     found: list[str] = []
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{outer}.") for outer in found)

@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -86,8 +85,7 @@ def _steps(config: Config, world: World, size: int) -> dict[str, Any]:
     parts = Parts(replace(config, trainer=trainer), world)
     samples = parts.plan.num_samples
     begin = time.perf_counter()
-    with closing(iter(parts.loader(0))) as loader:
-        micro_batches: Iterator[Any] = loader
+    with closing(iter(parts.loader(0))) as micro_batches:
         for step in range(STEPS):
             begin = time.perf_counter()
             parts.step(step, micro_batches)

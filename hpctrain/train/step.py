@@ -12,7 +12,7 @@ from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.task import Task
-from hpctrain.train.precision import AUTOCAST_TYPES, autocast
+from hpctrain.train.precision import autocast
 from hpctrain.train.profiling.timing import PartTimer
 from hpctrain.train.update import Update
 
@@ -40,7 +40,7 @@ class TrainStep:
         self._task = task
         self._meter = meter
         self._device = device
-        self._autocast = autocast(precision, device) if precision in AUTOCAST_TYPES else None
+        self._autocast = autocast(precision, device)
         self._replica = model if isinstance(model, DistributedDataParallel) else None
 
     def __call__(self, step: int, micro_batches: Iterator[MicroBatch], timer: PartTimer | None = None) -> None:
@@ -85,11 +85,8 @@ class TrainStep:
         called = self.model if model is None else model
         if self._device.type != "cpu" and not micro_batch.on_device:
             batch = self._task.to_device(batch, self._device)
-        if self._autocast is None:
+        with self._autocast:
             loss = self._task.loss(called, batch)
-        else:
-            with self._autocast:
-                loss = self._task.loss(called, batch)
         if not isinstance(loss, Tensor) or loss.ndim:
             raise self._not_a_scalar(loss)
         return loss
