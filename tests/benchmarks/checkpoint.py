@@ -10,19 +10,15 @@ brackets; ratios are medians of each round's ratio to the first line of its grou
 
 from __future__ import annotations
 
-import mmap
 import os
-import shutil
 import tempfile
-import warnings
 from concurrent.futures import Future
 from pathlib import Path
 from unittest import mock
 
 import torch
-import torch.distributed.checkpoint as dcp
+from async_save import AsyncSave
 from state import State, measure, options
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from hpctrain.checkpoint import write
 from hpctrain.checkpoint.state import Snapshot, weights_digest
@@ -46,9 +42,7 @@ class Stall:
         self.state = state
         self.kept = [tensor.detach().clone() for tensor in state.live]
         self.saver = state.saver()
-        self.stager = DefaultStager(
-            StagingOptions(False, False, False, False)
-        )  # no pinned or shared memory: it keeps its buffers
+        self.other = AsyncSave(state)
         self.upload: Future[object] | None = None
 
     def copy(self) -> None:
@@ -63,11 +57,7 @@ class Stall:
         self.save()
 
     def async_save(self) -> None:
-        tree = {"model": self.state.model.state_dict(), "optimizer": self.state.optimizer.state_dict()}
-        folder = self.state.raw.with_name("dcp")
-        future = dcp.async_save(tree, checkpoint_id=folder, async_stager=self.stager, no_dist=True)
-        assert isinstance(future, Future)
-        self.upload = future
+        self.upload = self.other.begin()
 
     def torch_save(self) -> None:
         with self.state.raw.open("wb") as file:
@@ -81,7 +71,8 @@ class Stall:
         if self.upload is not None:
             self.upload.result()
             self.upload = None
-        clear(self.state)
+        self.other.clear()
+        self.state.clear()
 
 
 class Save:
@@ -92,14 +83,6 @@ class Save:
 
     def raw(self) -> None:
         self.state.write_raw(self.kept)
-
-    def raw_direct(self) -> None:
-        block = mmap.mmap(-1, 4 << 20)
-        descriptor = os.open(self.state.raw, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT)
-        for _ in range(self.state.bytes // len(block)):
-            os.write(descriptor, block)
-        os.fsync(descriptor)
-        os.close(descriptor)
 
     def ours(self) -> None:
         self.state.writer.write(self.snapshot)
@@ -119,15 +102,8 @@ class Save:
             os.fsync(file.fileno())
 
 
-def clear(state: State) -> None:
-    state.raw.unlink(missing_ok=True)
-    for folder in (state.checkpoint, state.raw.with_name("dcp")):
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def main() -> None:
     chosen = options(__doc__, rounds=3)
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
         state = State(chosen.millions, Path(folder))
         stall = Stall(state)
@@ -144,15 +120,15 @@ def main() -> None:
             ],
             settle=stall.settle,
         )
-        del stall.stager
+        del stall.other
         save = Save(state, state.between_steps.capture(), stall.kept)
         print("whole save, to durable on disk")
         measure(
             chosen.rounds,
-            lambda: clear(state),
+            state.clear,
             [
                 ("raw write and fsync", save.raw),
-                ("raw write past the page cache, 4 MiB at a time", save.raw_direct),
+                ("raw write past the page cache, 4 MiB at a time", state.write_past_the_page_cache),
                 ("hpctrain", save.ours),
                 ("hpctrain without direct I/O", save.without_direct_io),
                 ("torch.save and fsync", save.torch_save),
@@ -161,10 +137,10 @@ def main() -> None:
         print("of that, checksums and digest")
         measure(
             chosen.rounds,
-            lambda: clear(state),
+            state.clear,
             [("hpctrain without checksums and digest", save.without_checksums), ("hpctrain", save.ours)],
         )
-        clear(state)
+        state.clear()
         save.ours()
         measure(
             chosen.rounds,

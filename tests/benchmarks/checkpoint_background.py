@@ -9,20 +9,16 @@ hpctrain's. Needs about 60 bytes of memory and 13 of disk per parameter.
 
 from __future__ import annotations
 
-import mmap
 import os
-import shutil
 import statistics
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-import torch.distributed.checkpoint as dcp
+from async_save import AsyncSave
 from state import State, options, ratio
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from hpctrain.checkpoint.saver import WRITER_NICENESS
 
@@ -36,9 +32,7 @@ class Writers:
     def __init__(self, state: State) -> None:
         self.state = state
         self.saver = state.saver()
-        self.stager = DefaultStager(
-            StagingOptions(False, False, False, False)
-        )  # no pinned or shared memory: it keeps its buffers
+        self.other = AsyncSave(state)
 
     def nothing(self) -> Callable[[], bool]:
         end = time.perf_counter() + ALONE_S
@@ -47,12 +41,7 @@ class Writers:
     def raw(self) -> Callable[[], bool]:
         def write() -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITER_NICENESS)
-            block = mmap.mmap(-1, 4 << 20)
-            descriptor = os.open(self.state.raw, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT)
-            for _ in range(self.state.bytes // len(block)):
-                os.write(descriptor, block)
-            os.fsync(descriptor)
-            os.close(descriptor)
+            self.state.write_past_the_page_cache()
 
         thread = threading.Thread(target=write)
         thread.start()
@@ -63,21 +52,17 @@ class Writers:
         return lambda: self.saver.busy
 
     def async_save(self) -> Callable[[], bool]:
-        tree = {"model": self.state.model.state_dict(), "optimizer": self.state.optimizer.state_dict()}
-        folder = self.state.raw.with_name("dcp")
-        future = dcp.async_save(tree, checkpoint_id=folder, async_stager=self.stager, no_dist=True)
+        future = self.other.begin()
         return lambda: not future.done()
 
     def clear(self) -> None:
         self.saver.finish()
-        self.state.raw.unlink(missing_ok=True)
-        for folder in (self.state.checkpoint, self.state.raw.with_name("dcp")):
-            shutil.rmtree(folder, ignore_errors=True)
+        self.other.clear()
+        self.state.clear()
 
 
 def main() -> None:
     chosen = options(__doc__, rounds=3)
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
         state = State(chosen.millions, Path(folder))
         writers = Writers(state)

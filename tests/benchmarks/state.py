@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import mmap
 import os
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -86,6 +88,20 @@ class State:
         os.fsync(descriptor)
         os.close(descriptor)
 
+    def write_past_the_page_cache(self) -> None:
+        """Write and fsync as many bytes, 4 MiB at a time, past the page cache."""
+        block = mmap.mmap(-1, 4 << 20)
+        descriptor = os.open(self.raw, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT)
+        for _ in range(self.bytes // len(block)):
+            os.write(descriptor, block)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+    def clear(self) -> None:
+        """Delete what was written."""
+        self.raw.unlink(missing_ok=True)
+        shutil.rmtree(self.checkpoint, ignore_errors=True)
+
 
 def tensors(tree: object) -> Iterable[Tensor]:
     if isinstance(tree, Tensor):
@@ -110,7 +126,6 @@ def measure(
     rounds: int,
     before: Callable[[], object],
     cases: list[Case],
-    after: Callable[[], object] | None = None,
     settle: Callable[[], object] = lambda: None,
 ) -> None:
     """Print each case's time, and its ratio to the first one's.
@@ -121,30 +136,21 @@ def measure(
         rounds: after one to warm up.
         before: before each case, not timed.
         cases: name and work.
-        after: timed too, and reported apart.
         settle: after each case, not timed.
     """
     times: dict[str, list[float]] = {name: [] for name, _ in cases}
-    later: dict[str, list[float]] = {name: [] for name, _ in cases}
     for number in range(rounds + 1):
         for name, case in cases[number % len(cases) :] + cases[: number % len(cases)]:
             before()
             start = time.perf_counter()
             case()
-            middle = time.perf_counter()
-            if after is not None:
-                after()
             end = time.perf_counter()
             settle()
             if number:
-                times[name].append(middle - start)
-                later[name].append(end - start)
+                times[name].append(end - start)
     yardstick = cases[0][0]
     for name, _ in cases:
-        line = f"  {name:46s}{span(times[name])}  x {ratio(times[name], times[yardstick]):.2f}"
-        if after is not None:
-            line += f"  to the end of the next step {span(later[name])}  x {ratio(later[name], later[yardstick]):.2f}"
-        print(line, flush=True)
+        print(f"  {name:46s}{span(times[name])}  x {ratio(times[name], times[yardstick]):.2f}", flush=True)
 
 
 def span(times: list[float]) -> str:
