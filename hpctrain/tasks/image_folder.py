@@ -63,6 +63,7 @@ class ImageFolder(Task):
     metric = "accuracy"
     metric_mode = "max"
 
+    # a parameter for each key of the task: a record of them would only list the same names a second time
     def __init__(
         self,
         data: str,

@@ -89,7 +89,7 @@ class Profiler:
         """Run step ``step``, counted from 0, and measure it; collective."""
         if self._sampler is not None and self._flops.by_trial and step == self._start_step + 1:
             micro_batches = self._flops.before_step(micro_batches)
-        if self._trace is not None and self._trace.wants(step):
+        if self._trace is not None and self._trace.next_after(step) == step:
             self._trace.trace(step, partial(self._parts.step, step, micro_batches))
         elif self._sampler is None:
             self._parts.step(step, micro_batches)

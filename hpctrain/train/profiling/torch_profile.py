@@ -33,10 +33,6 @@ class TorchProfile:
         """Return the number of completed steps before the next traced step; None if none follows."""
         return None if step >= self._last else max(step, self._first - 1)
 
-    def wants(self, step: int) -> bool:
-        """Whether the step after ``step`` completed ones belongs to the trace."""
-        return self._first <= step + 1 <= self._last
-
     def trace(self, step: int, do: Callable[[], None]) -> None:
         """Run a step that belongs to the trace, and write the trace after the last one."""
         if self._profiler is None:

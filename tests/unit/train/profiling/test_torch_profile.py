@@ -24,7 +24,6 @@ def steps(profile, begin, end):
     found = []
     for step in range(begin, end):
         if profile.next_after(step) == step:
-            assert profile.wants(step)
             profile.trace(step, lambda: torch.ones(2, 2) @ torch.ones(2, 2))
             found.append(step + 1)
     return found
