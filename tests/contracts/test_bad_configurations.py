@@ -177,10 +177,16 @@ def test_one_line_and_exit_code_2(words, named, remedy, empty_folder, capfd):
     assert list(empty_folder.iterdir()) == []
 
 
-def test_weights_whose_package_is_missing(empty_folder, monkeypatch, capfd):
+@pytest.fixture
+def without_safetensors(monkeypatch):
+    """An installation without the package, whatever this process has imported before."""
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if "site-packages" not in place])
+    monkeypatch.delitem(sys.modules, "safetensors", raising=False)
+
+
+def test_weights_whose_package_is_missing(empty_folder, without_safetensors, capfd):
     weights = empty_folder / "w.safetensors"
     weights.touch()
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if "site-packages" not in place])
     assert main([f"init_from={weights}", "task=text"]) == 2
     error = capfd.readouterr().err
     assert error.count("\n") == 1
@@ -189,8 +195,7 @@ def test_weights_whose_package_is_missing(empty_folder, monkeypatch, capfd):
     assert list(empty_folder.iterdir()) == [weights]
 
 
-def test_safetensors_are_to_be_written_and_the_package_is_missing(empty_folder, monkeypatch, capfd):
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if "site-packages" not in place])
+def test_safetensors_are_to_be_written_and_the_package_is_missing(empty_folder, without_safetensors, capfd):
     assert main(["checkpoint.safetensors=true", "task=text"]) == 2
     error = capfd.readouterr().err
     assert error.count("\n") == 1

@@ -224,6 +224,8 @@ class Reader:
         elsewhere = any(re.match(r"cluster=(?!local)|cluster\.processes_per_node=", word) for word in words)
         if words[:1] == ["resume"]:
             return hpctrain([*words, *(["cluster.dry_run=true"] if elsewhere else [])])
+        if words[:1] == ["fit-batch"]:
+            return hpctrain([*words, "--largest", "1"])  # each size is a process that imports torch
         if (words and words[0] in COMMANDS) or SHOWS & set(words):
             return hpctrain(words)
         if not elsewhere and self.trained is not None:

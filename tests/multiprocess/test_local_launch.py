@@ -52,7 +52,7 @@ def wait_for(condition, what):
     deadline = time.monotonic() + PATIENCE_S
     while not (found := condition()):
         assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.02)
+        time.sleep(0.1)  # most conditions read the command lines of all processes
     return found
 
 

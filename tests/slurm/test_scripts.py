@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hpctrain.launch.local import free_port, rank_variables
+from hpctrain.run.checkpoints import list_checkpoints
+from hpctrain.run.directory import RunDirectory
+
 if TYPE_CHECKING:
     from conftest import SlurmSandbox
+    from fork_server import ForkServer
 
     Submit = Callable[..., str]
 
@@ -85,7 +90,7 @@ def wait_until(ready: Callable[[], bool], logs: Sequence[Path], timeout: float =
 
 
 def test_they_train_and_resume_after_a_requeue_as_one_uninterrupted_run(
-    sandbox: SlurmSandbox, submit: Submit, tmp_path: Path
+    sandbox: SlurmSandbox, submit: Submit, fork_server: ForkServer, tmp_path: Path
 ) -> None:
     words = ["task._target_=own.WaitsAfterThirty", "trainer.max_steps=60", "checkpoint.every_steps=10", "name=by_hand"]
     jobs = [submit("train.sbatch", *words), submit("torchrun.sbatch", *words)]
@@ -98,10 +103,11 @@ def test_they_train_and_resume_after_a_requeue_as_one_uninterrupted_run(
     (tmp_path / "go").touch()
 
     words[0] = "task._target_=hpctrain.tasks.digits.Digits"
-    local = [*HPCTRAIN, *WORDS, *words, "run_dir=straight", "cluster.processes_per_node=2"]
-    straight = sandbox.run(local, cwd=tmp_path, timeout=280)
-    assert straight.returncode == 0, straight.stderr
-    digests = set()
+    port, local = free_port(), [*WORDS, *words, "run_dir=straight"]
+    places = [rank_variables(rank, 2, port) for rank in range(2)]
+    ranks = [fork_server.start("hpctrain.cli:main", local, folder=tmp_path, **place) for place in places]
+    for done in fork_server.wait(*ranks):
+        assert done.code == 0, done.output
     for job, run, log, reason in zip(jobs, runs, logs, ("preempted", "time_limit"), strict=True):
         sandbox.wait_job(job, "COMPLETED", timeout=200)
         first, stop, second, end = ledger(run)
@@ -115,10 +121,8 @@ def test_they_train_and_resume_after_a_requeue_as_one_uninterrupted_run(
         assert printed.count("step 60/60  eval/accuracy") == 1, "rank zero prints for all"
         assert "\x1b" not in printed, "plain lines in a log"
         assert f"attempt 2 ended: completed at step {end['step']}" in log.read_text()
-    for run in (*runs, tmp_path / "straight"):
-        shown = sandbox.run([*HPCTRAIN, "inspect", str(run), "--json"])
-        digests.add(json.loads(shown.stdout)["weights_digest"])
-    assert len(digests) == 1
+    kept = [list_checkpoints(RunDirectory.at(run)) for run in (*runs, tmp_path / "straight")]
+    assert len({checkpoints[-1].weights_digest for checkpoints in kept}) == 1
 
 
 def test_a_dead_rank_is_replaced_in_the_same_allocation(sandbox: SlurmSandbox, submit: Submit, tmp_path: Path) -> None:
