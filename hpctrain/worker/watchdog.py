@@ -126,7 +126,8 @@ class Watchdog:
             if silence.look((phase, self._rank.progress), now) >= phase.bound_s(self._health):
                 self._end(phase.complaint(self._health))
             # fires only if this thread can't postpone it in time, because the watched thread keeps the GIL
-            faulthandler.dump_traceback_later(phase.bound_s(self._health), file=STDERR)
+            with _forking:
+                faulthandler.dump_traceback_later(phase.bound_s(self._health), file=STDERR)
 
     def _listen(self) -> None:
         _block_signals()
@@ -172,7 +173,17 @@ def _block_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - set(ERRORS))
 
 
+_forking = threading.Lock()
+"""Held while this process forks, and while the timer is started."""
+
+
 @functools.cache  # once per process, as the registration is
 def _cancel_timer_before_forks() -> None:
     # a child that is forked while faulthandler's timer runs waits at its exit for a thread that it doesn't have
-    os.register_at_fork(before=faulthandler.cancel_dump_traceback_later)
+    os.register_at_fork(before=_begin_fork, after_in_parent=_forking.release, after_in_child=_forking.release)
+
+
+def _begin_fork() -> None:
+    # the lock keeps the watchdog from starting the timer again before the fork: more hooks of others may run until then
+    _forking.acquire()
+    faulthandler.cancel_dump_traceback_later()

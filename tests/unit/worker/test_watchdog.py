@@ -195,3 +195,9 @@ def test_a_process_that_was_suspended_did_not_hang():
     silence.look("mark", 1.0)
     assert silence.look("mark", 7200.0) == 2.0
     assert silence.look("mark", 7201.0) == 3.0
+
+
+def test_a_fork_never_meets_the_timer():
+    program = PROGRAM.with_name("forking.py")
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "0\n"
