@@ -42,9 +42,12 @@ class Termination:
 
     @classmethod
     def read(cls, claim: Path) -> Termination | None:
-        """Read the termination that the attempt's supervisor recorded; None if it recorded none."""
+        """Read the termination that the attempt's supervisor recorded; None if it recorded none, or no reason."""
         record = read_json_or_empty(claim / FILE_NAME)
-        return cls(Reason(record["reason"]), record["evidence"]) if record else None
+        try:
+            return cls(Reason(record["reason"]), str(record["evidence"]))
+        except (KeyError, ValueError):  # another version of hpctrain may know other reasons
+            return None
 
     def write(self, claim: Path) -> None:
         """Write it into the attempt's claim, for the next attempt if SLURM kills this one before it records the end."""

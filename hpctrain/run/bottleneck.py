@@ -64,7 +64,8 @@ def read_bottleneck(claim: Path) -> Bottleneck | None:
         return None
     # another version of hpctrain may have written other fields
     known = {field.name: record[field.name] for field in fields(Bottleneck) if field.name in record}
-    return Bottleneck(**{**known, "also": tuple(known.get("also", ()))})
+    known["also"] = tuple(known.get("also") or ())
+    return Bottleneck(**known)
 
 
 def last_bottleneck(directory: RunDirectory) -> Bottleneck | None:

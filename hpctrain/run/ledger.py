@@ -19,8 +19,17 @@ BETWEEN_MARK_AND_RECORD_S = 5.0
 """Seconds that a busy machine may take between an end's marker, which decides which record counts, and the record."""
 
 
-_FIELDS = {"start": ("job_id", "nodes", "world_size"), "end": ("reason", "detail")}
-"""For each event of the ledger, the fields of `Attempt` besides its step and time; all others go into `extra`."""
+_FIELDS = {
+    "start": {
+        "job_id": "job_id",
+        "nodes": "nodes",
+        "world_size": "world_size",
+        "step": "start_step",
+        "time": "start_time",
+    },
+    "end": {"reason": "reason", "detail": "detail", "step": "end_step", "time": "end_time"},
+}
+"""For each event of the ledger, the fields of `Attempt` by their names in the event; all others go into `extra`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,17 +69,22 @@ class Ledger:
         """All attempts, oldest first; if an attempt has several ends, the first counts."""
         found: dict[int, dict[str, Any]] = {}
         for record in read_json_lines(self.directory.attempts):
-            number, event = record.pop("attempt"), record.pop("event")
-            fields = found.setdefault(number, {"extra": {}})
-            if event not in _FIELDS or f"{event}_time" in fields:
+            number = record.get("attempt")
+            if not isinstance(number, int):
                 continue
+            fields = found.setdefault(number, {"extra": {}})
+            event = str(record.get("event"))
+            names = _FIELDS.get(event)
+            if names is None or names["time"] in fields:
+                continue
+            fields |= {name: record.get(key) for key, name in names.items()}
+            extra = {key: value for key, value in record.items() if key not in names.keys() | {"event", "attempt"}}
             if event == "start":
-                record["nodes"] = tuple(record["nodes"])
+                fields["nodes"] = tuple(fields["nodes"] or ())
+                fields["extra"] = extra | fields["extra"]
             else:
-                record["reason"], record["detail"] = _reason(record)
-            fields |= {f"{event}_{name}": record.pop(name) for name in ("step", "time")}
-            fields |= {name: record.pop(name) for name in _FIELDS[event]}
-            fields["extra"] |= record
+                fields["reason"], fields["detail"] = _reason(record)
+                fields["extra"] |= extra
         return [Attempt(attempt=number, **fields) for number, fields in sorted(found.items())]
 
     def attempt(self, number: int) -> Attempt:

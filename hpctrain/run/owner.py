@@ -7,7 +7,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.files import read_json_or_empty, write_json
+from hpctrain.errors import RunDirectoryError
+from hpctrain.files import read_json, write_json
 from hpctrain.run.process import process_start
 
 FILE_NAME = "owner.json"
@@ -33,8 +34,11 @@ class Owner:
     def read(cls, claim: Path) -> Owner | None:
         """The owner of an attempt; None if it wasn't launched locally or the record can't be read."""
         path = claim / FILE_NAME
-        record = read_json_or_empty(path)
-        return cls(record["host"], record["pid"], path.stat().st_mtime) if record else None
+        try:
+            record = read_json(path)
+            return cls(str(record["host"]), int(record["pid"]), path.stat().st_mtime)
+        except (OSError, RunDirectoryError, KeyError, TypeError, ValueError):
+            return None
 
     @staticmethod
     def write(claim: Path) -> None:

@@ -13,6 +13,7 @@ _NO_TASK = "4294967294"  # of an array without tasks left in the queue, up to SL
 _ALONE = ("Comment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "AdminComment", "SystemComment")
 # users type spaces, fields of their own and even line breaks into a job's name
 _NAME = re.compile(r"(?P<ids>[^\n]*?) JobName=.*?\n(?P<rest> +UserId=.*)", re.DOTALL)
+_NEXT_ROW = re.compile(r"\n(?=\d+(?:_\S+)?\|\d+\|)")  # each begins with the job's id and number
 _NODE_FIELD = re.compile(r"(?:^|\s)(NodeName|State|SlurmdStartTime)=(\S*)")
 # without DRAIN: a draining node still runs its jobs
 _LOST = {
@@ -38,19 +39,19 @@ _COLUMNS = (
     ("job_id", "JobArrayID", "JobArrayID", "JobID", str.strip),
     ("number", "JobID", "JobId", "JobIDRaw", fields.number),
     ("state", "State", "JobState", "State", JobState.parse),
-    ("reason", "Reason", "Reason", "Reason", fields.text),
     ("restarts", "RestartCnt", "Restarts", None, fields.number),
     ("start_time", "StartTime", "StartTime", "Start", fields.moment),
     ("end_time", "EndTime", "EndTime", "End", fields.moment),
     ("preempt_time", "PreemptTime", "PreemptTime", None, fields.moment),
     ("requeue", "Requeue", "Requeue", None, _flag),
+    # last, because burst buffer plugins put the messages of their scripts into it, bars and line breaks included
+    ("reason", "Reason", "Reason", "Reason", fields.text),
 )
 _READ = {row[0]: row[4] for row in _COLUMNS}
 _SQUEUE = {row[0]: row[1] for row in _COLUMNS}
 _SCONTROL = {row[0]: row[2] for row in _COLUMNS}
 _SACCT = {row[0]: row[3] for row in _COLUMNS if row[3]}
 
-# none of these columns has text of a user's, which could contain the bar or a line break
 SQUEUE_FORMAT = ",".join(f"{column}:|" for column in _SQUEUE.values())
 """For `squeue --Format`: a suffix instead of a width prevents truncation."""
 SACCT_FORMAT = ",".join(_SACCT.values())
@@ -62,7 +63,7 @@ def squeue(answer: str) -> list[JobRecord]:
     Raises:
         SchedulerError: it can't be read.
     """
-    return [_record("squeue", _SQUEUE, row.removesuffix("|")) for row in answer.splitlines()]
+    return [_record("squeue", _SQUEUE, row.removesuffix("|")) for row in _rows(answer)]
 
 
 def scontrol(answer: str) -> list[JobRecord]:
@@ -80,7 +81,7 @@ def sacct(answer: str) -> list[JobRecord]:
     Raises:
         SchedulerError: it can't be read.
     """
-    return [_record("sacct", _SACCT, row) for row in answer.splitlines()]
+    return [_record("sacct", _SACCT, row) for row in _rows(answer)]
 
 
 def failed_nodes(answer: str, since: float) -> tuple[str, ...]:
@@ -101,8 +102,13 @@ def failed_nodes(answer: str, since: float) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _rows(answer: str) -> list[str]:
+    rows = answer.removesuffix("\n")
+    return _NEXT_ROW.split(rows) if rows else []
+
+
 def _record(command: str, columns: Mapping[str, str], row: str) -> JobRecord:
-    values = row.split("|")
+    values = row.split("|", len(columns) - 1)
     if len(values) != len(columns):
         raise _unreadable(command, row)
     return _job(dict(zip(columns, values, strict=True)))

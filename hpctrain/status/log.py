@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import deque
 from pathlib import Path
 from typing import BinaryIO
 
@@ -48,10 +47,25 @@ class Tail:
 
 def start_of_last_lines(path: Path, lines: int) -> int:
     """The offset, in bytes, at which the last ``lines`` lines of a file begin."""
-    # in one pass from the beginning: even the log of a long run is read in a fraction of a second
+    # backwards in blocks: progress bars without line breaks can make a log large
     with path.open("rb") as file:
-        last = deque(file, maxlen=lines)
-        return file.tell() - sum(map(len, last))
+        end = position = file.seek(0, os.SEEK_END)
+        if lines == 0:
+            return end
+        wanted = lines + 1  # newlines to find, the one that ends the file among them
+        while position > 0:
+            start = max(0, position - CHUNK_BYTES)
+            file.seek(start)
+            block = file.read(position - start)
+            if position == end and not block.endswith(b"\n"):
+                wanted -= 1
+            found = len(block)
+            while wanted and (found := block.rfind(b"\n", 0, found)) >= 0:
+                wanted -= 1
+            if not wanted:
+                return start + found + 1
+            position = start
+    return 0
 
 
 class RunLog:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.attempt.termination import diagnose
+from hpctrain.attempt.termination import Termination, diagnose
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler import answers
 from hpctrain.scheduler.job import JobState
@@ -89,3 +89,11 @@ def test_a_sigterm_after_the_time_limit_while_the_job_still_counts_as_running():
 
 def test_a_sigterm_long_before_the_time_limit_is_a_peers_death_or_a_persons_kill():
     assert terminated("peer_died").reason is None
+
+
+def test_a_record_without_a_known_reason_is_none(tmp_path):
+    assert Termination.read(tmp_path) is None
+    Termination(Reason.PREEMPTED, "SIGTERM").write(tmp_path)
+    assert Termination.read(tmp_path) == Termination(Reason.PREEMPTED, "SIGTERM")
+    Termination(None, "SIGTERM").write(tmp_path)
+    assert Termination.read(tmp_path) is None

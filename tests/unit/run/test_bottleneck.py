@@ -45,7 +45,7 @@ def test_what_can_not_be_read_is_none(tmp_path, text):
 
 
 def test_one_of_another_version_is_read_as_far_as_it_goes(tmp_path):
-    record = {"text": "fine", "shares": {"data": 0.5}, "new": 1}
+    record = {"text": "fine", "shares": {"data": 0.5}, "also": None, "new": 1}
     (tmp_path / "verdict.json").write_text(json.dumps(record))
     assert read_bottleneck(tmp_path) == Bottleneck(text="fine", shares={"data": 0.5})
 

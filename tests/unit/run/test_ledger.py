@@ -188,3 +188,11 @@ def test_what_a_start_says_beyond_the_contract_is_kept(ledger):
     assert ledger.attempts()[0].extra == {"total_steps": 460, "restart_count": 1}
     ledger.end(number, reason=Reason.PREEMPTED, step=40, requeued_by="SLURM")
     assert ledger.attempts()[0].extra == {"total_steps": 460, "restart_count": 1, "requeued_by": "SLURM"}
+
+
+@pytest.mark.parametrize("record", [{}, {"event": "start"}, {"attempt": 3, "event": "start", "nodes": None}])
+def test_a_record_without_all_fields_leaves_the_other_attempts_readable(ledger, record):
+    number = ledger.claim()
+    ledger.start(number, job_id="7", nodes=["n1"], world_size=1, step=0)
+    append_json_line(ledger.directory.attempts, record)
+    assert ledger.attempts()[0].job_id == "7"

@@ -54,7 +54,7 @@ def test_what_runs_elsewhere_cannot_be_seen(tmp_path):
     assert owner.alive is None
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]"])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 3}', '{"host": "n", "pid": "x"}'])
 def test_an_unreadable_record_is_no_owner(tmp_path, content):
     (tmp_path / "owner.json").write_text(content)
     assert Owner.read(tmp_path) is None

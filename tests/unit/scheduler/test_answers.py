@@ -49,6 +49,13 @@ def test_squeue_of_jobs_in_trouble() -> None:
     assert (found["3"].preempt_time, found["3"].end_time) == (1795257132, 1795257142)
 
 
+def test_a_reason_of_several_lines_with_bars() -> None:
+    rows = captured("squeue.txt").replace("|Resources|", "|burst_buffer/lua: slurm_bb_setup:\n7|2 failed\r|")
+    found = by_id(answers.squeue(rows))
+    assert len(found) == 11
+    assert found["24"].reason == "burst_buffer/lua: slurm_bb_setup:\n7|2 failed"
+
+
 def test_scontrol_fields() -> None:
     (record,) = answers.scontrol(captured("scontrol-names.txt"))
     (same,) = [job for job in answers.squeue(captured("squeue.txt")) if job.job_id == "22"]

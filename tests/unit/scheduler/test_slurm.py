@@ -109,7 +109,7 @@ def test_a_job_is_not_gone_because_the_accounting_has_not_heard_of_it_yet(fake: 
 
 def test_a_pending_task_that_was_cancelled_with_its_array(fake: Scripts) -> None:
     row = (CAPTURED / "squeue.txt").read_text().splitlines()[1]
-    array = row.replace("23|23", "9|9", 1).replace("FAILED|NonZeroExitCode", "CANCELLED|None") + "\n"
+    array = row.replace("23|23", "9|9", 1).replace("FAILED", "CANCELLED").replace("NonZeroExitCode", "None") + "\n"
     (fake.folder / "array").write_text(array)
     fake.answer("squeue", f'case "$*" in *--jobs=8,9) cat {fake.folder}/array;; *) {UNKNOWN};; esac')
     fake.answer("sacct", NO_ACCOUNTING)
