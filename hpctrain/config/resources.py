@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,9 +41,10 @@ def visible_gpus(environ: Mapping[str, str], devices: Path = NVIDIA_GPUS) -> int
 
 def count_devices(listed: str) -> int:
     """Count the GPUs in a value of CUDA_VISIBLE_DEVICES."""
-    names = (name.strip() for name in listed.split(","))
+    names = [name.strip() for name in listed.split(",")]
     # as CUDA does: an invalid name hides its device and all later ones; SLURM sets NoDevFiles in jobs without GPUs
-    return len(list(itertools.takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), names)))
+    invalid = (name in ("", "NoDevFiles") or name.startswith("-") for name in names)
+    return next((number for number, hides in enumerate(invalid) if hides), len(names))
 
 
 def resources_of(config: Config, environ: Mapping[str, str] = os.environ) -> Resources:

@@ -30,7 +30,7 @@ class EvalLoader:
         workers: how batches are fetched; worker processes are started for each pass.
 
     Attributes:
-        most_batches: of any rank.
+        most_batches: the largest number of batches of any rank.
 
     Raises:
         TaskError: the dataset has no length.

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from hpctrain.data.fetch import BatchFetcher, Collate, Request
 from hpctrain.data.keyed_random import IntArray
-from hpctrain.data.micro_batch import MicroBatch, tensors_of
+from hpctrain.data.micro_batch import MicroBatch, iterate_tensors
 from hpctrain.data.order import Order
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.workers import IN_PROCESS, Workers, fetch_batches
@@ -149,7 +149,7 @@ def copied_ahead(
                 batch = move(micro_batch.batch, device)
             computing = torch.cuda.current_stream(device)
             computing.wait_stream(copies)
-            for tensor in tensors_of(batch):
+            for tensor in iterate_tensors(batch):
                 if tensor.is_cuda:
                     # the allocator must not reuse the copying stream's memory before the computing stream has used it
                     tensor.record_stream(computing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -52,16 +52,19 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     return batch
 
 
-def tensors_of(batch: Any) -> list[Tensor]:
+def iterate_tensors(batch: Any) -> Iterator[Tensor]:
     """The tensors of a batch, in the order in which its containers hold them."""
-    found = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(note, batch)
-    return found
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from iterate_tensors(value)
+    elif isinstance(batch, (tuple, list)):
+        for value in batch:
+            yield from iterate_tensors(value)
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        for field in dataclasses.fields(batch):
+            yield from iterate_tensors(getattr(batch, field.name))
 
 
 def _rebuilt(original: Mapping[Any, Any], values: dict[Any, Any]) -> Any:

@@ -82,9 +82,9 @@ def _compress(replica: DistributedDataParallel, gradient_format: str) -> None:
 
 
 @contextmanager
-def without_a_trace(model: nn.Module, world: World) -> Iterator[None]:
+def buffers_and_rng_restored(model: nn.Module, world: World) -> Iterator[None]:
     """Restore the model's buffers, and the random state of Python and torch, after the passes inside the context."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    saved = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     random_state = random.getstate()
     try:
         with torch.random.fork_rng(list(world.gpus)):
@@ -92,8 +92,9 @@ def without_a_trace(model: nn.Module, world: World) -> Iterator[None]:
     finally:
         random.setstate(random_state)
         with torch.no_grad():
-            for buffer, saved in buffers:
-                buffer.copy_(saved)
+            # by name: a forward pass may have put another tensor in a buffer's place
+            for name, buffer in model.named_buffers():
+                buffer.copy_(saved[name])
 
 
 def settle_buckets(model: nn.Module, world: World, backward: Callable[[], None]) -> None:
@@ -115,7 +116,7 @@ def settle_buckets(model: nn.Module, world: World, backward: Callable[[], None])
     # step with accumulation doesn't.
     if not model.static_graph and (world.size <= 2 or model.find_unused_parameters):
         return
-    with without_a_trace(model, world):
+    with buffers_and_rng_restored(model, world):
         backward()
     for parameter in model.parameters():
         parameter.grad = None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # its usual name
 from torch.utils.data import Dataset
 
-from hpctrain.data.micro_batch import map_tensors, tensors_of
+from hpctrain.data.micro_batch import iterate_tensors, map_tensors
 from hpctrain.data.order import Order
 from hpctrain.errors import TaskError
 
@@ -150,7 +150,7 @@ class Task(ABC):
         Raises:
             TaskError: the batch holds no tensor with a dimension.
         """
-        for tensor in tensors_of(batch):
+        for tensor in iterate_tensors(batch):
             if tensor.dim():
                 return len(tensor)
         name = type(self).__name__

@@ -65,7 +65,8 @@ def compute_in(dtype: torch.dtype, module: nn.Module, *, given: torch.dtype) -> 
         given: the format outside.
     """
     _convert_inputs(module, _cast(given, dtype))
-    module.register_forward_hook(lambda _, __, output: map_tensors(_cast(dtype, given), output))
+    back = _cast(dtype, given)
+    module.register_forward_hook(lambda _, __, output: map_tensors(back, output))
 
 
 def order_channels_last(model: nn.Module) -> None:

@@ -59,6 +59,7 @@ class TrainingLog:
         """
         if self._parts.world.is_rank_zero:
             self._sinks = self._open_sinks(directory, log_stream)
+        self._throughput.rate(self._parts.plan.samples_seen(self._start.step))  # opening them doesn't count
         try:
             yield
         finally:

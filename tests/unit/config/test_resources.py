@@ -24,6 +24,8 @@ def test_gpus_are_those_of_the_driver_that_the_process_may_use(tmp_path):
     assert visible_gpus({}, tmp_path / "gpus") == 4
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "1,3"}, tmp_path / "gpus") == 2
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,1,2,3,4"}, tmp_path / "gpus") == 4
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,-5,1"}, tmp_path / "gpus") == 1
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, tmp_path / "gpus") == 0
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from hpctrain.data.micro_batch import map_tensors, tensors_of
+from hpctrain.data.micro_batch import iterate_tensors, map_tensors
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -14,6 +14,15 @@ Pair = namedtuple("Pair", ["left", "right"])
 class Sample:
     image: torch.Tensor
     name: str
+
+
+@dataclass
+class Masked:
+    ids: torch.Tensor
+    mask: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.mask = self.ids > 1
 
 
 def test_tensors_are_found_and_replaced_in_every_container() -> None:
@@ -31,5 +40,10 @@ def test_tensors_are_found_and_replaced_in_every_container() -> None:
     assert isinstance(doubled["named"], Pair)
     assert isinstance(doubled["ordered"], OrderedDict)
     assert doubled["dataclass"].name == "cat"
-    assert [int(tensor) for tensor in tensors_of(doubled)] == [2] * 7
-    assert [int(tensor) for tensor in tensors_of(batch)] == [1] * 7
+    assert [int(tensor) for tensor in iterate_tensors(doubled)] == [2] * 7
+    assert [int(tensor) for tensor in iterate_tensors(batch)] == [1] * 7
+
+
+def test_a_tensor_that_a_dataclass_makes_itself_is_found() -> None:
+    batch = Masked(torch.tensor([1, 2]))
+    assert [id(tensor) for tensor in iterate_tensors(batch)] == [id(batch.ids), id(batch.mask)]

@@ -5,7 +5,13 @@ import torch
 from torch import nn
 
 from hpctrain.config.parallel import Parallel
-from hpctrain.distributed.replica import inner, replicate, settle_buckets, synchronise_batchnorm, without_a_trace
+from hpctrain.distributed.replica import (
+    buffers_and_rng_restored,
+    inner,
+    replicate,
+    settle_buckets,
+    synchronise_batchnorm,
+)
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError
 
@@ -22,16 +28,32 @@ def test_alone_there_is_no_throwaway_backward():
     settle_buckets(nn.Linear(2, 2), ALONE, lambda: pytest.fail("a throwaway backward"))
 
 
-def test_a_pass_without_a_trace_leaves_buffers_and_random_state_as_they_were():
+def test_a_pass_buffers_and_rng_restored_leaves_buffers_and_random_state_as_they_were():
     model, before = nn.BatchNorm1d(3), torch.random.get_rng_state()
     draw = random.Random(7)
     random.seed(7)
-    with without_a_trace(model, ALONE):
+    with buffers_and_rng_restored(model, ALONE):
         model(torch.randn(4, 3))
         random.random()
     assert torch.equal(torch.random.get_rng_state(), before)
     assert random.random() == draw.random()
     assert (model.num_batches_tracked, model.running_mean.tolist()) == (0, [0.0] * 3)
+
+
+def test_a_buffer_that_the_pass_replaces_is_restored():
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self):
+            self.calls = self.calls + 1
+
+    model = Counter()
+    with buffers_and_rng_restored(model, ALONE):
+        model()
+        assert model.calls == 1
+    assert model.calls == 0
 
 
 def test_batch_norms_are_replaced_wherever_they_are():
