@@ -104,7 +104,7 @@ class UnrecordedEnds:
         if entry.job_id is None or entry.job_id == self.job_id:
             return killed
         job_id = entry.job_id
-        record = _answer(lambda: self.slurm.find([job_id])[job_id])
+        record = _ask_or_none(lambda: self.slurm.find([job_id])[job_id])
         if record is None:
             return replace(killed, why=f"SLURM no longer knows job {job_id}")
         if not record.state.is_finished:
@@ -116,11 +116,11 @@ class UnrecordedEnds:
         """Explain the end of an attempt in this same job, which SLURM requeued, by accounting or by failed nodes."""
         job_id = entry.job_id or self.job_id
         assert job_id is not None
-        record = _answer(lambda: self.slurm.before_requeue(job_id))
+        record = _ask_or_none(lambda: self.slurm.before_requeue(job_id))
         if record is not None and (found := _by_state(record.state)):
             return found
         requeued = _Explanation(Reason.NODE_FAILURE, "SLURM requeued the job")
-        failed = _answer(lambda: self.slurm.failed_nodes(entry.nodes, entry.start_time or 0.0))
+        failed = _ask_or_none(lambda: self.slurm.failed_nodes(entry.nodes, entry.start_time or 0.0))
         if failed is None or not entry.nodes:
             return requeued
         if failed:
@@ -139,7 +139,7 @@ class _Explanation:
     certain: bool = False
 
 
-def _answer(question: Callable[[], T | None]) -> T | None:
+def _ask_or_none(question: Callable[[], T | None]) -> T | None:
     try:
         return question()
     except SchedulerError as error:

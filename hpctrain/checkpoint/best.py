@@ -25,7 +25,7 @@ class Best:
         self._mode = mode
         self._keep = keep
         self._scores: dict[int, Score] = {}
-        self._last: dict[int, Score] = {}
+        self._last: tuple[int, Score] | None = None
 
     @classmethod
     def configured(cls, policy: Checkpoint, metric: str, mode: str) -> Best | None:
@@ -71,13 +71,13 @@ class Best:
         if not math.isfinite(value):
             return False
         score = Score(self._name, self._mode, value)
-        self._last = {step: score}
+        self._last = (step, score)
         self._remember({**self._scores, step: score})
         return step in self._scores
 
     def score_at(self, step: int) -> Score | None:
         """Return the score of ``step`` if it is the last evaluated step; else None."""
-        return self._last.get(step)
+        return self._last[1] if self._last is not None and self._last[0] == step else None
 
     def state(self) -> dict[str, Any]:
         """Return the best values so far by step, for a checkpoint."""
@@ -87,7 +87,7 @@ class Best:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state`; drop the values of another metric."""
         self._scores = {}
-        self._last = {}
+        self._last = None
         if tuple(state.get("metric", ())) == (self._name, self._mode):
             self._remember({step: Score(self._name, self._mode, value) for step, value in state["values"].items()})
 

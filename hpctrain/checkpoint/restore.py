@@ -30,10 +30,10 @@ def restore_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
     plain = PlainNames(model)
     here = model.state_dict()
     own_names = {plain(name): name for name in here}
-    problems = described("only in the checkpoint", saved.keys() - own_names.keys())
-    problems += described("only in the model", own_names.keys() - saved.keys())
+    problems = differing("only in the checkpoint", saved.keys() - own_names.keys())
+    problems += differing("only in the model", own_names.keys() - saved.keys())
     shared = [(name, saved[name], here[own]) for name, own in own_names.items() if name in saved]
-    problems += described("not alike", (_difference(*pair) for pair in shared if _kind(pair[1]) != _kind(pair[2])))
+    problems += differing("not alike", (_difference(*pair) for pair in shared if _kind(pair[1]) != _kind(pair[2])))
     if problems:
         raise CheckpointError(
             f"the checkpoint doesn't fit the model: {'; '.join(problems)}. Resume with the model that was saved, "
@@ -74,7 +74,7 @@ def restore_optimizer(
     problems = _other_parameters(saved_names, names)
     if "_target_" in changed:
         unknown = {option for old, new in groups for option in old.keys() - new.keys()} - {_INITIAL_LR}
-        problems = described("options that this optimizer doesn't have", unknown) + problems
+        problems = differing("options that this optimizer doesn't have", unknown) + problems
     if problems:
         raise CheckpointError(
             f"the checkpoint doesn't fit the optimizer ({type(optimizer).__name__}): {'; '.join(problems)}. "
@@ -115,7 +115,7 @@ def _other_parameters(saved: Sequence[Sequence[str]], here: Sequence[Sequence[st
     if sizes[0] != sizes[1]:
         return [f"parameters per group: {sizes[0]} saved, {sizes[1]} here"]
     pairs = (pair for old, new in zip(saved, here, strict=True) for pair in zip(old, new, strict=True))
-    return described("another order", (f"{old} saved where {new} is here" for old, new in pairs if old != new))
+    return differing("another order", (f"{old} saved where {new} is here" for old, new in pairs if old != new))
 
 
 def _kind(value: object) -> object:
@@ -145,7 +145,7 @@ def _owned(loaded: Any, saved: Any, memory: HostMemory) -> Any:
     return loaded
 
 
-def described(what: str, names: Iterable[str]) -> list[str]:
+def differing(what: str, names: Iterable[str]) -> list[str]:
     """Describe a difference in one phrase, such as ``only in the model: a, b and 3 more``; empty without names."""
     found = sorted(names)
     return [f"{what}: {listed(found)}"] if found else []

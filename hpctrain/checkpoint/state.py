@@ -19,7 +19,7 @@ from hpctrain.run.score import Score
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All state that determines the rest of a run, copied to host memory between two steps.
+    """All state that determines the rest of a run between two steps, in host memory or mapped from a checkpoint.
 
     Attributes:
         model: plain name -> tensor, tied weights still tied; extra state of modules as the modules returned it.
@@ -133,12 +133,12 @@ class LiveState:
         snapshot = Snapshot(
             model=_named_tensors(self.model, copy, kept.model),
             optimizer=copy.of(self.optimizer.state_dict(), kept.optimizer, "optimizer"),
-            state=copy.of(self._rest(), kept.state, "state"),
+            state=copy.of(self._other_state(), kept.state, "state"),
         )
         copy.finish()
         return snapshot
 
-    def _rest(self) -> dict[str, Any]:
+    def _other_state(self) -> dict[str, Any]:
         return {
             **asdict(self.head),
             "scaler": None if self.scaler is None else self.scaler.state_dict() or None,

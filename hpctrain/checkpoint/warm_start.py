@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from hpctrain.checkpoint.read import load
-from hpctrain.checkpoint.restore import described
+from hpctrain.checkpoint.restore import differing
 from hpctrain.checkpoint.state import PlainNames
 from hpctrain.errors import CheckpointError
 from hpctrain.phrases import listed
@@ -47,12 +47,12 @@ def warm_start(model: nn.Module, source: Path, *, match: str = "*", strict: bool
     shared = saved.keys() & here.keys()
     taken = sorted(name for name in shared if saved[name].shape == here[name].shape)
     differences = [
-        *described("only in the model", here.keys() - saved.keys()),
-        *described("only in the source", saved.keys() - here.keys()),
-        *described("of another shape", shared.difference(taken)),
+        *differing("only in the model", here.keys() - saved.keys()),
+        *differing("only in the source", saved.keys() - here.keys()),
+        *differing("of another shape", shared.difference(taken)),
     ]
     if not taken or (strict and differences):
-        found = "; ".join(differences if strict else []) or f"no weight matches {match}"
+        found = "; ".join(differences) if strict and differences else f"no weight matches {match}"
         raise CheckpointError(
             f"init_from={source}: {found}; see init_match, or set init_strict=false to take what fits"
         )

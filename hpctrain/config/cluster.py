@@ -72,7 +72,10 @@ def _check_option(key: str, option: str, value: object) -> None:
 
 @dataclass(kw_only=True, slots=True)
 class Requeue(require.Checked):
-    """Budgets over the whole run; hpctrain never requeues a cancelled run or a task's own error."""
+    """Budgets over the whole run; hpctrain never requeues a cancelled run or a task's own error.
+
+    Owner: hpctrain.attempt.
+    """
 
     prefix = "cluster.requeue."
 

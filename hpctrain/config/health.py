@@ -15,7 +15,10 @@ USUAL_S = 1800.0
 
 @dataclass(kw_only=True, slots=True)
 class Health(require.Checked):
-    """Bounds on the time without progress, per rank; beyond them the attempt ends as `hang`, with stacks in logs/."""
+    """Bounds on the time without progress, per rank; beyond them the attempt ends as `hang`, with stacks in logs/.
+
+    Each key is a bound in seconds; `collective_timeout_s` relies on it.
+    """
 
     hang_timeout_s: Annotated[float, require.between(1, LONGEST_S)] = 1800.0
     """Seconds without a completed step, after the attempt's first step."""

@@ -10,8 +10,8 @@ from hpctrain.run.checkpoints import CheckpointInfo, newest_intact
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.metrics import read_metrics
 
-OF_THE_NEWEST = {"steps": "step", "samples seen": "samples_seen", "weights digest": "weights_digest"}
-"""What is compared of the newest checkpoints: a field of `CheckpointInfo` by its name in the table."""
+COMPARED_FIELDS = {"steps": "step", "samples seen": "samples_seen", "weights digest": "weights_digest"}
+"""Fields of the newest checkpoints that are compared: a field of `CheckpointInfo` by its name in the table."""
 SPEED = ("throughput/", "memory/")
 """Metrics of the machine, which differ from run to run."""
 
@@ -61,7 +61,7 @@ def compare(straight: TrainingResult, interrupted: TrainingResult) -> list[Row]:
     one, other = straight, interrupted
     rows = [
         _compare_values(what, getattr(one.newest, field, None), getattr(other.newest, field, None))
-        for what, field in OF_THE_NEWEST.items()
+        for what, field in COMPARED_FIELDS.items()
     ]
     names = sorted(one.metrics.keys() | other.metrics.keys())
     rows += [_compare_series(name, one.metrics.get(name, {}), other.metrics.get(name, {})) for name in names]

@@ -179,10 +179,10 @@ class LocalRanks:
                 return
             time.sleep(POLL_S)
 
-    def _wait(self, timeout_s: float, goes_on: Callable[[], bool]) -> None:
-        """Wait while this goes on, until the timeout is over or the user presses Ctrl-C a second time."""
+    def _wait(self, timeout_s: float, condition: Callable[[], bool]) -> None:
+        """Wait while the condition holds, until the timeout is over or the user presses Ctrl-C a second time."""
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline and not self.cut_short and goes_on():
+        while time.monotonic() < deadline and not self.cut_short and condition():
             time.sleep(POLL_S)
 
     def _any_runs(self) -> bool:

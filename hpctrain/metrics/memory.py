@@ -39,7 +39,7 @@ class Memory:
         """Bytes in use at the peak: by tensors on a GPU, otherwise by the process with mapped files (proc(5))."""
         if self._device is not None:
             return torch.cuda.max_memory_allocated(self._device)
-        # not getrusage(2): its ru_maxrss survives exec, so that it would be the peak of whoever started this process
+        # not getrusage(2): its ru_maxrss survives exec, so it would be the peak of the process that started this one
         try:
             found = re.search(r"^VmHWM:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)
         except OSError:

@@ -171,7 +171,7 @@ class RunDirectory:
 
     @property
     def cancelled_at(self) -> float | None:
-        """When the user cancelled the run, in epoch seconds; None if nobody did, or a job was submitted afterwards."""
+        """When the user cancelled the run, in epoch seconds; None if they didn't, or a job was submitted afterwards."""
         last: dict[str, Any] = next(reversed(self.job_records()), {})
         return float(last["time"]) if last.get("cancelled") else None
 

@@ -94,6 +94,7 @@ class Evaluation:
         before = rng_state(self._world.gpus)
         meter = Meter(self._world.device, self._world.sum_ if self._world.size > 1 else None)
         weights = nullcontext() if self._ema is None else self._ema.in_place()
+        was_training = self._model.training
         modes = [(module, module.training) for module in self._model.modules()]
         self._model.eval()
         try:
@@ -102,7 +103,7 @@ class Evaluation:
         finally:
             # `train` first, which a module may override; but it also switches on what a task keeps in evaluation mode,
             # such as frozen batch norms
-            self._model.train(modes[0][1])
+            self._model.train(was_training)
             for module, mode in modes:
                 module.training = mode
         if stop is not None:

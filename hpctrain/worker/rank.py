@@ -127,11 +127,11 @@ class Rank:
         except OSError as refused:
             log.warning("the exit record can't be written: %s", refused)
 
-    def record_hang(self, complaint: str, position: Position) -> None:
+    def record_hang(self, message: str, position: Position) -> None:
         """Record that this rank hangs; runs in the watchdog's thread.
 
         Args:
-            complaint: one line: the time without progress, the key that bounds it, and the rank's position.
+            message: one line: the time without progress, the key that bounds it, and the rank's position.
             position: of the thread that hangs.
         """
         if self.directory is None or self.attempt is None or self.claim is None:
@@ -139,7 +139,7 @@ class Rank:
         alone = self.environment.world_size == 1
         record = self._exit_record(
             Reason.HANG,
-            message=f"{complaint}; stacks: {self.stacks}",
+            message=f"{message}; stacks: {self.stacks}",
             trace=position.stack,
             blames_peer=position.waits and not alone,
             stop_signal=None,  # a hanging rank doesn't act on signals

@@ -17,7 +17,7 @@ MAX_UNREAD = 8
 
 
 class HostEvent:
-    """The methods of `torch.cuda.Event` that `PartTimer` calls, by the host's clock: a CPU has done what was called.
+    """The methods of `torch.cuda.Event` that `PartTimer` calls, by the host's clock: on a CPU, calls block.
 
     Args:
         clock: monotonic seconds.
