@@ -10,7 +10,7 @@ HpctrainError
 ├── RendezvousError              the ranks didn't meet in time
 ├── CheckpointError              a checkpoint can't be written or read
 │   ├── CheckpointDamagedError   a checkpoint that is incomplete, or whose checksums don't match
-│   └── CheckpointUnlikeError    a node reads other bytes of a checkpoint than rank zero
+│   └── CheckpointUnlikeError    a node reads different bytes of a checkpoint than rank zero
 ├── TaskError                    a task, model or data set broke its contract with the training loop
 ├── DivergedError                the loss is NaN or infinite, or the loss scale has collapsed
 └── RunFailedError               a run that a command launched and waited for has failed
@@ -100,7 +100,7 @@ class RendezvousError(HpctrainError):
 
     Args:
         message: where this rank looked, and what to do.
-        waited: whether this rank waited for another one that never came.
+        waited: whether this rank waited for another rank that never came.
     """
 
     def __init__(self, message: str, *, waited: bool = False) -> None:
@@ -113,7 +113,7 @@ class CheckpointError(HpctrainError):
 
     Args:
         message: which checkpoint, what was found, and what to do.
-        elsewhere: whether it happened on another rank, whose own error has the details.
+        elsewhere: whether another rank failed; its own error has the details.
     """
 
     def __init__(self, message: str, *, elsewhere: bool = False) -> None:
@@ -126,7 +126,7 @@ class CheckpointDamagedError(CheckpointError):
 
 
 class CheckpointUnlikeError(CheckpointError):
-    """A node reads other bytes of a checkpoint than rank zero, which found it intact."""
+    """A node reads different bytes of a checkpoint than rank zero, which found it intact."""
 
 
 class TaskError(HpctrainError):

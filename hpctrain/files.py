@@ -17,7 +17,7 @@ from typing import Any
 from hpctrain.errors import RunDirectoryError
 
 TEMPORARY_PREFIX = ".tmp-"
-"""Files whose names begin like this are being written; those that a crash leaves may be removed."""
+"""Prefix of files that are still being written; those that a crash leaves may be removed."""
 
 
 def temporary_name(path: Path) -> Path:
@@ -84,7 +84,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_or_empty(path: Path) -> dict[str, Any]:
-    """Read a JSON object that its reader can do without; empty if it is missing or can't be read."""
+    """Read the JSON object in ``path``; empty if the file is missing or can't be read."""
     try:
         return read_json(path)
     except (OSError, RunDirectoryError):
@@ -127,7 +127,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def read_json_lines(path: Path, *, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:
-    """The records of a file of JSON lines, oldest first; lines that a crash left incomplete are skipped.
+    """Read the records of a file of JSON lines, oldest first; lines that a crash left incomplete are skipped.
 
     Yields nothing if the file doesn't exist.
 

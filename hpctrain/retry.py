@@ -27,12 +27,15 @@ def retry(
         act: the function; it may be called many times.
         on: exceptions that are worth a retry.
         for_s: seconds after which the last exception is raised; 0 calls the function once.
-        every_s: seconds between the first two tries.
-        slowing_to_s: upper bound of the pause, which doubles after each try; None keeps the pause constant.
-        problem: what fails, for the log.
+        every_s: seconds between the first two calls.
+        slowing_to_s: upper bound of the pause, which doubles after each call; None keeps the pause constant.
+        problem: what failed, for the log.
 
     Returns:
         What `act` returns.
+
+    Raises:
+        Exception: the last one in `on`, after `for_s`; any other at once.
     """
     deadline = time.monotonic() + for_s
     while True:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpctrain.attempt.termination import Termination
-from hpctrain.phrases import listed
+from hpctrain.phrases import numbered
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
 from hpctrain.run.ledger import Ledger
@@ -15,7 +15,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.run.times import read_times
 
 OUT_OF_MEMORY = re.compile(r"out of memory|oom.kill", re.IGNORECASE)
-"""What srun and slurmstepd print when the kernel killed a rank for its memory."""
+"""What srun and slurmstepd print when the kernel killed a rank that used too much memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +90,12 @@ class Outcome:
         if silent:
             reason = Reason.OUT_OF_MEMORY if OUT_OF_MEMORY.search(complaints) else Reason.INFRASTRUCTURE
             why = f": {complaints}" if complaints else " (killed from outside?)"
-            report = f"rank {listed(silent)} of {world_size} ended without an exit record{why}; see its log"
+            report = f"{numbered('rank', silent)} of {world_size} ended without an exit record{why}; see its log"
             return cls(reason, step, report, silent_ranks=silent)
         return cls(Reason.COMPLETED, step)
 
     def may_be_slurms_doing(self, ledger: Ledger, attempt: int) -> bool:
-        """Whether SLURM may have ended the attempt without its ranks noticing, so that its record has to be checked.
+        """Whether SLURM may have ended the attempt without its ranks noticing; if so, check SLURM's record of the job.
 
         If SLURM doesn't track processes by cgroups, it signals all of a rank's processes. A child process, such as
         a compiler, may die of that, and the rank fails with an error that looks like the task's own.
@@ -133,22 +133,22 @@ def hang_report(records: Mapping[int, ExitRecord], silent: Sequence[int]) -> str
     """
     hanging = sorted((one for one in records.values() if one.reason is Reason.HANG), key=lambda one: one.time)
     # A rank that hangs while it waits for others blames them. So the cause is a rank that hangs outside of a
-    # collective, or one without a record of a hang: it stood still, and at most woke up when the others ended.
+    # collective, or one without a record of a hang: it was stuck, and at most woke up when the others ended.
     stuck = [one for one in hanging if not one.blames_peer]
     waiting = sorted(one.rank for one in hanging if one.blames_peer)
     lost = sorted(one.rank for one in records.values() if one.blames_peer and one.reason is not Reason.HANG)
     first = (stuck or hanging)[0]
     parts = [f"rank {first.rank} on {first.host} hangs after step {first.step}: {first.message}"]
     if len(stuck) > 1:
-        parts.append(f"so does rank {listed(sorted(one.rank for one in stuck[1:]))}")
+        parts.append(f"also hanging: {numbered('rank', sorted(one.rank for one in stuck[1:]))}")
     if silent:
         why = "stopped, its machine gone, or stuck outside of Python"
-        parts.append(f"rank {listed(silent)} left no exit record: {why}")
+        parts.append(f"{numbered('rank', silent)} left no exit record: {why}")
     if lost and not stuck:
-        parts.append(f"rank {listed(lost)} saw no hang and then lost the others: it may have stood still")
+        parts.append(f"{numbered('rank', lost)} saw no hang and then lost the others, perhaps after being stuck")
     if waiting:
-        others_known = stuck or silent or lost
-        parts.append(f"rank {listed(waiting)} waited for others" if others_known else "every rank waited for others")
+        who = numbered("rank", waiting) if stuck or silent or lost else "every rank"
+        parts.append(f"{who} waited for others")
     head = "; ".join(parts)
     return f"{head}\n{first.traceback.rstrip()}" if stuck and first.traceback else head
 
@@ -172,11 +172,11 @@ def record_end(
 
     Args:
         directory: the run.
-        attempt: its number.
+        attempt: the attempt's number.
         outcome: how it ended.
-        world_size: number of ranks; this and the next two are fields of the start.
-        job_id: of its job.
-        nodes: of its ranks.
+        world_size: number of ranks; this, `job_id` and `nodes` are fields of the start.
+        job_id: its job's id.
+        nodes: the nodes of its ranks.
         extra: more fields of the end.
 
     Raises:

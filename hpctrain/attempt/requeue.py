@@ -65,10 +65,10 @@ class RequeueDecision:
             return RequeueDecision(Action.END, Reason.CANCELLED, Reason.CANCELLED.meaning.why_final)
         if record is not None and record.requeue is False:
             if not resubmittable:
-                why = f"{self.why}; but SLURM may not requeue the job"
+                why = f"{self.why}; but SLURM isn't allowed to requeue the job"
                 return RequeueDecision(Action.END, self.reason, why)
             if self.action is Action.REQUEUE:
-                why = f"{self.why}, in a new job, since SLURM may not requeue this one"
+                why = f"{self.why}, in a new job, since SLURM isn't allowed to requeue this one"
                 return replace(self, action=Action.RESUBMIT, why=why)
         elif self.action is Action.RESUBMIT and not resubmittable:
             why = f"{self.why}; but back to the queue, since only the job's user can submit its script again"
@@ -77,7 +77,7 @@ class RequeueDecision:
 
 
 def history_with(ledger: Ledger, attempt: int, outcome: Outcome) -> list[Attempt]:
-    """All attempts up to the newest one, whose end isn't recorded yet: the record includes what follows from it."""
+    """All attempts up to this one, with its outcome filled in: its end is recorded only after the decision."""
     saved = ledger.directory.saved_step
     this = ledger.attempt(attempt)
     this = replace(
@@ -99,7 +99,7 @@ def decide(
     reported: bool = False,
     spares: int = 0,
 ) -> RequeueDecision:
-    """Decide what follows after the newest attempt.
+    """Decide what follows the newest attempt.
 
     Args:
         history: all attempts, oldest first, each with its reason; the newest one last.
@@ -118,7 +118,7 @@ def decide(
     # A node that reports a broken machine twice isn't the run's fault: the run continues without it. Ranks that are
     # killed on the same node each time prove nothing: the task itself may be what kills them.
     if (stalled := _stalled_in_a_row(history)) >= policy.max_stalled_attempts and not (again and reported):
-        why = f"{stalled} attempts in a row gained no step, the last one by {reason.value}: the run makes no progress"
+        why = f"{stalled} attempts in a row gained no step (the last: {reason.value}): the run makes no progress"
         if again:
             why += f"; to find out whether {' '.join(again)} is broken, resume with cluster.exclude={','.join(again)}"
         return RequeueDecision(Action.END, Reason.STALLED, why)

@@ -18,7 +18,7 @@ FILE_NAME = "termination.json"
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 ENDED_FOR = {"TimeLimit": Reason.TIME_LIMIT, "NodeDown": Reason.NODE_FAILURE}
-"""By the Reason in the record of a job that ends without a requeue; any other Reason means that a person ended it."""
+"""Reasons in SLURM's record of a job that ends without a requeue; any other means that a person ended it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Termination:
 
     @classmethod
     def read(cls, claim: Path) -> Termination | None:
-        """Read the termination that the attempt's supervisor recorded; None if it recorded none, or no reason."""
+        """Read the termination that the attempt's supervisor recorded; None if there is none with a known reason."""
         record = read_json_or_empty(claim / FILE_NAME)
         try:
             return cls(Reason(record["reason"]), str(record["evidence"]))

@@ -19,7 +19,7 @@ class Job:
     run_dir: str
 
     def __call__(self) -> None:
-        """Replace this process by the supervisor; a signal that arrives meanwhile stays pending for it."""
+        """Replace this process with the supervisor; a signal that arrives meanwhile stays pending for it."""
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
         sys.stdout.flush()
         sys.stderr.flush()

@@ -31,7 +31,7 @@ def launch(config: Config, command: Sequence[str]) -> int:
     run = prepare(config, command)
     if isinstance(config.cluster, Slurm):
         return _submit(run)
-    from hpctrain.launch.local import launch_local  # half of the worker's modules, which a submission does without
+    from hpctrain.launch.local import launch_local  # imports much of the worker, which submitting doesn't need
 
     print(f"run directory {run.directory.path}", flush=True)
     return launch_local(run)

@@ -1,4 +1,4 @@
-"""Launch on this machine: the rank in this process, or one process per rank."""
+"""Launch on this machine: a single rank in this process, or one process per rank."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ from hpctrain.worker.entry import run_rank
 GRACE_S = 5.0
 """Seconds to wait before killing the ranks, after one of them failed or after a second Ctrl-C."""
 WRITING_S = 25.0
-"""More seconds for rank zero while it writes a checkpoint, and once its exit record exists: it may be writing one
-then."""
+"""Further seconds for rank zero while it may be writing a checkpoint."""
 STOPPING_S = 60.0
 """Seconds to wait before killing the ranks, after one of them stopped; all of them have saved by then."""
 POLL_S = 0.05

@@ -92,12 +92,12 @@ def prepare(config: Config, command: Sequence[str]) -> RunPlan:
 
 
 def prepare_as_rank(config: Config, command: Sequence[str], environment: ClusterEnvironment) -> RunPlan:
-    """Prepare a run whose ranks were started by hand.
+    """Prepare a run that hpctrain didn't launch: its user started its ranks, or wrote its batch script.
 
     Args:
         config: checked; without a `run_dir`, the job's id names it, so that a requeued job finds it again.
         command: the words that were typed.
-        environment: rank zero's.
+        environment: rank zero's, or the batch script's.
     """
     if config.run_dir is None and environment.job_id is not None:
         path = Path("runs") / str(config.name) / f"job_{environment.job_id}"
@@ -117,7 +117,7 @@ def default_path(name: str) -> Path:
 
 
 def claim_default_path(name: str) -> Path:
-    """Make `runs/NAME/DATE_TIME`, with a number appended where another run has claimed it.
+    """Make `runs/NAME/DATE_TIME`, with a number appended if another run has claimed it.
 
     Raises:
         RunDirectoryError: it can't be created here.
@@ -144,7 +144,7 @@ def refuse_other_run(old: Config, new: Config) -> None:
     """Refuse a configuration that would change a run's weights; print the other changes.
 
     Raises:
-        ConfigError: names the keys that changed and may not.
+        ConfigError: names the changed keys on which the weights depend.
     """
     before, after = flat(old), flat(dataclasses.replace(new, resume=old.resume))
     changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
@@ -154,7 +154,7 @@ def refuse_other_run(old: Config, new: Config) -> None:
         raise ConfigError(
             key,
             after.get(key),
-            f"but the run in {new.run_dir} has {before.get(key)}, and the weights depend on it"
+            f"the run in {new.run_dir} has {before.get(key)}, and the weights depend on it"
             + (f"; they also depend on {', '.join(others)}" if others else ""),
             "choose another run_dir, or set resume.allow_config_change=true",
         )

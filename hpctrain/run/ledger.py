@@ -16,8 +16,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.run.times import read_times
 
 BETWEEN_MARK_AND_RECORD_S = 5.0
-"""Seconds that a busy machine may take between an end's marker, which decides which record counts, and the record."""
-
+"""Seconds that a busy machine may take between an end's marker and its record; the first marker's record counts."""
 
 _FIELDS = {
     "start": {

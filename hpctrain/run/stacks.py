@@ -24,7 +24,7 @@ def request_stacks(request: Path) -> str:
     Raises:
         RunDirectoryError: the request can't be written.
     """
-    # not the time: the clocks of the nodes may differ, and earlier answers stand in the same file
+    # not the time: the clocks of the nodes may differ, and earlier answers are in the same file
     token = secrets.token_hex(4)
     try:
         write_atomic(request, token, durable=False)

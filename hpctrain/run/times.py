@@ -97,7 +97,7 @@ class Times:
 
         Args:
             step: completed steps.
-            due: record it in any case.
+            due: record it even if the last record is recent.
         """
         if self._file is None or not (due or self._clock() - self._recorded_at >= RECORD_EVERY_S):
             return

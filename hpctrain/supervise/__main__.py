@@ -25,7 +25,7 @@ from hpctrain.retry import retry  # noqa: E402
 from hpctrain.run.directory import RunDirectory  # noqa: E402
 from hpctrain.scheduler.slurm import Slurm  # noqa: E402
 from hpctrain.supervise.allocation import allocation_overrides  # noqa: E402
-from hpctrain.supervise.supervisor import REFUSED, STORAGE_S, Supervisor  # noqa: E402
+from hpctrain.supervise.supervisor import STORAGE_ERRORS, STORAGE_S, Supervisor  # noqa: E402
 
 COMMAND = "python -m hpctrain.supervise"
 
@@ -99,8 +99,8 @@ def _prepare_run(
     try:
         return retry(
             lambda: prepare_as_rank(config, command, environment),
-            on=REFUSED,
-            # a requeued job could use its directory before, so only its failures are temporary
+            on=STORAGE_ERRORS,
+            # a requeued job has used its directory before, so a failure is probably temporary
             for_s=STORAGE_S if environment.restart_count else 0.0,
             problem="the run directory can't be prepared",
         )

@@ -60,7 +60,7 @@ def allocation_overrides(environ: Mapping[str, str], words: Sequence[str]) -> li
     counts = tasks_per_node(environ.get(name, "1"), variable=name)
     if len(set(counts)) > 1:
         raise ClusterEnvironmentError(
-            "expected as many tasks on each node; ask sbatch for --ntasks-per-node", {name: environ[name]}
+            "expected the same number of tasks on each node; pass --ntasks-per-node to sbatch", {name: environ[name]}
         )
     values = {
         "nodes": environ.get("SLURM_JOB_NUM_NODES"),

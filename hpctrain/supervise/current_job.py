@@ -125,7 +125,7 @@ class CurrentJob:
     def _ask(self, question: Callable[[], T | None]) -> T | None:
         def ask() -> T | None:
             # A batch host that is cut off from the network may outlive its job: stop asking once a later attempt owns
-            # the run. The lock keeps an attempt that this process is claiming from looking like that one. A run
+            # the run. The lock keeps an attempt that this process is claiming from being taken for a later one. A run
             # directory that can't be read doesn't mean that another attempt owns it.
             with self._claiming, contextlib.suppress(OSError):
                 if self.attempt:

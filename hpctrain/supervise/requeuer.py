@@ -1,4 +1,4 @@
-"""Requeue the job after an attempt, or already while SLURM is killing it and its ranks still save."""
+"""Requeue the job after an attempt, or while SLURM is killing it and its ranks still save."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Requeuer:
     """Requeues the job at most once, whichever thread asks first.
 
     A job that SLURM is killing is requeued at once: its ranks and this process may be gone before everything is saved
-    and recorded. SLURM still lets them run until KillWait is over, and starts the job again when all of its processes
-    are gone (seen on SLURM 22.05).
+    and recorded. SLURM still lets them run for KillWait seconds, and starts the job again when all of its processes are
+    gone (seen on SLURM 22.05).
 
     Args:
         job: the current one.
@@ -84,14 +84,14 @@ class Requeuer:
             return self.job.termination(received)
 
     def settle(self) -> bool:
-        """Prevent early requeues from now on, because a decision is recorded; return whether there was one before."""
+        """Prevent early requeues from now on, because a decision is recorded; return whether the job is requeued."""
         with self._lock:
             self._settled = True
             return self._requeued
 
     @property
     def cancelled(self) -> bool:
-        """Whether SLURM was found killing the job because its user cancelled it."""
+        """Whether `check` found that SLURM is killing the job because its user cancelled it."""
         return self._termination is not None and self._termination.reason is Reason.CANCELLED
 
     def requeue(self) -> bool:

@@ -24,7 +24,8 @@ from hpctrain.supervise.step import ABORTED, Step, print_error, srun_command
 
 STORAGE_S = 60.0
 """Seconds to retry I/O in the run directory while its file system is unavailable."""
-REFUSED = (OSError, RunDirectoryError)
+STORAGE_ERRORS = (OSError, RunDirectoryError)
+"""Errors of I/O in the run directory while its file system is unavailable."""
 
 log = logging.getLogger("hpctrain.supervise")
 
@@ -67,7 +68,7 @@ class Supervisor:
         self._in_allocation = 0
 
     def run(self) -> int:
-        """Run attempts until the run ends or continues elsewhere; returns the batch script's exit code."""
+        """Run attempts until the run ends or continues elsewhere; return the batch script's exit code."""
         if self._begin():
             log.info("the run in %s is completed: nothing to do", self.directory.path)
             return ExitCode.FINISHED
@@ -82,7 +83,7 @@ class Supervisor:
             except SupersededError:
                 log.warning("attempt %d was superseded: this job ends here", attempt)
                 return ExitCode.INTERRUPTED
-            except REFUSED as error:
+            except STORAGE_ERRORS as error:
                 return self._leave_unwritable(error)
             self._record(attempt, outcome, decision)
             if decision.action is not Action.RESTART:
@@ -95,12 +96,12 @@ class Supervisor:
         return self.storage_s if self._in_allocation or self.job.restarts else 0.0
 
     def _begin(self) -> bool:
-        """Close earlier attempts; returns whether the run is completed already."""
+        """Close earlier attempts; return whether the run is completed already."""
         ends = UnrecordedEnds(self.directory, self.slurm, self.job.job_id, self.job.restarts)
         with contextlib.suppress(OSError):  # they are left to a later attempt
             retry(
                 lambda: ends.close(self.plan.resources.world_size),
-                on=REFUSED,
+                on=STORAGE_ERRORS,
                 for_s=self._storage_before_ranks_s,
                 problem="an earlier attempt can't be closed",
             )
@@ -109,13 +110,13 @@ class Supervisor:
         except OSError as error:
             log.warning("can't find out whether the run is completed: %s", error)
             return False
-        # only if this same job completed it and was requeued all the same: a new job trains a completed run for longer
+        # only if this job itself completed the run and was requeued anyway: a new job is meant to train it further
         return last is not None and last.reason is Reason.COMPLETED and last.job_id == self.job.job_id
 
     def _claim(self) -> int:
         return retry(
             self.job.claim,
-            on=REFUSED,
+            on=STORAGE_ERRORS,
             for_s=self._storage_before_ranks_s,
             problem="the run can't be claimed yet",
         )
@@ -144,7 +145,7 @@ class Supervisor:
         """
         return retry(
             lambda: self._try_to_conclude(attempt, complaints),
-            on=REFUSED,
+            on=STORAGE_ERRORS,
             for_s=self.storage_s,
             problem=f"how attempt {attempt} ended can't be read yet",
         )
@@ -217,7 +218,7 @@ class Supervisor:
                     nodes=self.allocation.step_nodes,
                     **decision.fields(suspects),
                 ),
-                on=REFUSED,
+                on=STORAGE_ERRORS,
                 # SLURM will kill this process soon, and it still has to requeue the job
                 for_s=0.0 if final.reason.meaning.by_slurm else self.storage_s,
                 problem=f"the end of attempt {attempt} can't be recorded",

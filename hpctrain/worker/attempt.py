@@ -38,8 +38,8 @@ REFUSAL_TIMEOUT_S = 60.0
 """Seconds that rank zero waits for the other ranks to read why it can't provide a run."""
 
 DETERMINISM_COSTS = (
-    "trainer.deterministic=true: cuDNN doesn't search for faster algorithms, some operations take slower ones, and "
-    "those without a deterministic one raise"
+    "trainer.deterministic=true: cuDNN doesn't search for faster algorithms, some operations use slower ones, and "
+    "operations without a deterministic algorithm raise an error"
 )
 
 log = logging.getLogger("hpctrain.train")
@@ -49,7 +49,7 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
     """Train as one rank of the world; collective.
 
     Args:
-        rank: this rank; its attempt, world and trainer are set here.
+        rank: this rank; its directory, attempt, world and trainer are set here.
         make_directory: makes the run directory, on rank zero; None if it exists.
 
     Returns:
@@ -138,7 +138,11 @@ def _refuse_without_gpu(config: Config) -> None:
     host = socket.gethostname()
     refuse_without_gpu(config, f"see why torch finds none on {host} (nvidia-smi)")
     if config.cluster.gpus_per_node:
-        log.warning("torch finds none of the %d GPUs on %s: training on the CPU", config.cluster.gpus_per_node, host)
+        log.warning(
+            "cluster.gpus_per_node=%d, but torch finds no GPU on %s: training on the CPU",
+            config.cluster.gpus_per_node,
+            host,
+        )
 
 
 def _record_start(rank: Rank, trainer: Trainer, claim: Claim, hosts: list[str]) -> None:

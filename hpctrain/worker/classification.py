@@ -26,7 +26,7 @@ PEER_LOST = re.compile(
     r"|retrieving ncclUniqueId from",
     re.IGNORECASE,
 )
-"""Messages of the same backends when another rank has died. Their bare names aren't enough: usage errors have them."""
+"""Messages of the same backends when another rank has died. A backend's name isn't enough: usage errors have it too."""
 MACHINE = re.compile(
     r"DataLoader worker \(pid.*(is killed by signal|exited unexpectedly)"
     r"|CUDA error: .*(uncorrectable|ECC|NVLink|hardware stack|fallen off the bus)"

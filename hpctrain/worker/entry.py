@@ -1,4 +1,4 @@
-"""The entry of a rank's process: signals first, then the attempt, then its exit record."""
+"""The entry point of a rank's process: signals first, then the attempt, then its exit record."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run_rank(
         An `ExitCode`.
 
     Raises:
-        ClusterEnvironmentError: this process's place can't be derived.
+        ClusterEnvironmentError: this process's place among the ranks can't be derived.
     """
     os.environ.update(config.cluster.env)
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}

@@ -46,8 +46,8 @@ class Rank:
     """One rank, from its environment to its exit record.
 
     It begins with its configuration and its place. Then `attempt.run_attempt` sets the attempt, the world and the
-    trainer, in this order. Its exit record has what is known by then. The watchdog reads it from other threads, so no
-    property may take a lock that the main thread could hold.
+    trainer, in this order. Its exit record contains what is known by then. The watchdog reads the rank from other
+    threads, so no property may take a lock that the main thread could hold.
 
     Attributes:
         config: of the run.
@@ -157,7 +157,7 @@ class Rank:
             self.close_attempt(Reason.HANG, detail)
 
     def cause_among_peers(self, *, ask_for_stacks: bool) -> ExitRecord | None:
-        """Wait for the other ranks' exit records; return that of the rank that failed first, or None without one."""
+        """Wait for the other ranks' exit records; return that of the first rank to fail, or None if there is none."""
         if self.claim is None or self.stacks_request is None:
             return None
         if ask_for_stacks:

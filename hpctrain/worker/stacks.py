@@ -25,7 +25,7 @@ def write_stacks(path: Path | None, title: str, token: str) -> None:
     Args:
         path: the file; standard error is used if it is None or can't be opened.
         title: first line: rank, host, time.
-        token: marks begin and end.
+        token: marks the beginning and the end.
     """
     try:
         file = STDERR if path is None else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)

@@ -1,4 +1,4 @@
-"""The watchdog of a rank: ends the process, with its stacks, when the rank hangs, and writes stacks on request."""
+"""The watchdog of a rank: if the rank hangs, it writes the stacks and ends the process; it also writes on request."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Watchdog:
 
     Args:
         health: the bounds.
-        rank: which the thread runs.
+        rank: the rank that the thread runs.
         tick_s: seconds between two looks at the progress.
     """
 
@@ -184,6 +184,6 @@ def _cancel_timer_before_forks() -> None:
 
 
 def _begin_fork() -> None:
-    # the lock keeps the watchdog from starting the timer again before the fork: more hooks of others may run until then
+    # the lock keeps the watchdog from starting the timer again before the fork: other hooks may run until then
     _forking.acquire()
     faulthandler.cancel_dump_traceback_later()

@@ -110,7 +110,7 @@ def test_where_the_others_wait_the_rank_without_a_record_is_named():
     assert (outcome.reason, outcome.silent_ranks) == (Reason.HANG, (1,))
     assert outcome.report == (
         "rank 0 on n0 hangs after step 7: no step for 60 s; stacks: logs/stacks_1_0.txt; rank 1 left no exit record: "
-        "stopped, its machine gone, or stuck outside of Python; rank 0, 2 waited for others"
+        "stopped, its machine gone, or stuck outside of Python; ranks 0, 2 waited for others"
     )
 
 
@@ -118,7 +118,7 @@ def test_a_rank_that_woke_up_when_the_others_ended_is_named():
     woken = hang(2, waits=True, reason=Reason.INFRASTRUCTURE, time=5.0)
     outcome = outcome_of(hang(0, waits=True), hang(1, waits=True), woken, world_size=3)
     assert outcome.report.endswith(
-        "; rank 2 saw no hang and then lost the others: it may have stood still; rank 0, 1 waited for others"
+        "; rank 2 saw no hang and then lost the others, perhaps after being stuck; ranks 0, 1 waited for others"
     )
 
 
@@ -130,7 +130,7 @@ def test_ranks_that_all_wait_blame_no_other():
 def test_ranks_that_hang_alike_are_named_together():
     outcome = outcome_of(*(hang(rank, waits=False, time=rank) for rank in range(12)), world_size=12)
     assert "rank 0 on n0 hangs" in outcome.report
-    assert "; so does rank 1, 2, 3, 4, 5, 6, 7, 8 and 3 more\n" in outcome.report
+    assert "; also hanging: ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more\n" in outcome.report
 
 
 def test_a_rank_that_raised_is_the_cause_of_the_others_hang():

@@ -83,7 +83,7 @@ def test_a_run_is_named_by_its_directory(slurm, supervisor, tmp_path):
         (["no_such_run"], {}, "no_such_run"),
         (["name=mine"], {"SLURM_JOB_ID": ""}, "is for batch scripts"),
         (["a_run"], {"SLURM_JOB_ID": ""}, "is for batch scripts"),
-        (["name=mine"], {"SLURM_TASKS_PER_NODE": "2,1"}, "ask sbatch for --ntasks-per-node"),
+        (["name=mine"], {"SLURM_TASKS_PER_NODE": "2,1"}, "pass --ntasks-per-node to sbatch"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(slurm, tmp_path, words, variables, message):

@@ -65,6 +65,6 @@ def test_a_rank_without_the_gpus_it_asked_for_warns_or_refuses(rank, torch_finds
     assert devices_of(rank("precision=bf16")) == (CPU,)
     assert not caplog.records
     assert devices_of(rank(*ON_SLURM)) == (CPU,)
-    assert "torch finds none of the 2 GPUs on" in caplog.text
+    assert "cluster.gpus_per_node=2, but torch finds no GPU on " in caplog.text
     with pytest.raises(ConfigError, match=r"precision\.kind=tf32.*see why torch finds none on"):
         devices_of(rank(*ON_SLURM, "precision=tf32"))
