@@ -79,7 +79,7 @@ class HostMemory:
         self._next = 0
 
     def empty_like(self, tensor: Tensor) -> Tensor:
-        """Return an uninitialized tensor on the CPU, in the shape, dtype and order of elements of ``tensor``."""
+        """Return an uninitialized tensor on the CPU, with the shape, dtype and order of elements of ``tensor``."""
         if tensor.nbytes < _CHUNKED_FROM_BYTES:
             return torch.empty_like(tensor, device="cpu", requires_grad=False)
         form = torch.empty_like(tensor, device="meta")
@@ -102,7 +102,7 @@ class HostCopy:
     Equal tensors that share memory (tied weights) share it in the copy. Strides are kept, since kernels may choose
     their order of summation by them. The copy can be read by ``torch.load(weights_only=True)``: subclasses such as
     ``np.float64`` become plain numbers, and a value without such a form is an error. The tensors of a copy hold their
-    values after `finish`: memory is copied at full speed in one go.
+    values only after `finish`, which copies all of them in one go, at full speed.
 
     Args:
         everything: whether to copy tensors in host memory, too; False is for saves during which training waits.
@@ -217,7 +217,7 @@ def _owns_its_storage(source: Tensor) -> bool:
 def _same_form(kept: Tensor, source: Tensor) -> bool:
     if (kept.shape, kept.dtype) != (source.shape, source.dtype):
         return False
-    # a copy of a view with gaps closes them; the strides come first, for the meta tensor takes longer than a small copy
+    # a copy of a view with gaps closes them; compare strides first: making a meta tensor takes longer than a small copy
     return kept.stride() == source.stride() or kept.stride() == torch.empty_like(source, device="meta").stride()
 
 

@@ -156,7 +156,7 @@ class Slurm(Cluster):
     srun_args: Annotated[list[str], require.each(require.single_line)] = field(default_factory=list)
     """Additional arguments for srun, such as --cpu-bind=cores."""
     sbatch: Annotated[dict[str, Any], _check_sbatch] = field(default_factory=dict)
-    """Other sbatch options, name to value, true for a flag; such as +cluster.sbatch.licenses=matlab."""
+    """Other sbatch options, name to value, true for a flag; such as cluster.sbatch.licenses=matlab."""
     requeue: Requeue = field(default_factory=Requeue)
     """How often a run is continued automatically, by cause."""
     max_parallel_runs: Annotated[int | None, require.at_least(1)] = None

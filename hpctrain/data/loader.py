@@ -133,7 +133,7 @@ def _ordered(order: Order, epochs: IntArray, positions: IntArray) -> IntArray:
 def copied_ahead(
     micro_batches: Generator[MicroBatch, None, None], move: Callable[[Any, torch.device], Any], device: torch.device
 ) -> Generator[MicroBatch, None, None]:
-    """Copy micro-batches to the GPU while it computes the step before.
+    """Copy micro-batches to the GPU while it computes the previous ones.
 
     Args:
         micro_batches: of one rank; closed with the returned generator.

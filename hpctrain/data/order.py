@@ -75,7 +75,7 @@ class ShuffledOrder:
         return indices.reshape(shape)
 
     def _walk(self, indices: IntArray, keys: list[npt.NDArray[np.uint32]]) -> IntArray:
-        """Permute indices beyond num_samples again, until none is."""
+        """Permute indices beyond num_samples again, until none is beyond."""
         walkers = np.arange(indices.size)
         while walkers.size:
             indices[walkers] = self._permute(indices[walkers], keys)

@@ -110,7 +110,7 @@ def _fetch_here(fetcher: BatchFetcher, requests: Iterable[Request], *, pin_memor
 
 
 class _Worker(multiprocessing.context.ForkProcess):
-    """A forked process. If it hangs while it is forked, it is killed, and forked again.
+    """A forked process. If it hangs right after the fork, it is killed, and forked again.
 
     In CPython 3.11 before 3.11.10 (gh-112275), the child needs a lock that another thread may have held at the fork,
     and then waits forever. Gloo's threads take the lock without the GIL to release the tensors of a collective.

@@ -39,14 +39,14 @@ NOTHING = Decision()
 
 
 class Agreement:
-    """Flags of all ranks, combined: set on one rank, acted upon by all after the same step.
+    """Combines the flags of all ranks: what one rank requests, all ranks do after the same step.
 
     After an agreed step each rank begins a small asynchronous all-reduce (maximum) on the control group, and reads the
     result one step later. The result also fixes the step of the next agreement, from the slowest rank's time per step,
     so that all ranks issue the same collectives. In a world of one the rank's own flags are the decision.
 
-    Agreements are as frequent as `COST_SHARE` allows, and a second apart at most. If steps suddenly grow slower, a stop
-    is noticed that much later; the newest checkpoint limits the loss.
+    Agreements are as frequent as `COST_SHARE` allows, and a second apart at most. If steps suddenly grow slower, the
+    ranks notice a stop that much later; the newest checkpoint limits the loss.
 
     Args:
         world: the ranks.
@@ -98,7 +98,7 @@ class Agreement:
         return _stop(*flags.tolist())
 
     def restarted(self) -> Agreement:
-        """Make an agreement for steps counted from zero, such as an evaluation's batches, with this one's cost."""
+        """Make an agreement for steps counted from zero, such as an evaluation's batches, with this one's interval."""
         other = Agreement(self._world, self._stop, self._max_interval_s, self._clock)
         other._interval_s = self._interval_s
         return other

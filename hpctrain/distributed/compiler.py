@@ -29,7 +29,8 @@ def spare_compiler() -> None:
 
     Some of their methods are wrapped (`torch._disable_dynamo`): the first call imports the compiler, to make a variant
     that it skips. Every optimizer's step imports it, to mark where graphs break. Until something else imports the
-    compiler, these methods run without their wrappers. Code that compiles imports it, and then finds torch's behaviour.
+    compiler, these methods run without their wrappers. Code that compiles imports it; from then on they run as torch
+    wrote them.
     """
     for kind in vars(torch.optim).values():
         if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
@@ -41,7 +42,7 @@ def spare_compiler() -> None:
 
 @contextmanager
 def compiler_spared() -> Iterator[None]:
-    """Give DDP's constructor a stand-in for the compiler that it asks for its mode, unless the compiler is imported."""
+    """Give DDP's constructor, which asks the compiler for its mode, a stand-in, unless the compiler is imported."""
     if _COMPILER in sys.modules or "_dynamo" in vars(torch):
         yield
         return

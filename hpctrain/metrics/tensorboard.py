@@ -29,8 +29,8 @@ _MASK_DELTA = 0xA282EAD8
 class TensorBoardSink:
     """Writes scalars to an event file of this attempt, which the first record creates.
 
-    A resume makes TensorBoard drop later steps in the files of earlier attempts
-    (``purge_step=resume_step+1``), so a curve never doubles back; with ``--load_fast=false`` it still shows them.
+    A resume makes TensorBoard drop later steps in the files of earlier attempts (``purge_step=resume_step+1``), so a
+    curve never doubles back; with ``--load_fast=false`` it still shows them.
     Of records within 0.1 s of each other only the first is written, and every evaluation; the metrics file has all.
     While the file system fails, training continues (see `RecordFile`).
 
@@ -49,7 +49,7 @@ class TensorBoardSink:
         self._logged_at = float("-inf")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Append one event with all values of the step, or leave it out."""
+        """Append one event with all values of the step, unless it comes too soon after the last one."""
         now = self._clock()
         if 0 <= now - self._logged_at < _PAUSE_S and not any(name.startswith("eval/") for name in values):
             return

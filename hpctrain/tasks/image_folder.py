@@ -30,7 +30,7 @@ except ModuleNotFoundError as missing:
 Box = tuple[int, int, int, int]
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""ImageNet's training images, per channel, as shares of full brightness."""
+"""Mean and standard deviation of ImageNet's training images, per channel, as shares of full brightness."""
 ASPECTS = math.log(3 / 4), math.log(4 / 3)
 """Logarithms of the smallest and largest ratio of width to height that a random crop may have."""
 
@@ -53,8 +53,8 @@ class ImageFolder(Task):
         crop_share: share of the resized image's shorter side that evaluation's centre crop keeps.
         flip: probability that a training image is mirrored.
         label_smoothing: share of the training target that is spread over all classes.
-        mean: per channel, subtracted; a share of full brightness.
-        deviation: per channel, divided by.
+        mean: subtracted, per channel; a share of full brightness.
+        deviation: the divisor, per channel; a share of full brightness.
 
     Raises:
         ConfigError: the folders can't be used (see `ImageList`), or have more classes than the model has logits.

@@ -15,6 +15,7 @@ import numpy as np
 
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError
 from hpctrain.files import fsync_directory, temporary_name, write_json
+from hpctrain.phrases import counted
 from hpctrain.tasks.token_files import ABOUT, DTYPES
 from hpctrain.tasks.tokeniser import Tokeniser, tokeniser
 
@@ -41,8 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     counts = record["tokens"]
     print(  # noqa: T201 - a command
-        f"{record['documents']} documents, {record['characters']} characters, {sum(counts.values())} tokens of "
-        f"{record['vocab_size']} as {record['dtype']}: {', '.join(f'{counts[name]} in {name}' for name in counts)}"
+        f"{counted(record['documents'], 'document')}, {counted(record['characters'], 'character')}, "
+        f"{counted(sum(counts.values()), 'token')} of {record['vocab_size']} as {record['dtype']}: "
+        f"{', '.join(f'{counts[name]} in {name}' for name in counts)}"
     )
     return ExitCode.FINISHED
 

@@ -21,8 +21,7 @@ class Text(Task):
     """Predict the next byte of the language reference that Python ships (`pydoc_data.topics`, about 0.5 MB).
 
     A sample is a window of the text: context_length bytes, and as targets the same shifted by one, both int64. Windows
-    don't overlap; the end of the text is held out. The text differs between minor versions of
-    Python.
+    don't overlap; the end of the text is held out. The text differs between minor versions of Python.
 
     Args:
         context_length: bytes per sample.

@@ -25,8 +25,8 @@ def checkpoint_activations(model: nn.Module, patterns: Sequence[str], *, compile
 
     Args:
         model: outside of DDP and not compiled yet.
-        patterns: names such as ``blocks.*``; * and ? stand for parts of one name between dots. Modules inside a module
-            that matches are left alone.
+        patterns: names such as ``blocks.*``; * and ? match within one part of a name, between dots. Modules inside a
+            module that matches are left alone.
         compiled: the model will be compiled.
 
     Returns:

@@ -161,7 +161,7 @@ def _in_precision(module: nn.Module, kind: str, world: World) -> tuple[nn.Module
 
 
 def build_optimizer(node: Mapping[str, Any], model: nn.Module, global_batch_size: int) -> torch.optim.Optimizer:
-    """Build the optimizer over the parameters that require a gradient; each group's `initial_lr` is the scaled one.
+    """Build the optimizer over the parameters that require a gradient; each group's `initial_lr` is the scaled rate.
 
     Args:
         node: of the configuration; keys of `Handling` are hpctrain's own, and not passed to the class.

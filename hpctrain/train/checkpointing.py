@@ -222,7 +222,7 @@ class Checkpointing:
         self._interval_s = self._next_interval_s()
 
     def _next_interval_s(self) -> float | None:
-        """Return seconds until the next save; None if saves don't depend on time, or on another rank's clock."""
+        """Return the seconds until the next save; None if no save is due by time, and on ranks other than zero."""
         policy = self._config.checkpoint
         if not self._world.is_rank_zero:
             return None
@@ -245,7 +245,7 @@ class Checkpointing:
 
     @property
     def save_takes_s(self) -> float:
-        """Estimate the seconds of a save, from the copy to the disk, by the longest so far; known only on rank zero."""
+        """Estimate the seconds of a save, from the copy to the disk, by the longest so far; for rank zero only."""
         return self._saver.takes_s
 
     def _head(self, step: int) -> Head:

@@ -46,7 +46,7 @@ class Evaluation:
         model: from `replicate`; the module inside is evaluated, so that ranks may have different numbers of batches.
         world: the ranks.
         precision: the kind, which decides the autocast.
-        workers: load the samples.
+        workers: how samples are loaded.
         micro_batch_size: samples per forward.
         ema: averaged weights to evaluate; None for the live ones.
 

@@ -91,7 +91,7 @@ def _cast(source: torch.dtype, target: torch.dtype) -> Callable[[Tensor], Tensor
 
 
 class MasterWeights:
-    """A half-precision copy of a model that computes, next to the fp32 weights (Micikevicius et al., 2018).
+    """A half-precision copy of a model for computing, next to the fp32 weights (Micikevicius et al., 2018).
 
     The model keeps the fp32 weights: optimizer, checkpoints and averages work on it, not on the copy. Forward and
     backward passes go through the copy. Both share the tensors of norms, which stay fp32. Loading a state dict into the

@@ -1,4 +1,4 @@
-"""The table at the start of an attempt's log: model, data, machines, and the division into steps."""
+"""The table at the start of an attempt's log: model, data, machines, and the batch sizes."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Update:
 
     Args:
         optimizer: over the trained parameters.
-        learning_rate: the learning rate's factor by number of updates.
+        learning_rate: returns the learning rate's factor for a step, counted from 0 without the skipped ones.
         clipping: bounds the gradients; None for no bounds.
         scaler: of the loss, for fp16; else None.
         master: copies gradients and weights between fp32 and half precision; None if there is only one set of weights.

@@ -46,7 +46,7 @@ class Profiler:
 
     Attributes:
         next_step: completed steps before the next step for `do_step`; -1 if none follows.
-        logging_s: seconds spent on writing metrics; the loop adds to it.
+        logging_s: seconds spent on writing metrics; the training log adds to it.
     """
 
     def __init__(
