@@ -23,7 +23,7 @@ examples:
   python -m hpctrain cancel sweep          # every run under runs/sweep
 
 A queued run leaves the queue. A running run finishes its current step, saves if the time allows, and is never
-requeued; `resume` continues it. Of a job array, only the tasks of these runs are cancelled. A run on this machine
+requeued; `resume` continues it. In a job array, only the tasks of these runs are cancelled. A run on this machine
 receives the signal that Ctrl-C sends.
 
 Exit code 0; 1 if a queued or running run could not be cancelled; 2 if RUN is not a run."""

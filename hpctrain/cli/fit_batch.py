@@ -37,8 +37,8 @@ Each size is tried for three steps of two micro-batches, in a separate process, 
 the one before. A trial uses the run's precision, optimizer, compiler and activation checkpointing, but only one
 process, without the buffers of communication; the margin leaves memory for those. On a GPU, a size fits if torch's
 allocator can hold it. On a CPU, the memory of the whole process is compared with what the machine and its control
-groups offer, divided by the processes per node; a size that is predicted to need more, by the sizes before it, isn't
-tried. Nothing is written.
+groups offer, divided by the processes per node; a size that smaller ones predict to need more isn't tried. Nothing is
+written.
 
 Exit code 0; 1 if not even one sample fits or the task fails; 2 for overrides that can't work."""
 
@@ -115,7 +115,7 @@ def _available_bytes(config: Config, first: dict[str, Any], memory_gb: float | N
 
 
 def _run_trial(config_path: Path, size: int) -> dict[str, Any]:
-    """Try a size; returns the record that `hpctrain.train.batch_trial` describes, without `error`."""
+    """Try a size; return the record that `hpctrain.train.batch_trial` describes, without `error`."""
     # without SLURM's variables: under `srun fit-batch` the trial would take itself for a rank
     command = [sys.executable, "-m", "hpctrain.train.batch_trial", str(config_path), str(size)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=scrubbed(os.environ))
@@ -146,7 +146,7 @@ def _as_trial(found: dict[str, Any], size: int, limit_bytes: int) -> Trial:
 def _row(trial: Trial) -> str:
     peak = "-" if trial.peak_bytes is None else f"{trial.peak_bytes / GB:.2f} GB"
     rate = "-" if trial.samples_per_s is None else f"{trial.samples_per_s:.4g}"
-    note = "" if trial.fits else "  too large, predicted by the sizes before" if trial.predicted else "  too large"
+    note = "" if trial.fits else "  too large, predicted from smaller sizes" if trial.predicted else "  too large"
     return f"{trial.micro_batch_size:>11} {peak:>10} {rate:>11}{note}{': ' * bool(trial.message)}{trial.message}"
 
 
@@ -163,7 +163,9 @@ def _answer(config: Config, search: BatchSearch) -> dict[str, int | None]:
 def _advice(config: Config, search: BatchSearch, answer: dict[str, int | None]) -> str:
     if not search.fits:
         return "not even one sample fits: see trainer.activation_checkpointing, precision=bf16, or a smaller model"
-    more = ", and no larger one is needed (--largest, or the samples)" if search.fits == search.largest else ""
+    more = (
+        ", and no larger one was tried (--largest, or the number of samples)" if search.fits == search.largest else ""
+    )
     ranks = counted(resources_of(config).world_size, "rank")
     given = f"with trainer.global_batch_size={config.trainer.global_batch_size} and {ranks}"
     lines = [

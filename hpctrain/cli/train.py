@@ -109,7 +109,7 @@ def _help(composer: Composer, options: argparse.Namespace, parser: argparse.Argu
 
 def _wait_for_rank_zero(code: ExitCode) -> None:
     """Wait until rank zero has reported the error for all ranks."""
-    # torchrun and srun would end rank zero before it has, if another rank ended first
+    # if another rank ended first, torchrun and srun would end rank zero before it has reported the error
     signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
     time.sleep(RANK_ZERO_S)
 

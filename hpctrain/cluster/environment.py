@@ -84,7 +84,7 @@ class ClusterEnvironment(Place):
 
 
 def is_rank(variables: Mapping[str, str]) -> bool:
-    """Whether a launcher started this process as a rank, so that it has to train and not to launch ranks.
+    """Whether a launcher started this process as a rank, so that it has to train, not launch ranks.
 
     Raises:
         ClusterEnvironmentError: `SLURM_STEP_ID` is not a number.

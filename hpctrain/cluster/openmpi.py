@@ -40,7 +40,8 @@ def place(variables: Variables) -> Place:
         node_rank = rank % num_nodes
     else:
         raise variables.error(
-            "expected as many ranks on every node, placed by slot or by node; use mpirun --map-by ppr:N:node",
+            "expected the same number of ranks on every node, placed by slot or by node; "
+            "use mpirun --map-by ppr:N:node",
             *(_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE),
         )
     nodes = job_nodes(variables)

@@ -112,7 +112,7 @@ def place(variables: Variables) -> Place:
 def _refuse_contradiction(variables: Variables, names: tuple[str, ...], counts: list[int]) -> None:
     if len(names) != len(counts):
         raise variables.error(
-            f"expected SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE to name as many nodes; {_UNSET}",
+            f"expected SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE to list the same number of nodes; {_UNSET}",
             *("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"),
         )
     if sum(counts) != variables.number("SLURM_STEP_NUM_TASKS"):

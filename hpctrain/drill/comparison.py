@@ -51,7 +51,7 @@ class Row:
 
 
 def read_result(directory: RunDirectory) -> TrainingResult:
-    """Read a run's newest checkpoint, of which every byte is verified, its metrics and its sample logs."""
+    """Read a run's metrics, its sample logs, and every byte of its newest checkpoint."""
     newest, _ = newest_intact(directory)
     return TrainingResult(newest=newest, metrics=_metrics(directory), samples=_samples(directory))
 

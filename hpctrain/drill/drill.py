@@ -86,7 +86,7 @@ class Drill:
     Args:
         config: of its trainings.
         overrides: those from which the config was composed; see `overrides_of`.
-        typed: those of the user.
+        typed: the overrides that the user typed.
         config_dir: a folder with more configuration.
         home: the folder of both runs, which is empty.
         interruptions: number of interruptions.
@@ -108,7 +108,7 @@ class Drill:
         """Run both trainings, and compare them.
 
         Raises:
-            RunFailedError: one of them failed without the drill's doing.
+            RunFailedError: one of them failed for another reason than the drill's interruptions.
         """
         try:
             return self._run()
@@ -211,6 +211,6 @@ def _key(override: str) -> str:
 
 
 def _step_s(attempt: Attempt) -> float:
-    """Seconds of a step, without the first; 0 if it wasn't measured."""
+    """Mean seconds per step, after the first; 0 if they weren't measured."""
     steps = (attempt.end_step or 0) - (attempt.start_step or 0)
     return float(attempt.extra.get("train_s", 0.0)) / max(1, steps - 1)

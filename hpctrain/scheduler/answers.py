@@ -10,6 +10,7 @@ from hpctrain.scheduler import fields
 from hpctrain.scheduler.job import JobRecord, JobState
 
 _NO_TASK = "4294967294"  # of an array without tasks left in the queue, up to SLURM 22.05
+# each has a line to itself, since users choose the value, spaces included
 _ALONE = ("Comment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "AdminComment", "SystemComment")
 # users type spaces, fields of their own and even line breaks into a job's name
 _NAME = re.compile(r"(?P<ids>[^\n]*?) JobName=.*?\n(?P<rest> +UserId=.*)", re.DOTALL)

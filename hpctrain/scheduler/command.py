@@ -46,7 +46,7 @@ def run(arguments: Sequence[str], environ: Mapping[str, str], timeout_s: float) 
         SchedulerError: SLURM rejected the command for another reason.
     """
     variables = {name: value for name, value in environ.items() if not name.startswith(_SETTINGS)}
-    # the patterns above are of English messages
+    # the patterns above match English messages
     variables |= {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
     shown = " ".join(part for part in arguments if not part.startswith("--") or part.startswith("--jobs="))
     try:

@@ -92,7 +92,8 @@ def _explain_limit(code: str) -> str | None:
     if time and per is None:
         if "Run" in thing:
             return (
-                f"{plain} times remaining time of the running jobs is at the bound of its {what}; wait, or change {key}"
+                f"the remaining time of the running jobs times their {plain} is at the limit of its {what}; "
+                f"wait, or change {key}"
             )
         return f"its {what} has used up its budget of {plain}{time}; wait, or change {key}"
     if per in {"PerJob", "PerNode"}:

@@ -35,7 +35,11 @@ def moment(value: str) -> int | None:
 
 
 def array_tasks(job_id: str) -> list[str]:
-    """Expand the id of a row: `12_[4-6%2]` into `12_4`, `12_5` and `12_6`; any other id into itself."""
+    """Expand the id of a row: `12_[4-6%2]` into `12_4`, `12_5` and `12_6`; any other id into itself.
+
+    Raises:
+        SchedulerError: the tasks can't be read.
+    """
     array, bracket, tasks = job_id.partition("_[")
     if not bracket:
         return [job_id]

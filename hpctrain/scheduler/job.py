@@ -101,8 +101,7 @@ _FINISHED = frozenset(
 class JobRecord:
     """One job, or one task of a job array, as SLURM described it at one moment.
 
-    Times are in seconds since the epoch. None stands for a value that SLURM
-    doesn't know, or that the command doesn't print.
+    Times are in seconds since the epoch. None means that SLURM doesn't know the value, or the command doesn't print it.
     """
 
     job_id: str

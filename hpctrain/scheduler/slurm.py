@@ -79,7 +79,7 @@ class Slurm:
         It lags behind the controller by a few seconds, in which a row can lack its name and time limit.
 
         Raises:
-            SchedulerMissingError: also where there is no accounting.
+            SchedulerMissingError: also if there is no accounting.
         """
         ids = _all_checked(job_ids)
         if not ids:
@@ -94,13 +94,13 @@ class Slurm:
         """The record of a job's end before its last requeue; None if accounting has no earlier end.
 
         Raises:
-            SchedulerMissingError: also where there is no accounting.
+            SchedulerMissingError: also if there is no accounting.
         """
         ended = [record for record in self._sacct(_checked(job_id), duplicates=True) if record.state.is_finished]
         return ended[-1] if ended else None
 
     def find(self, job_ids: Collection[str]) -> dict[str, JobRecord | None]:
-        """The record of each job, from squeue, or else from sacct; None if none does.
+        """The record of each job, from squeue, or else from sacct; None if neither has one.
 
         Raises:
             SchedulerMissingError: the controller doesn't answer, and accounting doesn't know all of them: it may not

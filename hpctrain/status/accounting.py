@@ -126,7 +126,7 @@ def account(
         if began is None:
             found.append(AttemptAccount(attempt=attempt.attempt, spent=WallTime(), steps=None, steps_lost=0))
             continue
-        # the clock of this attempt's node may be behind that of the last one's
+        # the clock of this attempt's node may be behind that of the previous attempt's node
         began = max(until, began)
         ended = max(began, now if is_running else _ended(attempt, began))
         steps = _steps(attempt)
@@ -166,7 +166,7 @@ def _queued_since(
     until: float,
     submitted: Mapping[str, Sequence[float]],
 ) -> float:
-    """When the attempt entered the queue: at the end before it in the same job, or at its job's submission."""
+    """When the attempt entered the queue: when the previous one in its job ended, or when the job was submitted."""
     if attempt.job_id is None:
         return began
     if before is not None and before.job_id == attempt.job_id:

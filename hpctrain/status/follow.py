@@ -48,7 +48,7 @@ class Follower:
         self._reported = ""
 
     def follow(self) -> RunStatus:
-        """Follow the run; returns its status at the end."""
+        """Follow the run; return its status at the end."""
         while True:
             has_log = self._log.copy()
             status = self._look()
@@ -65,7 +65,7 @@ class Follower:
 
     def _look(self) -> RunStatus:
         ids = job_ids(self._directory)
-        # a job that was submitted to continue the run is asked about at once
+        # query SLURM at once about a job that was submitted to continue the run
         if ids != self._job_ids or time.monotonic() >= self._ask_at:
             self._jobs = ask_slurm(ids)
             self._job_ids = ids
@@ -110,7 +110,7 @@ class Follower:
 
 
 def wait_for(directory: RunDirectory, *, skip_bytes: int = 0) -> ExitCode:
-    """Follow a submitted run on the standard output.
+    """Follow a submitted run on standard output.
 
     Args:
         directory: the run.
@@ -119,7 +119,7 @@ def wait_for(directory: RunDirectory, *, skip_bytes: int = 0) -> ExitCode:
     Returns:
         The run's exit code.
     """
-    # the log goes to the buffer below the text, which must not hold back what was printed before
+    # the log is copied to the binary buffer, past any text that is still held back
     sys.stdout.flush()
     log = RunLog(directory, 0, sys.stdout.buffer, skip_bytes=skip_bytes)
     follower = Follower(log, sys.stdout, until_job_ends=True)

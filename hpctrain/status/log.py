@@ -75,7 +75,7 @@ class RunLog:
         directory: the run.
         rank: None means rank zero, or the batch script if rank zero has no log.
         output: the stream to copy to.
-        last_lines: copy only this many of the lines that are there at first; None copies all.
+        last_lines: begin with only this many of the existing lines; None copies all.
         skip_bytes: number of bytes to leave out at the beginning.
     """
 
@@ -100,7 +100,7 @@ class RunLog:
         path = self._path()
         if path is not None and (self._tail is None or self._tail.path != path):
             if self._tail is not None:
-                # the batch script may have printed more until the first rank did
+                # the batch script may have printed more before the first rank did
                 self._copy_rest(self._tail)
             elif path != self._rank_log:
                 notice = f"no rank has printed anything yet; this is the batch script's log, {path}"

@@ -28,7 +28,7 @@ TAIL_BYTES = 64 * 2**10
 """Bytes to read at the end of metrics.jsonl: a few hundred records."""
 
 Jobs = Mapping[str, JobRecord | None]
-"""SLURM's records by job id; None for a job that SLURM doesn't know (any more)."""
+"""SLURM's records by job id; None for a job that SLURM doesn't know, or no longer remembers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class RunStatus:
         checkpoint_step: of the newest published checkpoint.
         attempts: oldest first; an open one with the times that it has recorded so far.
         account: where the wall time went.
-        verdict: the bottleneck that its newest attempt found; None if it found none.
+        verdict: the newest bottleneck that an attempt recorded; None without one.
         job_ids: every job of the run, oldest first.
         may_start: when a queued run is expected to start.
     """
@@ -80,9 +80,9 @@ class RunStatus:
 
 
 def read_statuses(directories: Sequence[RunDirectory]) -> list[RunStatus]:
-    """Read the statuses of runs; SLURM is asked once for all of them."""
+    """Read the statuses of runs; SLURM is queried once for all of them."""
     ids = {directory: job_ids(directory) for directory in directories}
-    # one squeue for all: a sweep has hundreds of runs, and every question loads the controller
+    # one squeue for all: a sweep has hundreds of runs, and every query loads the controller
     jobs = ask_slurm([job_id for of_one in ids.values() for job_id in of_one])
     return [read_status(directory, jobs) for directory in directories]
 
@@ -186,7 +186,7 @@ def _total_steps(attempts: list[Attempt], config: Mapping[str, Any]) -> int | No
 def _config(path: Path) -> Mapping[str, Any]:
     """Read the configuration as plain values; empty if it can't be read."""
     try:
-        # by yaml alone: importing OmegaConf would take longer than everything else here
+        # with yaml alone: importing OmegaConf would take longer than everything else here
         config = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, yaml.YAMLError):
         return {}

@@ -43,8 +43,8 @@ class RunFacts:
         owner: the process that launched that attempt on its own machine.
         cancelled_at: when the user cancelled the run, if nothing was submitted after it; epoch seconds.
         job_ids: the run's jobs, oldest first.
-        jobs: SLURM's record of each job, None for a job that it doesn't know (any more); None as a whole if SLURM
-            can't be reached.
+        jobs: SLURM's record of each job, None for a job that it doesn't know or no longer remembers; None as a whole if
+            SLURM can't be reached.
     """
 
     attempt: Attempt
@@ -65,7 +65,7 @@ def derive_state(facts: RunFacts) -> tuple[RunState, str]:
     attempt, owner = facts.attempt, facts.owner
     cancelled = facts.cancelled_at is not None and facts.cancelled_at >= (attempt.start_time or 0.0)
     stopping = "it was asked to stop" if cancelled else ""
-    # a local process that lives is certain knowledge; everything below depends on records that may be late
+    # that a local process lives is certain; everything below depends on records that may be late
     if attempt.open and owner is not None and owner.alive:
         return (RunState.STARTING if attempt.start_time is None else RunState.RUNNING), stopping
     if pending := [record for record in facts.known_jobs.values() if record.state.is_pending]:
@@ -97,7 +97,7 @@ def _state_by_reason(facts: RunFacts) -> tuple[RunState, str]:
 
 
 def _state_without_end(facts: RunFacts) -> tuple[RunState, str]:
-    """Derive the state of a run without a recorded end, of which nothing is known to be queued or running."""
+    """Derive the state of a run that recorded no end, and isn't known to be queued or running."""
     owner, attempt = facts.owner, facts.attempt
     if owner is not None:
         if owner.alive is None:

@@ -129,7 +129,7 @@ class Sweep:
 
 
 def by_resources(runs: Sequence[RunPlan]) -> list[list[int]]:
-    """Group runs that request the same from SLURM, and so can share an array; each group has their positions."""
+    """Group runs that request the same from SLURM, and so can share an array; return their positions by group."""
     groups: dict[str, list[int]] = {}
     for position, run in enumerate(runs):
         groups.setdefault(repr(sbatch_parameters(run, "")), []).append(position)
