@@ -96,7 +96,7 @@ def status(sandbox: Sandbox, _: argparse.Namespace) -> int:
     for name in record.options.node_names:
         life = "dead" if name not in alive else "cut" if sandbox.is_cut(name) else "alive"
         print(f"{name}  {record.address(name):<14} {life:<6} SLURM says {states.get(name, 'nothing')}")
-    print(f"{len(sandbox.cluster.jobs())} jobs in the queue")
+    print(f"jobs in the queue: {len(sandbox.cluster.jobs())}")
     return 0
 
 
@@ -139,7 +139,7 @@ def preempt(sandbox: Sandbox, arguments: argparse.Namespace) -> int:
 
 
 def reset(sandbox: Sandbox, _: argparse.Namespace) -> int:
-    """Back to the state after `up`."""
+    """Return to the state after `up`."""
     was = "has started afresh" if sandbox.reset() else "was as new"
     print(f"sandbox {sandbox.name!r} {was}: no jobs, every node idle")
     return 0
@@ -186,10 +186,10 @@ def _parser() -> argparse.ArgumentParser:
     add(run, "run a command connected to it: run -- CMD ...").add_argument("argv", nargs="+", metavar="CMD")
     for command, text in {
         on: "run a command, or a shell, on a node: on N -- CMD ...",
-        kill_node: "a node dies: SIGKILL to all of its processes, and its network goes away",
-        revive_node: "a dead node starts again and comes back into service",
+        kill_node: "make a node die: SIGKILL to all of its processes, and its network disappears",
+        revive_node: "start a dead node again, empty, and return it to service",
         cut: "cut a node off the network; its processes live on",
-        mend: "undo a cut, and bring the node back into service",
+        mend: "undo a cut, and return the node to service",
     }.items():
         added = add(command, text)
         added.add_argument("node", metavar="N", type=_node_name, help="2 or n2")

@@ -51,9 +51,9 @@ def slurm_conf(home: Path, record: Record, groups: Groups) -> str:
 
 
 def daemons_conf(home: Path, record: Record, groups: Groups) -> str:
-    """slurm.conf as the machines read it: less patient than commands of the host, or a node's death would show late.
+    """slurm.conf as the machines read it, with short timeouts, or a node's death would show late.
 
-    Those keep SLURM's own bounds, 10 s for an answer and 2 s to connect: a busy machine may answer late.
+    Commands on the host keep SLURM's own: 10 s for an answer and 2 s to connect, since a busy machine may answer late.
     """
     answer_s = max(2, record.options.node_timeout_s * 3 // 10)  # with 10 s it takes 27 s to see any node's death
     return slurm_conf(home, record, groups) + f"MessageTimeout={answer_s}\nTCPTimeout={answer_s // 2}\n"

@@ -26,12 +26,12 @@ CONTROLLER = "ctl"
 
 @dataclass(frozen=True)
 class Record:
-    """What the state directory remembers of a sandbox.
+    """The record of a sandbox, in its state directory.
 
     Attributes:
         options: What `up` was asked for.
         network: Index into NETWORKS; no two sandboxes have the same.
-        ready: Whether `up` came to its end.
+        ready: Whether `up` has finished.
     """
 
     options: Options
@@ -49,7 +49,7 @@ class Record:
         return str(NETWORKS[self.network][last_byte])
 
     def mac(self, machine: str) -> str:
-        """The same for a node's every life, so that no peer keeps a stale neighbour."""
+        """The MAC address of a machine; a revived node keeps it, so that no peer has a stale neighbour entry."""
         return "02:53:42:" + ":".join(f"{int(byte):02x}" for byte in self.address(machine).split(".")[1:])
 
 
@@ -57,7 +57,7 @@ class Home:
     """The state directory of the sandbox of one name.
 
     Raises:
-        SandboxError: The name can't be one.
+        SandboxError: The name isn't valid.
     """
 
     def __init__(self, name: str) -> None:
@@ -164,7 +164,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def _is_still(directory: Path, descriptor: int) -> bool:
-    """Whether the path is yet the directory that was opened: another process may have removed it meanwhile."""
+    """Whether the path is still the directory that was opened: another process may have removed it meanwhile."""
     try:
         return os.path.samestat(directory.stat(), os.fstat(descriptor))
     except FileNotFoundError:

@@ -108,7 +108,7 @@ def start(home: Path, names: Sequence[str], groups: Groups) -> dict[str, Machine
     while not starting.keys() <= (running := find(home)).keys():
         if ended := [name for name, process in starting.items() if process.poll() is not None]:
             raise SandboxError(f"{', '.join(ended)} ended as soon as started: were they killed?")
-        time.sleep(0.005)  # while a process becomes another program, the kernel shows no environment of it
+        time.sleep(0.005)  # during execve(2), the kernel shows no environment
     for name, process in starting.items():
         cgroups.settle(groups, home.name, name, running[name].pid, process.pid)
     return {name: running[name] for name in names}
@@ -130,7 +130,7 @@ def find(home: Path) -> dict[str, Machine]:
 def kill_all(home: Path) -> None:
     """SIGKILL to every process of every machine, whatever state a broken start left them in."""
     scans_without = 0
-    while scans_without < 2:  # a process that becomes another program just now is seen by the second
+    while scans_without < 2:  # a process that is in execve(2) during the first scan shows up in the second
         _kill([machine.pid for machine in find(home).values()])
         rest = [pid for pid, _ in _marked(home)]
         _kill(rest)

@@ -1,4 +1,4 @@
-"""What a sandbox is asked to be."""
+"""The options of a sandbox."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from machine import Machine
 from options import GPUS_PER_NODE, Options
 from problem import SandboxError
 
-# Every slurmd misses PMIx, and a new controller the state of an earlier one: neither is ever the cause.
+# Every slurmd reports that PMIx is missing, and a new controller that its state is: neither is ever the cause.
 COMPLAINT = re.compile(r"\b(error|fatal):(?!.*(pmix|state file|NOTE:))", re.IGNORECASE)
 
 
@@ -64,7 +64,7 @@ class Sandbox:
         return True
 
     def is_up(self) -> bool:
-        """Whether `up` has come to its end and the controller's machine runs."""
+        """Whether `up` has finished and the controller's machine runs."""
         record = self.home.record()
         return record is not None and record.ready and CONTROLLER in self.machines()
 
@@ -73,7 +73,7 @@ class Sandbox:
         return machine.find(self.path)
 
     def record(self) -> Record:
-        """What the sandbox is.
+        """The sandbox's record.
 
         Raises:
             SandboxError: It isn't up.
@@ -107,7 +107,7 @@ class Sandbox:
             network.disconnect(controller, name)
 
     def revive_node(self, name: str) -> bool:
-        """The node starts again, empty, and comes back into service. False where it was alive."""
+        """Start the node again, empty, and return it to service. False if it was alive."""
         self._check_node(name)
         with self.home.locked():
             if name in self.machines():
@@ -117,12 +117,12 @@ class Sandbox:
         return True
 
     def cut(self, name: str) -> None:
-        """The network between the node and all others is gone; its processes live on."""
+        """Disconnect the node from all others; its processes live on."""
         self.node(name)
         network.cut(self._controller(), name)
 
     def mend(self, name: str) -> bool:
-        """The node has its network again, and comes back into service. False where it was not cut."""
+        """Reconnect the node, and return it to service. False if it was not cut."""
         if not self.is_cut(name):
             return False
         network.mend(self._controller(), name)
@@ -135,9 +135,9 @@ class Sandbox:
         return name not in network.connected(self._controller())
 
     def reset(self) -> bool:
-        """Every node alive, connected and idle, and no jobs. False where that is so already.
+        """Make every node alive, connected and idle, without jobs. False if that is so already.
 
-        Otherwise all of it starts afresh, the job ids too: quicker than to cancel a job and to see it gone.
+        Otherwise everything starts afresh, job ids too: that is quicker than to cancel jobs and to wait for their end.
         """
         self.record()
         with self.home.locked():

@@ -1,4 +1,4 @@
-"""What several contracts need to know of the configuration."""
+"""Facts about the configuration that several contracts use."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ NEEDED = {
 
 @pytest.fixture(scope="session")
 def needed() -> dict[str, list[str]]:
-    """By group=option, the overrides that an option can't do without."""
+    """The overrides that an option requires, by GROUP=OPTION."""
     return NEEDED

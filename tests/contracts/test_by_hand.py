@@ -1,4 +1,4 @@
-"""What the page on batch scripts of one's own says that they need stands in those that are shipped."""
+"""The shipped batch scripts have every line that the page on your own batch scripts requires."""
 
 from __future__ import annotations
 

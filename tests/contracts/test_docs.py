@@ -46,7 +46,7 @@ FILES = {"pt", "safetensors", "py", "md", "yaml", "jsonl"}
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: what stands behind the fence, and between the fences."""
+    """A fenced block: the text after the opening fence, and the text between the fences."""
 
     info: str
     text: str

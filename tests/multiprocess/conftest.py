@@ -68,7 +68,7 @@ def ranks(fork_server, port):
 
 
 class Run:
-    """What a run directory holds now."""
+    """The contents of a run directory."""
 
     def __init__(self, path: Path) -> None:
         self.directory = RunDirectory.at(path)

@@ -78,7 +78,7 @@ def test_every_rank_asks_for_something_else(agree):
 
 
 def test_no_rank_asks_for_anything(agree):
-    """Whichever step is the last one: also that in which an agreement has only begun."""
+    """For every last step, even one at which an agreement has only begun."""
     for steps in (1, 2, 3, 4):
         assert [result["made"] for result in agree(2, steps=steps)] == [[], []]
 

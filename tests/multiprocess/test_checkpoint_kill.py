@@ -142,7 +142,7 @@ def test_replacing_a_checkpoint_leaves_the_old_or_the_new_one(killed):
     assert old != new
 
 
-def test_the_next_write_goes_on_from_any_of_them(killed):
+def test_the_next_write_succeeds_after_any_of_these_kills(killed):
     from hpctrain.checkpoint.retention import remove_leftovers
 
     for directory in killed["a new step"][::7]:

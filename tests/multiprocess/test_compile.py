@@ -25,7 +25,7 @@ TRAINING = (
 
 @pytest.fixture
 def weights(tmp_path):
-    """Trains in processes that don't take torch's own deprecations for errors; the weights by name."""
+    """Trains where torch's own deprecation warnings aren't errors; returns the weights by name."""
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
     variables |= {"PYTHONPATH": str(PROGRAMS), "OMP_NUM_THREADS": "1"}
     variables["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / "kernels")

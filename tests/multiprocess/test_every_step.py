@@ -52,7 +52,7 @@ def killing(world_size, start, cut):
 
 
 def samples(run, world_size):
-    """What each rank took at each step; the last time, where a step was done again."""
+    """The samples of each rank at each step; of a repeated step, those of the last time."""
     logs = [run.directory.sample_log(rank).read_text().splitlines() for rank in range(world_size)]
     return [{entry["step"]: entry["samples"] for entry in map(json.loads, log)} for log in logs]
 
@@ -64,7 +64,7 @@ def outcome(run, world_size):
 
 @pytest.fixture(scope="module")
 def straight():
-    """What uninterrupted runs end with, by world size: each is made once."""
+    """The outcomes of uninterrupted runs by world size; each is made once."""
     return {}
 
 

@@ -1,4 +1,4 @@
-"""The same weights, bit for bit: as a loop written by hand, and whenever and however often a run is interrupted."""
+"""Weights equal those of a hand-written loop, bit for bit, whenever and however often a run is interrupted."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_an_interrupted_run_is_the_straight_run(train, straight_run, world_size,
 
 @pytest.mark.parametrize(("step", "codes"), [(5, [-9, 0, 0]), (14, [0, 0])])
 def test_an_evaluation_that_a_stop_put_off_is_recorded_once(train, straight_run, step, codes):
-    """The next attempt catches up on it; one that then dies, or that is one too many, leaves it to be done again."""
+    """The next attempt catches up on it; if that is killed before its next save, the one after it does so again."""
     code, run, output = train("run", *TRAINING, TRIAL_ACT=f"0:{step}:SIGTERM")
     assert (code, run.steps) == (4, [step]), output
     assert run.metrics[-1].keys() != {"step", "eval/loss"}
@@ -183,7 +183,7 @@ def test_another_number_of_loading_processes_and_saves_in_between_change_nothing
 
 
 def taken(run):
-    """The samples that every step took, over all ranks that were there."""
+    """The samples of each step, over all ranks."""
     steps = {}
     for path in run.directory.logs.glob("samples_*.jsonl"):
         for line in path.read_text().splitlines():
@@ -193,7 +193,7 @@ def taken(run):
 
 
 def test_a_run_goes_on_with_four_two_one_and_four_ranks(train):
-    """The same samples in every step, the same rate of learning, and accumulation that makes up for the ranks."""
+    """Each step has the same samples and learning rate; accumulation makes up for missing ranks."""
     words = [*QUIET, *SCHEDULE, *overrides({"num_samples": 45}), "logger.samples=true", "logger.every_steps=1"]
     words += ["trainer.global_batch_size=8", "trainer.micro_batch_size=2", "trainer.max_steps=14"]
     code, straight, output = train("straight", *words, world_size=4)
@@ -226,8 +226,8 @@ def test_a_number_of_ranks_that_cannot_share_the_batch_names_those_that_can(trai
     assert run.steps == [2]
 
 
-def test_what_an_optimizer_keeps_in_its_groups_goes_on_and_what_is_changed_is_the_new_one(train):
-    """There when it is built or added by its first step: neither is an option that the configuration would decide."""
+def test_what_an_optimizer_keeps_in_its_groups_is_restored_and_changed_options_apply(train):
+    """Entries that exist from the start, and one that the first step adds; none is an option of the configuration."""
     words = [*QUIET, "optimizer=custom", "optimizer._target_=adapting.Adapting", "trainer.global_batch_size=8"]
     words += ["schedule=constant", "trainer.max_steps=6"]
 

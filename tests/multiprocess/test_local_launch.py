@@ -205,7 +205,7 @@ def test_a_second_ctrl_c_ends_ranks_that_wait_for_each_other_at_once(launch, rec
     wait_for(lambda: stopped(command.path), "rank 1 to be stopped")
     (rank_one,) = stopped(command.path)
     command.signal(signal.SIGINT)
-    wait_for(lambda: awaits(rank_one, signal.SIGINT), "the first Ctrl-C to be passed on")
+    wait_for(lambda: is_pending(rank_one, signal.SIGINT), "the first Ctrl-C to be passed on")
     command.signal(signal.SIGINT)
     code, _, err = command.wait()
     assert code == 4, err
@@ -213,7 +213,7 @@ def test_a_second_ctrl_c_ends_ranks_that_wait_for_each_other_at_once(launch, rec
 
 
 def test_a_second_ctrl_c_does_not_wait_for_a_checkpoint_that_is_being_written(start, record, tmp_path):
-    """By the process that was started itself: its end would wait for whatever still runs in it."""
+    """One rank trains in the launching process, whose exit would wait for the thread that writes."""
     disk = {"DISK_GATE": str(tmp_path / "never"), "DISK_WRITES": str(tmp_path / "writes")}
     words = [f"run_dir={tmp_path / 'run'}", *TRIAL, "task._target_=slow_disk.SlowDisk", "checkpoint.every_steps=9"]
     command = start(*words, "trainer.max_steps=1000000", TRIAL_SLEEP="0.02", **disk)
@@ -237,8 +237,8 @@ def stopped(path):
     return found
 
 
-def awaits(pid, number):
-    """Whether the signal was sent to a process that can't take it now."""
+def is_pending(pid, number):
+    """Whether the signal was sent to a process that can't handle it now."""
     status = Path(f"/proc/{pid}/status").read_text()
     pending = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
     return any(mask >> (number - 1) & 1 for mask in pending)
@@ -255,7 +255,7 @@ def test_a_signal_before_the_ranks_are_there_is_not_lost(launch, record):
 
 
 def test_nothing_outlives_a_launcher_that_is_killed(launch, record):
-    """Nor ranks that would notice nothing of it, nor their loading processes."""
+    """Neither ranks that can't notice it, because they hang, nor their loading processes."""
     command = launch("data.num_workers=1", TRIAL_ACT="0:3:hang,1:3:hang")
     for rank in range(2):
         command.wait_for_log("hanging", rank)

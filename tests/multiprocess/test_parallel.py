@@ -1,4 +1,4 @@
-"""How the ranks work together, and what is done to the model before they do: none of it changes what is learned."""
+"""Options of the model and of its replicas: most change no bit of the weights, and none changes what is learned."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def trained(train):
 
 @pytest.fixture(scope="module")
 def plain():
-    """Digests of runs without options, by what they are compared with."""
+    """Weights of runs without these options, by world size and accumulation; each run is made once."""
     return {}
 
 

@@ -1,4 +1,4 @@
-"""In every precision that a CPU can do: the weights of a loop written by hand, exact resume, and a stop at NaN."""
+"""Every precision that a CPU supports: the weights of a hand-written loop, exact resumes, and a stop at NaN."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def ports(free_ports):
 
 @pytest.fixture
 def meeting(fork_server, ports):
-    """Ranks that meet; options are for all, or a list with one for each."""
+    """Ranks that meet; `options` is a dict for all of them, or a list with a dict for each."""
 
     def run(size, options=None, ranks=None, candidates=None):
         each = options if isinstance(options, list) else [options or {}] * size
@@ -51,8 +51,7 @@ def stranger(fork_server, ports, tmp_path):
 
 @pytest.fixture(scope="module", autouse=True)
 def mute_meeting(fork_server, free_ports):
-    """Two ranks at ports of which something listens at the first and never answers; it takes seconds, so it is begun
-    before all other tests."""
+    """Two ranks whose first port belongs to a listener that never answers; started early, because it takes seconds."""
     ports = free_ports(2)
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", ports[0]))

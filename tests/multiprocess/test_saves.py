@@ -1,4 +1,4 @@
-"""Saves of a run: those that fail, those of the best evaluations, and what becomes of older ones."""
+"""Saves of a run: those that fail, those of the best evaluations, and the removal of older ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REFUSING = (*WORDS, "task._target_=refusing.Refusing", "checkpoint.every_steps=1
 
 @pytest.fixture
 def refusing(train, tmp_path):
-    """A run whose file system refuses checkpoints from its `begin`-th loss on, and no more from its `end`-th."""
+    """A run whose file system refuses checkpoints from its `begin`-th loss until its `end`-th."""
 
     def run(*words, world_size, begin, end=0, gone=False, **variables):
         task = {"checkpoints": tmp_path / "run" / "checkpoints", "begin": begin, "end": end, "gone": gone}
@@ -46,7 +46,7 @@ def refusing(train, tmp_path):
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_a_failed_write_ends_all_ranks(refusing, tmp_path, asynchronous):
-    """Every rank says so itself; none waits for a collective that never comes."""
+    """Every rank reports it; none waits for a collective that never comes."""
     code, run, output = refusing(
         f"checkpoint.asynchronous={asynchronous}", "trainer.max_steps=400", world_size=2, begin=4, TRIAL_SLEEP="0.01"
     )
@@ -81,7 +81,7 @@ def test_the_end_of_a_run_needs_its_checkpoint(refusing):
     assert "can't be written to" in output
 
 
-def test_an_error_without_words_is_one_as_well(train):
+def test_an_error_without_a_message_counts_as_well(train):
     words = ["task._target_=unsaveable.WithUnsaveable", "trainer.max_steps=3"]
     code, run, output = train("run", *WORDS, *words, world_size=2)
     assert code == 1, output
@@ -99,7 +99,7 @@ def test_a_folder_that_was_removed_is_made_again(refusing):
 
 
 def test_the_best_evaluations_are_saved_and_kept(train):
-    """Without any other reason to save; a run that is interrupted between keeps the same ones."""
+    """No other save is due; an interrupted run keeps the same ones."""
     words = [*WORDS, "trainer.max_steps=24", "trainer.eval_every_steps=3", "checkpoint.keep_best=2", "optimizer.lr=0.3"]
     code, straight, output = train("straight", *words)
     assert code == 0, output
@@ -120,7 +120,7 @@ def test_the_best_evaluations_are_saved_and_kept(train):
 
 
 def test_saves_by_time_go_by_rank_zeros_clock(train):
-    """No other rank knows what a save costs, and so how long to wait for the next one."""
+    """No other rank knows what a save costs, and therefore when the next one is due."""
     words = ["task._target_=saves_early.SavesEarly", "checkpoint.auto=true", "checkpoint.asynchronous=false"]
     code, run, output = train("run", *WORDS, *words, "checkpoint.keep=9", "trainer.max_steps=12", world_size=2)
     assert code == 0, output
@@ -161,18 +161,18 @@ def test_an_attempt_that_is_overtaken_while_it_starts_takes_nothing_from_the_new
 
 
 def test_a_checkpoint_that_is_being_written_when_a_rank_fails_is_finished(train, tmp_path):
-    """Rank zero has all of it in memory: here the disk gives way once it has said its last word."""
-    last_word = tmp_path / "run" / "attempts" / "0001" / "rank_0.json"
+    """Rank zero has all of it in memory; here the disk blocks until rank zero's exit record is written."""
+    exit_record = tmp_path / "run" / "attempts" / "0001" / "rank_0.json"
     words = [*WORDS, "task._target_=slow_disk.SlowDisk", "checkpoint.every_steps=2", "trainer.max_steps=3"]
-    disk = {"DISK_GATE": str(last_word), "DISK_WRITES": str(tmp_path / "writes")}
+    disk = {"DISK_GATE": str(exit_record), "DISK_WRITES": str(tmp_path / "writes")}
     code, run, output = train("run", *words, world_size=2, TRIAL_ACT="0:3:raise", **disk)
     assert code == 1, output
-    assert last_word.exists()
+    assert exit_record.exists()
     assert run.steps == [2]
 
 
 def test_a_save_that_takes_longer_than_there_is_time_is_not_begun(train, tmp_path):
-    """Beside training it stops that for a moment only, but it is the write that has to end before the kill."""
+    """The copy stops training only for a moment, but the write in the background has to end before the kill."""
     gate, scontrol = tmp_path / "gate", tmp_path / "scontrol"
     scontrol.write_text(PREEMPTED.format(gate=gate))
     scontrol.chmod(0o755)

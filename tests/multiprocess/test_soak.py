@@ -224,7 +224,7 @@ class InterruptedRun:
                 assert one.start_step <= following.start_step, str(attempt)
 
     def leftovers(self):
-        """The processes of the attempts' sessions that still run."""
+        """Processes of the attempts' sessions that still run."""
         found = {}
         for entry in Path("/proc").glob("[0-9]*/stat"):
             try:

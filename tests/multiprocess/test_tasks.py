@@ -112,7 +112,7 @@ KERAS = (
 @keras
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_keras_model(train, world_size):
-    """Its statistics are saved, the ranks evaluate with the same, and a resume goes on with them."""
+    """Its statistics are saved, all ranks evaluate with the same ones, and a resume continues with them."""
     code, run, output = train("run", *KERAS, world_size=world_size)
     assert code == 0, output
     assert run.steps == [2, 4]

@@ -54,13 +54,13 @@ class Started:
 
     @property
     def stacks(self):
-        """What is in the file of each rank that has one."""
+        """The stacks of each rank that wrote them."""
         files = {rank: self.directory.stacks(1, rank) for rank in range(2)}
         return {rank: file.read_text() for rank, file in files.items() if file.exists()}
 
     @property
     def processes(self):
-        """Those that know its path."""
+        """Command lines that name the run directory."""
         listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
         return [line for line in listed.splitlines() if str(self.directory.path) in line]
 
@@ -148,7 +148,7 @@ def test_a_rank_that_is_stopped_is_named_by_the_others(ended):
 
 
 def test_collectives_that_time_out_before_the_watchdog_are_a_hang_too(ended):
-    """And no loss of a peer: its connections are all there."""
+    """They don't count as the loss of a peer, since all connections still exist."""
     run, (done,), attempt = ended("the others time out")
     assert (done.code, attempt.reason, attempt.end_step) == (1, Reason.HANG, 4), done.output
     # of ranks 0 and 2 the one that times out first closes the pair that the other one still waits on

@@ -32,11 +32,11 @@ FIELD = re.compile(r"(\S+?)=(.*?)(?= \S+?=|\s*$)")
 
 
 class SlurmSandbox:
-    """A sandbox that is up, as `python slurm/sandbox` with its name.
+    """A sandbox that is up, driven by `python slurm/sandbox --name NAME`.
 
     Attributes:
         name: Its name.
-        environ: For subprocesses: this one's environment without SLURM's variables, and SLURM_CONF.
+        environ: For subprocesses: this process's environment without SLURM's variables, and SLURM_CONF.
         nodes: The nodes' names.
     """
 
@@ -132,7 +132,7 @@ class SlurmSandbox:
         return self.command("preempt", *size, "--seconds", str(seconds)).strip()
 
     def submit(self, *argv: str, timeout: float = 60) -> str:
-        """Run `sbatch --parsable` with these arguments; returns the job id. What it prints goes nowhere by itself."""
+        """Run `sbatch --parsable` with these arguments; returns the job id. By default its output is discarded."""
         done = self.run(["sbatch", "--parsable", "--output=/dev/null", *argv], timeout=timeout)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()

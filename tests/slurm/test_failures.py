@@ -140,7 +140,7 @@ def test_the_batch_host_is_cut_off(runs: SubmittedRuns) -> None:
 @pytest.mark.soak
 @pytest.mark.sandbox("--node-timeout=60")
 def test_a_node_is_cut_off_for_longer_than_the_watchdog_waits(runs: SubmittedRuns) -> None:
-    """And for less than SLURM waits: the job continues with new ranks."""
+    """But not for longer than SLURM waits: the job continues with new ranks."""
     run = runs.train(OFTEN, *SHORT_TIMEOUTS)
     run.until_step(13)
     runs.sandbox.cut("n2")
@@ -297,7 +297,7 @@ def test_an_error_of_the_task_s_own_at_the_same_step_each_time(runs: SubmittedRu
 
 
 def test_exit_code_zero_in_the_grace_time_does_not_end_the_run(runs: SubmittedRuns) -> None:
-    """Ranks whose own code takes SIGTERM for a reason to end well: SLURM would call the job completed."""
+    """The ranks' own code exits with 0 at SIGTERM, so SLURM would call the job completed."""
     run = runs.train(OFTEN, "+task.act='1:0:1:polite'", pace_s=PACE_S, nodes=1)
     run.until_step(13)
     run.preempt()

@@ -75,7 +75,7 @@ class Tells(Digits):
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to type commands in, with tasks of a person's own."""
+    """A folder to type commands in, with a user's own tasks."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(TASKS)
     return tmp_path
@@ -93,7 +93,7 @@ def hpctrain(sandbox: SlurmSandbox, work: Path) -> Callable[..., Done]:
 
 @pytest.fixture
 def begin(hpctrain: Callable[..., Done]) -> Iterator[Callable[..., Future[Done]]]:
-    """The same, at the same time as others."""
+    """Start `python -m hpctrain ...` without waiting for it."""
     with ThreadPoolExecutor() as pool:
         yield lambda *words, **options: pool.submit(hpctrain, *words, **options)
 
@@ -173,7 +173,7 @@ def test_an_error_of_one_rank_reaches_every_place(
 def test_a_killed_rank_and_a_cancelled_run_side_by_side(
     sandbox: SlurmSandbox, begin: Callable[..., Future[Done]], hpctrain: Callable[..., Done], work: Path
 ) -> None:
-    """On one node, where something else has taken the port that the first one prefers."""
+    """On one node, where another program has taken the port that the first one prefers."""
     here = ["cluster=slurm", "cluster.processes_per_node=2", "+cluster.sbatch.nodelist=n1", "cluster.wait=true", *QUICK]
     preferred = "from hpctrain.cluster.port import derived; print(derived(job=$SLURM_JOB_ID)[0])"
     stranger = f"{sys.executable} -m http.server $({sys.executable} -c '{preferred}') > /dev/null 2>&1 &"

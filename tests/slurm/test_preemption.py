@@ -78,7 +78,7 @@ def check_preempted_twice(runs: SubmittedRuns, nodes: int) -> None:
     [on_sandbox("--grace-time=0"), on_sandbox("--grace-time=0", "--preempt-mode=CANCEL", nightly=True)],
 )
 def test_preempted_without_grace_time(runs: SubmittedRuns) -> None:
-    """A step that takes longer than SLURM waits: the interval between checkpoints is what can be lost."""
+    """A step takes longer than SLURM waits, so the steps since the last checkpoint are lost."""
     run = runs.train("checkpoint.every_steps=10", pace_s=0.1, nodes=1)
     run.until_step(13)
     run.set_pace(60)
@@ -107,7 +107,7 @@ def test_without_grace_time_killwait_is_enough_for_a_small_save(runs: SubmittedR
 @pytest.mark.nightly
 @pytest.mark.sandbox("--signal-children")
 def test_a_child_process_that_the_signal_ends_fails_no_run(runs: SubmittedRuns) -> None:
-    """A compiler, say, knows nothing of stopping in good order."""
+    """Such as a compiler, which doesn't handle the signal."""
     run = runs.train("+task.act=1:0:5:child", "checkpoint.every_steps=2", nodes=1)
     run.until_step(4)
     run.preempt()

@@ -13,7 +13,7 @@ from hpctrain.data.workers import Workers
 
 
 def main(path):
-    """Write down who loads, and die."""
+    """Write the ids of the loading processes to a file, and die."""
     loader = TrainLoader(Noisy(*table(8)), sequential, BatchPlan(8, 4, 4, 1, True), rank=0, seed=0, workers=Workers(2))
     batches = iter(loader)
     next(batches)

@@ -6,7 +6,7 @@ import torch
 
 
 class Adapting(torch.optim.Optimizer):
-    """SGD whose length of step `d` grows as it goes; `k` counts from the start, `step` from the first step on."""
+    """SGD whose step length `d` grows; its groups have `k` from the start, and `step` only after the first step."""
 
     def __init__(self, params, lr=0.01, growth=1.1, weight_decay=0.0):
         super().__init__(params, {"lr": lr, "growth": growth, "weight_decay": weight_decay, "d": 1.0, "k": 0})

@@ -49,7 +49,7 @@ def train(path, rank, size, *, samples, steps, batch, micro, drop_last=False, se
 
 
 def throwaway(model, features, labels, indices):
-    """DDP's first backward uses other buckets than all later ones; hpctrain has it behind it before the first step."""
+    """DDP's first backward uses other buckets than all later ones; hpctrain does one before the first step."""
     buffers = [buffer.clone() for buffer in model.buffers()]
     with torch.random.fork_rng():
         cross_entropy(model(features[indices]), labels[indices]).backward()

@@ -15,7 +15,7 @@ from hpctrain.errors import RendezvousError
 
 
 def be_rank(rank, size, ports, options):
-    """Meet, then hear from every rank; tells the port, or the error and how long it took."""
+    """Meet, then hear from every rank; returns the port and what was heard, or the error and how long it took."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
     environment = ClusterEnvironment.from_environment({name: str(value) for name, value in place.items()})
     environment = dataclasses.replace(environment, port_candidates=tuple(ports))

@@ -8,9 +8,9 @@ from trial import Trial
 
 
 class Refusing(Trial):
-    """From its n-th loss on, rank zero's folder of checkpoints is a file; from another one on it is a folder again.
+    """Puts a file in place of the folder of checkpoints at loss number ``begin``, and the folder back at ``end``.
 
-    With ``gone`` it is removed with all that is in it, and nothing stands in its place.
+    With ``gone`` it removes the folder and its contents instead, and puts nothing in its place.
     """
 
     def __init__(self, checkpoints, begin, end=0, gone=False, **options):
@@ -35,7 +35,7 @@ class Refusing(Trial):
 
 
 def wait_for_the_writer():
-    """No save is on its way any more: it would meet the one folder and the other, and those until then be left out."""
+    """Wait for the save in flight: it would otherwise see the folder change, and the saves until its end be skipped."""
     for thread in threading.enumerate():
         if thread.name == "checkpoint":
             thread.join(60)

@@ -1,4 +1,4 @@
-"""Run what `command` has in a process that sends signals once it calls a certain function for the n-th time."""
+"""Run the functions of `command` in a process that sends signals at its n-th call of a given function."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ PHASES = {
 
 @dataclass(frozen=True)
 class PlannedSignal:
-    """A signal to a rank, so many seconds after the one before it, or after the function was called."""
+    """A signal to a rank, sent some seconds after the previous signal, or after the call of the function."""
 
     rank: int
     signal: str

@@ -1,6 +1,6 @@
 """A user's task that takes its time where it may: SLOW_START and SLOW_EVAL are seconds, for all and for each batch.
 
-COLLECTIVE_TIMEOUT are the seconds after which the ranks' collectives give up.
+COLLECTIVE_TIMEOUT is the timeout of the ranks' collectives in seconds.
 """
 
 from __future__ import annotations

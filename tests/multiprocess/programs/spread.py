@@ -1,4 +1,4 @@
-"""A user's task whose model lies on several devices of a process: the first half on one, the second on another."""
+"""A user's task that spreads its model over the devices of a process: half on one, half on another."""
 
 from __future__ import annotations
 

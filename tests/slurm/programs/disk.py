@@ -44,10 +44,10 @@ class Disk:
 
     @contextmanager
     def read_only(self, paths: Sequence[Path], sandbox: SlurmSandbox) -> Iterator[None]:
-        """Inside, nothing in these folders or files can be written, on any node; what is open there stands in the way.
+        """Inside the context, no node can write to these folders or files.
 
-        A file system with files that are open for writing can't be made read-only as a whole: so what they hold stays
-        writable, as it would on a file system that an error has made read-only.
+        Only they become read-only: the kernel refuses that for a whole file system while files on it are open for
+        writing. Files that were open before stay writable, as on a file system that an error has made read-only.
         """
         for path in paths:
             mount("--bind", str(path), str(path))

@@ -41,17 +41,17 @@ class FollowedRun:
 
     @property
     def attempts(self) -> list[Attempt]:
-        """What the ledger holds."""
+        """The attempts in the ledger."""
         return Ledger(self.directory).attempts()
 
     @property
     def story(self) -> list[tuple[int | None, str | None, int | None]]:
-        """Of each attempt the step at its start, the reason of its end, and the step there."""
+        """The first step, the reason for the end and the last step of each attempt."""
         return [(one.start_step, one.reason and one.reason.value, one.end_step) for one in self.attempts]
 
     @property
     def reasons(self) -> list[str | None]:
-        """Of the attempts' ends."""
+        """The reasons for the attempts' ends."""
         return [one.reason and one.reason.value for one in self.attempts]
 
     @property
@@ -146,7 +146,7 @@ class FollowedRun:
         return found
 
     def processes(self) -> dict[int, str]:
-        """The command lines in which the run's directory stands, on all nodes, by process."""
+        """The command lines that name the run's directory, on all nodes, by process."""
         found, word = {}, f"{self.directory.path}"
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal():

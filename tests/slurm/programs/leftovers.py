@@ -99,7 +99,7 @@ def shared_memory(sandbox: SlurmSandbox) -> dict[str, Path]:
 def more_than_the_killed_leave(files: list[str]) -> list[str]:
     """Files of shared memory, without those of loading processes that were killed while they made one.
 
-    A worker makes a file, maps it and removes its name at once; nothing removes the file of one killed in between.
+    A worker makes a file, maps it and removes its name at once. If it is killed in between, the file stays.
     """
     cut_off = [file for file in files if OF_PYTORCH.fullmatch(Path(file).name)]
     return files if len(cut_off) > MOST_CUT_OFF else [file for file in files if file not in cut_off]
