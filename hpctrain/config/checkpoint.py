@@ -23,7 +23,7 @@ class Checkpoint(require.Checked):
     verify: Annotated[str, require.one_of("on_load", "after_save")] = "on_load"
     """`on_load`: verify checksums when a checkpoint is read; `after_save`: also after it was written."""
     on_error: Annotated[str, require.one_of("fail", "warn")] = "fail"
-    """If a save fails: `fail` ends the run; `warn` continues, and the next save is the next attempt."""
+    """If a save fails: `fail` ends the run; `warn` logs a warning, and training continues until the next save."""
     keep: Annotated[int, require.at_least(2)] = 2
     """Number of newest checkpoints to keep; the last two intact ones are always kept."""
     keep_every: Annotated[int | None, require.at_least(1)] = None

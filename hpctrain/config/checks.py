@@ -16,6 +16,7 @@ from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
 from hpctrain.config.task import EXTRAS, missing_folder
 from hpctrain.errors import ConfigError
+from hpctrain.phrases import counted
 
 NEEDS_A_CLOSURE = "needs a closure that computes the loss again, which the training loop doesn't pass"
 """Why torch.optim.LBFGS is refused."""
@@ -107,7 +108,7 @@ def _check_target(group: str, node: Any) -> None:
 
 
 def _check_parallel(config: Config, world_size: int | None) -> None:
-    """Check what nn.DataParallel, one process with several GPUs, is combined with."""
+    """Refuse what doesn't work with nn.DataParallel, which is one process with several GPUs."""
     if config.parallel.kind != "data_parallel":
         return
     remedy = "use parallel=ddp, which is faster"
@@ -122,12 +123,12 @@ def _check_parallel(config: Config, world_size: int | None) -> None:
 
 
 def check_batch(config: Config, world_size: int) -> None:
-    """Refuse a global batch that the ranks can't divide; see `check_divisible`."""
+    """Refuse a global batch that can't be divided among the ranks; see `check_divisible`."""
     check_divisible(config.trainer.global_batch_size, config.trainer.micro_batch_size, world_size)
 
 
 def check_divisible(global_batch_size: int, micro_batch_size: int | None, world_size: int) -> None:
-    """Check that the ranks can divide the global batch.
+    """Check that the global batch can be divided among the ranks.
 
     Args:
         global_batch_size: samples per step, over all ranks.
@@ -135,22 +136,23 @@ def check_divisible(global_batch_size: int, micro_batch_size: int | None, world_
         world_size: number of ranks.
 
     Raises:
-        ConfigError: they can't; suggests batch sizes for this world size, and world sizes for this batch.
+        ConfigError: it can't; the message suggests batch sizes for this world size, and world sizes for this batch.
     """
     per_window = world_size * (micro_batch_size or 1)
     if global_batch_size % per_window == 0:
         return
     lower = global_batch_size // per_window * per_window
     sizes = [size for size in (lower, lower + per_window) if size > 0]
-    each = f" of micro-batches of {micro_batch_size}" if micro_batch_size else ""
+    each = f" with micro-batches of {micro_batch_size}" if micro_batch_size else ""
     pieces, rest = divmod(global_batch_size, micro_batch_size or 1)
     fitting = [] if rest else [n for n in range(1, pieces + 1) if pieces % n == 0]
     names = [str(n) for n in sorted(sorted(fitting, key=lambda n: abs(n - world_size))[:SHOWN])]
-    worlds = f", or run {' or '.join(filter(None, [', '.join(names[:-1]), names[-1]]))} processes" if names else ""
+    noun = "process" if names == ["1"] else "processes"
+    worlds = f", or run {' or '.join(filter(None, [', '.join(names[:-1]), names[-1]]))} {noun}" if names else ""
     raise ConfigError(
         "trainer.global_batch_size",
         global_batch_size,
-        f"cannot be divided among {world_size} ranks{each}",
+        f"cannot be divided among {counted(world_size, 'rank')}{each}",
         f"set it to {' or '.join(map(str, sizes))}{worlds}",
     )
 

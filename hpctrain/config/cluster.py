@@ -80,11 +80,11 @@ class Requeue(require.Checked):
     prefix = "cluster.requeue."
 
     max_preemptions: Annotated[int | None, require.at_least(0)] = None
-    """Preemptions after which the run ends; null: no limit."""
+    """Preemptions that the run survives; null: no limit."""
     max_time_limits: Annotated[int | None, require.at_least(0)] = None
-    """Time limits after which the run ends; null: no limit."""
+    """Time limits that the run survives; null: no limit."""
     max_failures: Annotated[int, require.at_least(0)] = 3
-    """Hangs, infrastructure errors and out-of-memory kills, in total, after which the run is still continued."""
+    """Hangs, infrastructure errors and out-of-memory kills, in total, that the run survives."""
     max_stalled_attempts: Annotated[int, require.at_least(1)] = 2
     """Consecutive attempts without a new step after which the run ends; preemption and node failure don't count."""
 

@@ -119,7 +119,7 @@ class Composer:
 
         Args:
             overrides: in Hydra's grammar.
-            mode: MULTIRUN where they may hold several values.
+            mode: MULTIRUN if they may hold several values.
 
         Raises:
             ConfigError: a file doesn't consist of keys. Other mistakes raise `MISTAKES`.
@@ -135,7 +135,7 @@ class Composer:
             raise ConfigError("configuration", " ".join(overrides), str(error), "correct the file") from error
 
     def _known(self, overrides: Sequence[str], text: str) -> list[str]:
-        """Return all keys of the chosen options, for suggestions; of the defaults where those can't be composed."""
+        """Return all keys of the chosen options, for suggestions; of the defaults if those can't be composed."""
         found = _schema_keys(text)
         for words in (overrides, []):
             with contextlib.suppress(ConfigError, *MISTAKES):

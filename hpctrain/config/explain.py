@@ -169,7 +169,7 @@ def unreadable(error: yaml.YAMLError | UnicodeDecodeError, folder: Path | None) 
         return ConfigError("configuration", "...", f"cannot be read: {error}", "correct the file")
     problem = f"is not valid YAML: {getattr(error, 'problem', None) or 'it is malformed'}"
     if begun is not None and begun.line != mark.line:
-        problem += f", in what starts in line {begun.line + 1}"
+        problem += f", in the part that starts in line {begun.line + 1}"
     return _in_file(Path(mark.name), mark.line + 1, folder, problem, "correct the file")
 
 

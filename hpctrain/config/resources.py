@@ -10,8 +10,9 @@ from pathlib import Path
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.root import Config
 from hpctrain.errors import ConfigError
+from hpctrain.phrases import counted
 
-# a folder per GPU, from the driver: nvidia-smi needs seconds where no process holds a GPU
+# a folder per GPU, from the driver: nvidia-smi needs seconds if no process holds a GPU
 NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
@@ -58,14 +59,18 @@ def resources_of(config: Config, environ: Mapping[str, str] = os.environ) -> Res
     gpus = here if cluster.gpus_per_node is None else cluster.gpus_per_node
     if not isinstance(cluster, Slurm) and gpus > here:
         raise ConfigError(
-            "cluster.gpus_per_node", gpus, f"but only {here} GPUs are visible here", f"set it to {here} or less"
+            "cluster.gpus_per_node",
+            gpus,
+            f"this machine has only {counted(here, 'visible GPU')}",
+            f"set it to {here} or less",
         )
     if config.parallel.kind == "data_parallel":
         processes = 1
     elif cluster.processes_per_node is not None:
         processes = cluster.processes_per_node
     elif gpus % cluster.gpus_per_process:
-        problem, remedy = f"doesn't divide the {gpus} GPUs of a node", "choose a divisor of cluster.gpus_per_node"
+        problem = f"doesn't divide the {counted(gpus, 'GPU')} of a node"
+        remedy = "choose a divisor of cluster.gpus_per_node"
         raise ConfigError("cluster.gpus_per_process", cluster.gpus_per_process, problem, remedy)
     else:
         processes = max(1, gpus // cluster.gpus_per_process)

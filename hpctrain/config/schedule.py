@@ -37,7 +37,7 @@ class Schedule(require.Checked):
     """The decay in epochs, instead of steps."""
 
     def __post_init__(self) -> None:
-        """Also refuse lengths that are given twice, and drops without a place."""
+        """Also refuse lengths that are given twice, and `step` without drops."""
         require.Checked.__post_init__(self)
         self._refuse_both("warmup_epochs", "warmup_steps")
         self._refuse_both("drop_at_epochs", "drop_at_steps")

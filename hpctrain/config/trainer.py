@@ -57,7 +57,7 @@ class Trainer(require.Checked):
     more compute. * and ? match within one part of the name, between dots."""
 
     def __post_init__(self) -> None:
-        """Also refuse a mode of compiling where nothing is compiled."""
+        """Also refuse a compile mode without `compile`."""
         require.Checked.__post_init__(self)
         if self.compile_mode != "default" and not self.compile:
             remedy = "add trainer.compile=true"

@@ -142,7 +142,7 @@ class Watchdog:
             self._requests = StacksRequests(path)
         token = self._requests.new()
         if token is not None:
-            self._write("stacks as asked", token)
+            self._write("stacks as requested", token)
 
     def _write(self, why: str, token: str) -> None:
         path = self._rank.stacks

@@ -82,7 +82,7 @@ MISTAKES = {
     ),
     "steps without a place": (["schedule=step"], "schedule.drop_at_epochs", "[30,60,80]"),
     "nccl on a CPU": (["cluster=slurm", "parallel.backend=nccl"], "parallel.backend=nccl", "gloo"),
-    "more GPUs than are here": (["cluster.gpus_per_node=64"], "cluster.gpus_per_node=64", "visible here"),
+    "more GPUs than are here": (["cluster.gpus_per_node=64"], "cluster.gpus_per_node=64", "visible GPU"),
     "GPUs that can't be shared": (
         ["cluster=slurm", "cluster.gpus_per_node=3", "cluster.gpus_per_process=2"],
         "cluster.gpus_per_process=2",

@@ -221,7 +221,7 @@ def test_a_number_of_ranks_that_cannot_share_the_batch_names_those_that_can(trai
     assert code == 4
     code, run, output = train("run", *words, world_size=3)
     assert code == 2
-    assert "trainer.global_batch_size=8: cannot be divided among 3 ranks of micro-batches of 2" in output
+    assert "trainer.global_batch_size=8: cannot be divided among 3 ranks with micro-batches of 2" in output
     assert "run 1, 2 or 4 processes" in output
     assert run.steps == [2]
 

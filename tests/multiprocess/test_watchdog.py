@@ -102,7 +102,7 @@ def test_a_running_run_shows_its_stacks_and_goes_on(runs, ended, capsys):
     assert stacks([str(run.directory.path)]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert [f"stacks as asked: rank {rank} of 2 on " in out for rank in range(2)] == [True, True]
+    assert [f"stacks as requested: rank {rank} of 2 on " in out for rank in range(2)] == [True, True]
     assert out.count(" in run_attempt\n") == 2
     _, done, attempt = ended("slow phases")
     assert [process.code for process in done] == [0, 0], done[0].output

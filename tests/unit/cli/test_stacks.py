@@ -83,7 +83,9 @@ def test_every_rank_shows_its_stacks(directory, capsys):
         second = capsys.readouterr()
     assert first.err == ""
     heads = [line for line in first.out.splitlines() if line.startswith("====")]
-    assert [head.partition(",")[0] for head in heads] == [f"==== stacks as asked: rank {rank} of 2" for rank in (0, 1)]
+    assert [head.partition(",")[0] for head in heads] == [
+        f"==== stacks as requested: rank {rank} of 2" for rank in (0, 1)
+    ]
     assert first.out.count("in train\n") == 2
     assert second.out.count("in train\n") == 1
     assert "rank 1 of 2" in second.out

@@ -18,9 +18,11 @@ def composer():
         (64, None, 4, None),
         (64, 8, 4, None),
         (64, None, 3, "cannot be divided among 3 ranks; set it to 63 or 66, or run 1, 2, 4, 8 or 16 processes"),
-        (64, 24, 2, "cannot be divided among 2 ranks of micro-batches of 24; set it to 48 or 96"),
+        (64, 24, 2, "cannot be divided among 2 ranks with micro-batches of 24; set it to 48 or 96"),
         (2, None, 3, "cannot be divided among 3 ranks; set it to 3, or run 1 or 2 processes"),
-        (3, 2, 2, "cannot be divided among 2 ranks of micro-batches of 2; set it to 4"),
+        (1, None, 2, "cannot be divided among 2 ranks; set it to 2, or run 1 process"),
+        (3, 2, 1, "cannot be divided among 1 rank with micro-batches of 2; set it to 2 or 4"),
+        (3, 2, 2, "cannot be divided among 2 ranks with micro-batches of 2; set it to 4"),
     ],
 )
 def test_the_ranks_divide_the_global_batch(global_batch_size, micro_batch_size, world_size, message):

@@ -126,7 +126,7 @@ def test_stacks_that_are_asked_for_are_written_and_the_rank_continues(ended):
     assert (left.code, left.err, end) == (0, "", "the end")
     for token in (first, second):
         text = answer(left.file, token)
-        assert text.startswith("==== stacks as asked: rank 3 of 4 on here, 20")
+        assert text.startswith("==== stacks as requested: rank 3 of 4 on here, 20")
         assert "in is_asked\n" in text
     assert left.stacks.count("==== end") == 2
 
