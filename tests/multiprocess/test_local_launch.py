@@ -1,4 +1,4 @@
-"""`cluster=local` as people use it: real processes, real signals, and nothing left behind."""
+"""`cluster=local` as users run it: real processes, real signals, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def processes_of(path):
 def wait_for(condition, what):
     deadline = time.monotonic() + PATIENCE_S
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"in vain: {what}"
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
         time.sleep(0.1)  # most conditions read the command lines of all processes
     return found
 
@@ -75,7 +75,7 @@ class Command:
         self.process.send_signal(number)
 
     def wait(self):
-        """Exit code, standard output and standard error; by then the run has no process any more."""
+        """Wait until no process of the run is left; returns exit code, standard output and standard error."""
         out, err = self.process.communicate(timeout=PATIENCE_S)
         wait_for(lambda: not processes_of(self.path), f"the end of {processes_of(self.path)}")
         return self.process.returncode, out, err
@@ -187,8 +187,8 @@ def test_a_second_ctrl_c_ends_at_once(launch, record):
         command.wait_for_log("hanging", rank)
     command.signal(signal.SIGINT)
     for rank in range(2):
-        command.wait_for_log(f"hears {signal.SIGINT:d}", rank)  # two that come before the first was heard are one
-    time.sleep(1)  # it alone ends nobody
+        command.wait_for_log(f"hears {signal.SIGINT:d}", rank)  # a second one before that would be lost
+    time.sleep(1)  # one Ctrl-C alone ends no rank
     assert command.process.poll() is None
     began = time.monotonic()
     command.signal(signal.SIGINT)

@@ -42,7 +42,7 @@ def stranger(fork_server, ports, tmp_path):
         while time.monotonic() < give_up:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", ports[0])):
                 return
-        pytest.fail("nobody listens there")
+        pytest.fail("nothing listens there")
 
     yield serve
     (tmp_path / "enough").touch()

@@ -19,7 +19,7 @@ echo "JobId=7 JobName=run
    JobState=RUNNING Reason=None Requeue=1 Restarts=0 ExitCode=0:0 TimeLimit=01:00:00
    SubmitTime=$now EligibleTime=$now StartTime=$now EndTime=$((now + 1)) PreemptTime=$now Partition=low"
 """
-"""What SLURM says of a job that it ends in a second; by then the disk gives way."""
+"""SLURM's record of a job that it kills in a second; reading it unblocks the disk."""
 WORDS = (
     "task=custom",
     "task._target_=trial.Trial",

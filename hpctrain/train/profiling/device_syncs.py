@@ -29,8 +29,9 @@ _LIBRARY = str(Path(os.__file__).parent) + os.sep
 def counted_syncs(found: Counter[str], device_mode: ModuleType = torch.cuda) -> Iterator[None]:
     """Count the calls in the ``with`` block that wait for the GPU, by the line that made them.
 
-    The line is the innermost one that is neither torch's nor the standard library's, such as ``task.py:41``, relative
-    to the working directory where it is inside. Waits of hpctrain's own loop aren't counted. Other warnings pass.
+    The line is the innermost one that is neither torch's nor the standard library's, such as ``task.py:41``; a
+    path inside the working directory is relative to it. Waits of hpctrain's own loop aren't counted. Other warnings
+    pass.
 
     Args:
         found: the counts are added to it.

@@ -47,8 +47,8 @@ PEAKS: tuple[tuple[str, tuple[float, float | None, float]], ...] = (
 """Dense peaks in TFLOP/s, by a part of the device's name; the first match counts. In this order: half precision
 accumulated in fp32 (bf16; fp16 on V100 and T4), TF32 (None where the device has none), fp32 without tensor cores.
 
-From the makers' data sheets, where those give figures with structured sparsity by half of them: NVIDIA's for DGX B200,
-H100, H200, GH200, A100, A40, A10, L40S, L4, V100 and T4; the RTX A6000, GA102 and Ada white papers; AMD's for MI300X.
+From the makers' data sheets; figures with structured sparsity are halved. NVIDIA's for DGX B200, H100, H200, GH200,
+A100, A40, A10, L40S, L4, V100 and T4; the RTX A6000, GA102 and Ada white papers; AMD's for MI300X.
 """
 
 

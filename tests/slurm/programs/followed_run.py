@@ -71,9 +71,9 @@ class FollowedRun:
 
     def set_pace(self, seconds: float) -> None:
         """Set how long a step takes from now on."""
-        beside = self.pace.with_name(f"{self.pace.name}.new")
-        beside.write_text(str(seconds))
-        beside.replace(self.pace)
+        new = self.pace.with_name(f"{self.pace.name}.new")
+        new.write_text(str(seconds))
+        new.replace(self.pace)
 
     def until(self, ready: Callable[[], object], what: str, timeout_s: float = TIMEOUT_S) -> None:
         """Wait for a condition.

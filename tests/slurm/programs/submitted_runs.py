@@ -135,7 +135,7 @@ class SubmittedRuns:
 
 
 def submitters_variables() -> dict[str, str]:
-    """PYTHONPATH with the programs beside the tests."""
+    """PYTHONPATH with the folder of these programs."""
     places = [str(PROGRAMS), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(places)}
 
