@@ -9,6 +9,7 @@ from enum import StrEnum
 from hpctrain.attempt.outcome import Outcome
 from hpctrain.attempt.termination import diagnose
 from hpctrain.config.cluster import Requeue
+from hpctrain.phrases import counted
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord
@@ -118,7 +119,8 @@ def decide(
     # A node that reports a broken machine twice isn't the run's fault: the run continues without it. Ranks that are
     # killed on the same node each time prove nothing: the task itself may be what kills them.
     if (stalled := _stalled_in_a_row(history)) >= policy.max_stalled_attempts and not (again and reported):
-        why = f"{stalled} attempts in a row gained no step (the last: {reason.value}): the run makes no progress"
+        attempts = counted(stalled, "attempt")
+        why = f"{attempts} in a row gained no step (the last: {reason.value}): the run makes no progress"
         if again:
             why += f"; to find out whether {' '.join(again)} is broken, resume with cluster.exclude={','.join(again)}"
         return RequeueDecision(Action.END, Reason.STALLED, why)
@@ -158,7 +160,7 @@ def _exhausted_budget(history: Sequence[Attempt], policy: Requeue) -> str:
     spent = sum(one.reason is not None and one.reason.meaning.budget == budget for one in history)
     if spent <= bound:
         return ""
-    return f"{reason.value} {spent} times, and cluster.requeue.{budget}={bound} allows no more"
+    return f"{reason.value} {counted(spent, 'time')}, and cluster.requeue.{budget}={bound} allows no more"
 
 
 def _stalled_in_a_row(history: Sequence[Attempt]) -> int:
