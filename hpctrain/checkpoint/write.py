@@ -38,13 +38,7 @@ class CheckpointWriter:
         safetensors: also write the model's weights in that format.
     """
 
-    def __init__(
-        self,
-        directory: RunDirectory,
-        claim: Claim,
-        *,
-        safetensors: bool = False,
-    ) -> None:
+    def __init__(self, directory: RunDirectory, claim: Claim, *, safetensors: bool = False) -> None:
         self._directory = directory
         self._claim = claim
         self._safetensors = safetensors

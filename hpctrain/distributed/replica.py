@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -83,18 +84,25 @@ def _compress(replica: DistributedDataParallel, gradient_format: str) -> None:
 
 @contextmanager
 def buffers_and_rng_restored(model: nn.Module, world: World) -> Iterator[None]:
-    """Restore the model's buffers, and the random state of Python and torch, after the passes inside the context."""
-    saved = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    """Restore the model's buffers, and the random state of torch, NumPy and Python, after the passes in the context."""
+    saved = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
     random_state = random.getstate()
+    numpy_state = np.random.get_state()  # the global generator, which a task's loss may draw from
     try:
         with torch.random.fork_rng(list(world.gpus)):
             yield
     finally:
         random.setstate(random_state)
+        np.random.set_state(numpy_state)
         with torch.no_grad():
-            # by name: a forward pass may have put another tensor in a buffer's place
-            for name, buffer in model.named_buffers():
-                buffer.copy_(saved[name])
+            for module, name, buffer, values in saved:
+                buffer.copy_(values)
+                # the forward pass may have put another tensor in its place, even one of another shape
+                setattr(module, name, buffer)
 
 
 def settle_buckets(model: nn.Module, world: World, backward: Callable[[], None]) -> None:

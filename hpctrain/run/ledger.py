@@ -18,17 +18,8 @@ from hpctrain.run.times import read_times
 BETWEEN_MARK_AND_RECORD_S = 5.0
 """Seconds that a busy machine may take between an end's marker and its record; the first marker's record counts."""
 
-_FIELDS = {
-    "start": {
-        "job_id": "job_id",
-        "nodes": "nodes",
-        "world_size": "world_size",
-        "step": "start_step",
-        "time": "start_time",
-    },
-    "end": {"reason": "reason", "detail": "detail", "step": "end_step", "time": "end_time"},
-}
-"""For each event of the ledger, the fields of `Attempt` by their names in the event; all others go into `extra`."""
+_FIELDS = {"start": ("job_id", "nodes", "world_size"), "end": ("reason", "detail")}
+"""Fields of `Attempt` by the event that records them; each event also has a step and a time. Others go into `extra`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +65,15 @@ class Ledger:
             fields = found.setdefault(number, {"extra": {}})
             event = str(record.get("event"))
             names = _FIELDS.get(event)
-            if names is None or names["time"] in fields:
+            if names is None or f"{event}_time" in fields:
                 continue
-            fields |= {name: record.get(key) for key, name in names.items()}
-            extra = {key: value for key, value in record.items() if key not in names.keys() | {"event", "attempt"}}
+            fields |= {name: record.get(name) for name in names}
+            fields |= {f"{event}_{name}": record.get(name) for name in ("step", "time")}
+            own = {"attempt", "event", "step", "time", *names}
+            extra = {name: value for name, value in record.items() if name not in own}
             if event == "start":
                 fields["nodes"] = tuple(fields["nodes"] or ())
-                fields["extra"] = extra | fields["extra"]
+                fields["extra"] = extra | fields["extra"]  # an end that was recorded first knows more
             else:
                 fields["reason"], fields["detail"] = _reason(record)
                 fields["extra"] |= extra

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import sys
 from pathlib import Path
@@ -47,25 +48,14 @@ class Tail:
 
 def start_of_last_lines(path: Path, lines: int) -> int:
     """The offset, in bytes, at which the last ``lines`` lines of a file begin."""
-    # backwards in blocks: progress bars without line breaks can make a log large
-    with path.open("rb") as file:
-        end = position = file.seek(0, os.SEEK_END)
-        if lines == 0:
-            return end
-        wanted = lines + 1  # newlines to find, the one that ends the file among them
-        while position > 0:
-            start = max(0, position - CHUNK_BYTES)
-            file.seek(start)
-            block = file.read(position - start)
-            if position == end and not block.endswith(b"\n"):
-                wanted -= 1
-            found = len(block)
-            while wanted and (found := block.rfind(b"\n", 0, found)) >= 0:
-                wanted -= 1
-            if not wanted:
-                return start + found + 1
-            position = start
-    return 0
+    start = path.stat().st_size
+    if start == 0:
+        return 0
+    # mapped, since a log may be huge, and have no line break if progress bars wrote it
+    with path.open("rb") as file, mmap.mmap(file.fileno(), start, access=mmap.ACCESS_READ) as log:
+        for _ in range(lines):
+            start = log.rfind(b"\n", 0, max(0, start - 1)) + 1
+    return start
 
 
 class RunLog:

@@ -88,9 +88,9 @@ class Divergence:
 
 def _last_good(directory: RunDirectory) -> str:
     bad: list[int] = []
-    for info in reversed(list_checkpoints(directory)):
+    for info in reversed(list_checkpoints(directory, verify=False)):
         path = directory.checkpoint(info.step)
-        if info.intact and _is_finite(path):
+        if _is_finite(path):
             newer = f" (of the newer ones, {', '.join(map(str, bad))}, none is)" if bad else ""
             return (
                 f"the last good checkpoint is of step {info.step}{newer}: start a new run with init_from={path}, "

@@ -33,13 +33,7 @@ class TrainingLog:
         times: of this attempt.
     """
 
-    def __init__(
-        self,
-        parts: Parts,
-        start: Start,
-        profiler: Profiler,
-        times: Times,
-    ) -> None:
+    def __init__(self, parts: Parts, start: Start, profiler: Profiler, times: Times) -> None:
         self._parts = parts
         self._start = start
         self._profiler = profiler

@@ -138,7 +138,7 @@ def optimizer(measured: Measurements) -> Finding | None:
     """The update takes a fifth of the time or more, and the optimizer has a faster implementation."""
     share = measured.shares["optimizer"]
     node = measured.config.optimizer
-    if share < 2 * NOTEWORTHY or not isinstance(node, dict) or node.get("fused", True):
+    if share < 2 * NOTEWORTHY or not isinstance(node, dict) or node.get("fused", True) is not None:
         return None
     return Finding(share, f"the optimizer takes {share:.0%} of the time: optimizer.fused null -> true")
 

@@ -1,5 +1,6 @@
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -32,9 +33,13 @@ def test_a_pass_buffers_and_rng_restored_leaves_buffers_and_random_state_as_they
     model, before = nn.BatchNorm1d(3), torch.random.get_rng_state()
     draw = random.Random(7)
     random.seed(7)
+    np.random.seed(7)
+    drawn = np.random.RandomState(7).random()
     with buffers_and_rng_restored(model, ALONE):
         model(torch.randn(4, 3))
         random.random()
+        np.random.random()
+    assert np.random.random() == drawn
     assert torch.equal(torch.random.get_rng_state(), before)
     assert random.random() == draw.random()
     assert (model.num_batches_tracked, model.running_mean.tolist()) == (0, [0.0] * 3)
@@ -45,15 +50,18 @@ def test_a_buffer_that_the_pass_replaces_is_restored():
         def __init__(self):
             super().__init__()
             self.register_buffer("calls", torch.zeros(()))
+            self.register_buffer("seen", torch.zeros(0))
 
         def forward(self):
             self.calls = self.calls + 1
+            self.seen = torch.cat([self.seen, torch.ones(1)])
+            self.register_buffer("cache", torch.ones(2))
 
     model = Counter()
     with buffers_and_rng_restored(model, ALONE):
         model()
         assert model.calls == 1
-    assert model.calls == 0
+    assert (model.calls, model.seen.numel()) == (0, 0)
 
 
 def test_batch_norms_are_replaced_wherever_they_are():

@@ -161,3 +161,8 @@ def test_saves_by_steps_and_saves_that_training_waits_for(config):
 
 def test_an_optimizer_that_could_be_faster(config):
     assert finding(config, rank(optimizer=0.1)) == "the optimizer takes 52% of the time: optimizer.fused null -> true"
+
+
+def test_an_optimizer_that_the_user_wants_slow(config):
+    config.optimizer["fused"] = False
+    assert "fused" not in finding(config, rank(optimizer=0.1))
