@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ ASPECTS = math.log(3 / 4), math.log(4 / 3)
 """Logarithms of the smallest and largest ratio of width to height that a random crop may have."""
 
 
+@dataclass(eq=False)
 class ImageFolder(Task):
     """Classify images in DATA/train/CLASS/*.jpg and DATA/val/CLASS/*.jpg, the usual layout of ImageNet.
 
@@ -63,33 +65,23 @@ class ImageFolder(Task):
     metric = "accuracy"
     metric_mode = "max"
 
-    # a parameter for each key of the task: a record of them would only list the same names a second time
-    def __init__(
-        self,
-        data: str,
-        train: str = "train",
-        eval: str | None = "val",  # noqa: A002 - named as in the configuration
-        *,
-        num_classes: int | None = None,
-        image_size: int = 224,
-        min_crop: float = 0.08,
-        crop_share: float = 0.875,
-        flip: float = 0.5,
-        label_smoothing: float = 0.0,
-        mean: tuple[float, float, float] = MEAN,
-        deviation: tuple[float, float, float] = DEVIATION,
-    ) -> None:
-        self._train_folder = Path(data) / train
-        self._eval_folder = None if eval is None else Path(data) / eval
-        self._num_classes = num_classes
-        self._image_size = image_size
-        self._min_crop = min_crop
-        self._crop_share = crop_share
-        self._flip = flip
-        self._label_smoothing = label_smoothing
-        deviations = torch.tensor(deviation).reshape(1, 3, 1, 1)
+    data: str
+    train: str = "train"
+    eval: str | None = "val"
+    _: KW_ONLY
+    num_classes: int | None = None
+    image_size: int = 224
+    min_crop: float = 0.08
+    crop_share: float = 0.875
+    flip: float = 0.5
+    label_smoothing: float = 0.0
+    mean: tuple[float, float, float] = MEAN
+    deviation: tuple[float, float, float] = DEVIATION
+
+    def __post_init__(self) -> None:
+        deviations = torch.tensor(self.deviation).reshape(1, 3, 1, 1)
         self._scale = 1 / (255 * deviations)
-        self._shift = -torch.tensor(mean).reshape(1, 3, 1, 1) / deviations
+        self._shift = -torch.tensor(self.mean).reshape(1, 3, 1, 1) / deviations
 
     def build_model(self) -> nn.Module:
         """A ResNet-50 for the classes of the training folder."""
@@ -97,21 +89,21 @@ class ImageFolder(Task):
 
     def train_dataset(self) -> Dataset[Any]:
         """See `Task`."""
-        crop = partial(crop_at_random, size=self._image_size, min_crop=self._min_crop, flip=self._flip)
+        crop = partial(crop_at_random, size=self.image_size, min_crop=self.min_crop, flip=self.flip)
         return _Images(self._train_images, crop, draws_per_sample=True)
 
     def eval_dataset(self) -> Dataset[Any] | None:
         """See `Task`."""
-        if self._eval_folder is None:
+        if self.eval is None:
             return None
-        images = ImageList(self._eval_folder, self._train_images.classes)
-        crop = partial(crop_centre, size=self._image_size, shorter_side=round(self._image_size / self._crop_share))
+        images = ImageList(Path(self.data) / self.eval, self._train_images.classes)
+        crop = partial(crop_centre, size=self.image_size, shorter_side=round(self.image_size / self.crop_share))
         return _Images(images, crop, draws_per_sample=False)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Cross-entropy, with smoothed labels."""
         images, labels = batch
-        return F.cross_entropy(model(self._normalised(images)), labels, label_smoothing=self._label_smoothing)
+        return F.cross_entropy(model(self._normalised(images)), labels, label_smoothing=self.label_smoothing)
 
     def evaluate(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Sums:
         """Cross-entropy and accuracy; with ten classes or more also the top-5 accuracy."""
@@ -125,11 +117,12 @@ class ImageFolder(Task):
 
     @cached_property
     def _train_images(self) -> ImageList:
-        images = ImageList(self._train_folder)
+        folder = Path(self.data) / self.train
+        images = ImageList(folder)
         found = len(images.classes)
-        if self._num_classes is not None and self._num_classes < found:
-            problem = f"{self._train_folder} has {found} classes"
-            raise ConfigError("model.num_classes", self._num_classes, problem, f"set model.num_classes={found}")
+        if self.num_classes is not None and self.num_classes < found:
+            problem = f"{folder} has {found} classes"
+            raise ConfigError("model.num_classes", self.num_classes, problem, f"set model.num_classes={found}")
         return images
 
     def _normalised(self, images: Tensor) -> Tensor:
