@@ -120,8 +120,10 @@ class UnrecordedEnds:
         if record is not None and (found := _by_state(record.state)):
             return found
         requeued = _Explanation(Reason.NODE_FAILURE, "SLURM requeued the job")
+        if not entry.nodes:
+            return requeued
         failed = _ask_or_none(lambda: self.slurm.failed_nodes(entry.nodes, entry.start_time or 0.0))
-        if failed is None or not entry.nodes:
+        if failed is None:
             return requeued
         if failed:
             why = f"{' '.join(failed)} failed, and SLURM requeued the job"

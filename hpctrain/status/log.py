@@ -48,14 +48,15 @@ class Tail:
 
 def start_of_last_lines(path: Path, lines: int) -> int:
     """The offset, in bytes, at which the last ``lines`` lines of a file begin."""
-    start = path.stat().st_size
-    if start == 0:
-        return 0
-    # mapped, since a log may be huge, and have no line break if progress bars wrote it
-    with path.open("rb") as file, mmap.mmap(file.fileno(), start, access=mmap.ACCESS_READ) as log:
-        for _ in range(lines):
-            start = log.rfind(b"\n", 0, max(0, start - 1)) + 1
-    return start
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return 0  # an empty file can't be mapped
+        # mapped, since a log may be huge, and have no line break if progress bars wrote it
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as log:
+            start = len(log)
+            for _ in range(lines):
+                start = log.rfind(b"\n", 0, max(0, start - 1)) + 1
+            return start
 
 
 class RunLog:
