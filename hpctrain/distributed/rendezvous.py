@@ -26,6 +26,8 @@ PAUSE_S = 0.05
 """Seconds between two rounds over the candidate ports."""
 CHOSEN_PORT_SPARES = 5
 """Number of ports to try, starting with the one that the user chose."""
+FILE_S = 60.0
+"""Seconds in which a store's file has to become usable: an NFS client may take a minute to see a new folder."""
 
 
 def meet(environment: ClusterEnvironment, *, init_method: str, token: str, timeout_s: float) -> Store:
@@ -43,12 +45,12 @@ def meet(environment: ClusterEnvironment, *, init_method: str, token: str, timeo
         timeout_s: bound in seconds on the rendezvous, and afterwards on every wait for a key.
 
     Raises:
-        RendezvousError: rank zero was not found in time, or found no port to listen on.
+        RendezvousError: rank zero was not found in time, or found no port to listen on; or the file can't be used.
     """
     url = urlsplit(init_method)
     if url.scheme == "file":
         path = Path(url.path).with_name(f"{Path(url.path).name}.{token or 'hpctrain'}")
-        return FileStore(str(path), environment.world_size)
+        return _open_file_store(path, environment.world_size, timeout_s)
     address, ports = environment.master_addr, environment.port_candidates
     if url.scheme == "tcp":
         assert url.hostname is not None
@@ -60,6 +62,25 @@ def meet(environment: ClusterEnvironment, *, init_method: str, token: str, timeo
     if environment.rank == 0:
         return _listen(address, ports, token, timeout_s)
     return _connect(address, ports, token, timeout_s)
+
+
+def _open_file_store(path: Path, world_size: int, timeout_s: float) -> Store:
+    deadline = time.monotonic() + min(timeout_s, FILE_S)
+    while True:
+        # FileStore retries its first open for 300 s, and holds Python's global lock so that the watchdog can't end it
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        except OSError as error:
+            if time.monotonic() < deadline:
+                time.sleep(PAUSE_S)
+                continue
+            raise RendezvousError(
+                f"parallel.init_method: the store's file {path} can't be opened on {socket.gethostname()} "
+                f"({error.strerror}); name a file in a folder that every node can write to"
+            ) from error
+        store = FileStore(str(path), world_size)
+        store.set_timeout(timedelta(seconds=timeout_s))
+        return store
 
 
 def _listen(address: str, ports: Sequence[int], token: str, timeout_s: float) -> Store:

@@ -9,8 +9,8 @@ from hpctrain.errors import CheckpointError, CheckpointUnlikeError, RendezvousEr
 from hpctrain.run.reason import Reason
 
 TIMED_OUT = re.compile(
-    r"Timed out waiting \d+ ?ms|timed out after|wait timeout after|caused pair closure|monitoredBarrier"
-    r"|collective operation timeout|before timing out",
+    r"Timed out waiting \d+ ?ms|Timeout waiting for key|timed out after|wait timeout after|caused pair closure"
+    r"|monitoredBarrier|collective operation timeout|before timing out",
     re.IGNORECASE,
 )
 """Messages of torch's backends (gloo, the store, NCCL's watchdog) when another rank didn't arrive in time."""

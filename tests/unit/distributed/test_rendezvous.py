@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import re
 import socket
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from hpctrain.distributed.rendezvous import probe
+from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.distributed.rendezvous import meet, probe
+from hpctrain.errors import RendezvousError
+from hpctrain.run.reason import Reason
+from hpctrain.worker.classification import Classification, classify
 
 ADDRESS = "127.0.11.7"
 """An address of this machine that nothing else listens on or connects from."""
@@ -34,3 +41,29 @@ def test_a_connection_to_itself_is_refused(listener: socket.socket) -> None:
     listener.close()
     with pytest.raises(ConnectionRefusedError, match="Connection refused"):
         probe(ADDRESS, port, own_port=port)
+
+
+PLACE = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
+def test_a_file_that_cant_be_opened_in_time(tmp_path: Path) -> None:
+    """torch's FileStore would retry for 300 s, without letting another thread of the process run."""
+    began = time.monotonic()
+    with pytest.raises(RendezvousError) as raised:
+        meet(ClusterEnvironment.from_environment(PLACE), init_method=f"file://{tmp_path}/a/b", token="t", timeout_s=0.3)
+    assert 0.3 <= time.monotonic() - began < 20
+    assert re.fullmatch(
+        rf"parallel\.init_method: the store's file {tmp_path}/a/b\.t can't be opened on \S+ \(No such file or "
+        r"directory\); name a file in a folder that every node can write to",
+        str(raised.value),
+    )
+
+
+def test_a_file_in_which_no_other_rank_writes(tmp_path: Path) -> None:
+    environment = ClusterEnvironment.from_environment(PLACE)
+    store = meet(environment, init_method=f"file://{tmp_path}/store", token="t", timeout_s=0.3)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError) as raised:
+        store.get("from rank zero")
+    assert time.monotonic() - began < 20
+    assert classify(raised.value, 2) == Classification(Reason.HANG, peer=True)
