@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -74,6 +75,19 @@ def test_what_is_in_it(wheel):
     assert {"hpctrain/conf/train.yaml", "hpctrain/py.typed", "hpctrain/cli/train.py"} <= names
     checkout = {f"hpctrain/conf/{path.relative_to(ROOT / 'conf')}" for path in (ROOT / "conf").rglob("*.yaml")}
     assert checkout == {name for name in names if name.startswith("hpctrain/conf/")}
+
+
+def test_the_licence_is_in_wheel_and_sdist(wheel, tmp_path):
+    text = (ROOT / "LICENSE").read_bytes()
+    assert text.strip().startswith(b"Apache License\n")
+    with zipfile.ZipFile(wheel) as archive:
+        (inside,) = (name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE"))
+        assert archive.read(inside) == text
+    run([sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)], ROOT)
+    (sdist,) = tmp_path.glob("hpctrain-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        (inside,) = (name for name in archive.getnames() if name.count("/") == 1 and name.endswith("/LICENSE"))
+        assert archive.extractfile(inside).read() == text
 
 
 def test_an_option_of_each_group_composes_from_another_folder(installed, needed, tmp_path):

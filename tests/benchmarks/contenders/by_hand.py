@@ -19,5 +19,4 @@ for _ in range(work.steps):
     optimizer.step()
     optimizer.zero_grad()
 work.report()
-if work.world_size > 1:
-    dist.destroy_process_group()
+work.leave()

@@ -16,4 +16,4 @@ for _ in range(work.steps):
     optimizer.step()
     optimizer.zero_grad()
 work.report()
-accelerator.end_training()
+work.leave()

@@ -17,3 +17,4 @@ for _ in range(work.steps):
     optimizer.step()
     optimizer.zero_grad()
 work.report()
+work.leave()

@@ -56,3 +56,4 @@ trainer = Trainer(
 )
 trainer.fit(Module(), train_dataloaders=Epochs())
 work.report()
+work.leave()
