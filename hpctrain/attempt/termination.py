@@ -7,8 +7,10 @@ SLURM sends the warning signal early and kills late.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from hpctrain.files import read_json_or_empty, write_json
 from hpctrain.run.reason import Reason
@@ -48,6 +50,16 @@ class Termination:
             return cls(Reason(record["reason"]), str(record["evidence"]))
         except (KeyError, ValueError):  # another version of hpctrain may know other reasons
             return None
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Termination:
+        """The termination of which `as_json` made the record."""
+        reason = record["reason"]
+        return cls(**{**record, "reason": None if reason is None else Reason(reason)})
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields, in types of JSON's."""
+        return asdict(self)
 
     def write(self, claim: Path) -> None:
         """Write it into the attempt's claim, for the next attempt if SLURM kills this one before it records the end."""

@@ -106,21 +106,23 @@ def load_newest(directory: RunDirectory, world: World) -> LoadedCheckpoint | Non
         CheckpointUnlikeError: this rank's node reads other bytes than rank zero.
         CheckpointError: this rank can't read the chosen checkpoint.
     """
-    path: Path | None = None
+    chosen: Path | None = None
     error: CheckpointError | None = None
     # One rank chooses: on a file system with client caches, ranks may see different folders, and would resume from
     # different steps.
     if world.is_rank_zero:
         try:
-            path = choose_newest(directory)
+            chosen = choose_newest(directory)
         except CheckpointError as caught:
             # every rank must learn of the error before any of them raises
             error = caught
-    path, error = world.broadcast((path, error))
-    if error is not None:
-        raise error
-    if path is None:
+    none_intact = isinstance(error, CheckpointDamagedError)
+    name, problem, none_intact = world.broadcast((chosen and str(chosen), error and str(error), none_intact))
+    if problem is not None:
+        raise error or (CheckpointDamagedError(problem) if none_intact else CheckpointError(problem))
+    if name is None:
         return None
+    path = Path(name)
     try:
         # the rank that verifies brings the files into the node's page cache, from which the other ranks map them
         return load(path, verified=world.is_rank_zero or world.local_rank > 0)

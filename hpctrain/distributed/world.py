@@ -12,8 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.nn.functional import pad
 
 from hpctrain.cluster.environment import ClusterEnvironment, Source
+from hpctrain.distributed.message import decode, encode
 
 _ALLOCATED = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE")
 
@@ -64,20 +66,40 @@ class World:
             dist.barrier(group=self.control)
 
     def gather(self, value: Any) -> list[Any] | None:
-        """Every rank's value at rank zero, in rank order, None elsewhere; collective, for small objects."""
+        """Every rank's value at rank zero, in rank order, None elsewhere; collective, for small values.
+
+        Args:
+            value: what `message.encode` takes.
+        """
         if self.control is None:
             return [value]
-        values: list[Any] | None = [None] * self.size if self.is_rank_zero else None
-        dist.gather_object(value, values, dst=0, group=self.control)
-        return values
+        # torch's own collectives for objects unpickle what they receive, which could execute code
+        data = encode(value)
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        sizes[self.rank] = data.numel()
+        dist.all_reduce(sizes, group=self.control)
+        longest = int(sizes.max())
+        received = [torch.empty(longest, dtype=torch.uint8) for _ in sizes] if self.is_rank_zero else None
+        dist.gather(pad(data, (0, longest - data.numel())), received, dst=0, group=self.control)
+        if received is None:
+            return None
+        return [decode(sent[:size]) for sent, size in zip(received, sizes.tolist(), strict=True)]
 
     def broadcast(self, value: Any) -> Any:
-        """Rank zero's value on every rank; collective, for small objects."""
+        """Rank zero's value on every rank; collective, for small values.
+
+        Args:
+            value: what `message.encode` takes.
+        """
         if self.control is None:
             return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.control)
-        return box[0]
+        data = encode(value if self.is_rank_zero else None)
+        size = torch.tensor([data.numel()])
+        dist.broadcast(size, src=0, group=self.control)
+        if not self.is_rank_zero:
+            data = torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(data, src=0, group=self.control)
+        return value if self.is_rank_zero else decode(data)
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Add up a tensor over all ranks in place, on the device's own group; collective."""

@@ -89,7 +89,8 @@ class Stopping:
             log.info("stopping: %s (%s)", self._termination.reason or "unknown", self._termination.evidence)
             if not fits:
                 log.warning("skipping the save: %.1f s are left, and it may take %.1f s", left_s, save_takes_s)
-        self._termination, fits = self._world.broadcast((self._termination, fits))
+        record, fits = self._world.broadcast((self._termination.as_json(), fits))
+        self._termination = Termination.from_json(record)
         return bool(fits)
 
     def _diagnose(self, received: int) -> Termination:

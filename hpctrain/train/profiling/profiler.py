@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -164,7 +165,8 @@ class Profiler:
 
     def _gather(self, step: int) -> None:
         if self._sampler is not None:
-            self._reports = self._world.gather(self._sampler.report(step)) or []
+            gathered = self._world.gather(asdict(self._sampler.report(step))) or []
+            self._reports = [RankReport(**report) for report in gathered]
 
     def _write(self, step: int) -> Bottleneck:
         self._written_at = self._clock()

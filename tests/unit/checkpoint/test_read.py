@@ -294,7 +294,7 @@ class ElsewhereInTheWorld(World):
     chosen: Path
 
     def broadcast(self, value):
-        return self.chosen, None
+        return str(self.chosen), None, False
 
 
 def test_rank_zero_verifies_once(directory, writer, snapshot, monkeypatch):

@@ -1,0 +1,48 @@
+"""Messages between ranks: JSON in a tensor, because a pickle from another rank could execute code."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTYPES = {"uint8": torch.uint8, "int64": torch.int64}
+"""The types of the tensors that a message may contain; those of random states."""
+
+
+def encode(value: Any) -> Tensor:
+    """Encode a value as a tensor of bytes.
+
+    Args:
+        value: of JSON's types, tuples (which arrive as lists) and tensors of `DTYPES`.
+
+    Raises:
+        TypeError: the value contains anything else.
+    """
+    return torch.frombuffer(bytearray(json.dumps(value, default=_tensor_as_json).encode()), dtype=torch.uint8)
+
+
+def decode(data: Tensor) -> Any:
+    """Decode a result of `encode`, which another rank sent.
+
+    Raises:
+        ValueError: the data isn't such a result.
+    """
+    return json.loads(data.numpy().tobytes(), object_hook=_tensor_from_json)
+
+
+def _tensor_as_json(value: object) -> dict[str, str]:
+    for name, dtype in DTYPES.items():
+        if isinstance(value, Tensor) and value.dtype == dtype and value.dim() == 1:
+            return {"tensor": base64.b64encode(value.cpu().numpy().tobytes()).decode(), "dtype": name}
+    raise TypeError(f"expected a value of JSON's types, or a tensor of one dimension, got {value!r}")
+
+
+def _tensor_from_json(record: dict[str, Any]) -> Any:
+    if record.keys() != {"tensor", "dtype"}:
+        return record
+    data = bytearray(base64.b64decode(record["tensor"]))
+    return torch.frombuffer(data, dtype=DTYPES[record["dtype"]]) if data else torch.empty(0, dtype=torch.uint8)

@@ -1,0 +1,57 @@
+"""Ranks that send each other messages."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import torch
+
+from hpctrain.checkpoint.rng import rng_state
+from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.distributed import world as world_module
+from hpctrain.distributed.rendezvous import meet
+from hpctrain.distributed.world import join
+
+
+def joined():
+    environment = ClusterEnvironment.from_environment(os.environ)
+    store = meet(environment, init_method="env://", token="t", timeout_s=30)
+    return join(environment, store, backend="gloo", devices=(torch.device("cpu"),), timeout_s=30)
+
+
+def be_rank():
+    """Gather and broadcast; returns what arrived."""
+    world = joined()
+    torch.manual_seed(world.rank)
+    states = world.gather(rng_state())
+    gathered = world.gather(["x" * 1000 * world.rank, world.rank, None])
+    torch.manual_seed(1)
+    alike = states is None or torch.equal(states[1]["torch"], torch.get_rng_state())
+    sent = world.broadcast({"from": world.rank, "text": "ä" * 5})
+    world.close()
+    lengths = None if gathered is None else [[len(text), rank, nothing] for text, rank, nothing in gathered]
+    return {"gathered": lengths, "alike": alike, "sent": sent}
+
+
+class Evil:
+    """A pickle that writes a file when it is opened."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+def be_betrayed(path):
+    """Rank one sends a pickle in place of its message; returns rank zero's error."""
+    world = joined()
+    if world.rank == 1:
+        world_module.encode = lambda value: torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        world.gather(Evil(path))
+        return {}
+    try:
+        return {"opened": str(world.gather("mine"))}
+    except ValueError as error:
+        return {"error": str(error)}
