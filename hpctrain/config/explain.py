@@ -115,8 +115,6 @@ class Explainer:
         if self._file is not None and key in ("configuration", self._file[0]):
             return ConfigError(*self._file, "the file contains no keys", "write lines of the form KEY: VALUE")
         given = self._value(key)
-        if given and "," in given and not given.startswith(("[", "{", "'", '"')):
-            return ConfigError(key, given, "has several values", "add -m to sweep over them")
         expected = re.search(r"(?:could not be converted to|is not a valid) (\w+)", self.text)
         if expected:
             problem = f"must be {PLAIN_TYPES.get(expected[1], expected[1])}"

@@ -7,24 +7,24 @@ import sys
 import types
 from collections.abc import Sequence
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext, RunMode, TaskFunction
+from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from hpctrain.config.compose import PRIMARY, Composer, open_overrides
 from hpctrain.config.root import Config
+from hpctrain.config.several import NOT_SWEPT, value_as_typed
 from hpctrain.errors import ConfigError, ExitCode, RunFailedError
 from hpctrain.launch.prepare import claim_default_path, default_path
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.metrics import read_metrics
+from hpctrain.sweep.expand import expand
+from hpctrain.sweep.progress import progressing
 from hpctrain.sweep.sweep import Sweep, require_one_cluster
 
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
-NOT_SWEPT = ("cluster", "cluster.kind", "cluster.wait", "cluster.dry_run", "run_dir")
-"""Keys that decide how the sweep itself is launched."""
 PLUGIN_MODULE = "hydra_plugins.hpctrain"
 """The only package from which Hydra instantiates launchers."""
 OBJECTIVE = "eval/loss"
@@ -46,16 +46,14 @@ def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str
         ConfigError: a run's configuration is invalid; nothing is launched or written then.
     """
     _refuse_swept(composer, overrides)
-    with composer.explaining(overrides):
-        node = composer.hydras(open_overrides(overrides), RunMode.MULTIRUN)
-    sweeper = node.hydra.sweeper
+    sweeper = composer.sweeper(overrides)
     if sweeper.get("_target_") != BASIC:
         return _run_sweeper(composer, overrides, command)
-    # use only the splitting of Hydra's sweeper: it would launch batch by batch, and write its own files
+    # in place of Hydra's basic sweeper, which would launch batch by batch, and write its own files
     params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
     with composer.explaining(overrides):
-        (jobs,) = BasicSweeper.split_arguments(composer.parse([*params, *overrides]), None)
-    configs = [composer.compose(without_hydra_overrides(job)) for job in jobs]
+        jobs = expand(composer.parse([*params, *overrides]))
+    configs = [composer.compose(without_hydra_overrides(job)) for job in progressing(jobs, "composed")]
     require_one_cluster(configs)
     codes = Sweep(_home(configs[0]), command).launch(configs)
     return next((code for code in codes if code != ExitCode.FINISHED), ExitCode.FINISHED)
@@ -126,9 +124,7 @@ def _refuse_swept(composer: Composer, overrides: Sequence[str]) -> None:
     for override in composer.parse(overrides):
         key = override.key_or_group
         if key in NOT_SWEPT and override.is_sweep_override():
-            values = str(override.input_line).partition("=")[2]
-            remedy = "runs are RUN_DIR/0, RUN_DIR/1, ..." if key == "run_dir" else "type one command for each"
-            raise ConfigError(key, values, "can't be swept over", remedy)
+            raise ConfigError(key, value_as_typed(override), "can't be swept over", NOT_SWEPT[key])
 
 
 def _home(config: Config) -> RunDirectory:

@@ -1,0 +1,53 @@
+"""Overrides with several values: only a sweep takes them, except where SLURM's own option is a list."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from hydra.core.override_parser.types import Override, ValueType
+
+from hpctrain.errors import ConfigError
+
+TAKES_COMMAS = re.compile(r"cluster\.(partition|exclude|constraint|reservation|qos|network_interface|sbatch\..+)")
+"""Keys whose values may be comma-separated lists: SLURM's options, and the interfaces of gloo and NCCL."""
+NOT_SWEPT = {
+    "cluster": "type one command for each",
+    "cluster.kind": "type one command for each",
+    "cluster.wait": "type one command for each",
+    "cluster.dry_run": "type one command for each",
+    "run_dir": "runs are RUN_DIR/0, RUN_DIR/1, ...",
+}
+"""Keys that decide how a sweep itself is launched, and what to do instead of sweeping over them."""
+
+
+def single(override: Override) -> Override:
+    """Return the override with one value, for a command that doesn't sweep.
+
+    Raises:
+        ConfigError: it has several, such as `a,b` or `range(1,3)`.
+    """
+    if not override.is_sweep_override():
+        return override
+    key, typed = override.key_or_group, value_as_typed(override)
+    is_list = override.value_type is ValueType.SIMPLE_CHOICE_SWEEP and not re.search("['\"]", typed)
+    if is_list and TAKES_COMMAS.fullmatch(key):
+        # as typed: Hydra reads the items as numbers where it can, and would drop the zeros of 007
+        return dataclasses.replace(override, value_type=ValueType.ELEMENT, _value=typed)
+    remedies = ["add -m to sweep over them"] if key not in NOT_SWEPT else []
+    remedies += [f"write {key}='\"{typed}\"' for a text, {key}=[{typed}] for a list"] if is_list else []
+    raise ConfigError(key, typed, "has several values", ", or ".join(remedies or ["write one value"]))
+
+
+def first_of(override: Override) -> Override:
+    """Return the override with the first of its values, to stand for all runs of a sweep."""
+    if not override.is_discrete_sweep():
+        return override
+    first = next(iter(override.sweep_string_iterator()), "")
+    line = f"{override.get_key_element()}={first}"
+    return dataclasses.replace(override, value_type=ValueType.ELEMENT, _value=first, input_line=line)
+
+
+def value_as_typed(override: Override) -> str:
+    """Return what follows the equals sign."""
+    return str(override.input_line).partition("=")[2].strip()
