@@ -48,10 +48,7 @@ def _number_of_values(override: Override) -> int:
     if not override.is_discrete_sweep():
         raise ConfigError(key, typed, "has no separate values", "write range(...) or a,b, or add a sweeper that draws")
     try:
-        if isinstance(value, RangeSweep):
-            number = _length_of(value)
-        else:
-            number = sum(1 for _ in _values(override))
+        number = _length_of(value) if isinstance(value, RangeSweep) else sum(1 for _ in _values(override))
     except (ArithmeticError, ValueError) as error:
         raise ConfigError(key, typed, f"is not a range: {error}", "write range(FIRST,END,STEP)") from error
     if number == 0:
