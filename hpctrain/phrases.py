@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
+DATE_TIME = "%Y-%m-%d %H:%M:%S"
+"""Format of local times, as in `strftime`."""
 SHOWN = 8
 """Number of names that a message lists; it only counts the others."""
 
@@ -46,4 +48,4 @@ def scaled(number: float, unit: str) -> str:
 
 def local_time(when: float) -> str:
     """Epoch seconds as local date and time."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
+    return time.strftime(DATE_TIME, time.localtime(when))

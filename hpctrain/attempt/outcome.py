@@ -86,7 +86,7 @@ class Outcome:
         if stopped := [reason for reason in orderly if reason is not Reason.COMPLETED]:
             # one such record is enough: a rank writes it after a barrier that all ranks reached with everything saved
             reason = next((found for found in stopped if found is not Reason.INTERRUPTED), Reason.INTERRUPTED)
-            return cls(reason, step, f"stopped after step {step} ({reason.value})")
+            return cls(reason, step, f"stopped after step {step}")
         if silent:
             reason = Reason.OUT_OF_MEMORY if OUT_OF_MEMORY.search(complaints) else Reason.INFRASTRUCTURE
             why = f": {complaints}" if complaints else " (killed from outside?)"
@@ -112,7 +112,7 @@ class Outcome:
             return self
         assert termination.reason is not None
         failed = self.reason is Reason.FAILED
-        report = f"{termination.reason.value}: {termination.evidence}"
+        report = termination.evidence
         if failed:
             report += f"; an error followed, as of a child process that the signal ended: {self.report}"
         return Outcome(termination.reason, self.step, report, error_after_signal=failed)
@@ -120,7 +120,7 @@ class Outcome:
 
 def describe(record: ExitRecord) -> str:
     """Host, rank and traceback of a rank that failed."""
-    head = f"rank {record.rank} on {record.host} failed after step {record.step}: {record.message}"
+    head = f"rank {record.rank} on {record.host}, after step {record.step}: {record.message}"
     return f"{head}\n{record.traceback.rstrip()}" if record.traceback else head
 
 
@@ -156,6 +156,15 @@ def hang_report(records: Mapping[int, ExitRecord], silent: Sequence[int]) -> str
 def resume_command(directory: RunDirectory) -> str:
     """The command that resumes the run."""
     return f"python -m hpctrain resume {directory.as_typed}"
+
+
+def resume_advice(directory: RunDirectory, reason: Reason) -> str:
+    """How to resume a run whose last attempt ended for ``reason``; empty for a completed run."""
+    if reason is Reason.COMPLETED:
+        return ""
+    # with the same code and the same keys, it would fail again
+    when = "once the cause is mended, resume with" if reason is Reason.FAILED else "to resume"
+    return f"{when}: {resume_command(directory)}"
 
 
 def record_end(

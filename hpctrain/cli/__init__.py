@@ -47,7 +47,14 @@ def _run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FINISHED
     except KeyboardInterrupt:
+        end_echo()
         return ExitCode.INTERRUPTED
+
+
+def end_echo() -> None:
+    """End the line in which a terminal has echoed ^C."""
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 
+from hpctrain.cli import end_echo
 from hpctrain.cli.arguments import add_runs, chosen_run, command_parser
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.phrases import numbered
@@ -36,13 +36,14 @@ def main(arguments: list[str]) -> int:
         parser.error("--lines and --rank can't be negative")
     directory = chosen_run(options)
     log = RunLog(directory, options.rank, sys.stdout.buffer, last_lines=options.lines)
-    # Ctrl-C is the usual way to stop following
-    with suppress(KeyboardInterrupt):
+    try:
         if options.follow:
             status = Follower(log, sys.stderr).follow()
             _print_message(f"the run is {status.described}, at step {status.step}")
         elif not log.copy():
             _explain_silence(directory, log)
+    except KeyboardInterrupt:  # the usual way to stop following
+        end_echo()
     return ExitCode.FINISHED
 
 

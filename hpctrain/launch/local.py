@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from hpctrain.attempt.outcome import Outcome, record_end, resume_command
+from hpctrain.attempt.outcome import Outcome, record_end, resume_advice
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.cluster.scrub import scrubbed
 from hpctrain.distributed.stop_request import STOP_SIGNALS
@@ -25,7 +25,7 @@ from hpctrain.errors import ExitCode
 from hpctrain.files import TEMPORARY_PREFIX
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.exit_record import read_exit_records
+from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.run.handover import Handover
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
@@ -71,10 +71,19 @@ def launch_local(run: RunPlan) -> int:
         outcome = replace(outcome, reason=Reason.INTERRUPTED, report="ended at once by a second Ctrl-C, without a save")
     record_end(directory, attempt, outcome, world_size=world_size)
     if outcome.report:
-        # a rank in this process has printed its error already
-        text = outcome.report if world_size > 1 else outcome.report.splitlines()[0]
-        print(f"hpctrain: {text}\nto resume: {resume_command(directory)}", file=sys.stderr)
+        print(f"hpctrain: {_end(outcome, directory, attempt)}", file=sys.stderr)
+        print(resume_advice(directory, outcome.reason), file=sys.stderr)
     return outcome.reason.meaning.exit_code
+
+
+def _end(outcome: Outcome, directory: RunDirectory, attempt: int) -> str:
+    """How the attempt ended, without an error that rank zero has printed already."""
+    if outcome.reason.meaning.orderly:
+        return outcome.report
+    cause = first_cause(read_exit_records(directory.claim(attempt)))
+    if cause is not None and cause.rank == 0 and not cause.blames_peer:
+        return f"{outcome.reason.value} after step {outcome.step}"
+    return f"{outcome.reason.value}: {outcome.report}"
 
 
 def free_port() -> int:
@@ -196,6 +205,8 @@ class LocalRanks:
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:
         self.interrupts += number == signal.SIGINT
+        if number == signal.SIGINT and sys.stdout.isatty():
+            os.write(sys.stdout.fileno(), b"\n")  # after the ^C that the terminal echoes
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(number)

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
+from hpctrain.phrases import local_time
+
 logger = logging.getLogger(__name__)
 
 _CLEAR_LINE = "\r\x1b[K"
@@ -32,11 +34,18 @@ class ConsoleSink:
         stream: where to write; a terminal is recognised.
         total_steps: the last step of the run.
         step: steps completed before this attempt.
+        stamped: begin plain lines with date and time, as in a log.
         clock: monotonic seconds.
     """
 
     def __init__(
-        self, stream: TextIO, total_steps: int, step: int = 0, clock: Callable[[], float] = time.monotonic
+        self,
+        stream: TextIO,
+        total_steps: int,
+        step: int = 0,
+        *,
+        stamped: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stream = stream
         self._terminal = stream.isatty()
@@ -44,8 +53,9 @@ class ConsoleSink:
         self._start_step = step
         self._start_time = clock()
         self._clock = clock
+        self._stamped = stamped
         self._drawn_at = float("-inf")
-        self._line_open = False
+        self._open_line = ""
         self._gone = False
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -58,22 +68,28 @@ class ConsoleSink:
         self._drawn_at = now
         line = "  ".join([*self._parts(step, values), *([] if evaluated else self._eta(step, now))])
         if not self._terminal:
-            self._put(line + "\n")
+            self._put(f"{local_time(time.time())} {line}\n" if self._stamped else f"{line}\n")
         elif evaluated:
             self._put(f"{_CLEAR_LINE}{line}\n")
-            self._line_open = False
+            self._open_line = ""
         else:
-            self._put(_CLEAR_LINE + line[: self._columns() - 1])
-            self._line_open = True
+            self._open_line = line[: self._columns() - 1]
+            self._put(_CLEAR_LINE + self._open_line)
 
     def flush(self) -> None:
         """Do nothing: every line is written at once."""
 
     def close(self) -> None:
         """End the last progress line."""
-        if self._line_open:
-            self._put("\n")
-            self._line_open = False
+        if self._open_line:
+            # drawn again, since the terminal may have echoed ^C at its end
+            self._put(f"{_CLEAR_LINE}{self._open_line}\n")
+            self._open_line = ""
+
+    def make_room(self, _record: logging.LogRecord) -> bool:
+        """End the progress line before something else is logged; as a filter of logging, let the record pass."""
+        self.close()
+        return True
 
     def _parts(self, step: int, values: Mapping[str, float]) -> list[str]:
         parts = [f"step {step}/{self._total_steps}"]

@@ -170,6 +170,12 @@ class RunDirectory:
         return list(read_json_lines(self.jobs))
 
     @property
+    def batch_log(self) -> Path | None:
+        """The log of the newest job's batch script, whether it exists or not; None without a job."""
+        logs = [str(record["log"]) for record in self.job_records() if record.get("log")]
+        return Path(logs[-1]) if logs else None
+
+    @property
     def cancelled_at(self) -> float | None:
         """When the user cancelled the run, in epoch seconds; None if they didn't, or a job was submitted afterwards."""
         last: dict[str, Any] = next(reversed(self.job_records()), {})

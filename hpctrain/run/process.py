@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from hpctrain import BEGAN_S
+
 
 def process_start(pid: int) -> float | None:
     """Epoch seconds at which a process began, from proc(5); None if it doesn't exist, or is a zombie."""
@@ -23,12 +25,8 @@ def process_start(pid: int) -> float | None:
 
 
 def process_age_s() -> float:
-    """Seconds since this process began, from proc(5), to a hundredth; 0 without procfs."""
-    try:
-        # the clock that starttime is measured by: it counts the time in which the machine was suspended
-        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - _start_s(_stat_fields(os.getpid())))
-    except OSError:
-        return 0.0
+    """Seconds since Python began in this process."""
+    return time.monotonic() - BEGAN_S
 
 
 def _stat_fields(pid: int) -> list[str]:

@@ -6,11 +6,12 @@ import sys
 import time
 from typing import TextIO
 
-from hpctrain.attempt.outcome import describe, resume_command
+from hpctrain.attempt.outcome import describe, resume_advice
 from hpctrain.errors import ExitCode
 from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
+from hpctrain.run.reason import Reason
 from hpctrain.status.log import RunLog
 from hpctrain.status.report import Jobs, RunStatus, ask_slurm, job_ids, read_status
 from hpctrain.status.state import RunState
@@ -124,19 +125,20 @@ def wait_for(directory: RunDirectory, *, skip_bytes: int = 0) -> ExitCode:
     log = RunLog(directory, 0, sys.stdout.buffer, skip_bytes=skip_bytes)
     follower = Follower(log, sys.stdout, until_job_ends=True)
     status = follower.follow()
-    resume = f"to resume: {resume_command(directory)}"
     last = status.attempts[-1] if status.attempts else None
     if last is not None and last.reason is not None:
         follower.print_message(f"{last.reason} at step {last.end_step}; run directory {directory.path}")
         code = last.reason.meaning.exit_code
         if code is not ExitCode.FINISHED:
             cause = first_cause(read_exit_records(directory.claim(last.attempt)))
-            follower.print_message(describe(cause) if cause and not cause.blames_peer else last.detail)
-            follower.print_message(resume)
+            if cause is None or cause.blames_peer:
+                follower.print_message(last.detail)
+            elif cause.rank or not log.shows_rank:  # rank zero's error is in its log, which was printed above
+                follower.print_message(describe(cause))
+            follower.print_message(resume_advice(directory, last.reason))
         return code
     if status.state is RunState.CANCELLED:
-        follower.print_message(f"the run was cancelled; {resume}")
+        follower.print_message(f"the run was cancelled; {resume_advice(directory, Reason.CANCELLED)}")
         return ExitCode.CANCELLED
-    logs = [str(job["log"]) for job in directory.job_records() if "log" in job]
-    follower.print_message(f"the run is {status.described}; see {logs[-1] if logs else directory.logs}")
+    follower.print_message(f"the run is {status.described}; see {directory.batch_log or directory.logs}")
     return ExitCode.FAILED

@@ -109,6 +109,11 @@ class RunLog:
         return self.directory.ranks_with(self.directory.rank_log("*"))
 
     @property
+    def shows_rank(self) -> bool:
+        """Whether the rank's own output was copied, and not only the batch script's."""
+        return self._tail is not None and self._tail.path == self._rank_log
+
+    @property
     def _rank_log(self) -> Path:
         return self.directory.rank_log(self.rank or 0)
 

@@ -86,14 +86,18 @@ def derive_state(facts: RunFacts) -> tuple[RunState, str]:
 def _state_by_reason(facts: RunFacts) -> tuple[RunState, str]:
     """Derive the state from the newest attempt's recorded end; no other attempt is known to follow."""
     attempt = facts.attempt
-    note = f"{attempt.reason}: {attempt.detail}" if attempt.detail else str(attempt.reason)
     if attempt.reason is Reason.CANCELLED:
         return RunState.CANCELLED, attempt.detail
     assert attempt.reason is not None
+    state = RunState.INTERRUPTED if attempt.reason.meaning.resumable else RunState.FAILED
+    # a state that is called as its reason is named once
+    note = ": ".join(filter(None, [attempt.reason.value if attempt.reason.value != state else "", attempt.detail]))
     # SLURM may have requeued the job, and only SLURM knows
     if facts.job_ids and facts.jobs is None and not attempt.reason.meaning.final:
-        return RunState.INTERRUPTED, f"{note}; it may be queued: SLURM can't be reached from here"
-    return (RunState.INTERRUPTED if attempt.reason.meaning.resumable else RunState.FAILED), note
+        return RunState.INTERRUPTED, "; ".join(
+            filter(None, [note, "it may be queued: SLURM can't be reached from here"])
+        )
+    return state, note
 
 
 def _state_without_end(facts: RunFacts) -> tuple[RunState, str]:

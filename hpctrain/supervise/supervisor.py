@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hpctrain.attempt.outcome import Outcome, record_end, resume_command
+from hpctrain.attempt.outcome import Outcome, record_end, resume_advice, resume_command
 from hpctrain.attempt.requeue import Action, RequeueDecision, decide, history_with
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryError, SchedulerError, SupersededError
@@ -206,7 +206,10 @@ class Supervisor:
         suspects = self._suspects(outcome)
         final = replace(outcome, reason=decision.reason)
         if decision.reason is not outcome.reason:
-            final = replace(final, report=f"{decision.why}: {outcome.report}")
+            # the ranks' own reason would be lost, unless the decision names it
+            named = outcome.reason.value in decision.why
+            ended = outcome.report if named else f"{outcome.reason.value}, {outcome.report}"
+            final = replace(final, report=f"{decision.why}: {ended}")
         with contextlib.suppress(OSError):  # the next attempt closes this one
             retry(
                 lambda: record_end(
@@ -225,8 +228,9 @@ class Supervisor:
             )
         log.info("attempt %d ended: %s at step %d; %s", attempt, final.reason.value, final.step, decision.why)
         if final.report:
-            hint = f"; to resume: {resume_command(self.directory)}" if decision.action is Action.END else ""
-            print_error(f"{final.report}{hint}")
+            print_error(final.report)
+            if decision.action is Action.END:
+                print_error(resume_advice(self.directory, final.reason))
 
     def _leave(self, decision: RequeueDecision) -> int:
         """Carry out the decision outside of this allocation. A requeue comes last, since it ends this process."""
@@ -252,6 +256,6 @@ class Supervisor:
 
     def _leave_unwritable(self, error: Exception) -> int:
         """Requeue the job because the run directory is unavailable: a later time, or other nodes, may help."""
-        print_error(f"hpctrain: {error}; to resume: {resume_command(self.directory)}")
+        print_error(f"hpctrain: {error}; once it can be written again, resume with: {resume_command(self.directory)}")
         been_here = self._in_allocation or self.job.restarts
         return ExitCode.INTERRUPTED if been_here and self.requeuer.requeue_unwritable() else ExitCode.FAILED

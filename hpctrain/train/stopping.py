@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable
 
@@ -86,7 +87,8 @@ class Stopping:
             self._termination = self._diagnose(stop.signal)
             left_s = None if self._termination.deadline is None else self._termination.deadline - self._clock()
             fits = left_s is None or left_s > save_takes_s * SAFETY
-            log.info("stopping: %s (%s)", self._termination.reason or "unknown", self._termination.evidence)
+            reason = self._termination.reason
+            log.info("stopping: %s", ": ".join(filter(None, [reason and reason.value, self._termination.evidence])))
             if not fits:
                 log.warning("skipping the save: %.1f s are left, and it may take %.1f s", left_s, save_takes_s)
         record, fits = self._world.broadcast((self._termination.as_json(), fits))
@@ -96,7 +98,8 @@ class Stopping:
     def _diagnose(self, received: int) -> Termination:
         job_id = self._environment.job_id
         if job_id is None:
-            return Termination(None, f"signal {received}, outside of SLURM")
+            name = signal.Signals(received).name
+            return Termination(None, "Ctrl-C (SIGINT)" if name == "SIGINT" else name)
         try:
             record = self._ask(job_id)
         except SchedulerError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Generator, Iterator, Mapping
@@ -21,6 +22,9 @@ from hpctrain.run.times import Times
 from hpctrain.train.checkpointing import Start
 from hpctrain.train.parts import Parts
 from hpctrain.train.profiling.profiler import Profiler
+
+log = logging.getLogger("hpctrain")
+"""Its handlers print on the terminal, where the progress line has to end first."""
 
 
 class TrainingLog:
@@ -59,15 +63,22 @@ class TrainingLog:
         finally:
             for sink in self._sinks:
                 sink.close()
+                if isinstance(sink, ConsoleSink):
+                    for handler in log.handlers:
+                        handler.removeFilter(sink.make_room)
 
     def _open_sinks(self, directory: RunDirectory, log_stream: TextIO | None) -> list[Sink]:
         step, total_steps = self._start.step, self._parts.total_steps
+        # without a log of its own, this process prints into the log
+        console = ConsoleSink(sys.stdout, total_steps, step, stamped=log_stream is None)
+        for handler in log.handlers:
+            handler.addFilter(console.make_room)
         sinks: list[Sink] = [
             JsonLinesSink(directory.metrics, step, evaluation_due=self._start.evaluation_due),
-            ConsoleSink(sys.stdout, total_steps, step),
+            console,
         ]
         if log_stream is not None:
-            sinks.append(ConsoleSink(log_stream, total_steps, step))
+            sinks.append(ConsoleSink(log_stream, total_steps, step, stamped=True))
         if self._parts.config.logger.tensorboard:
             sinks.append(TensorBoardSink(directory.tensorboard, step))
         return sinks

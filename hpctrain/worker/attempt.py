@@ -21,6 +21,7 @@ from hpctrain.distributed.determinism import set_determinism
 from hpctrain.distributed.rendezvous import choose_interface, meet
 from hpctrain.distributed.world import World, choose_devices, cpu_cores, cpu_threads, join
 from hpctrain.errors import RunDirectoryError
+from hpctrain.phrases import DATE_TIME
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.owner import Owner
@@ -220,7 +221,7 @@ def _share_refusal(store: Store, why: str, others: int) -> None:
 
 def _log_to_file(directory: RunDirectory, rank: int) -> TextIO:
     handler = logging.FileHandler(directory.rank_log(rank))
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", DATE_TIME))
     logging.getLogger("hpctrain").addHandler(handler)
     assert handler.stream is not None  # without delay=True it opens the file at once
     return handler.stream

@@ -15,6 +15,7 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.distributed.stop_request import STOP_SIGNALS, StopRequest
 from hpctrain.errors import ExitCode, HpctrainError, RendezvousError, SupersededError
+from hpctrain.phrases import DATE_TIME
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.handover import Handover
 from hpctrain.run.process import process_age_s
@@ -52,7 +53,7 @@ def run_rank(
     handover = Handover.read(os.environ)
     end_with_parent(handover.parent)
     environment = ClusterEnvironment.from_environment(os.environ, master_port=config.cluster.master_port)
-    log_to_console(environment.rank)
+    log_to_console(environment.rank, stamped=handover.logged)
     # if torch is imported already, this process did something else before: its age isn't this rank's start-up time
     times = Times(0.0 if "torch" in sys.modules else process_age_s())
     rank = Rank(config, environment, handover, stop, times, directory=directory, attempt=handover.attempt)
@@ -136,14 +137,24 @@ def end_with_parent(parent: int | None) -> None:
         os._exit(ExitCode.INTERRUPTED)
 
 
-def log_to_console(rank: int) -> None:
-    """Log rank zero's progress to standard output, and the warnings of the others to standard error."""
+def log_to_console(rank: int, *, stamped: bool = False) -> None:
+    """Log rank zero's progress to standard output, and the warnings of the others to standard error.
+
+    Args:
+        rank: of this process.
+        stamped: begin each line with date and time, since the output goes into a log.
+    """
     logger = logging.getLogger("hpctrain")
     logger.handlers.clear()
     logger.propagate = False
     logger.setLevel(logging.INFO if rank == 0 else logging.WARNING)
     handler = logging.StreamHandler(sys.stdout if rank == 0 else sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
+    text = "%(message)s" if rank == 0 else f"rank {rank}: %(message)s"
+    if stamped:
+        text = f"%(asctime)s {text}"
+    elif handler.stream.isatty():
+        text = f"\r\x1b[K{text}"  # over the ^C that the terminal echoes
+    handler.setFormatter(logging.Formatter(text, DATE_TIME))
     logger.addHandler(handler)
 
 

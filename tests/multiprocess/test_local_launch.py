@@ -219,7 +219,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_checkpoint_that_is_being_written(st
     command = start(*words, "trainer.max_steps=1000000", TRIAL_SLEEP="0.02", **disk)
     wait_for((tmp_path / "writes").exists, "a checkpoint to be written")
     command.signal(signal.SIGINT)
-    command.wait_for_log("stopping: unknown")
+    command.wait_for_log("stopping: Ctrl-C")
     command.signal(signal.SIGINT)
     code, _, err = command.wait()
     assert code == 4, err
@@ -323,12 +323,12 @@ def test_an_error_of_rank_one_is_shown_with_its_traceback(unattended, run_at):
     assert code == 1
     assert run_at(command.path).attempts == [(0, "failed", 2)]
     assert re.search(
-        r"^hpctrain: rank 1 on \S+ failed after step 2: ValueError: no luck in call 3\nTraceback", err, re.MULTILINE
+        r"^hpctrain: failed: rank 1 on \S+, after step 2: ValueError: no luck in call 3\nTraceback", err, re.MULTILINE
     )
     assert re.search(r'trial\.py", line \d+, in loss\n', err)
     assert err.count("Traceback") == 1
     assert "Traceback" not in out
-    assert f"to resume: python -m hpctrain resume {command.path}" in err
+    assert f"once the cause is mended, resume with: python -m hpctrain resume {command.path}" in err
 
 
 def test_a_rank_that_is_killed(unattended, run_at):
@@ -337,7 +337,7 @@ def test_a_rank_that_is_killed(unattended, run_at):
     assert code == 1
     ((_, reason, _),) = run_at(command.path).attempts
     assert reason == "infrastructure"
-    assert "hpctrain: rank 1 of 2 ended without an exit record" in err
+    assert "hpctrain: infrastructure: rank 1 of 2 ended without an exit record" in err
     assert "Traceback" not in out + err
 
 

@@ -160,7 +160,7 @@ def test_following_turns_from_the_batch_script_to_the_rank(directory, follow):
     assert process.stdout.readline() == "step 10\n"
     Ledger(directory).end(number, reason=Reason.FAILED, step=10, detail="rank 0 failed")
     _, err = process.communicate(timeout=60)
-    assert err.splitlines()[-1] == "hpctrain: the run is failed (failed: rank 0 failed), at step 10"
+    assert err.splitlines()[-1] == "hpctrain: the run is failed (rank 0 failed), at step 10"
 
 
 def test_following_a_queued_run_that_is_cancelled(directory, slurm, follow):

@@ -88,7 +88,7 @@ def test_the_table_shows_the_newest_first(make_run, capsys):
     assert lines == [
         ["RUN", "STATE", "STEP", "LOSS", "ACCURACY", "ATTEMPTS", "JOB", "LAST"],
         ["digits/b", "running", "120/460", "0.1235", "0.9712", "1", "-", "5 min ago"],
-        ["sweep/0", "failed", "7/460", "-", "-", "1", "-", "10 min ago", "failed: rank 3 on n2 failed"],
+        ["sweep/0", "failed", "7/460", "-", "-", "1", "-", "10 min ago", "rank 3 on n2 failed"],
     ]
 
 

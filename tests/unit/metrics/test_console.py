@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import pty
+import re
 import select
 import tty
 
@@ -90,8 +92,29 @@ def test_a_terminal_shows_one_line_that_changes_and_keeps_evaluations(terminal):
         "\r\x1b[Kstep 10/30  train/loss 1"
         "\r\x1b[Kstep 20/30  train/loss 1"
         "\r\x1b[Kstep 20/30  eval/loss 2\n"
+        "\r\x1b[Kstep 30/30  train/loss 3"
         "\r\x1b[Kstep 30/30  train/loss 3\n"
     )
+
+
+def test_the_progress_line_ends_before_something_else_is_logged_and_an_echoed_ctrl_c_with_it(terminal):
+    stream, shown = terminal
+    sink = ConsoleSink(stream, 30, clock=Clock(0.0))
+    handler = logging.StreamHandler(stream)
+    handler.addFilter(sink.make_room)
+    sink.log(10, {"train/loss": 1.0})
+    stream.write("^C")
+    for text in ("stopping", "saved"):
+        handler.handle(logging.makeLogRecord({"msg": text}))
+    sink.close()
+    line = "\r\x1b[Kstep 10/30  train/loss 1  eta 0:00"
+    assert shown() == f"{line}^C{line}\nstopping\nsaved\n"
+
+
+def test_lines_of_a_log_have_the_time():
+    stream = io.StringIO()
+    ConsoleSink(stream, 30, stamped=True).log(30, {"eval/loss": 0.5})
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d step 30/30  eval/loss 0.5\n", stream.getvalue())
 
 
 def test_a_terminal_is_redrawn_twenty_times_a_second_at_most(terminal):

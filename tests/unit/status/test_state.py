@@ -113,7 +113,9 @@ def test_the_note_gives_the_reason():
         (RunFacts(attempt=OPEN, owner=HERE, cancelled_at=150.0), "it was asked to stop"),
         (on_slurm(OPEN, None), "SLURM no longer knows job 12, and attempt 1 recorded no end"),
         (on_slurm(NONE, job("FAILED")), "job 12 ended as FAILED, and no attempt began"),
-        (on_slurm(ended(Reason.FAILED, "rank 3 on n3 failed"), None), "failed: rank 3 on n3 failed"),
+        (on_slurm(ended(Reason.FAILED, "rank 3 on n3 failed"), None), "rank 3 on n3 failed"),
+        (RunFacts(attempt=ended(Reason.INTERRUPTED, "stopped after step 7")), "stopped after step 7"),
+        (RunFacts(attempt=ended(Reason.HANG, "rank 3 hangs")), "hang: rank 3 hangs"),
         (RunFacts(attempt=OPEN, owner=AWAY), "it was started on another-host: run `status` there"),
         (
             RunFacts(attempt=ended(Reason.PREEMPTED), job_ids=("12",)),
