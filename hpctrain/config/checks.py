@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.machinery
 import importlib.util
 import operator
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
+from hpctrain.config.target import check_targets
 from hpctrain.config.task import EXTRAS, missing_folder
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import counted
 
-NEEDS_A_CLOSURE = "needs a closure that computes the loss again, which the training loop doesn't pass"
-"""Why torch.optim.LBFGS is refused."""
 NEEDS_GPU = (
     ("trainer.sync_batchnorm", True, "torch synchronises batch norm on GPUs only", ""),
     ("precision.kind", "tf32", "needs NVIDIA GPUs", ", or use precision=fp32"),
@@ -54,7 +50,7 @@ def check(config: Config, environ: Mapping[str, str] = os.environ, *, world_size
     if config.checkpoint.safetensors:
         _require_package("checkpoint.safetensors", "true", "safetensors", "safetensors")
     for group in ("task", "model", "optimizer"):
-        _check_target(group, getattr(config, group))
+        check_targets(group, getattr(config, group))
     target = str(config.task["_target_"])
     if (needed := EXTRAS.get(target.rpartition(".")[0])) is not None:
         _require_package("task._target_", target, *needed)
@@ -83,28 +79,6 @@ def _require_package(key: str, value: object, package: str, extra: str) -> None:
     if importlib.util.find_spec(package) is None:
         problem = f"needs the package {package}, which isn't installed"
         raise ConfigError(key, value, problem, f'pip install "hpctrain[{extra}]"')
-
-
-def _check_target(group: str, node: Any) -> None:
-    key = f"{group}._target_"
-    if not isinstance(node, dict):
-        raise ConfigError(group, node, "is not a group of keys", f"choose an option: {group}=NAME")
-    target = node.get("_target_")
-    if target is None:
-        if group == "model":
-            return
-        raise ConfigError(key, None, "must name a class", f"set {key}=module.Class")
-    if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or "." not in target:
-        raise ConfigError(key, target, "is not an import path", f"write {key}=module.Class")
-    if target == "torch.optim.LBFGS":
-        raise ConfigError(key, target, NEEDS_A_CLOSURE, "choose another class of torch.optim")
-    top = target.split(".")[0]
-    # the working directory first, as `python -m` has it; the script `hpctrain` doesn't
-    places = [str(Path.cwd()), *sys.path]
-    # found, not imported: it may import torch, and this runs on a login node
-    if top not in sys.modules and importlib.machinery.PathFinder.find_spec(top, places) is None:
-        remedy = "run the command in the folder that contains it, or install it"
-        raise ConfigError(key, target, f"the module {top} was not found", remedy)
 
 
 def _check_parallel(config: Config, world_size: int | None) -> None:

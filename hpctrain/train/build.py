@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from hpctrain.checkpoint.warm_start import warm_start
-from hpctrain.config.checks import NEEDS_A_CLOSURE
 from hpctrain.config.optimizer import HANDLING_KEYS, Handling, handling_of
 from hpctrain.config.root import Config
+from hpctrain.config.target import NEEDS_A_CLOSURE
 from hpctrain.distributed.compiler import compile_in_place
 from hpctrain.distributed.replica import broadcast_tensors, replicate, synchronise_batchnorm
 from hpctrain.distributed.world import World

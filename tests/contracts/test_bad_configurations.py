@@ -95,6 +95,17 @@ MISTAKES = {
         "task._target_=nowhere.Mine",
         "install",
     ),
+    "a class that isn't there": (
+        ["task=custom", "task._target_=hpctrain.tasks.digits.Digit"],
+        "task._target_=hpctrain.tasks.digits.Digit",
+        "did you mean hpctrain.tasks.digits.Digits?",
+    ),
+    "an argument that is missing": (
+        ["cluster=slurm", "cluster.dry_run=true", "task=custom", "task._target_=hpctrain.tasks.tokens.Tokens"],
+        "needs the argument data",
+        "add +task.data=VALUE",
+    ),
+    "an argument that isn't there": (["+task.held_ot=0.5"], "task.held_ot=0.5", "did you mean task.held_out?"),
     "fewer than no spare nodes": (["cluster=slurm", "cluster.spare_nodes=-1"], "cluster.spare_nodes=-1", "0"),
     "sbatch key with its own key": (["cluster=slurm", "cluster.sbatch.nodes=3"], "cluster.sbatch.nodes=3", "set nodes"),
     "GPUs that nothing counts": (

@@ -13,7 +13,9 @@ def composer():
 
 
 def test_open_groups_hand_them_to_the_class(composer, tmp_path):
-    words = ["+optimizer.amsgrad=true", "+task.mine=1", "model=convnet", "+model.mine={a: [1, 2]}"]
+    # classes whose source doesn't show their arguments
+    targets = ["task._target_=torch.nn.Identity", "model=convnet", "model._target_=torch.nn.Identity"]
+    words = [*targets, "+optimizer.amsgrad=true", "+task.mine=1", "+model.mine={a: [1, 2]}"]
     config = composer.compose(words)
     assert (config.optimizer["amsgrad"], config.task["mine"], config.model["mine"]) == (True, 1, {"a": [1, 2]})
     assert config.optimizer["lr"] == composer.compose([]).optimizer["lr"]

@@ -8,11 +8,18 @@ from hpctrain.config.compose import Composer
 from hpctrain.config.task import EXTRAS
 from hpctrain.errors import ConfigError
 
+CLASSES = {
+    "hpctrain.tasks.digits": ["Digits"],
+    "hpctrain.tasks.image_folder": ["ImageFolder", "+task.data=."],
+    "hpctrain.tasks.keras_digits": ["KerasDigits"],
+}
+
 
 @pytest.mark.parametrize("module", EXTRAS)
 def test_a_task_without_its_package_names_the_extra(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     package, extra = EXTRAS[module]
-    words = ["task=custom", f"task._target_={module}.Class"]
+    name, *arguments = CLASSES[module]
+    words = ["task=custom", f"task._target_={module}.{name}", *arguments]
     Composer().compose(words)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else name)
     with pytest.raises(ConfigError, match=rf'package {package}, .*; pip install "hpctrain\[{extra}\]"'):

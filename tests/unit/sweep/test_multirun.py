@@ -24,7 +24,7 @@ from hpctrain.sweep.multirun import last_objective, register_launcher, without_h
 from hpctrain.sweep.sweep import Sweep
 
 SHORT = ("model=convnet", "model.width=1", "trainer.max_steps=2", "logger.tensorboard=false")
-FAILS = "+task.no_such_argument=1"
+FAILS = "model._target_=torch.nn.Identity"  # which takes any argument, and has nothing to train
 
 
 @pytest.fixture(autouse=True)
@@ -72,9 +72,10 @@ def test_without_a_run_directory_a_sweep_gets_one_of_its_own(tmp_path):
 
 
 def test_a_failed_run_decides_the_exit_code_and_stops_no_other(tmp_path, capsys):
-    assert main(["-m", "run_dir=sweep", *SHORT, "task=digits,text", "++task.augment=false"]) == 1
+    models = "model._target_=hpctrain.models.convnet.ConvNet,torch.nn.Identity"
+    assert main(["-m", "run_dir=sweep", *SHORT, models]) == 1
     assert [reasons(tmp_path / "sweep" / str(number)) for number in range(2)] == [["completed"], ["failed"]]
-    assert "unexpected keyword argument 'augment'" in capsys.readouterr().err
+    assert "there is nothing to train" in capsys.readouterr().err
 
 
 @pytest.fixture
