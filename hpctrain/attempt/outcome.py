@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpctrain.attempt.termination import Termination
 from hpctrain.phrases import numbered
+from hpctrain.run.config_change import take_back_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
 from hpctrain.run.ledger import Ledger
@@ -16,6 +18,8 @@ from hpctrain.run.times import read_times
 
 OUT_OF_MEMORY = re.compile(r"out of memory|oom.kill", re.IGNORECASE)
 """What srun and slurmstepd print when the kernel killed a rank that used too much memory."""
+
+log = logging.getLogger("hpctrain.attempt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +201,8 @@ def record_end(
         return
     if entry.start_time is None:
         ledger.start(attempt, job_id=job_id, nodes=nodes, world_size=world_size, step=saved)
+        if outcome.reason is Reason.FAILED and take_back_config(directory):
+            log.warning("the attempt didn't begin: the configuration is again the one from before this resume")
     if outcome.error_after_signal:
         extra["error_after_signal"] = True
     ledger.end(attempt, reason=outcome.reason, step=outcome.step, detail=outcome.headline, saved_step=saved, **extra)

@@ -10,7 +10,9 @@ from hpctrain.config.cluster import Slurm
 from hpctrain.config.root import Config
 from hpctrain.errors import ExitCode, HpctrainError
 from hpctrain.launch.prepare import RunPlan, discard_unstarted, plan, prepare
+from hpctrain.launch.undo import undone_on_error
 from hpctrain.phrases import counted
+from hpctrain.run.directory import RunDirectory
 
 
 def launch(config: Config, command: Sequence[str]) -> int:
@@ -28,9 +30,10 @@ def launch(config: Config, command: Sequence[str]) -> int:
     if config.cluster.dry_run:
         print_plan(plan(config))
         return ExitCode.FINISHED
-    run = prepare(config, command)
-    if isinstance(config.cluster, Slurm):
-        return _submit(run)
+    with undone_on_error(None if config.run_dir is None else RunDirectory.at(config.run_dir)):
+        run = prepare(config, command)
+        if isinstance(config.cluster, Slurm):
+            return _submit(run)
     from hpctrain.launch.local import launch_local  # imports much of the worker, which submitting doesn't need
 
     print(f"run directory {run.directory.path}", flush=True)

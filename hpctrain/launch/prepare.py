@@ -17,7 +17,8 @@ from hpctrain.config.resources import Resources, resources_of
 from hpctrain.config.root import Config
 from hpctrain.config.stored import OPEN_GROUPS, load, to_yaml
 from hpctrain.errors import ConfigError, RunDirectoryError
-from hpctrain.files import write_atomic, write_json
+from hpctrain.files import write_json
+from hpctrain.run.config_change import change_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import manifest
 
@@ -87,7 +88,7 @@ def prepare(config: Config, command: Sequence[str]) -> RunPlan:
     directory.create(config.mode)
     if not directory.manifest.exists():
         write_json(directory.manifest, manifest(command, Path.cwd()))
-    write_atomic(directory.config, to_yaml(stored))
+    change_config(directory, to_yaml(stored))
     return dataclasses.replace(run, config=stored)
 
 
@@ -106,8 +107,9 @@ def prepare_as_rank(config: Config, command: Sequence[str], environment: Cluster
 
 
 def discard_unstarted(directory: RunDirectory) -> None:
-    """Remove a run directory for which nothing was ever submitted or started."""
-    if not directory.job_records() and not directory.attempts.exists():
+    """Remove a new run directory for which nothing was submitted or started."""
+    existed = directory.config_before.exists()
+    if not existed and not directory.job_records() and not directory.attempts.exists():
         shutil.rmtree(directory.path)
 
 

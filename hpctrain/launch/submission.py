@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,9 @@ from hpctrain.run.process import environ_replaced
 
 USER_MISTAKES = ("invalid", "not permitted", "more processors", "not available", "unavailable", "unrecognized", "limit")
 """Parts of sbatch's error messages that mean that the request itself was wrong."""
+
+SBATCH_TIMEOUT_S = 180.0
+"""Seconds that sbatch may take: longer than a failover of the controller, `SlurmctldTimeout`, 120 s by default."""
 
 
 class BatchExecutor(submitit.SlurmExecutor):
@@ -137,7 +141,11 @@ def submit(runs: Sequence[RunPlan], home: RunDirectory) -> list[str]:
     home.logs.mkdir(parents=True, exist_ok=True)
     executor = _executor(runs[0], submitit_folder(home), log)
     # submitit prints to standard error what sbatch answers; the exception has it as well
-    with environ_replaced(scrubbed(os.environ)), _explained(), contextlib.redirect_stderr(io.StringIO()):
+    with (
+        environ_replaced(scrubbed(os.environ)),
+        _explained(runs[0].config.name),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         with executor.batch() if array else contextlib.nullcontext():
             submitted = [executor.submit(Job(str(run.directory.path))) for run in runs]
         job_ids = [str(job.job_id) for job in submitted]
@@ -149,15 +157,39 @@ def submit(runs: Sequence[RunPlan], home: RunDirectory) -> list[str]:
 
 
 @contextlib.contextmanager
-def _explained() -> Iterator[None]:
+def _bounded(seconds: float) -> Iterator[None]:
+    """Inside the context, an alarm raises TimeoutError after ``seconds``; submitit then kills sbatch."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError
+
+    # submitit runs sbatch without a bound, and offers none
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def _explained(name: str | None) -> Iterator[None]:
+    try:
+        with _bounded(SBATCH_TIMEOUT_S):
+            yield
     except FileNotFoundError as error:
         raise SchedulerMissingError(
             "cluster=slurm: expected sbatch on this machine; type the command on a login node of the cluster, "
             "or see the script with cluster.dry_run=true"
         ) from error
-    except (FailedJobError, FailedSubmissionError, subprocess.CalledProcessError) as error:
+    except TimeoutError as error:
+        raise _unsure(f"did not answer within {SBATCH_TIMEOUT_S:g} s", name) from error
+    except FailedSubmissionError as error:
+        raise _unsure(f"gave no job's number: {str(error).splitlines()[0]}", name) from error
+    except (FailedJobError, subprocess.CalledProcessError) as error:
+        if isinstance(error.__cause__, TimeoutError):
+            raise _unsure(f"did not answer within {SBATCH_TIMEOUT_S:g} s", name) from error
         answer = "; ".join(line.split("error:")[-1].strip() for line in str(error).splitlines() if "error:" in line)
         text = answer or str(error).strip()
         if any(mistake in text.lower() for mistake in USER_MISTAKES):
@@ -165,3 +197,11 @@ def _explained() -> Iterator[None]:
                 "cluster", "slurm", f"sbatch refused the job: {text}", "see `sinfo` and cluster.*"
             ) from error
         raise SchedulerError(f"sbatch failed: {text}; nothing was submitted") from error
+
+
+def _unsure(what: str, name: str | None) -> SchedulerError:
+    # a job that has no number here can't train: submitit names the pickled call by the number, and the job needs it
+    return SchedulerError(
+        f"sbatch {what}; a job may have been submitted, which fails when it starts: look with `squeue --me "
+        f"--name={name}`, scancel it, and type the command again"
+    )

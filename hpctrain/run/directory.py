@@ -56,6 +56,11 @@ class RunDirectory:
         return self.path / "config.yaml"
 
     @property
+    def config_before(self) -> Path:
+        """The configuration before the last resume's change, until an attempt begins with the change."""
+        return self.path / "config.before.yaml"
+
+    @property
     def manifest(self) -> Path:
         """Command, git commit and diff, versions, host."""
         return self.path / "manifest.json"

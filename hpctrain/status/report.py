@@ -22,7 +22,7 @@ from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.accounting import Account, account
 from hpctrain.status.metrics import read_metrics
-from hpctrain.status.state import RunFacts, RunState, derive_state
+from hpctrain.status.state import RunFacts, RunState, derive_state, job_that_may_run
 
 TAIL_BYTES = 64 * 2**10
 """Bytes to read at the end of metrics.jsonl: a few hundred records."""
@@ -87,16 +87,33 @@ def read_statuses(directories: Sequence[RunDirectory]) -> list[RunStatus]:
     return [read_status(directory, jobs) for directory in directories]
 
 
-def require_stopped(directory: RunDirectory) -> None:
+def require_stopped(directory: RunDirectory, *, force: bool = False) -> None:
     """Raise unless the run is stopped: a run must never have two attempts at once.
 
+    Args:
+        directory: the run.
+        force: whether the user insists that its job is over, where SLURM can't be reached.
+
     Raises:
-        RunDirectoryError: the run is queued, starting or running.
+        RunDirectoryError: the run is queued, starting or running; or it may be, and SLURM can't be reached.
     """
-    (status,) = read_statuses([directory])
-    if status.state.may_change:
+    problem = ""
+    jobs: Jobs | None = None
+    try:
+        jobs = Slurm().find(job_ids(directory))
+    except SchedulerError as error:
+        problem = " ".join(str(error).split())
+    attempts = Ledger(directory).attempts()
+    facts = _facts(directory, attempts, jobs)
+    state, _ = derive_state(facts)
+    if state.may_change:
         remedy = f"end it first: `python -m hpctrain cancel {directory.as_typed}`"
-        raise RunDirectoryError(f"{directory.path} is {status.state}; {remedy}")
+        raise RunDirectoryError(f"{directory.path} is {state}; {remedy}")
+    if jobs is None and not force and (job_id := job_that_may_run(facts)) is not None:
+        raise RunDirectoryError(
+            f"{directory.path}: job {job_id} may still be queued or running, and SLURM can't be asked ({problem}); "
+            f"type this where squeue works, or insist: `python -m hpctrain resume {directory.as_typed} --force`"
+        )
 
 
 def ask_slurm(job_ids: Sequence[str]) -> Jobs | None:
@@ -160,11 +177,15 @@ def read_status(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
 
 def _facts(directory: RunDirectory, attempts: Sequence[Attempt], jobs: Jobs | None) -> RunFacts:
     number = Ledger(directory).last_claim()
+    submissions = [
+        (str(record["job_id"]), float(record["time"])) for record in directory.job_records() if record.get("job_id")
+    ]
     return RunFacts(
         attempt=attempts[-1] if attempts and attempts[-1].attempt >= number else Attempt(attempt=number),
         owner=Owner.read(directory.claim(number)) if number else None,
         cancelled_at=directory.cancelled_at,
         job_ids=tuple(job_ids(directory)),
+        submission=submissions[-1] if submissions else None,
         jobs=jobs,
     )
 

@@ -43,6 +43,7 @@ class RunFacts:
         owner: the process that launched that attempt on its own machine.
         cancelled_at: when the user cancelled the run, if nothing was submitted after it; epoch seconds.
         job_ids: the run's jobs, oldest first.
+        submission: job id and time of the newest submission, in epoch seconds; None without one.
         jobs: SLURM's record of each job, None for a job that it doesn't know or no longer remembers; None as a whole if
             SLURM can't be reached.
     """
@@ -51,6 +52,7 @@ class RunFacts:
     owner: Owner | None = None
     cancelled_at: float | None = None
     job_ids: tuple[str, ...] = ()
+    submission: tuple[str, float] | None = None
     jobs: Mapping[str, JobRecord | None] | None = None
 
     @property
@@ -58,6 +60,21 @@ class RunFacts:
         """SLURM's records of the run's jobs, as far as it knows them, oldest first."""
         records = ((job_id, (self.jobs or {}).get(job_id)) for job_id in self.job_ids)
         return {job_id: record for job_id, record in records if record is not None}
+
+
+def job_that_may_run(facts: RunFacts) -> str | None:
+    """The job that may still be queued or running, by the records alone; None if no job is left.
+
+    For a caller that can't reach SLURM: each resume has required that the earlier jobs were over, so only the newest
+    one counts.
+    """
+    attempt, owner = facts.attempt, facts.owner
+    began = attempt.start_time if attempt.start_time is not None or owner is None else owner.written
+    newest = attempt.job_id
+    if facts.submission is not None and (began is None or facts.submission[1] > began):
+        newest = facts.submission[0]
+    ended_for_good = attempt.reason is not None and not attempt.reason.meaning.requeued and "next" not in attempt.extra
+    return None if newest == attempt.job_id and ended_for_good else newest
 
 
 def derive_state(facts: RunFacts) -> tuple[RunState, str]:

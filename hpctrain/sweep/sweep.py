@@ -16,6 +16,7 @@ from hpctrain.errors import ConfigError, ExitCode, HpctrainError
 from hpctrain.launch.launcher import launch, print_plan
 from hpctrain.launch.prepare import RunPlan, discard_unstarted, plan, prepare
 from hpctrain.launch.submission import sbatch_parameters, script, submit, submitit_folder
+from hpctrain.launch.undo import undone_on_error
 from hpctrain.phrases import counted, numbered
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.follow import wait_for
@@ -82,14 +83,17 @@ class Sweep:
 
     def _submit(self, configs: Sequence[Config]) -> list[int]:
         # every directory is written before the first job is submitted, which may start at once
-        runs = [prepare(config, self.command) for config in configs]
-        try:
-            for group in by_resources(runs):
-                submitted = submit([runs[n] for n in group], self.home)
-                print(_submission(submitted))
-        except HpctrainError:
-            self._discard_unstarted(runs)
-            raise
+        with contextlib.ExitStack() as undo:
+            for config in configs:
+                undo.enter_context(undone_on_error(RunDirectory.at(str(config.run_dir))))
+            runs = [prepare(config, self.command) for config in configs]
+            try:
+                for group in by_resources(runs):
+                    submitted = submit([runs[n] for n in group], self.home)
+                    print(_submission(submitted))
+            except HpctrainError:
+                self._discard_unstarted(runs)
+                raise
         directories = [run.directory for run in runs]
         first = directories[0]
         last = directories[-1]

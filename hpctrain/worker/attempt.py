@@ -22,6 +22,7 @@ from hpctrain.distributed.rendezvous import choose_interface, meet
 from hpctrain.distributed.world import World, choose_devices, cpu_cores, cpu_threads, join
 from hpctrain.errors import RunDirectoryError
 from hpctrain.phrases import DATE_TIME
+from hpctrain.run.config_change import keep_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.owner import Owner
@@ -160,6 +161,7 @@ def _record_start(rank: Rank, trainer: Trainer, claim: Claim, hosts: list[str]) 
         launched=rank.times.launched,
         **rank.times.spent(),
     )
+    keep_config(claim.ledger.directory)
 
 
 def _agree_on_attempt(

@@ -279,6 +279,20 @@ def test_one_rank_runs_in_the_launching_process(fork_server, tmp_path):
     assert done.output.splitlines()[0] == f"run directory {tmp_path / 'run'}"
 
 
+def test_a_change_with_which_no_attempt_can_begin_is_taken_back(fork_server, tmp_path, run_at):
+    words = [f"run_dir={tmp_path / 'run'}", *TRIAL]
+    (done,) = fork_server.wait(fork_server.start("command:run", *words, "trainer.max_steps=2"))
+    assert done.code == 0, done.output
+    config = tmp_path / "run" / "config.yaml"
+    before = config.read_bytes()
+    words = ["resume.allow_config_change=true", "task.width=7", "trainer.max_steps=4"]
+    (done,) = fork_server.wait(fork_server.start("command:run", "resume", str(tmp_path / "run"), *words))
+    assert done.code == 1, done.output
+    assert run_at(tmp_path / "run").attempts == [(0, "completed", 2), (2, "failed", 2)]
+    assert (config.read_bytes(), list(config.parent.glob("*.before*"))) == (before, [])
+    assert "the configuration is again the one from before this resume" in done.output
+
+
 def test_an_error_in_the_launching_process_is_shown_once(fork_server, tmp_path, run_at):
     words = [f"run_dir={tmp_path / 'run'}", *TRIAL]
     (done,) = fork_server.wait(fork_server.start("command:run", *words, TRIAL_ACT="0:2:raise"))

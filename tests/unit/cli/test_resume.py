@@ -8,6 +8,7 @@ from hpctrain.launch.prepare import prepare
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
+from hpctrain.run.reason import Reason
 
 SITE = "defaults: [slurm, _self_]\npartition: long\n"
 
@@ -53,3 +54,87 @@ def test_a_sweep_onto_one_that_goes_on_is_refused_before_anything_is_written(tmp
         f"hpctrain: error: {RunDirectory.at(tmp_path / 'many' / str(number)).path} is starting; end it "
     )
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def started_job(directory, job_id="12", reason=None):
+    """An attempt in a job that was submitted."""
+    directory.record_job({"job_id": job_id, "time": 50.0, "log": None})
+    ledger = Ledger(directory, clock=lambda: 100.0)
+    number = ledger.claim()
+    ledger.start(number, job_id=job_id, nodes=["n1"], world_size=1, step=0)
+    if reason is not None:
+        ledger.end(number, reason=reason, step=0)
+
+
+def all_of(directory):
+    """Every file and folder of a run, with its content, time and mode."""
+    found = {}
+    for path in sorted([directory.path, *directory.path.rglob("*")]):
+        content = path.read_bytes() if path.is_file() else None
+        found[path] = (content, path.stat().st_mode, path.stat().st_mtime_ns if content is not None else None)
+    return found
+
+
+ABSENT, SILENT, GARBAGE = "absent", "silent", "garbage"
+
+
+@pytest.fixture(params=[ABSENT, SILENT, GARBAGE])
+def unreachable(request, slurm, monkeypatch, tmp_path):
+    """A machine on which SLURM can't be asked, though sbatch works."""
+    if request.param == ABSENT:
+        for command in ("squeue", "sacct"):
+            (slurm.home / command).unlink()
+        monkeypatch.setenv("PATH", str(slurm.home))
+    elif request.param == SILENT:
+        slurm.fall_silent("squeue")
+    else:
+        slurm.script("squeue", "echo 'Segmentation fault (core dumped)'")
+    return slurm
+
+
+def test_a_job_that_may_still_run_is_not_doubled(run, unreachable, capsys):
+    started_job(run)
+    before = all_of(run)
+    assert main(["resume", str(run.path), "cluster=slurm", "trainer.max_steps=9"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "job 12 may still be queued or running, and SLURM can't be asked (" in err
+    assert err.endswith(f"or insist: `python -m hpctrain resume {run.path} --force`\n")
+    assert (unreachable.submitted, all_of(run)) == ("", before)
+
+
+def test_a_user_who_knows_better_can_insist(run, slurm, capsys):
+    started_job(run)
+    slurm.fall_silent("squeue")
+    assert main(["resume", str(run.path), "cluster=slurm", "--force"]) == 0
+    assert "submitted job 8" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("sbatch", "code"),
+    [
+        ("echo 'sbatch: error: invalid partition specified: x' >&2; exit 1", 2),
+        ("echo no number", 1),
+    ],
+)
+def test_a_resume_that_sbatch_refuses_leaves_the_run_as_it_was(run, slurm, sbatch, code, capsys):
+    started_job(run, reason=Reason.FAILED)
+    slurm.script("sbatch", sbatch)
+    before = all_of(run)
+    assert main(["resume", str(run.path), "cluster=slurm", "trainer.max_steps=9", "run_mode='0700'"]) == code
+    assert capsys.readouterr().err.count("\n") == 1
+    assert all_of(run) == before
+
+
+def test_a_resume_of_a_run_that_never_began_doesnt_remove_it(run, slurm, capsys):
+    slurm.script("sbatch", "exit 1")
+    before = all_of(run)
+    assert main(["resume", str(run.path), "cluster=slurm"]) == 1
+    assert all_of(run) == before
+
+
+def test_a_bad_change_leaves_the_run_as_it_was(run, capsys):
+    before = all_of(run)
+    for words in (["optimizer.lr=x"], ["trainer.micro_batch_size=7"], ["optimizer.lr=0.5"], ["no.such=1"]):
+        assert main(["resume", str(run.path), *words]) == 2
+    assert all_of(run) == before

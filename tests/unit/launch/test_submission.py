@@ -1,12 +1,15 @@
 import os
+import signal
 import stat
 import sys
+from pathlib import Path
 
 import pytest
 
 from hpctrain.config.compose import Composer
 from hpctrain.config.resources import resources_of
 from hpctrain.errors import ConfigError, SchedulerError, SchedulerMissingError
+from hpctrain.launch import submission
 from hpctrain.launch.prepare import RunPlan, plan
 from hpctrain.launch.submission import script, submit
 from hpctrain.run.directory import RunDirectory
@@ -194,3 +197,23 @@ def test_a_percent_sign_would_be_slurms(planned, tmp_path):
     directory = RunDirectory.at(tmp_path / "100%")
     with pytest.raises(ConfigError, match="run_dir="):
         submit([planned(directory)], directory)
+
+
+def test_an_sbatch_that_never_answers_is_killed(planned, fresh, tmp_path, monkeypatch):
+    monkeypatch.setattr(submission, "SBATCH_TIMEOUT_S", 0.5)
+    fake_sbatch(tmp_path, monkeypatch, f"echo $$ > {tmp_path}/pid\nexec sleep 60\n")
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(SchedulerError) as raised:
+        submit([planned(fresh)], fresh)
+    assert str(raised.value) == (
+        "sbatch did not answer within 0.5 s; a job may have been submitted, which fails when it starts: look with "
+        "`squeue --me --name=digits`, scancel it, and type the command again"
+    )
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+    assert (signal.getsignal(signal.SIGALRM), fresh.job_records()) == (before, [])
+
+
+def test_an_answer_without_a_number_may_be_a_job(planned, fresh, tmp_path, monkeypatch):
+    fake_sbatch(tmp_path, monkeypatch, "echo welcome to our cluster\n")
+    with pytest.raises(SchedulerError, match=r"\"welcome to our cluster\"; a job may have been submitted"):
+        submit([planned(fresh)], fresh)

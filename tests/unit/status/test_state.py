@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from hpctrain.run.ledger import Attempt
 from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord, JobState
-from hpctrain.status.state import RunFacts, RunState, derive_state
+from hpctrain.status.state import RunFacts, RunState, derive_state, job_that_may_run
 
 
 def job(state, reason=""):
@@ -131,3 +132,26 @@ def test_only_a_run_that_may_move_on_by_itself_may_change():
         RunState.STARTING,
         RunState.RUNNING,
     }
+
+
+@pytest.mark.parametrize(
+    ("attempt", "more", "job_id"),
+    [
+        (NONE, {}, None),
+        (NONE, {"submission": ("12", 50.0)}, "12"),
+        (CLAIMED, {"submission": ("12", 50.0)}, "12"),
+        (OPEN, {"submission": ("12", 50.0)}, "12"),
+        (OPEN, {}, "12"),  # its user submitted it
+        (OPEN, {"submission": ("13", 150.0)}, "13"),
+        *((ended(reason), {"submission": ("12", 50.0)}, "12") for reason in Reason if reason.meaning.requeued),
+        *((ended(reason), {"submission": ("12", 50.0)}, None) for reason in Reason if not reason.meaning.requeued),
+        (ended(Reason.COMPLETED), {"submission": ("13", 300.0)}, "13"),
+        (ended(Reason.COMPLETED), {"submission": ("12", 100.5)}, None),  # two clocks
+        (replace(ended(Reason.INTERRUPTED), extra={"next": "restart"}), {"submission": ("12", 50.0)}, "12"),
+        (replace(OPEN, job_id=None), {"submission": ("12", 50.0)}, None),
+        (CLAIMED, {"submission": ("12", 50.0), "owner": GONE}, "12"),
+        (CLAIMED, {"submission": ("12", 50.0), "owner": AWAY}, None),
+    ],
+)
+def test_the_job_that_may_run_where_slurm_cant_be_asked(attempt, more, job_id):
+    assert job_that_may_run(RunFacts(attempt=attempt, job_ids=("12", "13"), **more)) == job_id

@@ -1,0 +1,48 @@
+"""The change of a run's configuration by a resume: kept once an attempt has begun with it, otherwise taken back.
+
+Until then the configuration before it is in `config.before.yaml`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+
+from hpctrain.files import temporary_name, write_atomic
+from hpctrain.run.directory import RunDirectory
+
+
+def change_config(directory: RunDirectory, text: str) -> None:
+    """Store a configuration, and keep the one before it until an attempt begins.
+
+    Raises:
+        OSError: it can't be written; the stored one is unchanged.
+    """
+    # a resume that was cancelled in the queue leaves an earlier one: the last configuration that worked
+    if directory.config.exists() and not directory.config_before.exists():
+        temporary = temporary_name(directory.config_before)
+        # with its time, by which `status` sorts the runs
+        shutil.copy2(directory.config, temporary)
+        temporary.rename(directory.config_before)
+    write_atomic(directory.config, text)
+
+
+def keep_config(directory: RunDirectory) -> None:
+    """Keep the change: an attempt has begun with it."""
+    # a read-only file system for a moment must not stop an attempt
+    with contextlib.suppress(OSError):
+        directory.config_before.unlink(missing_ok=True)
+
+
+def take_back_config(directory: RunDirectory) -> bool:
+    """Take the change back; return whether there was one.
+
+    Raises:
+        OSError: the file system's error.
+    """
+    try:
+        changed = directory.config_before.read_bytes() != directory.config.read_bytes()
+        directory.config_before.replace(directory.config)
+    except FileNotFoundError:
+        return False
+    return changed
