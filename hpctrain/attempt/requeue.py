@@ -126,7 +126,7 @@ def decide(
         return RequeueDecision(Action.END, Reason.STALLED, why)
     if exhausted := _exhausted_budget(history, policy):
         return RequeueDecision(Action.END, reason, exhausted)
-    if reason.meaning.machine_failure:
+    if reason.meaning.machine_failure or reason.meaning.stays_in_allocation:
         return _after_failure(reason, in_allocation, again, spares)
     if reason is Reason.NODE_FAILURE and suspects and len(suspects) <= spares:
         return _restart_without(reason, tuple(suspects))
@@ -144,7 +144,7 @@ def _after_failure(reason: Reason, in_allocation: int, exclude: tuple[str, ...],
     if exclude:
         why = f"{reason.value} on {' '.join(exclude)} again: a new job without it"
         return RequeueDecision(Action.RESUBMIT, reason, why, exclude)
-    if in_allocation == 1:
+    if in_allocation == 1 or reason.meaning.stays_in_allocation:
         why = f"{reason.value}: the nodes are still here, and get new ranks"
         return RequeueDecision(Action.RESTART, reason, why)
     why = f"{reason.value} again in this allocation: back to the queue for another"
@@ -157,10 +157,18 @@ def _exhausted_budget(history: Sequence[Attempt], policy: Requeue) -> str:
     assert reason is not None
     if (budget := reason.meaning.budget) is None or (bound := getattr(policy, budget)) is None:
         return ""
-    spent = sum(one.reason is not None and one.reason.meaning.budget == budget for one in history)
+    spent = 1 + sum(_spends(one, budget) for one in history[:-1])
     if spent <= bound:
         return ""
     return f"{reason.value} {counted(spent, 'time')}, and cluster.requeue.{budget}={bound} allows no more"
+
+
+def _spends(attempt: Attempt, budget: str) -> bool:
+    """Whether an earlier attempt counts towards a budget."""
+    if attempt.reason is None or attempt.reason.meaning.budget != budget:
+        return False
+    # after Ctrl-C nothing followed by itself: its user stopped the run, and resumed it later
+    return not attempt.reason.meaning.stays_in_allocation or "next" in attempt.extra
 
 
 def _stalled_in_a_row(history: Sequence[Attempt]) -> int:

@@ -84,7 +84,7 @@ class Requeue(require.Checked):
     max_time_limits: Annotated[int | None, require.at_least(0)] = None
     """Time limits that the run survives; null: no limit."""
     max_failures: Annotated[int, require.at_least(0)] = 3
-    """Hangs, infrastructure errors and out-of-memory kills, in total, that the run survives."""
+    """Hangs, infrastructure errors, out-of-memory kills and unexplained signals, in total, that the run survives."""
     max_stalled_attempts: Annotated[int, require.at_least(1)] = 2
     """Consecutive attempts without a new step after which the run ends; preemption and node failure don't count."""
 

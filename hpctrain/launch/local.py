@@ -39,7 +39,7 @@ GRACE_S = 5.0
 WRITING_S = 25.0
 """Further seconds for rank zero while it may be writing a checkpoint."""
 STOPPING_S = 60.0
-"""Seconds to wait before killing the ranks, after one of them stopped; all of them have saved by then."""
+"""Seconds to wait before killing the ranks, after one of them completed or stopped; all of them have saved by then."""
 POLL_S = 0.05
 
 
@@ -178,11 +178,11 @@ class LocalRanks:
             codes = [process.poll() for process in self.processes]
             if None not in codes:
                 return
-            if any(code not in (None, ExitCode.FINISHED, ExitCode.INTERRUPTED) for code in codes):
+            if any(code not in (None, ExitCode.FINISHED) for code in codes):
                 self._wait(GRACE_S, self._any_runs)
                 self._wait(WRITING_S, self._rank_zero_writes)
                 return
-            if ExitCode.INTERRUPTED in codes:
+            if ExitCode.FINISHED in codes:
                 self._wait(STOPPING_S, self._any_runs)
                 return
             time.sleep(POLL_S)

@@ -39,6 +39,7 @@ class Meaning:
         by_slurm: SLURM is ending the job, and kills the batch script soon.
         machine_failure: the machine is probably the cause.
         may_stall: an attempt that ended for it and saved no step counts towards `cluster.requeue.max_stalled_attempts`.
+        stays_in_allocation: new ranks start in the same allocation or not at all.
         budget: the key under `cluster.requeue` that bounds how often the run survives it; None for no bound.
             Reasons with the same key share one budget.
         why_final: why the run ends with it; empty if the run may be requeued.
@@ -49,6 +50,7 @@ class Meaning:
     by_slurm: bool = False
     machine_failure: bool = False
     may_stall: bool = True
+    stays_in_allocation: bool = False
     budget: str | None = None
     why_final: str = ""
 
@@ -85,11 +87,15 @@ MEANINGS = {
     Reason.CANCELLED: Meaning(
         exit_code=ExitCode.CANCELLED, orderly=True, by_slurm=True, why_final="cancelled by its user: never requeued"
     ),
-    # scontrol requeue would also revive a job that its user has cancelled
+    # A signal that SLURM's record doesn't explain may be a message that slurmctld meant for the job before a requeue,
+    # and sent again (seen on SLURM 22.05): it says nothing about the run. A requeue of ours could revive a job that its
+    # user has cancelled; a new step can't.
     Reason.INTERRUPTED: Meaning(
         exit_code=ExitCode.INTERRUPTED,
         orderly=True,
-        why_final="stopped by a signal that SLURM's record of the job doesn't explain: never requeued",
+        may_stall=False,
+        stays_in_allocation=True,
+        budget="max_failures",
     ),
     Reason.STALLED: Meaning(why_final="no progress"),
 }

@@ -18,6 +18,8 @@ ABORTED = re.compile(r"srun: Job step aborted")
 """Printed when the job ends, and when a task has ended badly."""
 NODE_FAILED = re.compile(r"srun: error: Node failure on \S")
 KEPT_LINES = 8
+ENDING_S = 60
+"""Seconds until srun kills the other ranks after one of them completed or stopped; all of them have saved by then."""
 
 
 def srun_command(plan: RunPlan, nodes: Sequence[str] = ()) -> list[str]:
@@ -34,6 +36,7 @@ def srun_command(plan: RunPlan, nodes: Sequence[str] = ()) -> list[str]:
         f"--ntasks={resources.world_size}",
         f"--ntasks-per-node={resources.processes_per_node}",
         "--kill-on-bad-exit=1",
+        f"--wait={ENDING_S}",
         "--export=ALL",  # with a site's --export=NONE srun would keep this process's environment from the ranks, too
         "--open-mode=append",
         f"--output={str(directory.logs).replace('%', '%%')}/rank_%t.log",

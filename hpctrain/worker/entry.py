@@ -83,7 +83,7 @@ def _run(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -> int:
         log.warning("%s", error)
         rank.write_exit_record(Reason.INTERRUPTED, error)
         rank.leave_world()
-        return ExitCode.INTERRUPTED
+        return _exit_code(rank, ExitCode.INTERRUPTED)
     except HpctrainError as error:
         if rank.directory is None and not rank.is_rank_zero and not isinstance(error, RendezvousError):
             return error.exit_code  # rank zero prints the error for all
@@ -98,7 +98,14 @@ def _run(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -> int:
     rank.write_exit_record(reason)
     if rank.is_rank_zero:
         rank.close_attempt(reason)
-    return reason.meaning.exit_code
+    return _exit_code(rank, reason.meaning.exit_code)
+
+
+def _exit_code(rank: Rank, code: ExitCode) -> ExitCode:
+    """The exit code after a stop in good order; 0 if a launcher reads the exit records, which say what happened."""
+    # At another code srun has slurmctld kill the step. SLURM 22.05 may send that message again a minute later, when the
+    # job has been requeued, and its step of the same number belongs to the next attempt.
+    return code if rank.handover.attempt is None else ExitCode.FINISHED
 
 
 def _fail(rank: Rank, error: BaseException) -> int:
@@ -117,7 +124,8 @@ def _fail(rank: Rank, error: BaseException) -> int:
         rank.close_attempt_for_peer(found.reason, detail)
     else:
         rank.close_attempt(found.reason, detail)
-    return error.exit_code if isinstance(error, HpctrainError) else ExitCode.FAILED
+    code = error.exit_code if isinstance(error, HpctrainError) else ExitCode.FAILED
+    return _exit_code(rank, code) if rank.superseded else code
 
 
 def _print_error(place: str, error: BaseException) -> None:

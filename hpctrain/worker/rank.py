@@ -92,6 +92,16 @@ class Rank:
         return None if self.directory is None or self.attempt is None else self.directory.claim(self.attempt)
 
     @property
+    def superseded(self) -> bool:
+        """Whether a later attempt owns the run; False while the attempt is unknown or the file system can't tell."""
+        if self.directory is None or self.attempt is None:
+            return False
+        try:
+            return not Ledger(self.directory).owns(self.attempt)
+        except OSError:
+            return False
+
+    @property
     def stacks(self) -> Path | None:
         """The file for its stacks, once its attempt is known."""
         if self.directory is None or self.attempt is None:

@@ -184,7 +184,7 @@ class InterruptedRun:
         deadline = ended_by = time.monotonic() + BOUND_S
         while None in (codes := [self.fork_server.code(number) for number in numbers]):
             now = time.monotonic()
-            if any(codes):
+            if set(codes) != {None}:
                 stopped = set(codes) <= {None, ExitCode.FINISHED, ExitCode.INTERRUPTED}
                 ended_by = min(ended_by, now + (STOPPING_S if stopped else GRACE_S))
             if now > ended_by:
@@ -211,7 +211,9 @@ class InterruptedRun:
         allowed = {Reason.COMPLETED, Reason.INTERRUPTED}
         if attempt.in_order:
             assert len(set(attempt.codes)) == 1, str(attempt)
-            assert attempt.codes[0] == (0 if last.reason is Reason.COMPLETED else 4), str(attempt)
+            # a launcher learns from the exit records that the ranks stopped
+            told = self.world_size > 1 and attempt.launched
+            assert attempt.codes[0] == (0 if told or last.reason is Reason.COMPLETED else 4), str(attempt)
             assert last.reason in allowed, str(attempt)
             assert self.saved_step == (STEPS if last.reason is Reason.COMPLETED else last.end_step), str(attempt)
         elif attempt.launched and self.world_size > 1:

@@ -68,6 +68,8 @@ def check_preempted_twice(runs: SubmittedRuns, nodes: int) -> None:
     preempt_twice(run)
     assert run.until_ended() == "COMPLETED"
     (_, _, first), (_, _, second), _ = run.story
+    # at any other code srun has the step killed, perhaps a minute later: it would hit the next incarnation
+    assert run.batch_log.count("srun ended with 0") == 3, run
     assert run.story == [(0, "preempted", first), (first, "preempted", second), (second, "completed", STEPS)]
     assert {one.job_id for one in run.attempts} == {run.job_id}
     assert run.digest == runs.straight(processes=nodes)
@@ -196,6 +198,21 @@ def test_cancelled(runs: SubmittedRuns) -> None:
     assert run.story == [(0, "cancelled", step)]
     assert run.directory.checkpoint_steps() == [step]
     assert run.sandbox.job(run.job_id)["Restarts"] == "0"
+
+
+def test_a_signal_that_slurm_does_not_explain_gets_new_ranks_in_the_same_job(runs: SubmittedRuns) -> None:
+    """As by a message that slurmctld sends again after a requeue, to the step of the same number."""
+    run = runs.train(nodes=1)
+    run.until_step(3)
+    run.sandbox.ask("scancel", "--signal=TERM", f"{run.job_id}.0")
+    run.until_attempt(2)
+    run.set_pace(0)
+    assert run.until_ended() == "COMPLETED"
+    (_, _, stopped), _ = run.story
+    assert run.story == [(0, "interrupted", stopped), (stopped, "completed", STEPS)]
+    assert run.attempts[0].extra["next"] == "restart"
+    assert run.sandbox.job(run.job_id)["Restarts"] == "0"
+    assert run.digest == runs.straight(processes=1)
 
 
 @pytest.mark.nightly

@@ -26,7 +26,7 @@ def attempts(*reasons, gains=10, **last):
     return found
 
 
-@pytest.mark.parametrize("reason", [Reason.COMPLETED, Reason.CANCELLED, Reason.FAILED, Reason.INTERRUPTED])
+@pytest.mark.parametrize("reason", [Reason.COMPLETED, Reason.CANCELLED, Reason.FAILED])
 def test_nothing_follows(reason):
     decision = decide(attempts(reason), POLICY, in_allocation=1)
     assert (decision.action, decision.reason) == (Action.END, reason)
@@ -58,6 +58,38 @@ def test_failures_share_one_budget():
     assert decide(attempts(*FAILURES), POLICY, in_allocation=1).action is Action.RESTART
     decision = decide(attempts(*FAILURES, Reason.HANG), POLICY, in_allocation=1)
     assert (decision.action, decision.reason) == (Action.END, Reason.HANG)
+
+
+def continued(*reasons, **more):
+    """A history in which each attempt but the last was followed by new ranks in the same allocation."""
+    found = attempts(*reasons, **more)
+    for one in found[:-1]:
+        one.extra["next"] = "restart"
+    return found
+
+
+def test_an_unexplained_signal_gets_new_ranks_in_the_allocation_and_never_a_requeue():
+    for count in (1, 2, 3):
+        decision = decide(continued(*[Reason.INTERRUPTED] * count), POLICY, in_allocation=count)
+        assert (decision.action, decision.reason) == (Action.RESTART, Reason.INTERRUPTED)
+
+
+@pytest.mark.parametrize("reasons", [[Reason.INTERRUPTED] * 4, [*FAILURES, Reason.INTERRUPTED]])
+def test_the_budget_of_failures_binds_unexplained_signals(reasons):
+    decision = decide(continued(*reasons), POLICY, in_allocation=1)
+    assert (decision.action, decision.reason) == (Action.END, Reason.INTERRUPTED)
+    assert "cluster.requeue.max_failures=3 allows no more" in decision.why
+
+
+def test_an_interruption_after_which_its_user_resumed_the_run_spends_no_budget():
+    assert decide(attempts(*[Reason.INTERRUPTED] * 9), POLICY, in_allocation=1).action is Action.RESTART
+
+
+def test_an_unexplained_signal_before_the_first_step_is_no_stall():
+    early = continued(*[Reason.INTERRUPTED] * 3, gains=0)
+    assert decide(early, POLICY, in_allocation=3).action is Action.RESTART
+    stuck = continued(Reason.HANG, Reason.INTERRUPTED, Reason.HANG, gains=0)
+    assert decide(stuck, POLICY, in_allocation=3).reason is Reason.STALLED
 
 
 def test_two_attempts_in_a_row_without_a_step_gained_end_the_run():

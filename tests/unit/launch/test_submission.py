@@ -115,6 +115,7 @@ def test_srun_gets_what_sbatch_would_not_hand_on(composer, run):
         "--ntasks=4",
         "--ntasks-per-node=2",
         "--kill-on-bad-exit=1",
+        "--wait=60",
         "--export=ALL",
         "--open-mode=append",
         "--output=/runs/R/logs/rank_%t.log",

@@ -34,10 +34,12 @@ def test_what_each_reason_means():
     final = {Reason.COMPLETED, Reason.FAILED, Reason.CANCELLED, Reason.STALLED}
     stopped = {Reason.INTERRUPTED, Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.CANCELLED}
     assert having(by_slurm=True) == slurms
-    assert having(machine_failure=True) == having(budget="max_failures") == machines
-    assert having(may_stall=False) == {Reason.PREEMPTED, Reason.NODE_FAILURE}
+    assert having(machine_failure=True) == machines
+    assert having(budget="max_failures") == machines | {Reason.INTERRUPTED}
+    assert having(may_stall=False) == {Reason.PREEMPTED, Reason.NODE_FAILURE, Reason.INTERRUPTED}
+    assert having(stays_in_allocation=True) == {Reason.INTERRUPTED}
     assert having(final=True) == final
-    assert having(requeued=False) == final | {Reason.INTERRUPTED}
+    assert having(requeued=False) == final
     assert having(orderly=True) == stopped | {Reason.COMPLETED}
 
 

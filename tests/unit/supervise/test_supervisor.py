@@ -159,12 +159,32 @@ def test_ranks_that_could_not_ask_slurm_leave_that_to_the_supervisor(slurm, supe
     assert story(one) == [(0, "preempted", 14, "requeue")]
 
 
-def test_with_the_cause_unknown_nothing_is_requeued(slurm, supervisor):
-    slurm.plan({"start": 0, "ranks": all_ranks("interrupted", 14), "saves": [14], "job": "", "code": 4})
+@pytest.mark.parametrize("job", [RUNNING, ""], ids=["running", "SLURM doesn't answer"])
+def test_a_signal_that_slurm_does_not_explain_gets_new_ranks_and_never_a_requeue(slurm, supervisor, job):
+    stopped = {"ranks": all_ranks("interrupted", 14), "saves": [14], "job": job}
+    slurm.plan({**stopped, "start": 0}, {**stopped, "start": 14}, {**COMPLETES, "start": 14})
     one = supervisor(silence_s=0)
-    assert one.run() == ExitCode.INTERRUPTED
-    assert story(one) == [(0, "interrupted", 14, None)]
+    assert one.run() == ExitCode.FINISHED
+    assert [(reason, follows) for _, reason, _, follows in story(one)] == [
+        *[("interrupted", "restart")] * 2,
+        ("completed", None),
+    ]
     assert not slurm.requeued
+
+
+def test_unexplained_signals_end_the_run_after_the_budget_of_failures(slurm, supervisor):
+    slurm.plan({"start": 0, "ranks": all_ranks("interrupted", 14), "saves": [14]})
+    one = supervisor("cluster.requeue.max_failures=2")
+    assert one.run() == ExitCode.INTERRUPTED
+    assert [entry[3] for entry in story(one)] == ["restart", "restart", None]
+    assert not slurm.requeued
+
+
+def test_a_cancel_that_the_ranks_took_for_an_unexplained_signal_ends_the_run(slurm, supervisor):
+    slurm.plan({"start": 0, "ranks": all_ranks("interrupted", 14), "saves": [14], "job": STOPS["cancelled"]})
+    one = supervisor()
+    assert one.run() == ExitCode.CANCELLED
+    assert story(one) == [(0, "cancelled", 14, None)]
 
 
 def test_a_cancelled_run_is_never_requeued_though_it_was_preempted_as_well(slurm, supervisor):
