@@ -35,6 +35,10 @@ def _flag(value: str) -> bool:
     return fields.number(value) > 0
 
 
+def _is_zero(value: str) -> bool:
+    return value.strip() == "0"
+
+
 _COLUMNS = (
     # field of a JobRecord, its columns in squeue, scontrol and sacct, and the function that parses the value
     ("job_id", "JobArrayID", "JobArrayID", "JobID", str.strip),
@@ -45,6 +49,7 @@ _COLUMNS = (
     ("end_time", "EndTime", "EndTime", "End", fields.moment),
     ("preempt_time", "PreemptTime", "PreemptTime", None, fields.moment),
     ("requeue", "Requeue", "Requeue", None, _flag),
+    ("held", "PriorityLong", "Priority", None, _is_zero),
     # last, because burst buffer plugins put the messages of their scripts into it, bars and line breaks included
     ("reason", "Reason", "Reason", "Reason", fields.text),
 )
@@ -122,7 +127,8 @@ def _job(values: Mapping[str, str]) -> JobRecord:
 
 def _scontrol_block(block: str) -> JobRecord:
     found = _scontrol_fields(block)
-    found |= {"JobArrayID": _scontrol_id(found), "PreemptTime": found.get("PreemptTime", "")}
+    found |= {"JobArrayID": _scontrol_id(found)}
+    found |= {name: found.get(name, "") for name in ("PreemptTime", "Priority")}
     missing = [column for column in _SCONTROL.values() if column not in found]
     if missing:
         raise SchedulerError(f"expected {missing[0]} in scontrol's answer, found {block!r}")

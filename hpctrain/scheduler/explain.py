@@ -7,7 +7,17 @@ from __future__ import annotations
 
 import re
 
-_HELD = "`scontrol release` releases it"
+from hpctrain.scheduler.job import JobRecord, JobState
+
+_HELD = {
+    "JobHeldUser": "its user holds it",
+    "JobHeldAdmin": "an administrator holds it, and may have to release it",
+    "JobHoldMaxRequeue": "SLURM requeued it too often and holds it",
+    "launch_failed_requeued_held": "SLURM couldn't start it and holds it; look at its log",
+    "job_requeued_in_held_state": "it was requeued with a hold",
+}
+"""Reasons of held jobs, with underscores for the spaces that some versions print."""
+_HELD_STATES = (JobState.REQUEUE_HOLD, JobState.RESV_DEL_HOLD, JobState.SPECIAL_EXIT)
 _PLAIN = {
     "Resources": "it waits for nodes to become free; fewer nodes or a shorter time limit may start earlier",
     "Priority": "jobs with a higher priority come first; a shorter time limit may fit into a gap",
@@ -15,9 +25,6 @@ _PLAIN = {
     "DependencyNeverSatisfied": "the job that it depends on ended differently, so it will never start: cancel it",
     "BeginTime": "its earliest start time is in the future; after a requeue SLURM waits for about two minutes",
     "JobArrayTaskLimit": "its array already runs as many tasks as cluster.max_parallel_runs allows",
-    "JobHeldUser": f"its user holds it; {_HELD}",
-    "JobHeldAdmin": "an administrator holds it; ask them",
-    "JobHoldMaxRequeue": f"SLURM requeued it too often and holds it; {_HELD}",
     "PartitionTimeLimit": "it asks for more time than the partition allows; lower cluster.time_limit_min or change "
     "cluster.partition",
     "PartitionNodeLimit": "it asks for more or fewer nodes than the partition has; change nodes or cluster.partition",
@@ -40,8 +47,7 @@ _PLAIN = {
     "Prolog": "its nodes are being prepared",
     "Cleaning": "it was requeued, and its last nodes are being cleaned",
     "NodeConfig": "its nodes are booting",
-    "JobLaunchFailure": f"SLURM couldn't start it, and may hold it; look at its log; {_HELD}",
-    "launch_failed_requeued_held": f"SLURM couldn't start it and holds it; look at its log; {_HELD}",
+    "JobLaunchFailure": "SLURM couldn't start it; look at its log",
     "MaxMemPerLimit": "it asks for more memory than the partition allows; lower cluster.memory_gb",
     "SystemFailure": "SLURM itself, a file system or the network failed",
 }
@@ -59,6 +65,15 @@ _RESOURCES = (
     ("GRES", "many GPUs"),
     ("CPU", "many CPU cores"),
 )
+
+
+def explain_held(record: JobRecord) -> str | None:
+    """Explain why SLURM holds a job in the queue, and what releases it, in one line; None if it isn't held."""
+    code = record.reason.replace(" ", "_")
+    if not record.state.is_pending or not (record.held or record.state in _HELD_STATES or code in _HELD):
+        return None
+    text = _HELD.get(code, "SLURM holds it")
+    return f"{text}; type `scontrol release {record.job_id}`" + (f" ({record.reason})" if record.reason else "")
 
 
 def explain_pending(reason: str) -> str:

@@ -121,3 +121,5 @@ class JobRecord:
     """When its preemption began. sacct doesn't print it."""
     requeue: bool | None = None
     """Whether SLURM may requeue it. sacct doesn't print it."""
+    held: bool = False
+    """Whether its priority is 0: in the queue, it doesn't start until it is released. sacct doesn't print it."""

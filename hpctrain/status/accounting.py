@@ -19,7 +19,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.run.times import STARTING, WORKING
 from hpctrain.status.state import RunState
 
-_WAITING = (RunState.STARTING, RunState.QUEUED)
+_WAITING = (RunState.STARTING, RunState.QUEUED, RunState.HELD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,13 +99,13 @@ class Follower:
         return last.open or "next" in last.extra
 
     def _report_change(self, status: RunStatus, *, quiet: bool) -> None:
-        """Report the state if it changed; ``quiet``: only if the run is queued, since the log shows the rest."""
+        """Report the state if it changed; ``quiet``: only if it waits, since the log shows the rest."""
         nodes = status.attempts[-1].nodes if status.attempts else ()
         where = f" on {listed(nodes, separator=' ')}" if nodes and status.state is RunState.RUNNING else ""
         text = f"the run is {status.described}{where}"
         if text == self._reported:
             return
-        if not quiet or status.state is RunState.QUEUED:
+        if not quiet or status.state in (RunState.QUEUED, RunState.HELD):
             self.print_message(text)
         self._reported = text
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
-from hpctrain.scheduler.explain import explain_pending
+from hpctrain.scheduler.explain import explain_held, explain_pending
 from hpctrain.scheduler.job import JobRecord, JobState
 
 NOT_REQUEUED = (JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.BOOT_FAIL, JobState.DEADLINE)
@@ -20,6 +20,7 @@ class RunState(StrEnum):
     """The state of a run."""
 
     QUEUED = "queued"
+    HELD = "held"
     STARTING = "starting"
     RUNNING = "running"
     INTERRUPTED = "interrupted"
@@ -30,8 +31,8 @@ class RunState(StrEnum):
 
     @property
     def may_change(self) -> bool:
-        """Whether the run may reach another state without any action of its user."""
-        return self in (RunState.QUEUED, RunState.STARTING, RunState.RUNNING)
+        """Whether the run may still reach another state: it trains, or waits in the queue."""
+        return self in (RunState.QUEUED, RunState.HELD, RunState.STARTING, RunState.RUNNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,8 @@ def derive_state(facts: RunFacts) -> tuple[RunState, str]:
     if attempt.open and owner is not None and owner.alive:
         return (RunState.STARTING if attempt.start_time is None else RunState.RUNNING), stopping
     if pending := [record for record in facts.known_jobs.values() if record.state.is_pending]:
-        return RunState.QUEUED, explain_pending(pending[-1].reason)
+        held = explain_held(pending[-1])
+        return (RunState.QUEUED, explain_pending(pending[-1].reason)) if held is None else (RunState.HELD, held)
     running = [job_id for job_id, record in facts.known_jobs.items() if record.state.is_running]
     # the job of an attempt that ended for good is about to end as well
     ended_for_good = attempt.reason is not None and attempt.reason.meaning.final

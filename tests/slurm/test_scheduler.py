@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpctrain.errors import SchedulerError, SchedulerMissingError
+from hpctrain.scheduler.explain import explain_held
 from hpctrain.scheduler.job import JobRecord, JobState
 from hpctrain.scheduler.slurm import Slurm
 
@@ -48,6 +49,20 @@ def test_from_the_queue_to_the_end(sandbox: SlurmSandbox, tmp_path: Path) -> Non
     ended = until(one(slurm, job), lambda record: record.state.is_finished)
     assert (ended.state, ended.reason) == (JobState.FAILED, "NonZeroExitCode")
     assert slurm.show(job) == ended
+
+
+def test_a_held_job_starts_once_it_is_released(sandbox: SlurmSandbox, tmp_path: Path) -> None:
+    slurm = Slurm(sandbox.environ)
+    array = sandbox.submit("--hold", "--array=3-4", f"--output={tmp_path}/out_%a", "--wrap=true")
+    record = until(one(slurm, f"{array}_3"), lambda record: record.state.is_pending)
+    text = explain_held(record)
+    assert text == f"its user holds it; type `scontrol release {array}_3` (JobHeldUser)"
+    sandbox.ask("scontrol", "release", f"{array}_3")
+    until(one(slurm, f"{array}_3"), lambda record: record.state is JobState.COMPLETED)
+    other = slurm.find([f"{array}_4"])[f"{array}_4"]
+    assert other is not None
+    assert explain_held(other) is not None
+    slurm.cancel(array)
 
 
 def test_unknown_jobs_are_none_and_no_error(sandbox: SlurmSandbox) -> None:

@@ -190,6 +190,15 @@ def test_the_queue_is_asked_once_for_all_runs(make_run, slurm, capsys):
     assert slurm.questions == ["12_0,12_1,12_2"]
 
 
+def test_a_held_run_shows_what_releases_it(make_run, slurm, capsys):
+    make_run("sweep/3", job_id="12_3")
+    slurm.queue(j12_3={"State": "PENDING", "Reason": "launch failed requeued held", "PriorityLong": "0"})
+    (line,) = shown(capsys)[1:]
+    assert re.split(r"  +", line)[1] == "held"
+    assert line.endswith("look at its log; type `scontrol release 12_3` (launch failed requeued held)")
+    assert shown(capsys, "sweep/3")[1].startswith("state       held: SLURM couldn't start it")
+
+
 def test_a_queued_run_shows_why_it_waits_and_until_when(make_run, slurm, capsys):
     make_run("digits/a", job_id="12")
     slurm.queue(j12={"State": "PENDING", "Reason": "Priority", "StartTime": str(int(NOW) + 3600)})

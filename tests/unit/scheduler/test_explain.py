@@ -1,6 +1,7 @@
 import pytest
 
-from hpctrain.scheduler.explain import explain_pending
+from hpctrain.scheduler.explain import explain_held, explain_pending
+from hpctrain.scheduler.job import JobRecord, JobState
 
 
 @pytest.mark.parametrize(
@@ -41,3 +42,30 @@ def test_plain_words(reason: str, words: str) -> None:
 def test_slurms_own_word_is_kept_for_a_search() -> None:
     assert explain_pending("AssocGrpGRES").endswith("(AssocGrpGRES)")
     assert explain_pending("Resources").endswith("(Resources)")
+
+
+def pending(reason: str = "", job_id: str = "12", state: str = "PENDING", *, held: bool = False) -> JobRecord:
+    return JobRecord(job_id=job_id, number=12, state=JobState(state), reason=reason, held=held)
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        (pending("JobHeldUser"), "its user holds it; type `scontrol release 12` (JobHeldUser)"),
+        (pending("JobHeldAdmin", "12_3"), "an administrator holds it, and may have to release it; type `scontrol "),
+        (pending("launch failed requeued held"), "SLURM couldn't start it and holds it; look at its log; type `scont"),
+        (pending("launch_failed_requeued_held"), "SLURM couldn't start it and holds it; look at its log; type `scont"),
+        (pending("Dependency", held=True), "SLURM holds it; type `scontrol release 12` (Dependency)"),
+        (pending(state="REQUEUE_HOLD"), "SLURM holds it; type `scontrol release 12`"),
+    ],
+)
+def test_a_held_job_and_what_releases_it(record: JobRecord, text: str) -> None:
+    found = explain_held(record)
+    assert found is not None
+    assert found.startswith(text)
+    assert f"`scontrol release {record.job_id}`" in found
+
+
+def test_jobs_that_are_not_held() -> None:
+    assert explain_held(pending("Resources")) is None
+    assert explain_held(pending("JobHeldUser", state="RUNNING", held=True)) is None

@@ -136,3 +136,16 @@ def test_while_slurm_is_silent_the_run_is_not_over(submitted, slurm, script, cap
 
     script(answer)
     assert waited(submitted, capfd)[0] is ExitCode.FINISHED
+
+
+def test_a_held_job_is_reported_once_with_what_releases_it(submitted, slurm, script, capsys):
+    held = {"State": "PENDING", "Reason": "JobHeldUser", "PriorityLong": "0"}
+    script(
+        lambda: slurm.queue(j12=held),
+        lambda: None,
+        lambda: None,
+        lambda: slurm.queue(j12={"State": "CANCELLED"}),
+    )
+    wait_for(submitted)
+    out = capsys.readouterr().out
+    assert out.count("the run is held (its user holds it; type `scontrol release 12` (JobHeldUser))\n") == 1

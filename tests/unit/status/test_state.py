@@ -49,6 +49,7 @@ def on_slurm(attempt, record, **more):
         (on_slurm(NONE, None, cancelled_at=50.0), RunState.CANCELLED),
         (RunFacts(attempt=NONE), RunState.UNKNOWN),
         (RunFacts(attempt=NONE, job_ids=("12",)), RunState.UNKNOWN),
+        (on_slurm(NONE, job("PENDING", "JobHeldUser")), RunState.HELD),
         # claimed, the ranks not yet begun
         (on_slurm(CLAIMED, RUNNING), RunState.STARTING),
         (on_slurm(CLAIMED, PENDING), RunState.QUEUED),
@@ -57,6 +58,7 @@ def on_slurm(attempt, record, **more):
         # begun
         (on_slurm(OPEN, RUNNING), RunState.RUNNING),
         (on_slurm(OPEN, PENDING), RunState.QUEUED),
+        (on_slurm(OPEN, job("REQUEUE_HOLD")), RunState.HELD),
         (on_slurm(OPEN, None), RunState.INTERRUPTED),
         (on_slurm(OPEN, job("NODE_FAIL")), RunState.INTERRUPTED),
         (on_slurm(OPEN, job("TIMEOUT")), RunState.INTERRUPTED),
@@ -129,6 +131,7 @@ def test_the_note_gives_the_reason():
 def test_only_a_run_that_may_move_on_by_itself_may_change():
     assert {state for state in RunState if state.may_change} == {
         RunState.QUEUED,
+        RunState.HELD,
         RunState.STARTING,
         RunState.RUNNING,
     }
