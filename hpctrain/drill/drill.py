@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Sequence
@@ -19,11 +20,16 @@ from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.reason import Reason
+from hpctrain.status.metrics import read_metrics
 
+STEPS = 60
+EVAL_EVERY_STEPS = 20
+STEPS_KEY = "trainer.max_steps"
+EVAL_KEY = "trainer.eval_every_steps"
 DEFAULTS = (
-    "trainer.max_steps=60",
+    f"{STEPS_KEY}={STEPS}",
     "trainer.max_epochs=null",
-    "trainer.eval_every_steps=20",
+    f"{EVAL_KEY}={EVAL_EVERY_STEPS}",
     "logger.every_steps=1",
     "logger.tensorboard=false",
     "logger.samples=true",
@@ -33,7 +39,6 @@ DEFAULTS = (
 FORCED = ("cluster.wait=false", "cluster.dry_run=false")
 ON_GPUS = ("trainer.deterministic=true", "cluster.env.CUBLAS_WORKSPACE_CONFIG=:4096:8")
 """cuBLAS is deterministic only with a workspace of a fixed size."""
-STEPS_KEY = "trainer.max_steps"
 ONE_PROCESS_S = 0.15
 """Seconds from an interruption to the last step of an attempt, with one process."""
 SEVERAL_RANKS_S = 1.5
@@ -125,13 +130,21 @@ class Drill:
             self.console.report(f"{last.end_step} steps are over too soon: training {needed} steps instead")
             # by the measured speed: a guess could make drills of slow models last for hours
             shutil.rmtree(straight.path)
-            overrides = [f"{STEPS_KEY}={needed}" if _key(word) == STEPS_KEY else word for word in overrides]
+            overrides = self._lengthened(overrides, needed)
             straight, last = self._straight(overrides)
         reaction_steps = int(self._reaction_s / max(_step_s(last), 1e-6)) + 1
-        plan = Plan(self.interruptions, self.seed, last.end_step or 0, reaction_steps)
+        plan = Plan(self.interruptions, self.seed, last.end_step or 0, reaction_steps, _first_evaluation(straight))
         interrupted, interruptions = self._interrupted(overrides, plan)
         rows = compare(read_result(straight), read_result(interrupted))
         return Report(straight=straight, interrupted=interrupted, interruptions=tuple(interruptions), rows=tuple(rows))
+
+    def _lengthened(self, overrides: Sequence[str], steps: int) -> list[str]:
+        """Return the overrides for a longer training, which is evaluated as many times as before."""
+        evaluated_every = math.ceil(steps * EVAL_EVERY_STEPS / STEPS)
+        longer = {STEPS_KEY: steps, EVAL_KEY: evaluated_every}
+        longer = {key: value for key, value in longer.items() if not any(_key(word) == key for word in self.typed)}
+        keys = [_key(word) for word in overrides]
+        return [f"{key}={longer[key]}" if key in longer else word for key, word in zip(keys, overrides, strict=True)]
 
     @property
     def _reaction_s(self) -> float:
@@ -208,6 +221,14 @@ def overrides_of(typed: Sequence[str], *, gpus: bool = False) -> list[str]:
 
 def _key(override: str) -> str:
     return override.partition("=")[0].lstrip("+")
+
+
+def _first_evaluation(directory: RunDirectory) -> int:
+    """The step of the first evaluation that was logged; 0 without one."""
+    for found in read_metrics(directory.metrics):
+        if any(name.startswith("eval/") for name in found.values):
+            return found.step
+    return 0
 
 
 def _step_s(attempt: Attempt) -> float:

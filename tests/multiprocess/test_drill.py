@@ -75,6 +75,7 @@ def test_one_process(drill):
     assert code == 0, progress
     assert report["exact"]
     first, second = (one["step"] for one in report["interruptions"])
+    assert second > 20  # the first evaluation
     assert attempts() == [(0, "interrupted", first), (first, "interrupted", second), (second, "completed", 100)]
     compared = {row["what"]: row["straight"] for row in report["compared"]}
     assert compared["steps"] == "100"

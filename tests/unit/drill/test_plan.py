@@ -15,9 +15,12 @@ from hpctrain.drill.plan import Plan, enough_steps
     total=st.integers(2, 500),
     reaction=st.integers(0, 40),
     late=st.integers(0, 40),
+    first_evaluation=st.integers(0, 500),
 )
-def test_every_interruption_comes_after_a_step_and_leaves_others_time(interruptions, seed, total, reaction, late):
-    plan = Plan(interruptions, seed, total, reaction)
+def test_every_interruption_comes_after_a_step_and_leaves_others_time(
+    interruptions, seed, total, reaction, late, first_evaluation
+):
+    plan = Plan(interruptions, seed, total, reaction, first_evaluation)
     is_long = total > 2 * interruptions * (reaction + 2)
     done = 0
     for number in range(interruptions):
@@ -39,6 +42,21 @@ def test_a_seed_gives_the_same_drill_and_another_one_another():
     assert drawn(1) == drawn(1)
     assert len({step for seed in range(20) for step, _ in drawn(seed)}) > 40
     assert {name for seed in range(20) for _, name in drawn(seed)} == {signal.SIGTERM, signal.SIGINT}
+
+
+@given(
+    interruptions=st.integers(2, 8),
+    seed=st.integers(0, 10),
+    first_evaluation=st.integers(50, 200),
+    reaction=st.integers(0, 40),
+    late=st.integers(0, 40),
+)
+def test_the_first_interruption_comes_before_the_first_evaluation_and_the_second_after_it(
+    interruptions, seed, first_evaluation, reaction, late
+):
+    plan = Plan(interruptions, seed, 600, reaction, first_evaluation)
+    done = plan.target(0, 0) + min(late, reaction)
+    assert done < first_evaluation < plan.target(done, 1)
 
 
 def test_the_whole_training_is_hit():
