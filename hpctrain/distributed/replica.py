@@ -84,7 +84,11 @@ def _compress(replica: DistributedDataParallel, gradient_format: str) -> None:
 
 @contextmanager
 def buffers_and_rng_restored(model: nn.Module, world: World) -> Iterator[None]:
-    """Restore the model's buffers, and the random state of torch, NumPy and Python, after the passes in the context."""
+    """Restore the model's buffers and modes, and the global random states, after the passes in the context.
+
+    These are the random states of torch on the CPU and on the rank's GPUs, of NumPy and of Python.
+    """
+    modes = [(module, module.training) for module in model.modules()]
     saved = [
         (module, name, buffer, buffer.detach().clone())
         for module in model.modules()
@@ -96,6 +100,8 @@ def buffers_and_rng_restored(model: nn.Module, world: World) -> Iterator[None]:
         with torch.random.fork_rng(list(world.gpus)):
             yield
     finally:
+        for module, mode in modes:
+            module.training = mode
         random.setstate(random_state)
         np.random.set_state(numpy_state)
         with torch.no_grad():
@@ -110,8 +116,8 @@ def settle_buckets(model: nn.Module, world: World, backward: Callable[[], None])
 
     DDP reduces its first backward with one layout and rebuilds it for all later ones. With three ranks or more the
     order of summation changes with it, and a resumed run, whose first step is a later one, would differ in the last
-    bits. So every attempt starts with a throwaway backward, after which buffers, gradients and the random state are
-    restored. In a world of one or two only a static graph needs it.
+    bits. So every attempt starts with a throwaway backward, after which buffers, modes, gradients and the random state
+    are restored. In a world of one or two only a static graph needs it.
 
     Args:
         model: from `replicate`.

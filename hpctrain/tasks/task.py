@@ -26,6 +26,10 @@ class Task(ABC):
     values from conf/task/NAME.yaml, or from the command line, and runs in every rank: it should be cheap and touch no
     device. The trainer does the rest: device placement, DDP, precision, accumulation, seeding and checkpoints.
 
+    A task that changes attributes of its own during training also defines `state_dict`, which returns them as a dict of
+    tensors, numbers, strings, dicts, lists and tuples, and `load_state_dict`, which sets them. Each rank's are saved
+    with every checkpoint. With another number of ranks each one gets those of rank zero.
+
     Attributes:
         metric: name of the evaluation metric that decides which checkpoint is best; a key in the result of `evaluate`
             or `derive`.
@@ -57,6 +61,9 @@ class Task(ABC):
 
     def build_model(self) -> nn.Module:
         """The model, on the CPU; every rank builds it from the same seed. Not called if the config names a model.
+
+        Its modules are trained in the modes in which they are returned; only a model that is itself in evaluation mode
+        gets `train()`.
 
         Raises:
             TaskError: the task doesn't define a model.

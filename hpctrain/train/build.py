@@ -19,11 +19,12 @@ from hpctrain.config.optimizer import HANDLING_KEYS, Handling, handling_of
 from hpctrain.config.root import Config
 from hpctrain.config.target import NEEDS_A_CLOSURE
 from hpctrain.distributed.compiler import compile_in_place
-from hpctrain.distributed.replica import broadcast_tensors, replicate, synchronise_batchnorm
+from hpctrain.distributed.replica import broadcast_tensors, inner, replicate, synchronise_batchnorm
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.tasks.task import Task
 from hpctrain.train.activation_checkpointing import checkpoint_activations
+from hpctrain.train.modes import begin_training
 from hpctrain.train.precision import (
     MASTER_TYPES,
     PURE_TYPES,
@@ -136,6 +137,9 @@ def build_network(config: Config, task: Task, world: World, *, fresh: bool = Fal
         warm_start(module, Path(config.init_from), match=config.init_match, strict=config.init_strict)
     spreads = len(world.devices) > 1 and config.parallel.kind == "ddp"
     module = task.place(module, world.devices) if spreads else module.to(world.device)
+    # before the half copy is made, which has the modes of the original
+    if begin_training(inner(module)) and world.is_rank_zero:
+        log.info("the model was built in evaluation mode: train() is called for it and all modules in it")
     if trainer.channels_last:
         order_channels_last(module)
     called, master = _in_precision(module, kind, world)

@@ -19,10 +19,11 @@ from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.checkpoint.state import Head, LiveState
 from hpctrain.config.identity import config_digest
 from hpctrain.distributed.determinism import rank_seed, seed_everything
-from hpctrain.distributed.replica import settle_buckets
+from hpctrain.distributed.replica import inner, settle_buckets
 from hpctrain.errors import CheckpointError, SupersededError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim, Ledger
+from hpctrain.train.modes import names_in_evaluation_mode, restore_modes
 from hpctrain.train.parts import Parts
 
 FIRST_AUTO_SAVE_S = 60.0
@@ -84,12 +85,15 @@ class Checkpointing:
 
         Raises:
             SupersededError: a later attempt owns the run; on rank zero, before anything is changed.
+            TaskError: the task's state can't be saved.
         """
         if self._world.is_rank_zero:
             self._claim.require_ownership()
             if names := remove_leftovers(self._directory):
                 log.info("cleaned up after an earlier attempt: %s", ", ".join(names))
         found = load_newest(self._directory, self._world)
+        # before the first step, and not only when it is saved
+        self._parts.task_state.check()
         if found is not None:
             self._restore(found)
         settle_buckets(self._parts.model, self._world, self._throwaway_pass)
@@ -112,6 +116,10 @@ class Checkpointing:
             parts.ema.load_state(found.extra.get("ema", {}))
         if self._best is not None:
             self._best.load_state(found.extra.get("best", {}))
+        # earlier versions didn't save them
+        if (modes := found.extra.get("evaluation_mode")) is not None:
+            restore_modes(inner(parts.model), modes)
+        parts.task_state.restore(found.extra.get("task"))
         if self._world.is_rank_zero:
             log.info("resuming at step %d from %s", found.step, found.path)
             if found.config_digest != config_digest(self._config):
@@ -130,7 +138,7 @@ class Checkpointing:
             seed_everything(rank_seed(self._config.seed + found.step, self._world.rank))
 
     def _throwaway_pass(self) -> None:
-        with closing(iter(self._parts.loader(0))) as micro_batches:
+        with self._parts.task_state.restored(), closing(iter(self._parts.loader(0))) as micro_batches:
             torch.autograd.backward(self._parts.step.loss(next(micro_batches)))
 
     def record_evaluation(self, step: int, means: Mapping[str, float]) -> None:
@@ -166,6 +174,7 @@ class Checkpointing:
         Raises:
             CheckpointError: the checkpoint can't be written, and checkpoint.on_error is "fail".
             SupersededError: a later attempt owns the run.
+            TaskError: the task's state can't be saved.
         """
         if wait or not self._is_left_out(step):
             self._save(step, evaluation_due=evaluation_due, wait=wait)
@@ -184,10 +193,11 @@ class Checkpointing:
     def _save(self, step: int, *, evaluation_due: bool, wait: bool) -> None:
         world = self._world
         random_states = world.gather(rng_state(world.gpus))
+        task_states = self._parts.task_state.gather()
         meter = self._parts.meter.state()
         error: Exception | None = None
         if world.is_rank_zero:
-            extra = self._extra() | {"meter": meter, "evaluation_due": evaluation_due}
+            extra = self._extra() | {"meter": meter, "evaluation_due": evaluation_due, "task": task_states}
             state = LiveState(
                 self._parts.module,
                 self._parts.optimizer,
@@ -261,6 +271,7 @@ class Checkpointing:
         return {
             "optimizer": self._config.optimizer,
             "skipped_updates": self._parts.update.num_skipped,
+            "evaluation_mode": names_in_evaluation_mode(inner(self._parts.model)),
             "ema": {} if self._parts.ema is None else self._parts.ema.state(),
             "best": {} if self._best is None else self._best.state(),
         }

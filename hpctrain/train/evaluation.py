@@ -21,7 +21,9 @@ from hpctrain.distributed.world import World
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.task import Task
 from hpctrain.train.ema import Ema
+from hpctrain.train.modes import evaluation_mode
 from hpctrain.train.precision import autocast
+from hpctrain.train.task_state import TaskState
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class Evaluation:
     ) -> None:
         self.num_batches = 0
         self._task = task
+        self._task_state = TaskState(task, world)
         self._model = inner(model)
         self._world = world
         self._autocast = autocast(precision, world.device)
@@ -84,7 +87,7 @@ class Evaluation:
     def __call__(self, agreement: Agreement) -> Evaluated:
         """Evaluate, unless a rank receives a request to stop meanwhile; collective.
 
-        An evaluation that is abandoned leaves the random state as it was before.
+        An evaluation that is abandoned leaves the random state and the task's own state as they were before.
 
         Args:
             agreement: of the ranks, which decides whether they stop.
@@ -92,22 +95,14 @@ class Evaluation:
         # each rank's batch norm saw its own samples since DDP last sent rank zero's buffers
         broadcast_tensors(self._model.buffers(), self._world)
         before = rng_state(self._world.gpus)
+        task_state = self._task_state.snapshot()
         meter = Meter(self._world.device, self._world.sum_ if self._world.size > 1 else None)
         weights = nullcontext() if self._ema is None else self._ema.in_place()
-        was_training = self._model.training
-        modes = [(module, module.training) for module in self._model.modules()]
-        self._model.eval()
-        try:
-            with weights, torch.inference_mode(), self._autocast:
-                stop = self._evaluate(meter, agreement.restarted())
-        finally:
-            # `train` first, which a module may override; but it also switches on what a task keeps in evaluation mode,
-            # such as frozen batch norms
-            self._model.train(was_training)
-            for module, mode in modes:
-                module.training = mode
+        with evaluation_mode(self._model), weights, torch.inference_mode(), self._autocast:
+            stop = self._evaluate(meter, agreement.restarted())
         if stop is not None:
             restore_rng(before, self._world.gpus)
+            self._task_state.put_back(task_state)
             return Evaluated(stop=stop)
         meter.expect(self._names_everywhere(meter))
         means = meter.means()

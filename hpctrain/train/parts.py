@@ -24,6 +24,7 @@ from hpctrain.train.evaluation import Evaluation
 from hpctrain.train.precision import gradient_scaler
 from hpctrain.train.schedule import learning_rate_factor
 from hpctrain.train.step import TrainStep
+from hpctrain.train.task_state import TaskState
 from hpctrain.train.update import Clipping, Update
 
 
@@ -37,6 +38,7 @@ class Parts:
 
     Attributes:
         task: what is trained.
+        task_state: what the task keeps outside of the model.
         plan: the batch arithmetic.
         model: a replica, which forward passes go through.
         module: holds the weights that are trained and saved; inside `model`, except in fp16_master.
@@ -55,6 +57,7 @@ class Parts:
         # the same seed on every rank: what the task draws while it builds its data and model has to be the same, too
         seed_everything(config.seed)
         self.task = self._prepared_task()
+        self.task_state = TaskState(self.task, world)
         self.train_data = self.task.train_dataset()
         self.plan = self._batch_plan()
         network = build_network(config, self.task, world, fresh=fresh)

@@ -8,9 +8,11 @@ import torch
 from torch import nn
 
 from hpctrain.config.checkpoint import Checkpoint
+from hpctrain.distributed.replica import inner
 from hpctrain.distributed.world import World
 from hpctrain.phrases import counted, listed
 from hpctrain.run.directory import RunDirectory
+from hpctrain.train.modes import describe_evaluation_mode
 from hpctrain.train.parts import Parts
 from hpctrain.train.profiling.flops import flops_text
 
@@ -43,6 +45,8 @@ def log_start(
         "data": _data(parts),
         "checkpoints": _plan(parts.config.checkpoint),
     }
+    if in_evaluation_mode := describe_evaluation_mode(inner(parts.model)):
+        rows["eval mode"] = in_evaluation_mode
     if flops_per_sample is not None:
         rows["flops"] = flops_text(flops_per_sample, plan.global_batch_size)
     for name, text in rows.items():

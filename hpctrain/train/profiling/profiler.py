@@ -89,7 +89,8 @@ class Profiler:
     def do_step(self, step: int, micro_batches: Iterator[MicroBatch]) -> None:
         """Run step ``step``, counted from 0, and measure it; collective."""
         if self._sampler is not None and self._flops.by_trial and step == self._start_step + 1:
-            micro_batches = self._flops.before_step(micro_batches)
+            with self._parts.task_state.restored():
+                micro_batches = self._flops.before_step(micro_batches)
         if self._trace is not None and self._trace.next_after(step) == step:
             self._trace.trace(step, partial(self._parts.step, step, micro_batches))
         elif self._sampler is None:

@@ -64,6 +64,15 @@ def test_a_buffer_that_the_pass_replaces_is_restored():
     assert (model.calls, model.seen.numel()) == (0, 0)
 
 
+def test_the_modes_that_a_pass_changes_are_restored():
+    model = nn.Sequential(nn.Dropout(), nn.Linear(1, 1))
+    model[0].eval()
+    with buffers_and_rng_restored(model, ALONE):
+        model.train()
+        model[1].eval()
+    assert [module.training for module in model.modules()] == [True, False, True]
+
+
 def test_batch_norms_are_replaced_wherever_they_are():
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Sequential(nn.BatchNorm2d(2)), nn.BatchNorm1d(3))
     converted = synchronise_batchnorm(model)

@@ -22,17 +22,25 @@ class Small(Task):
         nan_from: the loss is NaN from this call on, counted from 1; 0 for never.
         signal_in: `loss` or `evaluate`: this process gets SIGUSR1 in the call `signal_at`.
         signal_at: counted from 1 over both.
+        frozen: the dropout is built in evaluation mode.
+        in_evaluation_mode: the whole model is.
     """
 
     metric_mode = "min"
 
-    def __init__(self, eval_samples=6, draws=False, nan_from=0, signal_in="", signal_at=0):
+    def __init__(
+        self, eval_samples=6, draws=False, nan_from=0, signal_in="", signal_at=0, frozen=False, in_evaluation_mode=False
+    ):
         self.eval_samples, self.draws, self.nan_from = eval_samples, draws, nan_from
         self.signal_in, self.signal_at = signal_in, signal_at
+        self.frozen, self.in_evaluation_mode = frozen, in_evaluation_mode
         self.calls = {"loss": 0, "evaluate": 0}
 
     def build_model(self):
-        return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+        if self.frozen:
+            model[1].eval()
+        return model.eval() if self.in_evaluation_mode else model
 
     def _samples(self, count, seed):
         draws = torch.Generator().manual_seed(seed)

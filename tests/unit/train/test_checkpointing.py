@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 
+from hpctrain.checkpoint.read import load
 from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import CheckpointError, ConfigError
@@ -48,6 +49,23 @@ def test_a_resume_restores_weights_counters_and_the_random_state(checkpointing_o
     assert torch.equal(torch.rand(3), expected)
     assert others.update.num_skipped == 3
     assert all(torch.equal(value, weights[name]) for name, value in others.module.state_dict().items())
+
+
+def test_a_resume_restores_the_modes_of_the_modules_and_a_checkpoint_without_them_leaves_them_alone(
+    checkpointing_of, directory
+):
+    checkpointing, parts = checkpointing_of("+task.frozen=true")
+    parts.module[1].train()
+    parts.module[2].eval()
+    checkpointing.save(6, evaluation_due=False, wait=True)
+    again, others = checkpointing_of("+task.frozen=true")
+    again.resume()
+    assert [module.training for module in others.module] == [True, True, False]
+    older, others = checkpointing_of("+task.frozen=true")
+    found = load(directory.checkpoint(6))
+    del found.state["extra"]["evaluation_mode"]
+    older._restore(found)
+    assert [module.training for module in others.module] == [True, False, True]
 
 
 @pytest.mark.parametrize(

@@ -54,12 +54,14 @@ def test_nothing_is_evaluated_where_no_samples_are_held_out(compose_small, lone_
     assert Parts(compose_small("+task.eval_samples=0"), lone_world).evaluation is None
 
 
-def test_a_stop_abandons_it_and_leaves_the_random_state_alone(compose_small, lone_world):
+def test_a_stop_abandons_it_and_leaves_the_random_state_and_the_tasks_state_alone(compose_small, lone_world):
     handler = signal.getsignal(signal.SIGUSR1)
     request = StopRequest()
     request.install()
     try:
         parts = Parts(compose_small("+task.signal_in=evaluate", "+task.signal_at=2"), lone_world)
+        calls = parts.task.calls
+        parts.task.state_dict, parts.task.load_state_dict = lambda: calls, calls.update
         before = torch.get_rng_state()
         evaluated = parts.evaluation(Agreement(lone_world, request))
     finally:
@@ -67,3 +69,4 @@ def test_a_stop_abandons_it_and_leaves_the_random_state_alone(compose_small, lon
     assert evaluated.stop == Stop(StopKind.SIGNAL, signal.SIGUSR1)
     assert not evaluated.means
     assert torch.equal(torch.get_rng_state(), before)
+    assert calls == {"loss": 0, "evaluate": 0}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from itertools import islice
 
 import pytest
@@ -42,3 +43,22 @@ def test_a_new_run_starts_from_given_weights_and_a_resumed_one_does_not(compose_
     resumed = Parts(compose_small(*words), lone_world).module.state_dict()
     assert all(torch.equal(fresh[name], value) for name, value in first.items())
     assert not torch.equal(resumed["0.weight"], first["0.weight"])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16_master"])
+def test_a_model_that_is_built_in_evaluation_mode_is_trained_and_a_part_of_it_is_not(
+    compose_small, lone_world, caplog, precision
+):
+    with caplog.at_level(logging.INFO, "hpctrain.train"):
+        parts = Parts(compose_small("+task.in_evaluation_mode=true", f"precision={precision}"), lone_world)
+    assert all(module.training for module in parts.model.modules())
+    assert "the model was built in evaluation mode: train() is called for it and all modules in it" in caplog.messages
+    parts = Parts(compose_small("+task.frozen=true", f"precision={precision}"), lone_world)
+    assert [module.training for module in parts.model] == [True, False, True]
+
+
+def test_a_task_with_half_of_a_state_is_refused_before_its_data_is_read(compose_small, lone_world, monkeypatch):
+    monkeypatch.setattr("small_task.Small.state_dict", dict, raising=False)
+    monkeypatch.setattr("small_task.Small.train_dataset", lambda task: pytest.fail("the data is read"))
+    with pytest.raises(TaskError, match="Small has state_dict, but no load_state_dict"):
+        Parts(compose_small(), lone_world)

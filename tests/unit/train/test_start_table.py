@@ -31,6 +31,11 @@ def test_it_has_what_runs_where_and_how_it_is_divided(table, directory):
     assert found["data"] == "24 samples, 4 steps per epoch, 2.5 epochs; fetched by the ranks"
     assert found["checkpoints"].startswith("every 5 steps and every 15 min and at the end, written in the background")
     assert "flops" not in found
+    assert "eval mode" not in found
+
+
+def test_modules_in_evaluation_mode_are_listed(table):
+    assert table("+task.frozen=true")["eval mode"] == "1 of 4 modules: 1"
 
 
 def test_flops_that_an_earlier_attempt_counted_are_shown(table):

@@ -1,0 +1,103 @@
+"""Train and evaluation modes of a model's modules: state that no state dict has."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from hpctrain.checkpoint.state import PlainNames
+from hpctrain.phrases import counted, listed
+
+
+def begin_training(model: nn.Module) -> bool:
+    """Put a model into the modes in which it is trained, once it is built.
+
+    A model in evaluation mode gets `train()`. Otherwise each module keeps the mode in which it was built, except that
+    `train()` is called where a module overrides it, since there it may decide about the modes of others.
+
+    Args:
+        model: outside of DDP.
+
+    Returns:
+        Whether the model itself was in evaluation mode, as `from_pretrained` returns it.
+    """
+    if not model.training:
+        model.train()
+        return True
+    frozen = [module for module in model.modules() if not module.training]
+    unseen = [model]
+    while unseen:
+        module = unseen.pop()
+        if module.training and _overrides_train(module):
+            module.train()  # also for all modules inside
+        else:
+            unseen.extend(module.children())
+    _set(frozen, training=False)
+    return False
+
+
+def names_in_evaluation_mode(model: nn.Module) -> list[str]:
+    """Return the plain names of the modules in evaluation mode, in the model's order; the model's own is ''."""
+    plain = PlainNames(model)
+    return [plain(name) for name, module in model.named_modules() if not module.training]
+
+
+def restore_modes(model: nn.Module, in_evaluation_mode: Collection[str]) -> None:
+    """Set every module's mode to that of a result of `names_in_evaluation_mode`; names of other models are ignored."""
+    plain, found = PlainNames(model), set(in_evaluation_mode)
+    for name, module in model.named_modules():
+        module.training = plain(name) not in found
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Inside the context, all modules are in evaluation mode; afterwards each one is in its own mode again."""
+    modes = [(module, module.training) for module in model.modules()]
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        # `train` first, which a module may override; but it also switches on what a task keeps in evaluation mode,
+        # such as frozen batch norms
+        model.train(was_training)
+        for module, mode in modes:
+            module.training = mode
+
+
+def describe_evaluation_mode(model: nn.Module) -> str:
+    """Describe which modules are in evaluation mode, as ``12 of 40 modules: backbone, head.norm``; empty if none is.
+
+    A module whose inner modules are all in evaluation mode stands for them.
+    """
+    names = names_in_evaluation_mode(model)
+    if not names:
+        return ""
+    total = sum(1 for _ in model.modules())
+    return f"{len(names)} of {counted(total, 'module')}: {listed(name or '(the model)' for name in _outermost(model))}"
+
+
+def _outermost(model: nn.Module) -> list[str]:
+    plain, found = PlainNames(model), []
+    unseen = [("", model)]
+    while unseen:
+        name, module = unseen.pop()
+        throughout = not any(inside.training for inside in module.modules())
+        if not module.training:
+            found.append(plain(name))
+        if not throughout:
+            inside = [(f"{name}.{child}".lstrip("."), module) for child, module in module.named_children()]
+            unseen.extend(reversed(inside))
+    return found
+
+
+def _overrides_train(module: nn.Module) -> bool:
+    # of the instance and not of its class: some assign a `train` that does nothing to a part that must stay frozen
+    return getattr(module.train, "__func__", None) is not nn.Module.train
+
+
+def _set(modules: Collection[nn.Module], *, training: bool) -> None:
+    for module in modules:
+        module.training = training

@@ -1,0 +1,45 @@
+"""Modes of modules, and what a task keeps outside of the model, are state: an interrupted run is the straight run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+WORDS = (
+    *("task=custom", "task._target_=keeping.Keeping", "logger.tensorboard=false", "+task.num_samples=30"),
+    *("trainer.global_batch_size=6", "trainer.max_steps=10", "trainer.eval_every_steps=4", "optimizer.lr=0.01"),
+    *("checkpoint.keep=20", "checkpoint.every_steps=1", "checkpoint.asynchronous=false"),
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "world_size", "cuts"),
+    [
+        ("frozen", 1, (2, 6)),
+        ("overriding", 2, (3, 5)),
+        ("pretrained", 1, (4,)),
+        ("unfrozen", 1, (2, 4, 7)),
+        # a throwaway backward begins each attempt
+        ("unfrozen", 3, (2, 7)),
+    ],
+)
+def test_killed_before_and_after_the_first_evaluation(train, kind, world_size, cuts):
+    options = ["+task.unfreeze_at=4"] if kind == "unfrozen" else [f"+task.kind={kind}"]
+    code, straight, output = train("straight", *WORDS, *options, world_size=world_size)
+    assert code == 0, output
+    assert ("the model was built in evaluation mode" in output) is (kind == "pretrained")
+    assert ("eval mode   5 of 9 modules: backbone" in output) is (kind != "pretrained")
+    start = 0
+    for cut in (*cuts, None):
+        throwaway = int(world_size > 2)
+        acts = [] if cut is None else [f"{rank}:{cut - start + throwaway + 1}:SIGKILL" for rank in range(world_size)]
+        code, run, output = train("run", *WORDS, *options, world_size=world_size, TRIAL_ACT=",".join(acts))
+        assert code == (-9 if acts else 0), output
+        start = cut
+    assert [attempt[0] for attempt in run.attempts] == [0, *cuts]
+    assert (run.digest, run.metrics) == (straight.digest, straight.metrics)
+    if kind == "unfrozen":
+        saved = torch.load(run.directory.checkpoint(10) / "state.pt", weights_only=True)["extra"]
+        assert [state["losses"] for state in saved["task"]] == [10] * world_size
+        assert len({state["mean"].item() for state in saved["task"]}) == world_size
+        assert saved["evaluation_mode"] == []

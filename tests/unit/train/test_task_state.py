@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hpctrain.errors import TaskError
+from hpctrain.tasks.task import Task
+from hpctrain.train.task_state import TaskState
+
+
+class Stateless(Task):
+    def train_dataset(self):
+        raise NotImplementedError
+
+    def loss(self, model, batch):
+        raise NotImplementedError
+
+
+class Counting(Stateless):
+    def __init__(self, **state):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+class Saving(Stateless):
+    def state_dict(self):
+        return {}
+
+
+class Loading(Stateless):
+    def load_state_dict(self, state):
+        pass
+
+
+class Derived(Stateless, nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(2))
+
+
+@pytest.fixture(autouse=True)
+def warnings_are_caught(caplog):
+    caplog.set_level(logging.WARNING, "hpctrain.train")
+
+
+def test_it_is_saved_as_plain_copies_and_restored(lone_world, caplog):
+    task = Counting(total=torch.ones(2, requires_grad=True), best={3: np.float64(0.5)}, names=["a"])
+    state = TaskState(task, lone_world)
+    (saved,) = state.gather()
+    with torch.no_grad():
+        task.state["total"].add_(1)
+    assert saved["total"].tolist() == [1, 1]
+    assert type(saved["best"][3]) is float
+    state.restore([saved])
+    assert task.state["best"] == {3: 0.5}
+    assert task.state["total"].tolist() == [1, 1]
+    assert task.state["total"].data_ptr() != saved["total"].data_ptr()
+    assert caplog.messages == []
+
+
+def test_a_task_that_is_a_module_has_its_buffers_saved(lone_world):
+    task = Derived()
+    state = TaskState(task, lone_world)
+    saved = state.gather()
+    task.total += 1
+    state.restore(saved)
+    assert task.total.tolist() == [0, 0]
+
+
+def test_a_task_without_state_saves_none(lone_world, caplog):
+    state = TaskState(Stateless(), lone_world)
+    state.check()
+    assert state.gather() is None
+    with state.restored():
+        pass
+    state.restore(None)
+    assert caplog.messages == []
+    state.restore([{"total": 1}])
+    assert caplog.messages == ["the checkpoint's state of the task is ignored: Stateless has no load_state_dict"]
+
+
+def test_a_checkpoint_of_an_earlier_version_leaves_the_state_as_it_is_built(lone_world, caplog):
+    task = Counting(total=0)
+    TaskState(task, lone_world).restore(None)
+    assert task.state == {"total": 0}
+    assert caplog.messages == ["the checkpoint has no state of the task: that of Counting starts afresh"]
+
+
+def test_each_rank_gets_its_own_and_that_of_rank_zero_at_another_world_size(lone_world, caplog):
+    task = Counting()
+    saved = [{"total": 0}, {"total": 1}]
+    TaskState(task, replace(lone_world, rank=1, size=2)).restore(saved)
+    assert task.state == {"total": 1}
+    assert caplog.messages == []
+    TaskState(task, lone_world).restore(saved)
+    assert task.state == {"total": 0}
+    assert (
+        "2 ranks saved a state of the task, and this attempt has 1: each gets that of rank zero" in caplog.messages[0]
+    )
+
+
+def test_a_pass_in_its_context_leaves_no_trace(lone_world):
+    task = Counting(seen=[1], total=torch.zeros(1))
+    with TaskState(task, lone_world).restored():
+        task.state["seen"].append(2)
+        task.state["total"] += 1
+    assert task.state == {"seen": [1], "total": torch.zeros(1)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [(Saving, "has state_dict, but no load_state_dict"), (Loading, "has load_state_dict, but no state_dict")],
+)
+def test_one_method_without_the_other_is_refused(lone_world, kind, message):
+    with pytest.raises(TaskError, match=f"{kind.__name__} {message}.*define both"):
+        TaskState(kind(), lone_world)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"seen": {"a": {1}}}, r"Counting\.state_dict\(\)\['seen'\]\['a'\] is a builtins\.set; .*convert it"),
+        ({"seen": {(1, 2): 3}}, r"Counting\.state_dict\(\)\['seen'\] has the key \(1, 2\)"),
+        ([1], r"Counting\.state_dict must return a dict, but it returned a list"),
+    ],
+)
+def test_a_state_that_no_checkpoint_can_hold_is_named(lone_world, state, message):
+    task = Counting()
+    task.state = state
+    with pytest.raises(TaskError, match=message):
+        TaskState(task, lone_world).check()
