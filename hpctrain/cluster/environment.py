@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
-from hpctrain.cluster import openmpi, port, slurm_step, torchrun
+from hpctrain.cluster import mpi, port, slurm_step, torchrun, unknown
 from hpctrain.cluster.slurm_step import SlurmJob, in_step, own_node
 from hpctrain.cluster.variables import Place, Variables
 
@@ -19,6 +19,14 @@ class Source(StrEnum):
     TORCHRUN = "torchrun"
     """torchrun, or a launcher that sets the same variables, such as `cluster=local`."""
     OPENMPI = "openmpi"
+    FLUX = "flux"
+    PALS = "pals"
+    """mpiexec of HPE's PALS."""
+    MVAPICH = "mvapich"
+    """MVAPICH's mpirun_rsh."""
+    JSRUN = "jsrun"
+    HYDRA = "hydra"
+    """mpiexec or mpirun of MPICH, Intel MPI or MVAPICH."""
     SINGLE = "single"
     """No launcher of ranks: a login node, a laptop, a batch script, an interactive shell."""
 
@@ -46,7 +54,8 @@ class ClusterEnvironment(Place):
     def from_environment(cls, variables: Mapping[str, str], *, master_port: int | None = None) -> ClusterEnvironment:
         """Derive it from `variables`, such as `os.environ`.
 
-        The innermost launcher counts: torchrun before mpirun, mpirun before srun. All others must agree with it.
+        The innermost launcher counts: torchrun before one of MPI's, and those before srun. All others must agree with
+        it.
 
         Args:
             variables: environment variables; empty ones count as unset.
@@ -87,7 +96,8 @@ def is_rank(variables: Mapping[str, str]) -> bool:
     """Whether a launcher started this process as a rank, so that it has to train, not launch ranks.
 
     Raises:
-        ClusterEnvironmentError: `SLURM_STEP_ID` is not a number.
+        ClusterEnvironmentError: it is one of several processes, and not all that a rank has to know is set; or a number
+            can't be read.
     """
     return _source(Variables(variables)) is not Source.SINGLE
 
@@ -96,29 +106,36 @@ def _source(variables: Variables) -> Source:
     # innermost first: torchrun may run inside mpirun, and mpirun inside a step of srun
     if torchrun.is_innermost(variables):
         return Source.TORCHRUN
-    if openmpi.is_rank(variables):
-        return Source.OPENMPI
+    launcher = mpi.launcher_of(variables)
+    # a user may export what the launcher leaves out
+    if launcher is not None and (mpi.is_complete(variables, launcher) or not torchrun.is_complete(variables)):
+        return Source(launcher.name)
     if in_step(variables):
         return Source.SLURM
-    return Source.TORCHRUN if torchrun.is_complete(variables) else Source.SINGLE
+    if torchrun.is_complete(variables):
+        return Source.TORCHRUN
+    # without these, each of several processes would train the whole run alone
+    if (variables.number("WORLD_SIZE") or 1) > 1:
+        torchrun.refuse_partial(variables)
+    unknown.refuse(variables)
+    return Source.SINGLE
 
 
 def _place(variables: Variables, source: Source) -> Place:
     match source:
         case Source.TORCHRUN:
             return torchrun.place(variables)
-        case Source.OPENMPI:
-            torchrun.refuse_contradiction(
-                variables, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
-            )
-            return openmpi.place(variables)
         case Source.SLURM:
             torchrun.refuse_contradiction(variables, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
             return slurm_step.place(variables)
         case Source.SINGLE:
             torchrun.refuse_partial(variables)
-            _refuse_other_launcher(variables)
             return _single(variables)
+        case _:
+            launcher = mpi.launcher_of(variables)
+            assert launcher is not None
+            torchrun.refuse_contradiction(variables, launcher.rank, launcher.size, launcher.local_rank)
+            return mpi.place(variables, launcher)
 
 
 def _single(variables: Variables) -> Place:
@@ -132,16 +149,6 @@ def _single(variables: Variables) -> Place:
         master_addr="127.0.0.1",
         nodes=own_node(variables),
     )
-
-
-def _refuse_other_launcher(variables: Variables) -> None:
-    # without this, each process that MPICH or its relatives start would train the whole run alone
-    if variables.text("SLURM_STEP_ID") is None and (variables.number("PMI_SIZE") or 1) > 1:
-        raise variables.error(
-            "expected srun, torchrun or Open MPI's mpirun, but another MPI launcher started this process; "
-            "use one of those, or unset PMI_RANK and PMI_SIZE",
-            *("PMI_RANK", "PMI_SIZE"),
-        )
 
 
 def _ports(variables: Variables, source: Source, job: SlurmJob, chosen: int | None) -> tuple[int, ...]:
@@ -160,6 +167,6 @@ def _ports(variables: Variables, source: Source, job: SlurmJob, chosen: int | No
         return port.reserved(text)
     # the number of the task, not of its array: two tasks of one array may share a node
     number = job.number
-    if job.job_id is None and source is Source.OPENMPI:
-        number = openmpi.port_seed(variables)
+    if job.job_id is None and source is not Source.SINGLE:
+        number = mpi.port_seed(variables)
     return port.derived(job=number, step=int(job.step_id or 0), restart=job.restart_count)

@@ -13,6 +13,11 @@ _PREFIXES = (
     "PRTE_",
     "OMPI_",
     "ORTE_",
+    "MV2_COMM_WORLD_",
+    "MVP_COMM_WORLD_",
+    "MPISPAWN_",
+    "JSM_",
+    "PALS_",
     "TORCHELASTIC_",
     "SUBMITIT_",
 )
@@ -30,6 +35,15 @@ _NAMES = frozenset(
         "ROLE_WORLD_SIZE",
         "MASTER_ADDR",
         "MASTER_PORT",
+        "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
+        "FLUX_TASK_RANK",
+        "FLUX_TASK_LOCAL_ID",
+        "FLUX_JOB_SIZE",
+        "FLUX_JOB_NNODES",
+        "ALPS_APP_PE",
+        "MPT_LRANK",
+        "MP_CHILD",
     }
 )
 _KEPT = frozenset(

@@ -219,6 +219,24 @@ def test_one_line_and_exit_code_2(words, named, remedy, empty_folder, capfd):
     assert list(empty_folder.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("variables", "remedy"),
+    [
+        ({"PMIX_RANK": "1"}, "unset PMIX_RANK"),
+        ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "2"}, "set FLUX_TASK_LOCAL_ID"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "unset RANK WORLD_SIZE"),
+    ],
+)
+def test_one_of_several_processes_that_does_not_know_its_place(variables, remedy, empty_folder, monkeypatch, capfd):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main([]) == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert remedy in err
+    assert list(empty_folder.iterdir()) == []
+
+
 @pytest.fixture
 def without_safetensors(monkeypatch):
     """An installation without the package, whatever this process has imported before."""

@@ -37,6 +37,43 @@ OPENMPI = {
     "OMPI_COMM_WORLD_NODE_RANK": "2",
     "MASTER_ADDR": "n1",
 }
+FLUX = {
+    "FLUX_TASK_RANK": "5",
+    "FLUX_JOB_SIZE": "6",
+    "FLUX_TASK_LOCAL_ID": "2",
+    "FLUX_JOB_NNODES": "2",
+    "MASTER_ADDR": "n1",
+}
+PALS = {
+    "PALS_RANKID": "5",
+    "PMI_SIZE": "6",
+    "PALS_LOCAL_RANKID": "2",
+    "PALS_LOCAL_SIZE": "3",
+    "MASTER_ADDR": "n1",
+}
+MVAPICH = {
+    "MV2_COMM_WORLD_RANK": "5",
+    "MV2_COMM_WORLD_SIZE": "6",
+    "MV2_COMM_WORLD_LOCAL_RANK": "2",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "3",
+    "MASTER_ADDR": "n1",
+}
+JSRUN = {
+    "JSM_NAMESPACE_RANK": "5",
+    "JSM_NAMESPACE_SIZE": "6",
+    "JSM_NAMESPACE_LOCAL_RANK": "2",
+    "JSM_NAMESPACE_LOCAL_SIZE": "3",
+    "MASTER_ADDR": "n1",
+}
+# as mpiexec of MPICH 4.3 and of Intel MPI 2021 set them
+HYDRA = {
+    "PMI_RANK": "5",
+    "PMI_SIZE": "6",
+    "MPI_LOCALRANKID": "2",
+    "MPI_LOCALNRANKS": "3",
+    "PMI_FD": "9",
+    "MASTER_ADDR": "n1",
+}
 
 
 def place(environment: ClusterEnvironment) -> tuple[int, ...]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from launchers import BATCH, ELASTIC, INTERACTIVE, OPENMPI, PTY, STEP, TORCH, derive, place
+from launchers import BATCH, ELASTIC, INTERACTIVE, OPENMPI, PALS, PTY, STEP, TORCH, derive, place
 
 from hpctrain.cluster.environment import Source, is_rank
 from hpctrain.errors import ClusterEnvironmentError
@@ -120,7 +120,8 @@ def test_the_configured_port_is_the_only_candidate() -> None:
         (OPENMPI | {"OMPI_COMM_WORLD_SIZE": "7"}, "OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE"),
         ({**OPENMPI, "OMPI_COMM_WORLD_RANK": ""}, "OMPI_COMM_WORLD_SIZE"),
         ({**OPENMPI, "MASTER_ADDR": ""}, "OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE"),
-        ({"PMI_RANK": "1", "PMI_SIZE": "4"}, "PMI_RANK PMI_SIZE"),
+        (OPENMPI | {"MASTER_ADDR": "127.0.0.1"}, "MASTER_ADDR OMPI_COMM_WORLD_SIZE"),
+        ({**PALS, "PMI_SIZE": ""}, "PALS_RANKID"),
     ],
 )
 def test_contradictions_name_the_variables_their_values_and_a_way_out(variables: dict[str, str], named: str) -> None:

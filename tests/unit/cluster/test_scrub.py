@@ -1,3 +1,4 @@
+from hpctrain.cluster import mpi, unknown
 from hpctrain.cluster.scrub import scrubbed
 
 
@@ -27,3 +28,8 @@ def test_the_given_mapping_is_left_alone() -> None:
     variables = {"SLURM_JOB_ID": "1"}
     assert scrubbed(variables) == {}
     assert variables == {"SLURM_JOB_ID": "1"}
+
+
+def test_no_launcher_is_seen_by_a_program_that_is_launched_from_its_ranks() -> None:
+    names = {name for launcher in mpi.LAUNCHERS for name in launcher.variables} | {*unknown.MARKS, *unknown.SIZES}
+    assert scrubbed(dict.fromkeys(names, "2")) == {}

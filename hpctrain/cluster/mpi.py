@@ -1,0 +1,221 @@
+"""The place of a rank that a launcher of MPI programs started; MPI itself isn't used.
+
+Sources: Open MPI's manual, "Environment variables set for MPI applications"; MVAPICH2's user guide, "Run using
+mpirun_rsh", and src/common/src/env/mv2_env_params.c of MVAPICH 3; MPICH's src/pm/hydra, which Intel MPI's mpirun is
+derived from; OLCF's Summit user guide, "jsrun"; flux-environment(7), and t/t2607-job-shell-env.t of flux-core for what
+an initial program doesn't see; HPE's mpiexec(1) of PALS and ALCF's pages on Aurora and Polaris.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+from hpctrain.cluster.slurm_step import in_step, job_nodes, step_nodes
+from hpctrain.cluster.variables import Place, Variables, is_loopback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """The variables of one launcher: the names of those that hold the numbers.
+
+    Attributes:
+        name: as `Source` has it.
+        local_size: ranks on this node; None if only the number of nodes is known.
+        num_nodes: the number of nodes; None if only the ranks on this node are known.
+        address: how to give every rank the address of rank zero.
+        whole: all variables must be set, since other launchers set the first two as well.
+    """
+
+    name: str
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str | None = None
+    num_nodes: str | None = None
+    address: str
+    whole: bool = False
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """All variables that a place needs."""
+        given = (self.rank, self.size, self.local_rank, self.local_size, self.num_nodes)
+        return tuple(name for name in given if name is not None)
+
+
+OPENMPI = Launcher(
+    name="openmpi",
+    rank="OMPI_COMM_WORLD_RANK",
+    size="OMPI_COMM_WORLD_SIZE",
+    local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+    local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
+    address="pass mpirun -x MASTER_ADDR=HOST",
+)
+PALS = Launcher(
+    name="pals",
+    rank="PALS_RANKID",
+    size="PMI_SIZE",  # PALS has no number of ranks of its own
+    local_rank="PALS_LOCAL_RANKID",
+    local_size="PALS_LOCAL_SIZE",
+    address="pass mpiexec --env MASTER_ADDR=HOST",
+)
+LAUNCHERS = (
+    OPENMPI,
+    # before PALS: its plugin for Cray's PMI sets the variables of PALS as well
+    Launcher(
+        name="flux",
+        rank="FLUX_TASK_RANK",
+        size="FLUX_JOB_SIZE",
+        local_rank="FLUX_TASK_LOCAL_ID",
+        num_nodes="FLUX_JOB_NNODES",
+        address="pass flux run --env=MASTER_ADDR=HOST",
+    ),
+    PALS,
+    *(
+        Launcher(
+            name="mvapich",
+            rank=f"{prefix}_COMM_WORLD_RANK",
+            size=f"{prefix}_COMM_WORLD_SIZE",
+            local_rank=f"{prefix}_COMM_WORLD_LOCAL_RANK",
+            local_size=f"{prefix}_COMM_WORLD_LOCAL_SIZE",
+            address="pass mpirun_rsh MASTER_ADDR=HOST",
+        )
+        for prefix in ("MV2", "MVP")  # MVAPICH2, and MVAPICH from 3.0 on
+    ),
+    Launcher(
+        name="jsrun",
+        rank="JSM_NAMESPACE_RANK",
+        size="JSM_NAMESPACE_SIZE",
+        local_rank="JSM_NAMESPACE_LOCAL_RANK",
+        local_size="JSM_NAMESPACE_LOCAL_SIZE",
+        address="pass jsrun -E MASTER_ADDR=HOST",
+    ),
+    # MPICH, Intel MPI and MVAPICH 4; the first two variables are also those of `srun --mpi=pmi2`
+    Launcher(
+        name="hydra",
+        rank="PMI_RANK",
+        size="PMI_SIZE",
+        local_rank="MPI_LOCALRANKID",
+        local_size="MPI_LOCALNRANKS",
+        address="pass mpiexec -genv MASTER_ADDR HOST",
+        whole=True,
+    ),
+)
+"""Innermost first."""
+
+
+def launcher_of(variables: Variables) -> Launcher | None:
+    """Return the launcher that started this process as one of several ranks; None if there is none.
+
+    A single process of another launcher than Open MPI may be an interactive shell, which launches its own ranks.
+    """
+    return next((launcher for launcher in LAUNCHERS if _started(variables, launcher)), None)
+
+
+def _started(variables: Variables, launcher: Launcher) -> bool:
+    there = [variables.text(name) is not None for name in launcher.variables]
+    if launcher is OPENMPI:
+        return any(there[:2])
+    if launcher is PALS:
+        # on Cray machines, SLURM's own steps have its variables (--mpi=cray_shasta), in a shell of `srun --pty` too
+        return there[0] and variables.text("SLURM_STEP_ID") is None and variables.number("PMI_SIZE") != 1
+    return (all(there) if launcher.whole else there[0]) and (variables.number(launcher.size) or 1) > 1
+
+
+def is_complete(variables: Variables, launcher: Launcher) -> bool:
+    """Whether all variables are set that a place needs."""
+    return all(variables.text(name) is not None for name in launcher.variables)
+
+
+def place(variables: Variables, launcher: Launcher) -> Place:
+    """The place of a launcher's process, on equally filled nodes.
+
+    Raises:
+        ClusterEnvironmentError: variables are missing or contradict each other, the nodes are filled unequally, or
+            there are several nodes and no variable names rank zero's.
+    """
+    rank = variables.needed_number(launcher.rank, launcher.size)
+    world_size = variables.needed_number(launcher.size, launcher.rank)
+    local_rank = variables.needed_number(launcher.local_rank, launcher.rank)
+    variables.require_below(launcher.rank, launcher.size)
+    num_nodes, local_world_size = _shape(variables, launcher, world_size)
+    _refuse_inner_step(variables, launcher)
+    # Open MPI's NODE_RANK is a rank on the node, not the node's rank, which follows from the mapping
+    if num_nodes * local_world_size == world_size and local_rank == rank % local_world_size:  # by slot
+        node_rank = rank // local_world_size
+    elif num_nodes * local_world_size == world_size and local_rank == rank // num_nodes:  # by node
+        node_rank = rank % num_nodes
+    else:
+        raise variables.error(
+            "expected the same number of ranks on every node, placed by slot or by node; "
+            "use mpirun --map-by ppr:N:node, or your launcher's option for N ranks per node",
+            *launcher.variables,
+        )
+    nodes = _nodes(variables, num_nodes)
+    return Place(
+        rank=rank,
+        local_rank=local_rank,
+        node_rank=node_rank,
+        world_size=world_size,
+        local_world_size=local_world_size,
+        num_nodes=num_nodes,
+        master_addr=_master_addr(variables, launcher, num_nodes, nodes),
+        nodes=nodes,
+    )
+
+
+def _shape(variables: Variables, launcher: Launcher, world_size: int) -> tuple[int, int]:
+    """Number of nodes, and ranks on each."""
+    if launcher.local_size is not None:
+        local_world_size = variables.needed_number(launcher.local_size, launcher.rank)
+        variables.require_below(launcher.local_rank, launcher.local_size)
+        return max(1, world_size // max(1, local_world_size)), local_world_size
+    assert launcher.num_nodes is not None
+    num_nodes = max(1, variables.needed_number(launcher.num_nodes, launcher.rank))
+    return num_nodes, max(1, world_size // num_nodes)
+
+
+def port_seed(variables: Variables) -> int:
+    """A number that all ranks of one launch share, and that differs between launches."""
+    names = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "FLUX_JOB_ID", "PALS_APID", "LSB_JOBID", "PBS_JOBID")
+    values = (variables.text(name) for name in names)
+    return next((zlib.crc32(value.encode()) for value in values if value is not None), 0)
+
+
+def _refuse_inner_step(variables: Variables, launcher: Launcher) -> None:
+    # a launcher's daemons form a step of one task per node; in any other step, srun was started by the ranks
+    if in_step(variables) and set(step_nodes(variables)[1]) != {1}:
+        variables.require_equal(launcher.rank, "SLURM_PROCID")
+        variables.require_equal(launcher.size, "SLURM_STEP_NUM_TASKS")
+
+
+def _nodes(variables: Variables, num_nodes: int) -> tuple[str, ...]:
+    """The names of the nodes from SLURM's or LSF's variables; empty if they don't name as many."""
+    names = job_nodes(variables)
+    listed = variables.text("LSB_MCPU_HOSTS")
+    if not names and listed is not None:
+        # HOST SLOTS HOST SLOTS ...; jsrun's ranks don't run on the first, which runs the batch script
+        hosts = tuple(listed.split()[::2])
+        names = hosts[1:] if len(hosts) == num_nodes + 1 else hosts
+    return names if len(names) == num_nodes else ()
+
+
+def _master_addr(variables: Variables, launcher: Launcher, num_nodes: int, nodes: tuple[str, ...]) -> str:
+    given = variables.text("MASTER_ADDR")
+    if given is not None:
+        if num_nodes > 1 and is_loopback(given):
+            raise variables.error(
+                "expected MASTER_ADDR to reach rank zero from every node, got a loopback address; "
+                f"{launcher.address}, the first host of its list",
+                *("MASTER_ADDR", launcher.size),
+            )
+        return given
+    if num_nodes == 1:
+        return "127.0.0.1"
+    if nodes:
+        return nodes[0]
+    raise variables.error(
+        "expected MASTER_ADDR, since the ranks are on several nodes and no other variable names rank zero's; "
+        f"{launcher.address}, the first host of its list",
+        *launcher.variables,
+    )

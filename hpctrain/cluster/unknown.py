@@ -1,0 +1,48 @@
+"""Launchers of several processes whose variables don't say all that a rank has to know."""
+
+from __future__ import annotations
+
+from hpctrain.cluster.variables import Variables
+
+EXPORTED = "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+MARKS = {
+    "PMIX_RANK": "a PMIx launcher",
+    "PMI_RANK": "an MPI launcher",
+    "MVP_COMM_WORLD_LOCAL_RANK": "MVAPICH",
+    "MPISPAWN_GLOBAL_NPROCS": "MVAPICH",
+    "ALPS_APP_PE": "aprun",
+    "MPT_LRANK": "HPE MPT",
+    "MP_CHILD": "IBM's poe",
+}
+"""By a variable that such a launcher sets for every process: its name."""
+SIZES = ("PMI_SIZE", "FLUX_JOB_SIZE", "MV2_COMM_WORLD_SIZE", "MVP_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE")
+"""Variables with the number of processes, by which a launcher of one process is known."""
+
+
+def refuse(variables: Variables) -> None:
+    """Raise if such a launcher started this process, unless it is known to be the only one.
+
+    A step of srun and its shells may have these variables, from SLURM's plugins for MPI: the caller knows steps, and in
+    a shell they don't count.
+
+    Raises:
+        ClusterEnvironmentError: it says which variables to export, or to unset.
+    """
+    if variables.text("SLURM_STEP_ID") is not None:
+        return
+    marks = [name for name in MARKS if variables.text(name) is not None and not _is_alone(variables, name)]
+    if not marks:
+        return
+    raise variables.error(
+        "expected srun, torchrun, or the launcher of Open MPI, MPICH, Intel MPI, MVAPICH2, LSF (jsrun), Flux or PALS, "
+        f"but {MARKS[marks[0]]} started this process, whose variables don't give every rank its place; "
+        f"use one of those, export {EXPORTED}, or unset {' '.join(marks)} to train in a single process",
+        *marks,
+        *(name for name in SIZES if variables.text(name) is not None),
+    )
+
+
+def _is_alone(variables: Variables, mark: str) -> bool:
+    if mark == "PMIX_RANK" and (variables.text("PMIX_NAMESPACE") or "").startswith("singleton"):
+        return True  # a process that called MPI_Init without a launcher, or one that it started
+    return any(variables.number(name) == 1 for name in SIZES)
