@@ -16,12 +16,14 @@ from hpctrain.cli.table import aligned
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer
 from hpctrain.config.resources import resources_of
+from hpctrain.config.root import Config
 from hpctrain.drill.comparison import Row
 from hpctrain.drill.console import Console
 from hpctrain.drill.drill import Drill, Report, overrides_of
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.launch.prepare import claim_default_path
 from hpctrain.phrases import counted, numbered
+from hpctrain.run.directory import RunDirectory
 
 MAX_CELL_CHARS = 28
 """The table cuts longer cells, such as digests."""
@@ -60,7 +62,7 @@ def main(arguments: list[str]) -> int:
     config = composer.compose(overrides_of(options.overrides))
     resources = resources_of(config)
     overrides = overrides_of(options.overrides, gpus=resources.gpus_per_node > 0)
-    home = _home(config.run_dir)
+    home = _home(config)
     console = Console(sys.stderr if options.json else sys.stdout)
     ranks = counted(resources.world_size, "rank")
     where = "SLURM" if isinstance(config.cluster, Slurm) else "this machine"
@@ -115,14 +117,12 @@ def _result(row: Row) -> str:
     return "equal" if row.equal else ", ".join(filter(None, ("DIFFERS", row.difference)))
 
 
-def _home(run_dir: str | None) -> Path:
-    if run_dir is None:
-        return claim_default_path("drill").absolute()
-    home = Path(run_dir).absolute()
-    if home.is_dir() and any(home.iterdir()):
-        raise RunDirectoryError(f"run_dir={run_dir}: the folder isn't empty; name a new one for the drill")
-    home.mkdir(parents=True, exist_ok=True)
-    return home
+def _home(config: Config) -> Path:
+    home = RunDirectory.at(config.run_dir or claim_default_path("drill"))
+    if home.path.is_dir() and any(home.path.iterdir()):
+        raise RunDirectoryError(f"run_dir={config.run_dir}: the folder isn't empty; name a new one for the drill")
+    home.create_for_sweep(config.mode)
+    return home.path
 
 
 def _as_json(report: Report) -> dict[str, Any]:

@@ -45,7 +45,8 @@ def main(arguments: list[str]) -> int:
         parser.error("--rank and --wait can't be negative")
     directory = chosen_run(options)
     attempt = _running_attempt(directory)
-    token = request_stacks(directory.stacks_request(attempt))
+    with directory.permissions():
+        token = request_stacks(directory.stacks_request(attempt))
     answers, missing = _collect(directory, attempt, token, options.rank, options.wait)
     for _, text in sorted(answers.items()):
         print(text)

@@ -26,8 +26,8 @@ FOLDER_NAME = require.that(
 )
 NOT_EMPTY = require.that(str.strip, "is empty", "name a folder, or omit the key", quoted=True)
 OWNER_MAY_ALL = require.that(
-    lambda mode: re.fullmatch(r"0?7[0-7]{2}", mode),
-    "must be octal and give the owner all permissions",
+    lambda mode: re.fullmatch(r"0?2?7[0-7][0145]", mode),
+    "must be octal, give the owner all permissions, and not let every user of the machine write",
     "set {key}='0750'",
 )
 
@@ -54,7 +54,8 @@ class Config(require.Checked):
     """Require that every matching name is in the model and in the file, with the same shape."""
     # a text: as a number, YAML 1.1 would read 0750 as 488
     run_mode: Annotated[str, OWNER_MAY_ALL] = "0750"
-    """Permissions of the run directory, in octal."""
+    """Permissions of the run directory, a sweep's included, and of all that a run creates, in octal; the umask doesn't
+    matter. 2770 lets a group work together."""
     cluster: Cluster = field(default_factory=Cluster)
     """Where the ranks run."""
     task: Any = None

@@ -52,6 +52,11 @@ def launch_local(run: RunPlan) -> int:
     Returns:
         An `ExitCode`.
     """
+    with run.directory.permissions():
+        return _launch(run)
+
+
+def _launch(run: RunPlan) -> int:
     directory, world_size = run.directory, run.resources.world_size
     UnrecordedEnds(directory, Slurm()).close(world_size)
     attempt = Ledger(directory).claim()

@@ -86,9 +86,10 @@ def prepare(config: Config, command: Sequence[str]) -> RunPlan:
     # allow_config_change was given for this change alone, not for those of later resumes
     stored = dataclasses.replace(run.config, resume=dataclasses.replace(config.resume, allow_config_change=False))
     directory.create(config.mode)
-    if not directory.manifest.exists():
-        write_json(directory.manifest, manifest(command, Path.cwd()))
-    change_config(directory, to_yaml(stored))
+    with directory.permissions():
+        if not directory.manifest.exists():
+            write_json(directory.manifest, manifest(command, Path.cwd()))
+        change_config(directory, to_yaml(stored))
     return dataclasses.replace(run, config=stored)
 
 
@@ -130,7 +131,7 @@ def claim_default_path(name: str) -> Path:
         wanted.parent.mkdir(parents=True, exist_ok=True)
         while True:
             try:
-                path.mkdir()
+                path.mkdir(mode=0o700)  # until `RunDirectory.create` gives it the run's mode
             except FileExistsError:
                 count += 1
                 path = wanted.with_name(f"{wanted.name}_{count}")

@@ -138,15 +138,17 @@ def submit(runs: Sequence[RunPlan], home: RunDirectory) -> list[str]:
         )
     array = len(runs) > 1
     log = _batch_log(home, array=array)
-    home.logs.mkdir(parents=True, exist_ok=True)
-    executor = _executor(runs[0], submitit_folder(home), log)
-    # submitit prints to standard error what sbatch answers; the exception has it as well
-    with (
-        environ_replaced(scrubbed(os.environ)),
-        _explained(runs[0].config.name),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
-        with executor.batch() if array else contextlib.nullcontext():
+    # the umask also reaches the job: sbatch hands it to the batch script
+    with home.permissions():
+        home.logs.mkdir(exist_ok=True)
+        executor = _executor(runs[0], submitit_folder(home), log)
+        # submitit prints to standard error what sbatch answers; the exception has it as well
+        with (
+            environ_replaced(scrubbed(os.environ)),
+            _explained(runs[0].config.name),
+            contextlib.redirect_stderr(io.StringIO()),
+            executor.batch() if array else contextlib.nullcontext(),
+        ):
             submitted = [executor.submit(Job(str(run.directory.path))) for run in runs]
         job_ids = [str(job.job_id) for job in submitted]
     for run, job_id in zip(runs, job_ids, strict=True):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,22 +156,64 @@ class RunDirectory:
         """Create the directory and the folders in it; parents follow the umask, the run itself gets ``mode``.
 
         Raises:
+            RunDirectoryError: the directory can't be created, or belongs to another user and has another mode.
+        """
+        with self._explained():
+            self._create(mode)
+            with self.permissions():
+                for folder in (self.logs, self.claims, self.checkpoints):
+                    folder.mkdir(exist_ok=True)
+            fsync_directory(self.path)
+
+    def create_for_sweep(self, mode: int) -> None:
+        """Create the directory of a sweep; one that holds files already keeps its permissions.
+
+        Raises:
             RunDirectoryError: the directory can't be created.
         """
+        with self._explained():
+            if not _names(self.path):
+                self._create(mode)
+
+    def _create(self, mode: int) -> None:
+        # nobody else may enter it before its mode is set, because the umask may allow more than the mode
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = stat.S_IMODE(self.path.stat().st_mode)
+        wanted = mode | found & stat.S_ISGID  # chmod would drop the bit that a shared folder passes on
+        if found == wanted:
+            return  # another user of the group who resumes the run isn't allowed to change its mode
+        if os.geteuid() not in (0, self.path.stat().st_uid):
+            raise RunDirectoryError(
+                f"run_dir={self.path}: it has the permissions {found:o} and belongs to another user, so they can't be "
+                f"changed to {wanted:o}; leave run_mode as it is"
+            )
+        self.path.chmod(wanted)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.path.chmod(mode)  # mkdir's own mode would be cut by the umask
-            for folder in (self.logs, self.claims, self.checkpoints):
-                folder.mkdir(exist_ok=True)
-            fsync_directory(self.path)
+            yield
         except OSError as error:
             raise RunDirectoryError(
                 f"run_dir={self.path}: can't be created ({error.strerror}); choose a folder that you may write to"
             ) from error
 
+    @contextmanager
+    def permissions(self) -> Iterator[None]:
+        """Inside the context, all that this process creates has the directory's permissions, whatever the umask.
+
+        The umask belongs to the process, so it changes for all threads.
+        """
+        before = os.umask(umask_of(self.path.stat().st_mode))
+        try:
+            yield
+        finally:
+            os.umask(before)
+
     def record_job(self, record: dict[str, object]) -> None:
         """Record one submission: ``job_id``, ``time`` (epoch seconds), ``log`` (the batch script's)."""
-        append_json_line(self.jobs, record, durable=True)
+        with self.permissions():
+            append_json_line(self.jobs, record, durable=True)
 
     def job_records(self) -> list[dict[str, Any]]:
         """The submissions and cancellations, oldest first."""
@@ -185,6 +230,11 @@ class RunDirectory:
         """When the user cancelled the run, in epoch seconds; None if they didn't, or a job was submitted afterwards."""
         last: dict[str, Any] = next(reversed(self.job_records()), {})
         return float(last["time"]) if last.get("cancelled") else None
+
+
+def umask_of(mode: int) -> int:
+    """The umask with which a process gives others no more, and no less, than a run directory of this mode does."""
+    return ~mode & 0o777
 
 
 def _names(folder: Path) -> list[str]:

@@ -22,7 +22,7 @@ from hpctrain.config.stored import load  # noqa: E402
 from hpctrain.errors import ClusterEnvironmentError, ConfigError, HpctrainError  # noqa: E402
 from hpctrain.launch.prepare import RunPlan, prepare_as_rank  # noqa: E402
 from hpctrain.retry import retry  # noqa: E402
-from hpctrain.run.directory import RunDirectory  # noqa: E402
+from hpctrain.run.directory import RunDirectory, umask_of  # noqa: E402
 from hpctrain.scheduler.slurm import Slurm  # noqa: E402
 from hpctrain.supervise.allocation import allocation_overrides  # noqa: E402
 from hpctrain.supervise.supervisor import STORAGE_ERRORS, STORAGE_S, Supervisor  # noqa: E402
@@ -46,6 +46,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     except HpctrainError as error:
         print(f"hpctrain: error: {error}", file=sys.stderr)
         return error.exit_code
+    os.umask(umask_of(plan.config.mode))
     log_to_stdout()
     supervisor = Supervisor(plan, environ, Slurm(environ))
     threading.Thread(target=supervisor.requeuer.watch_signals, args=(received,), daemon=True).start()

@@ -131,7 +131,11 @@ def _home(config: Config) -> RunDirectory:
     assert config.name is not None
     if config.run_dir is not None:
         return RunDirectory.at(config.run_dir)
-    return RunDirectory.at(default_path(config.name) if config.cluster.dry_run else claim_default_path(config.name))
+    if config.cluster.dry_run:
+        return RunDirectory.at(default_path(config.name))
+    home = RunDirectory.at(claim_default_path(config.name))
+    home.create_for_sweep(config.mode)  # here, because a sweeper may write into it before the first launch
+    return home
 
 
 def _run_sweeper(composer: Composer, overrides: Sequence[str], command: Sequence[str]) -> int:

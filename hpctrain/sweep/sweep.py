@@ -66,6 +66,7 @@ class Sweep:
             directory = self.run_directory(number)
             if directory.config.is_file():
                 require_stopped(directory)
+        self.home.create_for_sweep(placed[0].mode)
         if isinstance(placed[0].cluster, Slurm):
             return self._submit(placed)
         return self._one_after_another(placed)

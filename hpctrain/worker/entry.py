@@ -16,7 +16,7 @@ from hpctrain.config.root import Config
 from hpctrain.distributed.stop_request import STOP_SIGNALS, StopRequest
 from hpctrain.errors import ExitCode, HpctrainError, RendezvousError, SupersededError
 from hpctrain.phrases import DATE_TIME
-from hpctrain.run.directory import RunDirectory
+from hpctrain.run.directory import RunDirectory, umask_of
 from hpctrain.run.handover import Handover
 from hpctrain.run.process import process_age_s
 from hpctrain.run.reason import Reason
@@ -47,6 +47,7 @@ def run_rank(
         ClusterEnvironmentError: this process's place among the ranks can't be derived.
     """
     os.environ.update(config.cluster.env)
+    umask = os.umask(umask_of(config.mode))
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     stop = StopRequest()
     stop.install()
@@ -61,6 +62,7 @@ def run_rank(
         return _run(rank, make_directory)
     finally:
         close_log_files()
+        os.umask(umask)
         for number, handler in handlers.items():
             signal.signal(number, handler)
 

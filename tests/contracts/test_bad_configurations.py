@@ -126,6 +126,7 @@ MISTAKES = {
     "bad variable name": (["cluster.env={A-B: x}"], "cluster.env.A-B", "letters"),
     "a name with a space": (["name='a b'"], "name='a b'", "letters"),
     "permissions that lock out": (["run_mode=0077"], "run_mode=0077", "0750"),
+    "permissions for everybody": (["run_mode=0777"], "run_mode=0777", "0750"),
     "heads that don't divide": (["task=text", "model.width=65"], "model.width=65", "num_heads"),
     "context longer than the model's": (["task=text", "task.context_length=999"], "task.context_length=999", "raise"),
     "weights that are not there": (["init_from=nowhere"], "init_from=nowhere", "name a run"),

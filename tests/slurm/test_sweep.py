@@ -69,6 +69,8 @@ def test_a_sweep_is_one_array_of_runs_with_directories_of_their_own(
         assert (start["job_id"], start["world_size"], len(start["nodes"])) == (job, 1, 1)
         assert (end["reason"], end["step"]) == ("completed", 5)
         assert (sweep / "logs" / f"batch_{job}.log").exists()
+    # run_mode=0750 covers what the launcher, the batch script, srun and the ranks wrote
+    assert [str(path) for path in [sweep, *sweep.rglob("*")] if path.stat().st_mode & 0o027] == []
     digests = {json.loads(hpctrain("inspect", f"S/{name}", "--json").stdout)["weights_digest"] for name in "012"}
     assert len(digests) == 3
 

@@ -163,6 +163,25 @@ def test_submitting_from_inside_an_allocation_leaks_nothing(planned, fresh, tmp_
     assert fresh.job_records()[0]["log"] == f"{fresh.logs}/batch_77.log"
 
 
+def test_a_generous_umask_opens_neither_pickles_nor_logs(planned, tmp_path, monkeypatch):
+    fake_sbatch(tmp_path, monkeypatch, f"umask > {tmp_path}/seen\necho Submitted batch job 78\n")
+    before = os.umask(0o002)
+    try:
+        home = RunDirectory.at(tmp_path / "S")
+        home.create_for_sweep(0o750)
+        runs = [RunDirectory.at(home.path / name) for name in ("0", "1")]
+        for run in runs:
+            run.create(0o750)
+        submit([planned(run) for run in runs], home)
+    finally:
+        os.umask(before)
+    written = [home.path, *home.path.rglob("*")]
+    assert [path.name for path in written if path.stat().st_mode & 0o027] == []
+    assert len([path for path in written if path.suffix == ".pkl"]) == 2
+    # sbatch hands its umask to the batch script, so the script's log and all that it starts have it
+    assert (tmp_path / "seen").read_text() == "0027\n"
+
+
 def test_an_array_gives_each_run_its_task(planned, fresh, tmp_path, monkeypatch):
     fake_sbatch(tmp_path, monkeypatch, "echo Submitted batch job 78\n")
     runs = [RunDirectory.at(tmp_path / "R" / name) for name in ("0", "1")]

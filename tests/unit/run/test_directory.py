@@ -53,6 +53,39 @@ def test_the_run_gets_its_mode_whatever_the_umask(tmp_path):
     assert directory.logs.is_dir()
 
 
+def test_the_setgid_bit_of_a_shared_folder_is_kept(tmp_path):
+    tmp_path.chmod(0o2770)
+    directory = RunDirectory.at(tmp_path / "digits")
+    directory.create(0o750)
+    assert stat.S_IMODE(directory.path.stat().st_mode) == 0o2750
+    assert stat.S_IMODE(directory.checkpoints.stat().st_mode) == 0o2750
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o077])
+def test_what_is_created_has_the_runs_permissions_whatever_the_umask(tmp_path, umask):
+    directory = RunDirectory.at(tmp_path / "digits")
+    before = os.umask(umask)
+    try:
+        directory.create(0o2770)
+        directory.record_job({"job_id": "7"})
+        with directory.permissions():
+            directory.metrics.touch()
+        assert os.umask(umask) == umask
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (directory.jobs, directory.metrics, directory.logs)]
+    assert modes == [0o660, 0o660, 0o2770]
+
+
+def test_a_sweeps_directory_has_a_mode_and_a_folder_with_other_files_keeps_its_own(tmp_path):
+    home = RunDirectory.at(tmp_path / "sweep")
+    home.create_for_sweep(0o700)
+    assert stat.S_IMODE(home.path.stat().st_mode) == 0o700
+    tmp_path.chmod(0o755)
+    RunDirectory.at(tmp_path).create_for_sweep(0o700)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
 def test_creating_twice_keeps_what_is_there(directory):
     directory.config.write_text("seed: 0\n")
     directory.create(0o700)
