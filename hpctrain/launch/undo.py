@@ -35,6 +35,8 @@ def undone_on_error(directory: RunDirectory | None) -> Iterator[None]:
             raise
         # the caller needs the first error
         with contextlib.suppress(OSError):
+            directory.path.chmod(mode)
+        with contextlib.suppress(OSError), directory.permissions():
             if directory.config.stat().st_ino != found.st_ino:
                 write_atomic(directory.config, config)
                 # `status` sorts the runs by it
@@ -42,7 +44,6 @@ def undone_on_error(directory: RunDirectory | None) -> Iterator[None]:
             for folder, names in before.items():
                 for name in _names(folder) - names:
                     _remove(folder / name)
-            directory.path.chmod(mode)
         raise
 
 
