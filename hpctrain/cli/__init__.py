@@ -7,11 +7,14 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 from hpctrain.errors import ExitCode, HpctrainError
 
 COMMANDS = ("cancel", "drill", "env", "fit-batch", "inspect", "logs", "resume", "stacks", "status")
 """The commands; each is a module of this package."""
+TRAINING = ("drill", "fit-batch", "resume")
+"""Those that run a task, which may be in the folder where they are typed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,6 +40,7 @@ def _has_threads() -> bool:
 
 
 def _run(arguments: list[str]) -> int:
+    search_path = list(sys.path)
     try:
         return _dispatch(arguments)
     except HpctrainError as error:
@@ -49,6 +53,8 @@ def _run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         end_echo()
         return ExitCode.INTERRUPTED
+    finally:
+        sys.path[:] = search_path
 
 
 def end_echo() -> None:
@@ -57,9 +63,17 @@ def end_echo() -> None:
         print(file=sys.stderr)
 
 
+def search_folder() -> None:
+    """Let Python find modules in the folder where the command was typed, as `python -m` does: a task may be there."""
+    if not sys.flags.safe_path and (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+
+
 def _dispatch(arguments: list[str]) -> int:
     first = arguments[0] if arguments else ""
     # import only the modules that the command needs: on a busy login node, each one costs time
+    if first in TRAINING:
+        search_folder()
     if first in COMMANDS:
         code: int = importlib.import_module(f"hpctrain.cli.{first.replace('-', '_')}").main(arguments[1:])
         return code

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from hydra._internal.utils import get_args_parser
 
+from hpctrain.cli import search_folder
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.compose import PRIMARY, Composer, open_overrides
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError
@@ -40,9 +41,10 @@ def main(arguments: Sequence[str]) -> int:
     for flag, (problem, remedy) in REFUSED.items():
         if (given := getattr(options, flag)) is not None:
             raise ConfigError(f"--{flag.replace('_', '-')}", given, problem, remedy)
-    composer = Composer(options.config_dir)
     if options.help or options.hydra_help or options.cfg or options.info or options.shell_completion:
-        return _show(composer, options, parser)
+        return _show(Composer(options.config_dir), options, parser)
+    search_folder()
+    composer = Composer(options.config_dir)
     # `srun python -m hpctrain ...` and torchrun start ranks: launching from one would start a job within the job
     if is_rank(os.environ):
         return _run_as_rank(composer, options.overrides)

@@ -1,0 +1,105 @@
+"""Commands that don't train import nothing from the folder where they are typed; those that train find a task there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hpctrain
+
+SCRIPT = "import sys\nfrom hpctrain.__main__ import main\nsys.exit(main())\n"
+TASK = """
+from torch import nn, rand
+from torch.utils.data import TensorDataset
+from hpctrain.tasks import Task
+
+class Own(Task):
+    def build_model(self):
+        return nn.Linear(1, 1)
+    def train_dataset(self):
+        return TensorDataset(rand(64, 1))
+    def loss(self, model, batch):
+        return model(batch[0]).square().mean()
+"""
+TRAINS = ("task=custom", "task._target_=own_task.Own", "trainer.max_steps=1", "logger.tensorboard=false", "run_dir=run")
+
+
+def plant(folder: Path) -> None:
+    """Give the folder a module of each name that a command imports; importing one leaves a line in `imported`."""
+    loaded = subprocess.run(
+        [sys.executable, "-c", "import runpy, sys; print(*sys.modules)"], capture_output=True, text=True, check=True
+    )
+    # by `python -m` itself, before hpctrain starts
+    early = {name.partition(".")[0] for name in loaded.stdout.split()}
+    outside = {"hydra", "omegaconf", "yaml", "submitit", "antlr4", "xxhash", "cloudpickle"}
+    for name in {*sys.stdlib_module_names, *outside} - early:
+        (folder / f"{name}.py").write_text(f"open({str(folder / 'imported')!r}, 'a').write({name!r} + ' ')")
+    plugins = folder / "hydra_plugins"
+    plugins.mkdir()
+    (plugins / "evil.py").write_text(f"open({str(folder / 'imported')!r}, 'a').write('plugin')")
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("planted")
+    plant(folder)
+    return folder
+
+
+def run(folder: Path, command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SLURM_"))}
+    return subprocess.run(
+        command, cwd=folder, env=environ | variables, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The script `hpctrain`, as pip writes it."""
+    script = tmp_path_factory.mktemp("bin") / "hpctrain"
+    script.write_text(SCRIPT)
+    return script
+
+
+@pytest.mark.parametrize(
+    "words", [["status"], ["env"], ["logs", "nowhere"], ["cancel", "nowhere"], ["--help"]], ids=str
+)
+def test_python_m_imports_nothing_from_the_folder(planted: Path, words: list[str]) -> None:
+    done = run(planted, [sys.executable, "-m", "hpctrain", *words])
+    assert not (planted / "imported").exists(), (planted / "imported").read_text()
+    assert "Traceback" not in done.stderr
+
+
+def test_nor_does_the_script_with_an_empty_entry_in_pythonpath(planted: Path, installed: Path) -> None:
+    done = run(planted, [sys.executable, str(installed), "status"], PYTHONPATH=f"{Path(hpctrain.__file__).parents[1]}:")
+    assert done.returncode == 0, done.stderr
+    imported = (planted / "imported").read_text() if (planted / "imported").exists() else ""
+    assert not imported
+
+
+def test_python_itself_does(planted: Path, tmp_path: Path) -> None:
+    """The planted modules would be imported."""
+    plant(tmp_path)
+    run(tmp_path, [sys.executable, "-m", "submitit"])
+    assert (tmp_path / "imported").exists()
+
+
+def test_both_find_a_task_in_the_folder(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "own_task.py").write_text(TASK)
+    done = run(tmp_path, [sys.executable, str(installed), *TRAINS])
+    assert done.returncode == 0, done.stderr
+    again = run(tmp_path, [sys.executable, str(installed), "resume", "run", "trainer.max_steps=2"])
+    assert again.returncode == 0, again.stderr
+    assert "attempt 2" in again.stdout
+
+
+def test_with_pythonsafepath_neither_does(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "own_task.py").write_text(TASK)
+    for command in ([str(installed)], ["-m", "hpctrain"]):
+        done = run(tmp_path, [sys.executable, *command, *TRAINS], PYTHONSAFEPATH="1")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "the module own_task was not found" in done.stderr
