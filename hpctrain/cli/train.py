@@ -21,9 +21,7 @@ from hpctrain.errors import ConfigError, ExitCode, HpctrainError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.report import require_stopped
 
-EXPERIMENT = (
-    "write what it changes into CONFIG_DIR/experiment/NAME.yaml, and add --config-dir CONFIG_DIR experiment=NAME"
-)
+EXPERIMENT = "write what it changes into conf/experiment/NAME.yaml, and add experiment=NAME"
 REFUSED = {
     "config_name": ("another main configuration isn't supported", EXPERIMENT),
     "config_path": ("another folder in place of hpctrain's isn't supported", EXPERIMENT),

@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from hpctrain.config import schema
 from hpctrain.config.checks import check
 from hpctrain.config.explain import HELP, MISTAKES, Explainer, unreadable
+from hpctrain.config.folders import conf_dir, own_folders
 from hpctrain.config.root import Config
 from hpctrain.config.several import first_of, single, value_as_typed
 from hpctrain.config.stored import to_config
@@ -34,18 +35,14 @@ OPEN_NODES = re.compile(r"^cluster\.(env|sbatch)([.=])")
 """Keys whose names the user chooses; here new names need no plus sign, which Hydra requires elsewhere."""
 
 
-def conf_dir() -> Path:
-    """Return the folder of hpctrain's configuration: inside the package in a wheel, next to it in a checkout."""
-    package = Path(__file__).resolve().parent.parent
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
-
-
 class Composer:
-    """Composes configurations from ``conf/`` and the user's own folder.
+    """Composes configurations from ``conf/`` and the user's own folders.
+
+    Hydra takes an option from the first folder that has it: of `--config-dir`, of hpctrain, then of `./conf`, which so
+    adds options and replaces none.
 
     Args:
-        config_dir: folder of more configuration, searched before hpctrain's own; None for none.
+        config_dir: the folder of `--config-dir`; None for none.
 
     Raises:
         ConfigError: the folder doesn't exist.
@@ -55,13 +52,12 @@ class Composer:
         hydra.version.setbase("1.3")  # as `@hydra.main(version_base="1.3")` does
         schema.register()
         search_path = create_config_search_path(str(conf_dir()))
-        self.folder = None if config_dir is None else Path(config_dir).absolute()
-        if self.folder is not None:
-            if not self.folder.is_dir():
-                raise ConfigError(
-                    "--config-dir", config_dir, "is not a folder", "name the folder that contains your groups"
-                )
-            search_path.prepend(provider="command-line", path=f"file://{self.folder}", anchor="main")
+        named, here = own_folders(config_dir)
+        if named is not None:
+            search_path.prepend(provider="command-line", path=f"file://{named}", anchor="main")
+        if here is not None:
+            search_path.append(provider="working-directory", path=f"file://{here}", anchor="main")
+        self.folders = [folder for folder in (named, here) if folder is not None]
         # Hydra refuses a second instance in a process, and a sweeper or a resume may need one
         GlobalHydra.instance().clear()
         self.hydra = Hydra.create_main_hydra2("hpctrain", search_path)
@@ -84,7 +80,7 @@ class Composer:
         try:
             yield
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise unreadable(error, self.folder) from error
+            raise unreadable(error, self.folders) from error
         except MISTAKES as error:
             text = "\n".join(filter(None, (str(error), str(error.__cause__ or ""))))
             raise Explainer(text, overrides, lambda: self._known(overrides, text), self.options).explain() from error

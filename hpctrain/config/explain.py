@@ -148,31 +148,31 @@ class Explainer:
         return f"did you mean {near[0]}?" if near else f"{HELP}; a new key of your own needs a plus: +{key}=VALUE"
 
 
-def unreadable(error: yaml.YAMLError | UnicodeDecodeError, folder: Path | None) -> ConfigError:
+def unreadable(error: yaml.YAMLError | UnicodeDecodeError, folders: Sequence[Path]) -> ConfigError:
     """Explain why a file isn't valid YAML, with its path and the line.
 
     Args:
         error: raised while reading it.
-        folder: of the user's configuration, searched for the file if the error doesn't name it.
+        folders: of the user's configuration, searched for the file if the error doesn't name it.
     """
     if isinstance(error, UnicodeDecodeError):
-        path, line = _holder_of(error, folder)
-        return _in_file(path, line, folder, "is not UTF-8", "save the file as UTF-8")
+        path, line = _holder_of(error, folders)
+        return _in_file(path, line, folders, "is not UTF-8", "save the file as UTF-8")
     if isinstance(error, yaml.reader.ReaderError):
         path = Path(error.name)
         line = path.read_text(encoding="utf-8").count("\n", 0, error.position) + 1 if path.is_file() else None
-        return _in_file(path, line, folder, str(error).splitlines()[0], "correct the file")
+        return _in_file(path, line, folders, str(error).splitlines()[0], "correct the file")
     mark, begun = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
     if mark is None:
         return ConfigError("configuration", "...", f"cannot be read: {error}", "correct the file")
     problem = f"is not valid YAML: {getattr(error, 'problem', None) or 'it is malformed'}"
     if begun is not None and begun.line != mark.line:
         problem += f", in the part that starts in line {begun.line + 1}"
-    return _in_file(Path(mark.name), mark.line + 1, folder, problem, "correct the file")
+    return _in_file(Path(mark.name), mark.line + 1, folders, problem, "correct the file")
 
 
-def _holder_of(error: UnicodeDecodeError, folder: Path | None) -> tuple[Path | None, int | None]:
-    for path in sorted(folder.rglob("*.yaml")) if folder is not None else ():
+def _holder_of(error: UnicodeDecodeError, folders: Sequence[Path]) -> tuple[Path | None, int | None]:
+    for path in (path for folder in folders for path in sorted(folder.rglob("*.yaml"))):
         held = path.read_bytes() if path.is_file() else b""
         begin = held.find(error.object)
         if begin >= 0:
@@ -180,14 +180,13 @@ def _holder_of(error: UnicodeDecodeError, folder: Path | None) -> tuple[Path | N
     return None, None
 
 
-def _in_file(path: Path | None, line: int | None, folder: Path | None, problem: str, remedy: str) -> ConfigError:
+def _in_file(path: Path | None, line: int | None, folders: Sequence[Path], problem: str, remedy: str) -> ConfigError:
     """Make an error about GROUP=OPTION if the file is an option, otherwise about the file."""
     if path is None:
         return ConfigError("configuration", "...", f"one of its files {problem}", remedy)
     where = path if line is None else f"{path}, line {line},"
-    root = None if folder is None else folder.resolve()
-    if root is not None and path.resolve().is_relative_to(root):
-        inside = path.resolve().relative_to(root)
+    for root in (folder.resolve() for folder in folders):
+        inside = path.resolve().relative_to(root) if path.resolve().is_relative_to(root) else Path()
         if len(inside.parts) > 1:
             return ConfigError(inside.parent.as_posix(), inside.stem, f"{where} {problem}", remedy)
     return ConfigError("configuration", path.stem, f"{where} {problem}", remedy)

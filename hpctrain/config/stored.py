@@ -93,6 +93,6 @@ def load(path: Path, overrides: list[str] | None = None) -> Config:
         assert isinstance(merged, DictConfig)
         return to_config(merged)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise unreadable(error, path.parent) from error
+        raise unreadable(error, [path.parent]) from error
     except OmegaConfBaseException as error:
         raise Explainer(str(error), overrides or [str(path)]).explain() from error

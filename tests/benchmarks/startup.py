@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpctrain.config.compose import conf_dir
+from hpctrain.config.folders import conf_dir
 
 GOAL = 1.3
 BARE = """\

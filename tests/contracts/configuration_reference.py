@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
 
 from hpctrain.config.cluster import Cluster, Requeue, Slurm
-from hpctrain.config.compose import conf_dir
+from hpctrain.config.folders import conf_dir
 from hpctrain.config.root import Config
 from hpctrain.config.schema import GROUPS
 
@@ -22,10 +22,10 @@ This page is generated from the schema: `python tests/contracts/configuration_re
 docs/reference/configuration.md`.
 
 Change a key with `KEY=VALUE` on the command line, and choose an option of a group with `GROUP=OPTION`. Put your own
-options into a folder, with one subfolder per group, and name it with `--config-dir`: `conf/cluster/mysite.yaml` with
-`defaults: [slurm, _self_]` becomes the option `cluster=mysite`. `python -m hpctrain --cfg job` prints the configuration
-that a command would use. An invalid value is refused with one line and exit code 2, before anything is written or
-submitted.
+options into the folder `conf` where you type the command, or into one that you name with `--config-dir`, with a
+subfolder per group: `conf/cluster/mysite.yaml` with `defaults: [slurm, _self_]` becomes the option `cluster=mysite`.
+`python -m hpctrain --cfg job` prints the configuration that a command would use. An invalid value is refused with one
+line and exit code 2, before anything is written or submitted.
 """
 
 

@@ -159,7 +159,7 @@ MISTAKES = {
     "another main configuration": (
         ["-cn", "mine", "cluster=slurm"],
         "--config-name=mine",
-        "add --config-dir CONFIG_DIR experiment=NAME",
+        "conf/experiment/NAME.yaml, and add experiment=NAME",
     ),
     "another main configuration of a sweep": (
         ["--config-name=mine", "-m", "cluster=slurm", "seed=1,2"],

@@ -11,7 +11,8 @@ import pytest
 
 import hpctrain.config
 from hpctrain.config import schema
-from hpctrain.config.compose import Composer, conf_dir
+from hpctrain.config.compose import Composer
+from hpctrain.config.folders import conf_dir
 from hpctrain.config.root import Config
 from hpctrain.config.stored import load, to_yaml
 
