@@ -14,6 +14,7 @@ import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -56,7 +57,9 @@ class Composer:
         if named is not None:
             search_path.prepend(provider="command-line", path=f"file://{named}", anchor="main")
         if here is not None:
-            search_path.append(provider="working-directory", path=f"file://{here}", anchor="main")
+            search_path.append(
+                provider="working-directory", path=f"file://{here}", anchor=SearchPathQuery(provider="main")
+            )
         self.folders = [folder for folder in (named, here) if folder is not None]
         # Hydra refuses a second instance in a process, and a sweeper or a resume may need one
         GlobalHydra.instance().clear()
