@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 
 from hpctrain.errors import ExitCode, HpctrainError
 
@@ -63,16 +62,12 @@ def end_echo() -> None:
         print(file=sys.stderr)
 
 
-def search_folder() -> None:
-    """Let Python find modules in the folder where the command was typed, as `python -m` does: a task may be there."""
-    if not sys.flags.safe_path and (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
-
-
 def _dispatch(arguments: list[str]) -> int:
     first = arguments[0] if arguments else ""
     # import only the modules that the command needs: on a busy login node, each one costs time
     if first in TRAINING:
+        from hpctrain.cli.search_path import search_folder
+
         search_folder()
     if first in COMMANDS:
         code: int = importlib.import_module(f"hpctrain.cli.{first.replace('-', '_')}").main(arguments[1:])

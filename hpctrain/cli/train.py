@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from hydra._internal.utils import get_args_parser
 
-from hpctrain.cli import search_folder
+from hpctrain.cli.search_path import search_folder
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.compose import PRIMARY, Composer, open_overrides
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError
