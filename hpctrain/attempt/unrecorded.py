@@ -79,7 +79,9 @@ class UnrecordedEnds:
 
     def _requeued(self, entry: Attempt) -> bool:
         """Whether the attempt ran in this very job, before it was requeued."""
-        return self.job_id is not None and entry.job_id in (None, self.job_id) and self.restarts > 0
+        # an attempt whose ranks never got as far as the ledger recorded neither its job nor the count
+        before = entry.extra.get("restart_count", 0) < self.restarts
+        return self.job_id is not None and entry.job_id in (None, self.job_id) and before
 
     def _explain(self, entry: Attempt, outcome: Outcome) -> Outcome:
         """Replace the outcome by SLURM's explanation of why ranks left no record."""

@@ -31,6 +31,19 @@ USER_MISTAKES = ("invalid", "not permitted", "more processors", "not available",
 SBATCH_TIMEOUT_S = 180.0
 """Seconds that sbatch may take: longer than a failover of the controller, `SlurmctldTimeout`, 120 s by default."""
 
+SHELL = """\
+# the supervisor handles these; they must end neither this shell nor a supervisor that isn't ready yet
+trap '' TERM USR1 USR2
+# if the supervisor is killed, a new one ends its ranks and continues; at most three times in an allocation
+supervise() {
+    for left in 3 2 1 0; do
+        "$@" && code=0 || code=$?
+        [ $code -gt 128 ] && [ $left -gt 0 ] || exit $code
+        sleep 1
+    done
+}""".splitlines()
+"""The lines before the user's own; the shell stays, since SLURM ends the job when the batch script's process ends."""
+
 
 class BatchExecutor(submitit.SlurmExecutor):
     """submitit's executor, which also writes scripts on machines without srun, for a dry run on a laptop."""
@@ -62,8 +75,7 @@ def sbatch_parameters(run: RunPlan, log: str) -> dict[str, Any]:
         "qos": cluster.qos,
         "constraint": cluster.constraint,
         "exclude": cluster.exclude,
-        # a SIGTERM that arrives before the supervisor handles it would end the job without a requeue
-        "setup": ["trap '' TERM", *cluster.setup],
+        "setup": [*SHELL, *cluster.setup],
         "stderr_to_stdout": True,
         # the callable runs in the batch script and calls srun itself, so that it outlives the ranks
         "use_srun": False,
@@ -88,8 +100,7 @@ def _additional(cluster: Slurm, log: str) -> dict[str, Any]:
 
 
 def _executor(run: RunPlan, folder: Path, log: str) -> BatchExecutor:
-    # without exec, bash would be the first to die of a SIGTERM, and SLURM would kill the supervisor with it
-    made = BatchExecutor(folder=folder, python=f"exec {shlex.quote(sys.executable)}")
+    made = BatchExecutor(folder=folder, python=f"supervise {shlex.quote(sys.executable)}")
     made.update_parameters(**sbatch_parameters(run, log))
     return made
 

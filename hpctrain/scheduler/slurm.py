@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -133,6 +134,22 @@ class Slurm:
             self._run("scancel", _checked(job_id))
         except UnknownJobError:
             return  # the controller forgets a job some minutes after its end (MinJobAge)
+
+    def steps(self, job_id: str) -> tuple[str, ...]:
+        """The ids of the steps that srun has started in a job and that still run, such as `12.0` or `12_3.0`."""
+        try:
+            # a job's id names all tasks of its array
+            answer = self._run("squeue", "--noheader", "--steps", "--format=%i", f"--jobs={_checked(job_id)}")
+        except UnknownJobError:
+            return ()
+        # the batch script and an interactive shell are steps with names
+        places = (line.strip().rpartition(".") for line in answer.splitlines())
+        return tuple(f"{job}.{number}" for job, _, number in places if job == job_id and number.isdecimal())
+
+    def signal_step(self, step_id: str, number: signal.Signals) -> None:
+        """Send a signal to the tasks of a step; do nothing if it is over."""
+        with suppress(UnknownJobError):
+            self._run("scancel", f"--signal={number.name.removeprefix('SIG')}", step_id)
 
     def requeue(self, job_id: str, restarts: int | None = None) -> None:
         """Put a running or finished job back into the queue under its id; this revives a cancelled job, too.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.scheduler.command import SchedulerSilentError
 from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import SILENCE_S, Slurm
+from hpctrain.supervise.step import ENDING_S
 
 T = TypeVar("T")
 
@@ -105,6 +107,22 @@ class CurrentJob:
             SchedulerError: SLURM doesn't answer.
         """
         self._retry(lambda: self.slurm.cancel(self.job_id))
+
+    def end_steps(self) -> None:
+        """End the steps of a supervisor that was killed in this allocation; their ranks get the time to save."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if not (steps := self._steps()):
+                return
+            log.info("%s to the ranks of a supervisor that was killed: %s", number.name, " ".join(steps))
+            for step in steps:
+                with contextlib.suppress(SchedulerError):  # the next signal, or the attempt's claim, stops them
+                    self.slurm.signal_step(step, number)
+            deadline = time.monotonic() + ENDING_S
+            while time.monotonic() < deadline and self._steps():
+                time.sleep(0.5)
+
+    def _steps(self) -> tuple[str, ...]:
+        return self._ask(lambda: self.slurm.steps(self.job_id)) or ()
 
     def _termination(self, received: int | None) -> Termination | None:
         record = self.slurm.show(self.job_id)

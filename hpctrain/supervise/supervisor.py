@@ -96,7 +96,10 @@ class Supervisor:
         return self.storage_s if self._in_allocation or self.job.restarts else 0.0
 
     def _begin(self) -> bool:
-        """Close earlier attempts; return whether the run is completed already."""
+        """End and close earlier attempts; return whether the run is completed already."""
+        with contextlib.suppress(OSError):  # if their ranks still run, the next claim stops them
+            if (newest := self.ledger.last_claim()) and self.ledger.attempt(newest).open:
+                self.job.end_steps()
         ends = UnrecordedEnds(self.directory, self.slurm, self.job.job_id, self.job.restarts)
         with contextlib.suppress(OSError):  # they are left to a later attempt
             retry(

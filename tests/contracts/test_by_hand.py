@@ -18,11 +18,14 @@ def test_every_line_that_a_script_of_ones_own_needs_is_in_the_shipped_ones(scrip
     flags = [flag for code in re.findall(r"`([^`]+)`", needed) for flag in re.findall(r"--[^ ]+", code)]
     assert flags == ["--signal=USR2@90", "--requeue", "--open-mode=append"]
     assert not [flag for flag in flags if f"#SBATCH {flag}\n" not in SCRIPTS[script]]
-    assert ("`trap '' TERM`" in needed, "`exec python -m hpctrain.supervise KEY=VALUE ...`" in needed) == (True, True)
-    assert "\ntrap '' TERM\n" in SCRIPTS[script]
-    assert re.search(
-        r'\nexec "\$\{HPCTRAIN_PYTHON:-python\}" -m hpctrain\.supervise .*"\$@"\n$', SCRIPTS[script], re.DOTALL
+    assert ("`trap '' TERM USR1 USR2`" in needed, "`python -m hpctrain.supervise KEY=VALUE ...`" in needed) == (
+        True,
+        True,
     )
+    assert "\ntrap '' TERM USR1 USR2\n" in SCRIPTS[script]
+    command = r'"\$\{HPCTRAIN_PYTHON:-python\}" -m hpctrain\.supervise .*"\$@"'
+    loop = rf"\nfor .*\n    {command} && code=0 \|\| code=\$\?\n.*\ndone\n$"
+    assert re.search(loop, SCRIPTS[script], re.DOTALL)
 
 
 def test_what_srun_and_torchrun_need_is_on_the_page():

@@ -304,3 +304,16 @@ def test_exit_code_zero_in_the_grace_time_does_not_end_the_run(runs: SubmittedRu
     assert let_it_end(run, 2) == "COMPLETED"
     assert_survived(runs, run, "preempted", processes=1)
     assert {one.job_id for one in run.attempts} == {run.job_id}
+
+
+def test_the_supervisor_is_killed(runs: SubmittedRuns) -> None:
+    """Its ranks live on until the next supervisor stops them."""
+    run = runs.train(OFTEN, pace_s=PACE_S)
+    run.until_step(5)
+    supervisor = run.supervisor
+    assert supervisor is not None
+    os.kill(supervisor, signal.SIGKILL)
+    assert let_it_end(run, 2) == "COMPLETED"
+    assert_survived(runs, run, "interrupted")
+    assert runs.sandbox.job(run.job_id)["Restarts"] == "0"
+    assert {one.job_id for one in run.attempts} == {run.job_id}

@@ -65,6 +65,7 @@ class FakeSlurm:
         for name in COMMANDS:
             self._install(name, PROGRAM.format(python=sys.executable, folder=str(Path(__file__).parent)))
         self.queue()
+        self.run_steps()
         self.environ = {
             "PATH": f"{home}{os.pathsep}{os.environ['PATH']}",
             "SLURM_JOB_ID": "7",
@@ -111,6 +112,11 @@ class FakeSlurm:
     def kill_next_requeue(self) -> None:
         """SLURM's signal for the job ends the next `scontrol requeue` too, once the controller has its request."""
         (self.home / "kills").touch()
+
+    def run_steps(self, **steps: str) -> None:
+        """The steps that squeue shows, and the signal that ends each; s7_0 stands for 7.0."""
+        running = {name[1:].replace("_", ".", 1): ended_by for name, ended_by in steps.items()}
+        (self.home / "running_steps.json").write_text(json.dumps(running))
 
     def watch(self, path: Path) -> None:
         """Keep what a file holds when scancel is called, for `watched`."""
@@ -192,6 +198,8 @@ class _Programs:
         options = dict(word.lstrip("-").partition("=")[::2] for word in words)
         self._record("questions", str(options.get("jobs")))
         self._answer_or_not("squeue")
+        if "steps" in options:
+            return "".join(f"{step}\n" for step in json.loads((self.home / "running_steps.json").read_text()))
         jobs, asked = json.loads((self.home / "queue.json").read_text()), options["jobs"].split(",")
         if len(asked) == 1 and asked[0] not in jobs:
             raise RefusedError("slurm_load_jobs error: Invalid job id specified")
@@ -227,10 +235,22 @@ class _Programs:
             (self.home / "watched").write_text(Path(watched.read_text()).read_text())
         self._answer_or_not("scancel")
         self._record("cancelled", " ".join(words))
+        if words[0].startswith("--signal="):
+            return self._signal_step(*words)
         path = self.home / "queue.json"
         jobs = json.loads(path.read_text())
         jobs.setdefault(words[0], {})["State"] = "CANCELLED"
         path.write_text(json.dumps(jobs))
+        return ""
+
+    def _signal_step(self, option: str, step: str) -> str:
+        path = self.home / "running_steps.json"
+        steps = json.loads(path.read_text())
+        if step not in steps:
+            raise RefusedError(f"Kill job error on job step id {step}: Invalid job id specified")
+        if steps[step] == option.partition("=")[2]:
+            del steps[step]
+        path.write_text(json.dumps(steps))
         return ""
 
     def sbatch(self, *words: str) -> str:

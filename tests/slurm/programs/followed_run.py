@@ -145,6 +145,11 @@ class FollowedRun:
                     found[pid] = int(match[1])
         return found
 
+    @property
+    def supervisor(self) -> int | None:
+        """The Python process of the batch script; None while there is none."""
+        return next((pid for pid, line in self.processes().items() if "hpctrain.supervise" in line), None)
+
     def processes(self) -> dict[int, str]:
         """The command lines that name the run's directory, on all nodes, by process."""
         found, word = {}, f"{self.directory.path}"

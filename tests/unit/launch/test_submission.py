@@ -1,6 +1,7 @@
 import os
 import signal
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hpctrain.config.resources import resources_of
 from hpctrain.errors import ConfigError, SchedulerError, SchedulerMissingError
 from hpctrain.launch import submission
 from hpctrain.launch.prepare import RunPlan, plan
-from hpctrain.launch.submission import script, submit
+from hpctrain.launch.submission import SHELL, script, submit
 from hpctrain.run.directory import RunDirectory
 from hpctrain.supervise.step import srun_command
 
@@ -65,13 +66,22 @@ TEXT = """\
 #SBATCH --time=90
 
 # setup
-trap '' TERM
+# the supervisor handles these; they must end neither this shell nor a supervisor that isn't ready yet
+trap '' TERM USR1 USR2
+# if the supervisor is killed, a new one ends its ranks and continues; at most three times in an allocation
+supervise() {
+    for left in 3 2 1 0; do
+        "$@" && code=0 || code=$?
+        [ $code -gt 128 ] && [ $left -gt 0 ] || exit $code
+        sleep 1
+    done
+}
 module load cuda
 export A=1
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-exec PYTHON -u -m submitit.core._submit /runs/R/logs/submitit
+supervise PYTHON -u -m submitit.core._submit /runs/R/logs/submitit
 """
 
 
@@ -237,3 +247,27 @@ def test_an_answer_without_a_number_may_be_a_job(planned, fresh, tmp_path, monke
     fake_sbatch(tmp_path, monkeypatch, "echo welcome to our cluster\n")
     with pytest.raises(SchedulerError, match=r"\"welcome to our cluster\"; a job may have been submitted"):
         submit([planned(fresh)], fresh)
+
+
+@pytest.mark.parametrize(
+    ("supervisor", "starts", "code"),
+    [("kill -KILL $$", 4, 137), ("[ $starts -lt 3 ] && kill -KILL $$; exit 4", 3, 4), ("exit 1", 1, 1), (":", 1, 0)],
+)
+def test_the_shell_starts_the_supervisor_again_if_it_was_killed(tmp_path, supervisor, starts, code):
+    log = tmp_path / "starts"
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/bash\necho >> {log}\nstarts=$(wc -l < {log})\n{supervisor}\n")
+    program.chmod(0o755)
+    # a user's own lines may switch these on
+    text = "\n".join([*SHELL, "set -euo pipefail", "sleep() { :; }", f"supervise {program}"])
+    done = subprocess.run(["bash", "-c", text], stderr=subprocess.DEVNULL, check=False)
+    assert (len(log.read_text().splitlines()), done.returncode) == (starts, code)
+
+
+@pytest.mark.parametrize("script", ["train.sbatch", "torchrun.sbatch"])
+def test_the_shipped_scripts_have_the_same_loop(script):
+    shipped = [line.strip() for line in (Path(__file__).parents[3] / "slurm" / script).read_text().splitlines()]
+    *_, loop, _, condition, pause, end, _ = [line.strip() for line in SHELL]
+    assert shipped.index(loop) < shipped.index(condition) == len(shipped) - 3
+    assert shipped[-2:] == [pause, end]
+    assert "&& code=0 || code=$?" in shipped[-4]

@@ -12,6 +12,7 @@ from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobState
 from hpctrain.scheduler.slurm import Slurm
+from hpctrain.supervise import current_job
 from hpctrain.supervise.current_job import CurrentJob
 
 
@@ -123,3 +124,17 @@ def test_a_refused_requeue_is_an_error(job, slurm):
     slurm.refuse_requeues()
     with pytest.raises(SchedulerError, match="presently disabled"):
         job().requeue()
+
+
+@pytest.mark.parametrize(("ended_by", "signals"), [("TERM", ["TERM"]), ("KILL", ["TERM", "KILL"])])
+def test_the_steps_of_a_killed_supervisor_may_save_before_they_are_killed(job, slurm, monkeypatch, ended_by, signals):
+    monkeypatch.setattr(current_job, "ENDING_S", 0.1)
+    slurm.run_steps(s7_batch="never", s7_0=ended_by, s70_0="never")
+    job().end_steps()
+    assert slurm.cancelled == [f"--signal={name} 7.0" for name in signals]
+
+
+def test_an_allocation_without_steps_is_left_alone(job, slurm):
+    slurm.run_steps(s7_batch="never", s7_extern="never")
+    job().end_steps()
+    assert not slurm.cancelled

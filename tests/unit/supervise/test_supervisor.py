@@ -25,6 +25,7 @@ from supervising import (
 )
 
 from hpctrain.errors import ExitCode
+from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 
@@ -363,3 +364,28 @@ def test_a_requeued_job_gives_its_run_directory_time(slurm, supervisor, unwritab
     unwritable(times=2)
     assert one.run() == ExitCode.FINISHED
     assert story(one) == [(0, "completed", 80, None)]
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_new_supervisor_ends_the_ranks_of_one_that_was_killed_in_the_same_allocation(slurm, supervisor, restarts):
+    slurm.plan({}, {**COMPLETES, "start": 14})
+    one = supervisor(SLURM_RESTART_COUNT=restarts)
+    claim = one.directory.claim(one.ledger.claim())
+    one.ledger.start(1, job_id="7", nodes=["n1", "n2"], world_size=2, step=0, restart_count=restarts)
+    (one.directory.checkpoints / "step_00000014").mkdir(parents=True)
+    for rank in range(2):
+        ExitRecord(rank=rank, host="n1", reason=Reason.INTERRUPTED, step=14).write(claim)
+    slurm.run_steps(s7_0="TERM")
+    assert one.run() == ExitCode.FINISHED
+    assert slurm.cancelled == ["--signal=TERM 7.0"]
+    assert [entry[:3] for entry in story(one)] == [(0, "interrupted", 14), (14, "completed", 80)]
+    assert "requeued_by" not in one.ledger.attempts()[0].extra
+
+
+def test_a_supervisor_whose_predecessor_recorded_the_end_looks_for_no_step(slurm, supervisor):
+    slurm.plan({}, COMPLETES)
+    one = supervisor()
+    one.ledger.end(one.ledger.claim(), reason=Reason.INTERRUPTED, step=0)
+    slurm.run_steps(s7_0="never")
+    assert one.run() == ExitCode.FINISHED
+    assert not slurm.cancelled
