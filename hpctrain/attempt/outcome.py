@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from hpctrain.attempt.termination import Termination
 from hpctrain.phrases import numbered
+from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.config_change import take_back_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
@@ -62,7 +63,7 @@ class Outcome:
             complaints: messages of the ranks' launcher about how they ended.
         """
         claim = directory.claim(attempt)
-        last_step = max(directory.saved_step, int(read_times(claim).get("last_step", 0)))
+        last_step = max(saved_step(directory), int(read_times(claim).get("last_step", 0)))
         return cls.from_records(read_exit_records(claim), world_size, last_step, complaints)
 
     @classmethod
@@ -195,7 +196,7 @@ def record_end(
     Raises:
         OSError: the ledger can't be written.
     """
-    ledger, saved = Ledger(directory), directory.saved_step
+    ledger, saved = Ledger(directory), saved_step(directory)
     entry = ledger.attempt(attempt)
     if not entry.open:
         return

@@ -10,6 +10,7 @@ from hpctrain.attempt.outcome import Outcome
 from hpctrain.attempt.termination import diagnose
 from hpctrain.config.cluster import Requeue
 from hpctrain.phrases import counted
+from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord
@@ -79,7 +80,7 @@ class RequeueDecision:
 
 def history_with(ledger: Ledger, attempt: int, outcome: Outcome) -> list[Attempt]:
     """All attempts up to this one, with its outcome filled in: its end is recorded only after the decision."""
-    saved = ledger.directory.saved_step
+    saved = saved_step(ledger.directory)
     this = ledger.attempt(attempt)
     this = replace(
         this,
@@ -177,8 +178,8 @@ def _stalled_in_a_row(history: Sequence[Attempt]) -> int:
         if attempt.reason is not None and not attempt.reason.meaning.may_stall:
             continue
         # the run resumes from a checkpoint: a step that was completed and not saved isn't progress
-        saved_step = int(attempt.extra.get("saved_step", attempt.end_step or 0))
-        if saved_step > (attempt.start_step or 0):
+        saved = int(attempt.extra.get("saved_step", attempt.end_step or 0))
+        if saved > (attempt.start_step or 0):
             break
         count += 1
     return count

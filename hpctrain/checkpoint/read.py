@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -17,7 +17,7 @@ from hpctrain.checkpoint.restore import restore_model, restore_optimizer
 from hpctrain.checkpoint.state import Snapshot, parameter_names
 from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointDamagedError, CheckpointError, CheckpointUnlikeError
-from hpctrain.run.checkpoints import find_damage, newest_intact
+from hpctrain.run.checkpoints import CheckpointInfo, find_damage, newest_intact
 from hpctrain.run.directory import RunDirectory
 
 log = logging.getLogger("hpctrain.checkpoint")
@@ -29,9 +29,11 @@ class LoadedCheckpoint(Snapshot):
 
     Attributes:
         path: the directory of the checkpoint.
+        passed_over: newer ones that aren't intact; empty on the ranks that didn't choose.
     """
 
     path: Path
+    passed_over: tuple[CheckpointInfo, ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -107,12 +109,13 @@ def load_newest(directory: RunDirectory, world: World) -> LoadedCheckpoint | Non
         CheckpointError: this rank can't read the chosen checkpoint.
     """
     chosen: Path | None = None
+    passed_over: tuple[CheckpointInfo, ...] = ()
     error: CheckpointError | None = None
     # One rank chooses: on a file system with client caches, ranks may see different folders, and would resume from
     # different steps.
     if world.is_rank_zero:
         try:
-            chosen = choose_newest(directory)
+            chosen, passed_over = choose_newest(directory)
         except CheckpointError as caught:
             # every rank must learn of the error before any of them raises
             error = caught
@@ -125,21 +128,22 @@ def load_newest(directory: RunDirectory, world: World) -> LoadedCheckpoint | Non
     path = Path(name)
     try:
         # the rank that verifies brings the files into the node's page cache, from which the other ranks map them
-        return load(path, verified=world.is_rank_zero or world.local_rank > 0)
+        found = load(path, verified=world.is_rank_zero or world.local_rank > 0)
     except CheckpointDamagedError as damaged:
         raise CheckpointUnlikeError(
             f"{damaged}. But rank zero read it intact: check this node's memory, and its mount of the file system"
         ) from damaged
+    return replace(found, passed_over=passed_over)
 
 
-def choose_newest(directory: RunDirectory) -> Path | None:
-    """Return the path of the newest intact checkpoint; log a warning that names newer, damaged ones. Not collective.
+def choose_newest(directory: RunDirectory) -> tuple[Path | None, tuple[CheckpointInfo, ...]]:
+    """Choose the newest intact checkpoint; log a warning that names newer, damaged ones. Not collective.
 
     Args:
         directory: of the run.
 
     Returns:
-        None if the run has no checkpoint yet.
+        Its path, None if the run has no checkpoint yet; and the newer ones that aren't intact.
 
     Raises:
         CheckpointDamagedError: the run has checkpoints, but none is intact.
@@ -148,14 +152,14 @@ def choose_newest(directory: RunDirectory) -> Path | None:
     named = "; ".join(f"{info.path} ({info.problem})" for info in damaged)
     if found is None:
         if not damaged:
-            return None
+            return None, ()
         raise CheckpointDamagedError(
             f"no checkpoint of the run is intact: {named}. Restore one from a copy, "
             f"or move {directory.checkpoints} away to start the run from its first step"
         )
     if damaged:
         log.warning("resuming from %s, since what is newer is not intact: %s", found.path, named)
-    return found.path
+    return found.path, tuple(damaged)
 
 
 def load(path: Path, *, verified: bool = False) -> LoadedCheckpoint:

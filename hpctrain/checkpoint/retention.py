@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import secrets
 import shutil
 import threading
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointDamagedError
 from hpctrain.files import TEMPORARY_PREFIX, fsync_directory, temporary_name
 from hpctrain.run.checkpoints import MANIFEST, CheckpointInfo, find_damage, list_checkpoints, read_manifest
-from hpctrain.run.directory import RunDirectory
+from hpctrain.run.directory import SET_ASIDE, RunDirectory
 from hpctrain.run.ledger import Claim
 from hpctrain.run.score import best_steps
 
@@ -22,7 +23,10 @@ log = logging.getLogger("hpctrain.checkpoint")
 
 ALWAYS_KEPT = 2
 """Number of newest intact checkpoints that every policy keeps."""
+SET_ASIDE_KEPT = 2
+"""Number of damaged checkpoints, of the newest steps, that are kept once a resume has set them aside."""
 
+_NAMES = {MANIFEST, "model.pt", "optimizer.pt", "state.pt", "model.safetensors"}
 _REMOVED = "removed-"
 _REPLACED = "replaced-"
 _LEFTOVER = re.compile(
@@ -82,6 +86,9 @@ class Retention:
                     self._claim.require_ownership()
                     remove_checkpoint(self._directory.checkpoint(step))
                     self._damage.pop(step, None)
+                for path in self._directory.set_aside()[:-SET_ASIDE_KEPT]:
+                    self._claim.require_ownership()
+                    _remove_set_aside(path)
             except OSError as error:
                 log.warning("old checkpoints can't be removed: %s", error)
 
@@ -155,6 +162,29 @@ def discard_replaced(aside: Path) -> None:
     log.warning("%s was replaced by a new checkpoint, but contains a user's files: moved to %s", aside, kept)
 
 
+def set_aside(passed_over: Sequence[CheckpointInfo], claim: Claim) -> None:
+    """Rename damaged checkpoints that a resume passed over: they stay for inspection, and no longer count as saved.
+
+    One that merely couldn't be read stays where it is. A failed renaming is logged.
+
+    Raises:
+        SupersededError: a later attempt owns the run.
+    """
+    for info in passed_over:
+        # of a link, the user decides
+        if not info.damaged or info.path.is_symlink():
+            continue
+        claim.require_ownership()
+        aside = info.path.with_name(f"damaged-{info.path.name}-{secrets.token_hex(4)}")
+        try:
+            info.path.rename(aside)
+            fsync_directory(aside.parent)
+        except OSError as error:
+            log.warning("%s is damaged and can't be set aside: %s", info.path, error.strerror)
+        else:
+            log.warning("%s is damaged (%s): set aside as %s", info.path, info.problem, aside.name)
+
+
 def remove_leftovers(directory: RunDirectory) -> list[str]:
     """Clean up the temporary names of dead attempts; rank zero calls it when an attempt starts.
 
@@ -184,6 +214,14 @@ def remove_leftovers(directory: RunDirectory) -> list[str]:
             continue
         done.append(path.name)
     return done
+
+
+def _remove_set_aside(path: Path) -> None:
+    # the manifest may be what is damaged: then the names of the files show that there is nothing of a user's
+    if only_ours(path) or {entry.name for entry in path.iterdir()} <= _NAMES:
+        found = SET_ASIDE.fullmatch(path.name)
+        assert found is not None
+        _remove(path, f"step_{found['step']}")
 
 
 def _remove(path: Path, name: str) -> None:

@@ -63,6 +63,7 @@ def _report(directory: RunDirectory, found: list[CheckpointInfo]) -> dict[str, A
             }
             for info in found
         ],
+        "set_aside": [str(path) for path in directory.set_aside()],
         "unfinished": sorted(str(path) for path in directory.checkpoints.glob(f"{TEMPORARY_PREFIX}*")),
     }
 
@@ -78,6 +79,7 @@ def _table(report: dict[str, Any], found: list[CheckpointInfo]) -> str:
             best = ", the best" if info.step == report["best"] else ""
             condition += f"  {info.score.name} {info.score.value:.6g}{best}"
         lines.append(f"  {info.path.name}  {_size(info.bytes):>10}  {written:<19}  {condition}")
+    lines += [f"  {Path(path).name}  damaged: a resume passed over it" for path in report["set_aside"]]
     unfinished = "unfinished: still being written, or left by a crash"
     lines += [f"  {Path(path).name}  {unfinished}" for path in report["unfinished"]]
     return "\n".join(lines)

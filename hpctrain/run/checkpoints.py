@@ -24,6 +24,8 @@ from hpctrain.run.score import Score, score_of
 FORMAT_VERSION = 1
 ALGORITHM = "xxh3_128"
 MANIFEST = "manifest.json"
+_UNREADABLE = "can't be read"
+_OTHER_VERSION = "its format is version"
 _CHUNK_BYTES = 1 << 20
 _READERS = 4
 _FIELDS: Mapping[str, type | tuple[type, ...]] = {
@@ -69,6 +71,11 @@ class CheckpointInfo:
     config_digest: str | None = None
     score: Score | None = None
 
+    @property
+    def damaged(self) -> bool:
+        """Whether its bytes are known to be wrong: a file system that fails for a while, or another version, isn't."""
+        return not self.intact and _UNREADABLE not in self.problem and not self.problem.startswith(_OTHER_VERSION)
+
 
 def encode_manifest(record: Mapping[str, Any]) -> bytes:
     """Return the bytes of a manifest: the record, and a checksum over it in its canonical form."""
@@ -88,7 +95,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise CheckpointDamagedError(f"{MANIFEST} is missing" if path.is_dir() else "no such directory") from None
     except OSError as error:
-        raise CheckpointDamagedError(f"{MANIFEST} can't be read: {error.strerror}") from error
+        raise CheckpointDamagedError(f"{MANIFEST} {_UNREADABLE}: {error.strerror}") from error
     try:
         record = json.loads(data)
     except (ValueError, RecursionError):
@@ -101,7 +108,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     version = record.get("format_version")
     if version != FORMAT_VERSION or record.get("algorithm") != ALGORITHM:
         raise CheckpointDamagedError(
-            f"its format is version {version} with {record.get('algorithm')} checksums; "
+            f"{_OTHER_VERSION} {version} with {record.get('algorithm')} checksums; "
             f"this hpctrain reads version {FORMAT_VERSION} with {ALGORITHM}"
         )
     if not all(isinstance(record.get(name), kind) for name, kind in _FIELDS.items()) or any(
@@ -147,6 +154,14 @@ def list_checkpoints(directory: RunDirectory, *, verify: bool = True) -> list[Ch
     """
     found = [_describe(directory.checkpoint(step), step, verify=verify) for step in directory.checkpoint_steps()]
     return [info for info in found if info.intact or _still_there(info)]
+
+
+def saved_step(directory: RunDirectory) -> int:
+    """Return the step of the newest checkpoint that is complete; 0 without one. Only names and sizes are compared."""
+    for step in reversed(directory.checkpoint_steps()):
+        if _describe(directory.checkpoint(step), step, verify=False).intact:
+            return step
+    return 0
 
 
 def newest_intact(directory: RunDirectory) -> tuple[CheckpointInfo | None, list[CheckpointInfo]]:
@@ -206,7 +221,7 @@ def _wrong_sizes(path: Path, files: Mapping[str, Any]) -> str:
             found = (path / name).stat()
         except OSError as error:
             missing = error.errno == errno.ENOENT
-            problems.append(f"{name} is missing" if missing else f"{name} can't be read: {error.strerror}")
+            problems.append(f"{name} is missing" if missing else f"{name} {_UNREADABLE}: {error.strerror}")
             continue
         if not stat.S_ISREG(found.st_mode):
             problems.append(f"{name} is not a regular file")
@@ -225,7 +240,7 @@ def _wrong_checksum(file: Path, expected: str) -> str:
     try:
         found = file_checksum(file)
     except OSError as error:
-        return f"{file.name} can't be read: {error.strerror}"
+        return f"{file.name} {_UNREADABLE}: {error.strerror}"
     if found == expected:
         return ""
     return f"{file.name} doesn't match its checksum ({ALGORITHM} {expected}, found {found})"

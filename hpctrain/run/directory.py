@@ -16,6 +16,8 @@ from hpctrain.errors import RunDirectoryError
 from hpctrain.files import append_json_line, fsync_directory, read_json_lines
 
 STEP_DIGITS = 8  # so that `ls` lists checkpoints in the order of their steps
+SET_ASIDE = re.compile(rf"damaged-step_(?P<step>\d{{{STEP_DIGITS},}})-[0-9a-f]{{8}}")
+"""Names of damaged checkpoints that a resume passed over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +149,12 @@ class RunDirectory:
         matches = map(pattern.fullmatch, _names(self.checkpoints))
         return sorted(int(match[1]) for match in matches if match)
 
-    @property
-    def saved_step(self) -> int:
-        """Step of the newest published checkpoint, whether it is intact or not; 0 without one."""
-        return max(self.checkpoint_steps(), default=0)
+    def set_aside(self) -> list[Path]:
+        """Damaged checkpoints that a resume passed over and renamed, oldest step first."""
+        found = filter(None, map(SET_ASIDE.fullmatch, _names(self.checkpoints)))
+        return [
+            self.checkpoints / match[0] for match in sorted(found, key=lambda match: (int(match["step"]), match[0]))
+        ]
 
     def create(self, mode: int) -> None:
         """Create the directory and the folders in it; parents follow the umask, the run itself gets ``mode``.

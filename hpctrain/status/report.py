@@ -14,6 +14,7 @@ import yaml
 
 from hpctrain.errors import RunDirectoryError, SchedulerError, SchedulerMissingError
 from hpctrain.run.bottleneck import Bottleneck, last_bottleneck
+from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.owner import Owner
@@ -44,7 +45,8 @@ class RunStatus:
         total_steps: the step at which the run ends; None if only the number of epochs is known.
         metrics: the last value of each metric, NaN and infinities included.
         metrics_time: when the last of them was logged.
-        checkpoint_step: of the newest published checkpoint.
+        checkpoint_step: of the newest complete checkpoint; None without one.
+        set_aside: names of damaged checkpoints that a resume passed over.
         attempts: oldest first; an open one with the times that it has recorded so far.
         account: where the wall time went.
         verdict: the newest bottleneck that an attempt recorded; None without one.
@@ -61,6 +63,7 @@ class RunStatus:
     metrics: Mapping[str, float] = field(default_factory=dict)
     metrics_time: float | None = None
     checkpoint_step: int | None = None
+    set_aside: tuple[str, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     account: Account
     verdict: Bottleneck | None = None
@@ -151,7 +154,7 @@ def read_status(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
     facts = _facts(directory, attempts, jobs)
     state, note = derive_state(facts)
     metrics_step, metrics_time, metrics = _last_metrics(directory.metrics)
-    saved = next(reversed(directory.checkpoint_steps()), None)
+    saved = saved_step(directory) or None
     config = _config(directory.config)
     last = attempts[-1] if attempts else Attempt(attempt=0)
     # records after the step from which a resume started are void: the resume repeats those steps
@@ -167,6 +170,7 @@ def read_status(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
         metrics=metrics,
         metrics_time=metrics_time,
         checkpoint_step=saved,
+        set_aside=tuple(path.name for path in directory.set_aside()),
         attempts=tuple(attempts),
         account=account(attempts, directory.job_records(), state=state, saved_step=saved or 0, now=time.time()),
         verdict=last_bottleneck(directory),

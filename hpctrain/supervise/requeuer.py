@@ -14,6 +14,7 @@ from hpctrain.attempt.requeue import Action, decide, history_with
 from hpctrain.attempt.termination import Termination
 from hpctrain.errors import HpctrainError, SchedulerError
 from hpctrain.launch.prepare import RunPlan
+from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.supervise.current_job import CurrentJob
@@ -180,7 +181,7 @@ class Requeuer:
 
     def _leads_to_queue(self, reason: Reason) -> bool:
         """Whether the decision would be a requeue, if the newest attempt ended for this reason at the saved step."""
-        outcome = Outcome(reason, self.job.directory.saved_step)
+        outcome = Outcome(reason, saved_step(self.job.directory))
         history = history_with(Ledger(self.job.directory), self.job.attempt, outcome)
         return decide(history, self.plan.slurm.requeue, in_allocation=1).action is Action.REQUEUE
 

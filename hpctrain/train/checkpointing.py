@@ -13,7 +13,7 @@ import torch
 from hpctrain.checkpoint.best import Best
 from hpctrain.checkpoint.interval import best_interval_s, mean_time_between_failures_s
 from hpctrain.checkpoint.read import LoadedCheckpoint, load_newest
-from hpctrain.checkpoint.retention import remove_leftovers
+from hpctrain.checkpoint.retention import remove_leftovers, set_aside
 from hpctrain.checkpoint.rng import restore_rng, rng_state
 from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.checkpoint.state import Head, LiveState
@@ -95,6 +95,8 @@ class Checkpointing:
         # before the first step, and not only when it is saved
         self._parts.task_state.check()
         if found is not None:
+            if self._world.is_rank_zero:
+                set_aside(found.passed_over, self._claim)
             self._restore(found)
         settle_buckets(self._parts.model, self._world, self._throwaway_pass)
         if found is not None:

@@ -38,6 +38,7 @@ def test_the_newest_intact_checkpoint_or_the_same_error_on_every_rank(train, wor
     assert run.attempts[-1] == (8, "completed", 12)
     assert run.digest == digest
     assert "what is newer is not intact" in output
+    assert [path.name[:21] for path in run.directory.set_aside()] == ["damaged-step_00000012"]
     for step in run.steps:
         damage(run, step)
     code, run, output = train("run", *QUIET, world_size=world_size)

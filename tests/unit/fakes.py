@@ -24,6 +24,15 @@ main()
 NODE = "NodeName={} State={} SlurmdStartTime={} Reason=None\n"
 
 
+def manifest(step: int) -> bytes:
+    """The manifest of an empty checkpoint: with it, a directory of that step is complete."""
+    from hpctrain.run.checkpoints import ALGORITHM, FORMAT_VERSION, encode_manifest
+
+    numbers = {"step": step, "samples_seen": 0, "world_size": 1, "time": 1.0, "files": {}}
+    digests = {"config_digest": "", "weights_digest": ""}
+    return encode_manifest({"format_version": FORMAT_VERSION, "algorithm": ALGORITHM, **numbers, **digests})
+
+
 class Clock:
     """A clock that stands still until a test sets `now`."""
 
@@ -92,6 +101,9 @@ class FakeSlurm:
 
     def plan(self, *attempts: Mapping[str, object]) -> None:
         """What srun does in each attempt; see `_Programs.srun`."""
+        # the program has no package: it gets the manifests of its checkpoints from here
+        steps = {int(str(step)) for act in attempts for step in act.get("saves", ())}  # type: ignore[attr-defined]
+        (self.home / "manifests.json").write_text(json.dumps({step: manifest(step).decode() for step in steps}))
         (self.home / "plan.json").write_text(json.dumps(attempts))
 
     def let_ranks_end(self) -> None:
@@ -278,7 +290,9 @@ class _Programs:
             with (run / "attempts.jsonl").open("a") as ledger:
                 print(json.dumps(entry | {"step": act["start"], "time": 1.0}), file=ledger)
         for step in act.get("saves", ()):
-            (run / "checkpoints" / f"step_{step:08d}").mkdir(parents=True, exist_ok=True)
+            path = run / "checkpoints" / f"step_{step:08d}"
+            path.mkdir(parents=True, exist_ok=True)
+            (path / "manifest.json").write_text(json.loads((self.home / "manifests.json").read_text())[str(step)])
         for rank, (reason, step, more) in act.get("ranks", {}).items():
             record = {"rank": int(rank), "host": f"n{int(rank) + 1}", "reason": reason, "step": step, **more}
             (run / "attempts" / f"{attempt:04d}" / f"rank_{rank}.json").write_text(json.dumps(record))

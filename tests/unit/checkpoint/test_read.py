@@ -51,7 +51,8 @@ def test_any_damage_falls_back_to_the_newest_intact_and_is_named(directory, writ
     for step in (1, 2, 3):
         writer.write(snapshot(step))
     damage(directory.checkpoint(3), name)
-    assert choose_newest(directory) == directory.checkpoint(2)
+    chosen, passed_over = choose_newest(directory)
+    assert (chosen, [(info.step, info.damaged) for info in passed_over]) == (directory.checkpoint(2), [(3, True)])
     (warning,) = [record for record in caplog.records if record.name == "hpctrain.checkpoint"]
     assert f"resuming from {directory.checkpoint(2)}" in warning.getMessage()
     assert f"{directory.checkpoint(3)} (" in warning.getMessage()
@@ -85,7 +86,7 @@ def test_with_none_intact_the_error_names_all_and_what_to_do(directory, writer, 
 
 
 def test_a_run_without_checkpoints_starts_from_nothing(directory):
-    assert choose_newest(directory) is None
+    assert choose_newest(directory) == (None, ())
 
 
 def test_damage_is_found_before_anything_is_loaded(writer, snapshot):

@@ -5,9 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpctrain.checkpoint.read import load_newest
 from hpctrain.checkpoint.retention import (
     Retention,
     discard_replaced,
@@ -15,12 +17,16 @@ from hpctrain.checkpoint.retention import (
     only_ours,
     remove_checkpoint,
     remove_leftovers,
+    set_aside,
     steps_to_remove,
 )
 from hpctrain.config.checkpoint import Checkpoint
+from hpctrain.distributed.world import World
 from hpctrain.errors import SupersededError
-from hpctrain.run.checkpoints import MANIFEST, CheckpointInfo, find_damage, list_checkpoints
+from hpctrain.run.checkpoints import MANIFEST, CheckpointInfo, find_damage, list_checkpoints, saved_step
 from hpctrain.run.score import Score
+
+ALONE = World(rank=0, size=1, local_rank=0, devices=(torch.device("cpu"),))
 
 
 def info(step, *, intact=True, ours=True, score=None):
@@ -271,3 +277,64 @@ def test_removal_that_fails_is_a_warning(directory, save, monkeypatch, caplog):
     assert steps(directory) == [2, 3]
     assert [name[:26] for name in remove_leftovers(directory)] == [".tmp-removed-step_00000001"]
     assert names(directory) == ["step_00000002", "step_00000003"]
+
+
+def damage(path, how="flip"):
+    file = path / "model.pt"
+    if how == "flip":
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+    elif how == "manifest":
+        (path / MANIFEST).write_text("{")
+    else:
+        file.unlink()
+
+
+@pytest.mark.parametrize("how", ["flip", "manifest", "missing"])
+def test_a_damaged_one_that_a_resume_passes_over_is_set_aside_and_no_longer_counts(
+    directory, writer, snapshot, claim, how, caplog
+):
+    writer.write(snapshot(200))
+    damage(writer.write(snapshot(240)), how)
+    found = load_newest(directory, ALONE)
+    set_aside(found.passed_over, claim)
+    assert (found.step, saved_step(directory), directory.checkpoint_steps()) == (200, 200, [200])
+    (aside,) = directory.set_aside()
+    assert (aside / "state.pt").exists()
+    assert f"set aside as {aside.name}" in caplog.text
+    # the same step can be saved again
+    writer.write(snapshot(240))
+    assert saved_step(directory) == 240
+
+
+def test_one_that_could_not_be_read_stays_where_it_is(directory, writer, snapshot, claim):
+    """A file system that fails for a while, or a checkpoint of a later hpctrain, is no damage."""
+    for problem in ("model.pt can't be read: Input/output error", "its format is version 2 with xxh3_128 checksums"):
+        path = writer.write(snapshot(1))
+        info = CheckpointInfo(step=1, path=path, intact=False, problem=problem, bytes=1)
+        set_aside([info], claim)
+        assert directory.set_aside() == []
+
+
+def test_a_superseded_attempt_sets_nothing_aside(directory, writer, snapshot, claim):
+    writer.write(snapshot(1))
+    damage(writer.write(snapshot(2)))
+    found = load_newest(directory, ALONE)
+    claim.ledger.claim()
+    with pytest.raises(SupersededError):
+        set_aside(found.passed_over, claim)
+    assert directory.checkpoint_steps() == [1, 2]
+
+
+def test_the_newest_two_that_were_set_aside_are_kept_and_what_a_user_put_there(
+    directory, writer, snapshot, claim, save
+):
+    save(1)
+    for step in (5, 2, 4, 3, 6):
+        damage(writer.write(snapshot(step)), "manifest" if step == 4 else "flip")
+        set_aside(load_newest(directory, ALONE).passed_over, claim)
+    (directory.set_aside()[1] / "notes.txt").write_text("mine")
+    save(7)
+    assert [path.name[:21] for path in directory.set_aside()] == [f"damaged-step_{step:08d}" for step in (3, 5, 6)]
+    assert steps(directory) == [1, 7]

@@ -69,6 +69,7 @@ def test_the_newest_intact_checkpoint_is_described(directory, capsys):
             {"step": 100, "path": str(paths[0]), "intact": True, "bytes": size, "problem": "", "score": None},
             {"step": 120, "path": str(paths[1]), "intact": True, "bytes": size, "problem": "", "score": None},
         ],
+        "set_aside": [],
         "unfinished": [],
     }
 
@@ -102,6 +103,7 @@ def test_the_table_is_for_people(directory, capsys):
     save(directory, 100)
     flip_a_bit(save(directory, 120) / "weights.pt")
     (directory.checkpoints / ".tmp-step_00000140-0123abcd").mkdir()
+    (directory.checkpoints / "damaged-step_00000130-0123abcd").mkdir()
     assert main(["runs/digits/now"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == ["run             runs/digits/now", "step            100", "samples_seen    6400"]
@@ -109,7 +111,8 @@ def test_the_table_is_for_people(directory, capsys):
     assert "step_00000120     3." in lines[7]
     assert "damaged: weights.pt doesn't match" in lines[7]
     assert lines[8].endswith("intact")
-    assert lines[9] == "  .tmp-step_00000140-0123abcd  unfinished: still being written, or left by a crash"
+    assert lines[9] == "  damaged-step_00000130-0123abcd  damaged: a resume passed over it"
+    assert lines[10] == "  .tmp-step_00000140-0123abcd  unfinished: still being written, or left by a crash"
 
 
 def test_the_best_intact_one_is_marked(directory, capsys):

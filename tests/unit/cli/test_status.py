@@ -10,10 +10,12 @@ import sys
 import time
 
 import pytest
+from fakes import manifest
 
 from hpctrain.cli.status import main
 from hpctrain.errors import RunDirectoryError
 from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.run.checkpoints import MANIFEST
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.ledger import Ledger
@@ -121,6 +123,9 @@ def test_one_run_in_detail(make_run, capsys):
     kept = {"import_s": 25, "first_step_s": 5, "train_s": 280, "last_step": 200, "seen": NOW - 300}
     (directory.claim(2) / "times.json").write_text(json.dumps(kept))
     directory.checkpoint(140).mkdir()
+    (directory.checkpoint(140) / MANIFEST).write_bytes(manifest(140))
+    directory.checkpoint(180).mkdir()  # not complete
+    (directory.checkpoints / "damaged-step_00000160-0123abcd").mkdir()
     log(directory, 200, train_loss=0.5, train_lr=0.001)
     text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "DATE TIME", "\n".join(shown(capsys, "digits")))
     assert text == (
@@ -128,6 +133,7 @@ def test_one_run_in_detail(make_run, capsys):
         "state       running\n"
         "step        200 of 460\n"
         "checkpoint  step 140\n"
+        "set aside   damaged-step_00000160-0123abcd: damaged, and a resume passed over it\n"
         "metrics     train/loss 0.5  train/lr 0.001  (5 min ago)\n"
         "jobs        12\n"
         "attempts\n"
@@ -237,6 +243,7 @@ def test_json_of_one_run_is_an_object(make_run, capsys):
     end(directory, Reason.COMPLETED, 460, ended=2000.0, first_step_s=10.0, train_s=980.0, save_s=20.0)
     log(directory, 460, when=1990.0, train_loss=math.nan, eval_accuracy=0.75)
     directory.checkpoint(460).mkdir()
+    (directory.checkpoint(460) / MANIFEST).write_bytes(manifest(460))
     spent = dict.fromkeys(["queued_s", "evaluating_s", "lost_s", "stopping_s"], 0.0)
     spent |= {"starting_s": 10.0, "training_s": 980.0, "saving_s": 20.0}
     assert main(["digits", "--json"]) == 0
@@ -250,6 +257,7 @@ def test_json_of_one_run_is_an_object(make_run, capsys):
         "metrics": {"eval/accuracy": 0.75, "train/loss": None},
         "metrics_time": 1990.0,
         "checkpoint_step": 460,
+        "set_aside": [],
         "attempts": [
             {
                 "attempt": 1,

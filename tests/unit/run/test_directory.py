@@ -4,8 +4,10 @@ import os
 import stat
 
 import pytest
+from fakes import manifest
 
 from hpctrain.errors import ExitCode, RunDirectoryError
+from hpctrain.run.checkpoints import MANIFEST, saved_step
 from hpctrain.run.directory import RunDirectory
 
 
@@ -114,14 +116,25 @@ def test_published_checkpoints_are_found_by_step(directory):
     for name in ("step_00000100", "step_00000020", "step_123456789", ".tmp-step_00000030-ab12", "step_7", "best"):
         (directory.checkpoints / name).mkdir()
     assert directory.checkpoint_steps() == [20, 100, 123456789]
-    assert directory.saved_step == 123456789
+    assert saved_step(directory) == 0
+    for step in (20, 100):
+        (directory.checkpoint(step) / MANIFEST).write_bytes(manifest(step))
+    assert saved_step(directory) == 100
 
 
 def test_no_checkpoints_folder_is_no_checkpoint(tmp_path):
     assert RunDirectory(tmp_path).checkpoint_steps() == []
     RunDirectory(tmp_path).checkpoints.write_text("no folder")
     assert RunDirectory(tmp_path).checkpoint_steps() == []
-    assert RunDirectory(tmp_path).saved_step == 0
+    assert saved_step(RunDirectory(tmp_path)) == 0
+
+
+def test_checkpoints_that_were_set_aside_are_no_steps(directory):
+    aside = ["damaged-step_00000240-0123abcd", "damaged-step_123456789-0123abcd"]
+    for name in (*reversed(aside), "damaged-step_240-0123abcd", "damaged-step_00000240", "step_00000200"):
+        (directory.checkpoints / name).mkdir()
+    assert [path.name for path in directory.set_aside()] == aside
+    assert directory.checkpoint_steps() == [200]
 
 
 def test_submissions_are_kept_in_order(directory):

@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from fakes import manifest
 
 from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.run.checkpoints import MANIFEST
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
@@ -46,6 +48,7 @@ def test_a_run_in_its_second_attempt(directory):
     ledger.claim()
     ledger.start(2, job_id="12", nodes=["n2"], world_size=1, step=140)
     directory.checkpoint(140).mkdir()
+    (directory.checkpoint(140) / MANIFEST).write_bytes(manifest(140))
     assert read_status(directory, {"12": job("RUNNING")}).step == 140
     sink = JsonLinesSink(directory.metrics, 140, clock=lambda: 510.0)
     sink.log(150, {"train/loss": 0.5, "eval/accuracy": 0.875})
