@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from hpctrain.errors import ExitCode, HpctrainError
 
-COMMANDS = ("cancel", "drill", "env", "fit-batch", "inspect", "logs", "resume", "stacks", "status")
+COMMANDS = ("cancel", "completion", "drill", "env", "fit-batch", "inspect", "logs", "resume", "stacks", "status")
 """The commands; each is a module of this package."""
 TRAINING = ("drill", "fit-batch", "resume")
 """Those that run a task, which may be in the folder where they are typed."""

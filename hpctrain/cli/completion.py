@@ -1,0 +1,118 @@
+"""`python -m hpctrain completion SHELL`: print the lines that make the shell complete `hpctrain` with Tab."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from hpctrain.cli import COMMANDS
+from hpctrain.cli.arguments import command_parser
+from hpctrain.errors import ExitCode
+
+BASH = """\
+_hpctrain() {
+    local line=${COMP_LINE:0:COMP_POINT} word words
+    read -ra words <<< "$line"
+    [[ $line == *[[:space:]] ]] && words+=("")
+    word=${words[${#words[@]}-1]}
+    local IFS=$'\\n'
+    COMPREPLY=($("$1" completion query "${words[@]:1}" 2>/dev/null))
+    # readline replaces only what follows the last = of the word
+    [[ $COMP_WORDBREAKS == *=* && $word == *=* ]] && COMPREPLY=("${COMPREPLY[@]#"${word%"${word##*=}"}"}")
+}
+complete -o nospace -o default -F _hpctrain hpctrain
+"""
+ZSH = """\
+_hpctrain() {
+    local -a found
+    found=("${(@f)$("${words[1]}" completion query "${(@)words[2,CURRENT-1]}" "$PREFIX" 2>/dev/null)}")
+    if [[ -n $found[1] ]]; then compadd -Q -S '' -- "${found[@]}"; else _files; fi
+}
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }
+compdef _hpctrain hpctrain
+"""
+SHELLS = {"bash": BASH, "zsh": ZSH}
+TAKE_RUNS = ("cancel", "inspect", "logs", "resume", "stacks", "status")
+TAKE_KEYS = ("drill", "fit-batch", "resume")
+TAKE_FOLDER = ("--config-dir", "-cd", "--runs-dir")
+FLAGS = ("--config-dir", "--cfg", "--help", "--multirun", "--version")
+
+_EPILOG = """\
+examples:
+  eval "$(hpctrain completion bash)"     # in ~/.bashrc
+  eval "$(hpctrain completion zsh)"      # in ~/.zshrc
+
+It completes commands, groups and their options, keys, and the runs under runs/. Each Tab starts hpctrain for a fifth of
+a second, without torch; it imports nothing from the current folder."""
+
+
+def main(arguments: list[str]) -> int:
+    """Print a shell's lines, or for those the candidates; ``arguments`` are those after `completion`."""
+    if arguments[:1] == ["query"]:
+        with contextlib.suppress(OSError, ValueError):
+            print("\n".join(candidates(arguments[1:])))
+        return ExitCode.FINISHED
+    parser = command_parser("completion", "Print what makes a shell complete hpctrain's command line.", _EPILOG)
+    parser.add_argument("shell", choices=SHELLS)
+    print(SHELLS[parser.parse_args(arguments).shell], end="")
+    return ExitCode.FINISHED
+
+
+def candidates(words: Sequence[str]) -> list[str]:
+    """Return what the last word may become: whole words end with a space, keys with `=`, groups with a dot or `=`.
+
+    Args:
+        words: those after `hpctrain`; the last one is being typed, and may be empty.
+    """
+    *before, word = words or [""]
+    if before and before[-1] in TAKE_FOLDER:
+        return []  # the shell completes it as a file
+    command = before[0] if before and before[0] in COMMANDS else None
+    found: list[str] = []
+    if not before:
+        found += _whole(COMMANDS, word)
+    if command == "completion":
+        found += _whole(SHELLS, word)
+    if word.startswith("-"):
+        return _whole(FLAGS, word) if command is None else []
+    if command in TAKE_RUNS:
+        found += _runs(before, word)
+    if command is None or command in TAKE_KEYS:
+        found += _overrides(before, word)
+    return sorted(found)
+
+
+def _whole(names: Iterable[str], word: str) -> list[str]:
+    return [f"{name} " for name in names if name.startswith(word)]
+
+
+def _runs(before: Sequence[str], word: str) -> list[str]:
+    from hpctrain.status.search import find_runs
+
+    folder = before[before.index("--runs-dir") + 1] if "--runs-dir" in before[:-1] else "runs"
+    return _whole((os.path.relpath(run.path) for run in find_runs(Path(folder))), word)
+
+
+def _overrides(before: Sequence[str], word: str) -> list[str]:
+    from hpctrain.config.folders import conf_dir, own_folders
+    from hpctrain.config.options import groups_of, keys_of, options_of, top_level_keys
+
+    flagged = [before[number + 1] for number, flag in enumerate(before[:-1]) if flag in TAKE_FOLDER[:2]]
+    named, here = own_folders(flagged[0] if flagged and Path(flagged[0]).is_dir() else None)
+    folders = [folder for folder in (named, conf_dir(), here) if folder is not None]
+    typed = word.lstrip("+~")
+    mark = word[: len(word) - len(typed)]
+    key, equals, _ = typed.partition("=")
+    if equals:
+        return _whole((f"{mark}{key}={option}" for option in options_of(key, folders)), word)
+    group, dot, _ = typed.partition(".")
+    if dot:
+        chosen = [one.partition("=")[2] for one in before if one.startswith(f"{group}=")]
+        found = [f"{name}=" for name in keys_of(group, chosen[-1] if chosen else None, folders)]
+    else:
+        groups = groups_of(folders)
+        found = [f"{name}=" for name in [*groups, *top_level_keys()]]
+        found += [f"{name}." for name in groups if name != "experiment"]
+    return [f"{mark}{name}" for name in found if name.startswith(typed)]
