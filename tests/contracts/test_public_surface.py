@@ -20,7 +20,7 @@ from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.status.state import RunState
 
-COMMAND_WORDS = "cancel drill env fit-batch inspect logs resume stacks status"
+COMMAND_WORDS = "cancel completion drill env fit-batch inspect logs resume stacks status"
 STATES = "queued starting running interrupted completed failed cancelled unknown"
 REASONS = """
     completed preempted time_limit node_failure infrastructure hang failed out_of_memory cancelled interrupted stalled
