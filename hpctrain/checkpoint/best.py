@@ -14,10 +14,13 @@ from hpctrain.run.score import Score, best_steps
 class Best:
     """Scores evaluations by one metric, and remembers the best ones; the same on every rank.
 
+    Attributes:
+        best: step and score of the best evaluation so far; None before the first.
+
     Args:
         name: of the metric, as the task's `evaluate` names it.
         mode: `min` or `max`: which values are better.
-        keep: how many are remembered; 0 remembers none.
+        keep: how many checkpoints are kept for their scores.
     """
 
     def __init__(self, name: str, mode: str, keep: int) -> None:
@@ -26,6 +29,7 @@ class Best:
         self._keep = keep
         self._scores: dict[int, Score] = {}
         self._last: tuple[int, Score] | None = None
+        self.best: tuple[int, Score] | None = None
 
     @classmethod
     def configured(cls, policy: Checkpoint, metric: str, mode: str) -> Best | None:
@@ -72,6 +76,8 @@ class Best:
             return False
         score = Score(self._name, self._mode, value)
         self._last = (step, score)
+        if self.best is None or score.loss < self.best[1].loss:
+            self.best = (step, score)
         self._remember({**self._scores, step: score})
         return step in self._scores
 
@@ -82,14 +88,19 @@ class Best:
     def state(self) -> dict[str, Any]:
         """Return the best values so far by step, for a checkpoint."""
         values = {step: score.value for step, score in self._scores.items()}
-        return {"metric": (self._name, self._mode), "values": values}
+        best = None if self.best is None else (self.best[0], self.best[1].value)
+        return {"metric": (self._name, self._mode), "values": values, "best": best}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state`; drop the values of another metric."""
         self._scores = {}
         self._last = None
+        self.best = None
         if tuple(state.get("metric", ())) == (self._name, self._mode):
             self._remember({step: Score(self._name, self._mode, value) for step, value in state["values"].items()})
+            if state.get("best") is not None:  # absent from the checkpoints of earlier versions
+                step, value = state["best"]
+                self.best = (step, Score(self._name, self._mode, value))
 
     def _remember(self, scores: Mapping[int, Score]) -> None:
         self._scores = {step: scores[step] for step in best_steps(scores, self._keep)}

@@ -1,38 +1,102 @@
-"""`python -m hpctrain resume RUN [KEY=VALUE ...]`: continue a run that stopped."""
+"""`python -m hpctrain resume RUN ... [KEY=VALUE ...]`: continue runs that stopped."""
 
 from __future__ import annotations
 
-from hpctrain.cli.arguments import add_overrides, add_runs, chosen_run, command_parser
-from hpctrain.launch.launcher import launch
-from hpctrain.launch.prepare import changed_config
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpctrain.cli.arguments import command_parser
+from hpctrain.config.stored import load
+from hpctrain.errors import ExitCode, RunDirectoryError
+from hpctrain.launch.launcher import launch, print_completed
+from hpctrain.launch.prepare import changed_config, lengthens
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.manifest import read_varied
 from hpctrain.status.report import require_stopped
+from hpctrain.status.search import runs_of
+from hpctrain.status.state import RunState
 
 _EPILOG = """\
 examples:
   python -m hpctrain resume runs/digits/2026-01-31_12-00-00
   python -m hpctrain resume RUN trainer.max_steps=2000        # train longer
   python -m hpctrain resume RUN cluster=slurm nodes=2         # continue somewhere else
+  python -m hpctrain resume sweep                             # what is missing of all runs under runs/sweep
 
-If the resume fails before its attempt begins, the run's configuration stays as it was.
+Of several runs, the completed and the running ones are left alone. Those of a sweep are submitted as an array. If the
+resume fails before its attempt begins, the run's configuration stays as it was.
 
-Exit code: the run's; 0 once it is submitted; 2 if RUN is not a run, is running or may be, or can't use an override."""
+Exit code: the run's, or that of the first of several runs that didn't finish; 0 once it is submitted, and for a
+completed run; 2 if RUN is not a run, is running or may be, or can't use an override."""
 
 
 def main(arguments: list[str]) -> int:
-    """Launch a run again with its own configuration; ``arguments`` are those after `resume`.
+    """Launch runs again with their own configurations; ``arguments`` are those after `resume`.
 
     Raises:
-        RunDirectoryError: the run doesn't exist, or is running, or may be.
+        RunDirectoryError: a run doesn't exist, or may be running; or the only one is running.
         ConfigError: an override is invalid.
     """
-    parser = command_parser("resume", "Continue a stopped run from its newest intact checkpoint.", _EPILOG)
-    add_runs(parser)
-    add_overrides(parser, "what to change in its configuration")
+    options = _parse(arguments)
+    command = ["python", "-m", "hpctrain", "resume", *arguments]
+    directories, overrides = _told_apart(options.words, Path(options.runs_dir))
+    if len(directories) > 1:
+        return _resume_all(directories, overrides, options, command)
+    (directory,) = directories
+    status = require_stopped(directory, force=options.force)
+    config = changed_config(directory, overrides, options.config_dir)
+    if status.state is RunState.COMPLETED and not lengthens(load(directory.config), config):
+        print_completed(status)
+        return ExitCode.FINISHED
+    return launch(config, command)
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = command_parser("resume", "Continue stopped runs from their newest intact checkpoints.", _EPILOG)
+    meaning = "run directories or their names under the folder of runs, and what to change in their configurations"
+    parser.add_argument("words", nargs="+", metavar="RUN | KEY=VALUE", help=meaning)
+    parser.add_argument("--runs-dir", default="runs", metavar="FOLDER", help="the folder of runs (default: runs)")
+    parser.add_argument("--config-dir", metavar="FOLDER", help="a folder with your own groups and options")
     parser.add_argument(
-        "--force", action="store_true", help="resume although SLURM can't be asked whether the run's job is over"
+        "--force", action="store_true", help="resume although SLURM can't be asked whether a run's job is over"
     )
-    options = parser.parse_intermixed_args(arguments)
-    directory = chosen_run(options)
-    require_stopped(directory, force=options.force)
-    config = changed_config(directory, options.overrides, options.config_dir)
-    return launch(config, ["python", "-m", "hpctrain", "resume", *arguments])
+    return parser.parse_intermixed_args(arguments)
+
+
+def _told_apart(words: Sequence[str], runs_dir: Path) -> tuple[list[RunDirectory], list[str]]:
+    """Return the runs, each once, and the overrides: the words with an equals sign that aren't paths of runs."""
+    named = [word for word in words if "=" not in word and not word.startswith("~")]
+    named += [word for word in words if "=" in word and Path(word).is_dir()]
+    if not named:
+        raise RunDirectoryError("resume: name a run; `python -m hpctrain status` lists the runs")
+    runs = dict.fromkeys(run for word in named for run in runs_of(word, runs_dir))
+    return list(runs), [word for word in words if word not in named]
+
+
+def _resume_all(
+    directories: Sequence[RunDirectory], overrides: Sequence[str], options: argparse.Namespace, command: Sequence[str]
+) -> int:
+    from hpctrain.sweep.sweep import Sweep, SweepRun  # submitit takes a tenth of a second to import
+
+    groups: dict[tuple[Path, str], list[SweepRun]] = {}
+    for directory in sorted(directories, key=_place):
+        config = changed_config(directory, overrides, options.config_dir)
+        group = groups.setdefault((_home(directory), config.cluster.kind), [])
+        group.append(SweepRun(config, read_varied(directory)))
+    codes: list[int] = []
+    for (home, kind), runs in groups.items():
+        codes += Sweep(RunDirectory.at(home), command, force=options.force).launch(runs)
+        if kind == "local" and ExitCode.INTERRUPTED in codes:
+            break  # by Ctrl-C, which is meant for all of them
+    return next((code for code in codes if code != ExitCode.FINISHED), ExitCode.FINISHED)
+
+
+def _home(directory: RunDirectory) -> Path:
+    """The folder for the logs of the batch scripts: the sweep's, whose runs have numbers as names, or the run's own."""
+    return directory.path.parent if directory.path.name.isdecimal() else directory.path
+
+
+def _place(directory: RunDirectory) -> tuple[Path, int]:
+    name = directory.path.name
+    return _home(directory), int(name) if name.isdecimal() else 0

@@ -11,6 +11,7 @@ from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.run.ledger import Attempt
+from hpctrain.run.manifest import varied_text
 from hpctrain.status.accounting import Account, AttemptAccount
 from hpctrain.status.report import RunStatus
 from hpctrain.status.state import RunState
@@ -31,6 +32,7 @@ def run_details(status: RunStatus, now: float) -> str:
     of_total = "" if status.total_steps is None else f" of {status.total_steps}"
     lines = [
         f"run         {os.path.relpath(status.path)}",
+        *([f"varied      {varied_text(status.varied)}"] if status.varied else []),
         f"state       {status.state}" + (f": {status.note}" if status.note else ""),
         f"step        {status.step}{of_total}",
         f"checkpoint  {'none yet' if status.checkpoint_step is None else f'step {status.checkpoint_step}'}",
@@ -39,12 +41,14 @@ def run_details(status: RunStatus, now: float) -> str:
         lines.append(f"set aside   {' '.join(status.set_aside)}: damaged, and a resume passed over it")
     if status.may_start is not None:
         wait = duration(status.may_start - now)
-        lines.insert(2, f"may start   {local_time(status.may_start)}, in {wait}, by SLURM's estimate")
+        lines.insert(-2, f"may start   {local_time(status.may_start)}, in {wait}, by SLURM's estimate")
     if status.metrics:
         when = "" if status.metrics_time is None else f"  ({duration(now - status.metrics_time)} ago)"
         shown = (name for name in sorted(status.metrics) if name not in _MEASURED)
         values = (f"{name} {status.metrics[name]:.4g}" for name in shown)
         lines.append(f"metrics     {'  '.join(values)}{when}")
+    if status.best is not None:
+        lines.append(f"best        {status.best.name} {status.best.value:.4g} at step {status.best_step}")
     if status.job_ids:
         lines.append(f"jobs        {' '.join(status.job_ids)}")
     if status.attempts:
@@ -91,13 +95,16 @@ def _next_commands(status: RunStatus) -> list[str]:
         return [f"logs {run} --follow", f"cancel {run}"]
     if status.state is RunState.COMPLETED:
         return [f"inspect {run}", f"logs {run}"]
+    if status.state is RunState.PREPARED:
+        return [f"resume {run}"]
     # the log of rank zero is the default, but another rank may have been the first to fail
     logs = f"logs {run}"
     if status.attempts:
         directory = RunDirectory(status.path)
         cause = first_cause(read_exit_records(directory.claim(status.attempts[-1].attempt)))
         logs += f" --rank {cause.rank}" if cause is not None and cause.rank else ""
-    return [logs, f"resume {run}"]
+    # a run whose state can't be determined here may be running
+    return [logs] if status.state is RunState.UNKNOWN else [logs, f"resume {run}"]
 
 
 def _attempts_table(status: RunStatus, now: float) -> list[str]:

@@ -18,6 +18,7 @@ from hpctrain.cli.run_details import run_details
 from hpctrain.cli.table import aligned
 from hpctrain.errors import ExitCode
 from hpctrain.phrases import counted, duration
+from hpctrain.run.manifest import varied_text
 from hpctrain.status.report import RunStatus, read_statuses
 from hpctrain.status.search import find_runs
 
@@ -30,16 +31,16 @@ examples:
   python -m hpctrain status runs/digits/2026-01-31_12-00-00     # one run: attempts, metrics, what to type next
   python -m hpctrain status sweep --json                        # every run under runs/sweep
 
-States: queued held starting running interrupted completed failed cancelled unknown. A held run is in SLURM's queue and
-doesn't start until `scontrol release`. An interrupted run was stopped, or ended without an exit record; `resume`
-continues it. Without SLURM, or without its accounting, the states are those that the
-run directories show.
+States: prepared queued held starting running interrupted completed failed cancelled unknown. Nothing was started of a
+prepared run. A held run is in SLURM's queue and doesn't start until `scontrol release`. An interrupted run was stopped,
+or ended without an exit record; `resume` continues it. Without SLURM, or without its accounting, the states are those
+that the run directories show.
 
 --json prints one object for one run, and a list for several; times are epoch seconds; a metric that was NaN or infinite
 is null.
 
 Exit code 0; 2 if RUN is not a run."""
-_HEAD = ("RUN", "STATE", "STEP", "LOSS", "ACCURACY", "ATTEMPTS", "JOB", "LAST", "")
+_HEAD = ("RUN", "VARIED", "STATE", "STEP", "LOSS", "EVAL LOSS", "BEST", "ATTEMPTS", "JOB", "LAST", "")
 
 
 def main(arguments: list[str]) -> int:
@@ -71,7 +72,10 @@ def main(arguments: list[str]) -> int:
 
 def _table(statuses: Sequence[RunStatus], runs_dir: Path, now: float) -> str:
     """One line per run, in the given order; the reason for its state comes last, cut to the terminal's width."""
-    lines = aligned([_HEAD, *(_row(status, runs_dir, now) for status in statuses)])
+    rows = [_HEAD, *(_row(status, runs_dir, now) for status in statuses)]
+    if not any(status.varied for status in statuses):
+        rows = [(row[0], *row[2:]) for row in rows]
+    lines = aligned(rows)
     if sys.stdout.isatty():
         columns = shutil.get_terminal_size().columns
         lines = [line if len(line) <= columns else line[: columns - 3] + "..." for line in lines]
@@ -81,15 +85,15 @@ def _table(statuses: Sequence[RunStatus], runs_dir: Path, now: float) -> str:
 def _row(status: RunStatus, runs_dir: Path, now: float) -> tuple[str, ...]:
     # the name as the other commands take it
     name = os.path.relpath(status.path, runs_dir)
-    loss = status.metrics.get("train/loss", status.metrics.get("eval/loss"))
-    accuracy = status.metrics.get("eval/accuracy")
+    losses = (status.metrics.get(name) for name in ("train/loss", "eval/loss"))
     last = status.last_sign
     return (
         os.path.relpath(status.path) if name.startswith("..") else name,
+        varied_text(status.varied) or "-",
         status.state,
         str(status.step) if status.total_steps is None else f"{status.step}/{status.total_steps}",
-        "-" if loss is None else f"{loss:.4g}",
-        "-" if accuracy is None else f"{accuracy:.4f}",
+        *("-" if loss is None else f"{loss:.4g}" for loss in losses),
+        "-" if status.best is None else f"{status.best.name} {status.best.value:.4g}",
         str(len(status.attempts)),
         status.job_ids[-1] if status.job_ids else "-",
         "-" if last is None else f"{duration(now - last)} ago",

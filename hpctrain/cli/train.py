@@ -17,9 +17,11 @@ from hydra._internal.utils import get_args_parser
 from hpctrain.cli.search_path import search_folder
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.compose import PRIMARY, Composer, open_overrides
+from hpctrain.config.stored import load
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.report import require_stopped
+from hpctrain.status.state import RunState
 
 EXPERIMENT = "write what it changes into conf/experiment/NAME.yaml, and add experiment=NAME"
 REFUSED = {
@@ -50,12 +52,16 @@ def main(arguments: Sequence[str]) -> int:
         from hpctrain.sweep.multirun import multirun
 
         return multirun(composer, options.overrides, _command(arguments))
-    from hpctrain.launch.launcher import launch
+    from hpctrain.launch.launcher import launch, print_completed
+    from hpctrain.launch.prepare import lengthens
 
     config = composer.compose(options.overrides)
     directory = None if config.run_dir is None or config.cluster.dry_run else RunDirectory.at(config.run_dir)
     if directory is not None and directory.config.is_file():
-        require_stopped(directory)
+        status = require_stopped(directory)
+        if status.state is RunState.COMPLETED and not lengthens(load(directory.config), config):
+            print_completed(status)
+            return ExitCode.FINISHED
     return launch(config, _command(arguments))
 
 

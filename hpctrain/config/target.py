@@ -254,3 +254,38 @@ def _field_options(source: Source, value: ast.expr | None) -> dict[str, str]:
     if isinstance(value, ast.Call) and qualified(source, value.func) == "dataclasses.field":
         return {option.arg or "": ast.unparse(option.value) for option in value.keywords}
     return {"default": ""}
+
+
+def constants_of(target: str) -> dict[str, object]:
+    """Return the constants that the body of a class sets, or that of a base class.
+
+    Names that are set or defined in another way are left out; all of them, if the source doesn't show them.
+
+    Args:
+        target: the class's dotted name.
+    """
+    module, _, name = target.rpartition(".")
+    try:
+        found = find(module)
+        if found is None or found[1]:
+            return {}
+        source, node = definition(found[0], name)
+        chain = _chain(source, node)[0] if isinstance(node, ast.ClassDef) else []
+    except (AbsentError, UnknownError, SyntaxError):
+        return {}
+    constants: dict[str, object] = {}
+    for _, base in reversed(chain):
+        constants |= {
+            target.id: statement.value
+            for statement in base.body
+            if isinstance(statement, ast.Assign | ast.AnnAssign)
+            for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
+            if isinstance(target, ast.Name)
+        }
+        stored = (
+            each for each in ast.walk(base) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)
+        )
+        defined = (each for each in base.body if isinstance(each, ast.FunctionDef))
+        for each in (*(one.attr for one in stored), *(one.name for one in defined)):
+            constants.pop(each, None)
+    return {name: value.value for name, value in constants.items() if isinstance(value, ast.Constant)}

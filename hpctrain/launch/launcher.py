@@ -13,6 +13,7 @@ from hpctrain.launch.prepare import RunPlan, discard_unstarted, plan, prepare
 from hpctrain.launch.undo import undone_on_error
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
+from hpctrain.status.report import RunStatus
 
 
 def launch(config: Config, command: Sequence[str]) -> int:
@@ -34,14 +35,26 @@ def launch(config: Config, command: Sequence[str]) -> int:
         run = prepare(config, command)
         if isinstance(config.cluster, Slurm):
             return _submit(run)
+    return launch_here(run)
+
+
+def launch_here(run: RunPlan) -> int:
+    """Train on this machine and wait for the end; return an `ExitCode`."""
     from hpctrain.launch.local import launch_local  # imports much of the worker, which submitting doesn't need
 
     print(f"run directory {run.directory.path}", flush=True)
     return launch_local(run)
 
 
-def print_plan(run: RunPlan) -> None:
-    """Print what would be launched."""
+def print_completed(status: RunStatus) -> None:
+    """Print that nothing is left to train, and how to train on."""
+    directory = RunDirectory(status.path)
+    print(f"{directory.path}: already completed, at step {status.step}")
+    print(f"  python -m hpctrain resume {directory.as_typed} trainer.max_epochs=N    # to train longer")
+
+
+def print_plan(run: RunPlan, varied: str = "") -> None:
+    """Print what would be launched; ``varied`` is what the run's sweep varies, with its values."""
     ranks, path = run.resources.world_size, run.directory.path
     if isinstance(run.config.cluster, Slurm):
         from hpctrain.launch.submission import script
@@ -50,7 +63,7 @@ def print_plan(run: RunPlan) -> None:
         print(f"# nothing was submitted; the job would train with {counted(ranks, 'rank')} in {path}")
     else:
         processes = "1 process" if ranks == 1 else f"{ranks} processes"
-        print(f"nothing was launched; {processes} here would train in {path}")
+        print(f"nothing was launched; {processes} here would train in {path}{varied and f' with {varied}'}")
 
 
 def _submit(run: RunPlan) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,12 +55,13 @@ def plan(config: Config) -> RunPlan:
     return RunPlan(dataclasses.replace(config, run_dir=str(directory.path)), directory, resources_of(config))
 
 
-def prepare(config: Config, command: Sequence[str]) -> RunPlan:
+def prepare(config: Config, command: Sequence[str], varied: Mapping[str, str] | None = None) -> RunPlan:
     """Create the directory of a new run, or open an existing run's, and store the configuration.
 
     Args:
         config: checked.
         command: the words that were typed, for the manifest.
+        varied: the keys that a sweep varies, with this run's values, for the manifest.
 
     Returns:
         The plan of the run, whose directory exists.
@@ -88,7 +89,7 @@ def prepare(config: Config, command: Sequence[str]) -> RunPlan:
     directory.create(config.mode)
     with directory.permissions():
         if not directory.manifest.exists():
-            write_json(directory.manifest, manifest(command, Path.cwd()))
+            write_json(directory.manifest, manifest(command, Path.cwd(), varied))
         change_config(directory, to_yaml(stored))
     return dataclasses.replace(run, config=stored)
 
@@ -143,14 +144,26 @@ def claim_default_path(name: str) -> Path:
         ) from error
 
 
+def changed_keys(old: Config, new: Config) -> list[str]:
+    """Return the keys whose values differ, sorted; what may change when a run is resumed isn't part of a run."""
+    before, after = flat(old), flat(dataclasses.replace(new, resume=old.resume))
+    return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+
+
+def lengthens(old: Config, new: Config) -> bool:
+    """Return whether a completed run has something left to train: its length changed, or what decides the weights."""
+    length = ("trainer.max_steps", "trainer.max_epochs")
+    return any(key in length or decides_the_weights(key) for key in changed_keys(old, new))
+
+
 def refuse_other_run(old: Config, new: Config) -> None:
     """Refuse a configuration that would change a run's weights; print the other changes.
 
     Raises:
         ConfigError: names the changed keys on which the weights depend.
     """
-    before, after = flat(old), flat(dataclasses.replace(new, resume=old.resume))
-    changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    before, after = flat(old), flat(new)
+    changed = changed_keys(old, new)
     refused = [key for key in changed if decides_the_weights(key) and not new.resume.allow_config_change]
     if refused:
         key, others = refused[0], refused[1:]

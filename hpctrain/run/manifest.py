@@ -10,27 +10,31 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import hpctrain
+from hpctrain.files import read_json_or_empty
+from hpctrain.run.directory import RunDirectory
 
 PACKAGES = ("torch", "submitit", "hydra-core", "omegaconf", "tensorboard", "numpy")
 LARGEST_DIFF_BYTES = 1_000_000
 GIT_TIMEOUT_S = 5.0
 
 
-def manifest(command: Sequence[str], folder: Path) -> dict[str, Any]:
+def manifest(command: Sequence[str], folder: Path, varied: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The content of ``manifest.json``.
 
     Args:
         command: the command line as typed.
         folder: the directory in which it was typed; the manifest describes its git repository.
+        varied: the keys that a sweep varies, with this run's values as typed; None for a run of its own.
     """
     return {
         "command": shlex.join(command),
         "folder": str(folder),
+        "varied": dict(varied or {}),
         "time": time.time(),
         "user": getpass.getuser(),
         "host": socket.gethostname(),
@@ -38,6 +42,17 @@ def manifest(command: Sequence[str], folder: Path) -> dict[str, Any]:
         "versions": {"hpctrain": hpctrain.__version__, "python": platform.python_version(), **_versions()},
         "executable": sys.executable,
     }
+
+
+def read_varied(directory: RunDirectory) -> dict[str, str]:
+    """Read the keys that a run's sweep varied, with its values; empty for a run of its own."""
+    varied = read_json_or_empty(directory.manifest).get("varied")
+    return {str(key): str(value) for key, value in varied.items()} if isinstance(varied, dict) else {}
+
+
+def varied_text(varied: Mapping[str, str]) -> str:
+    """Keys and values as they are typed: ``optimizer.lr=0.1 seed=1``."""
+    return " ".join(f"{key}={value}" for key, value in varied.items())
 
 
 def _versions() -> dict[str, str]:

@@ -32,6 +32,10 @@ class Score:
         """The value; negated if larger values are better."""
         return self.value if self.mode == "min" else -self.value
 
+    def as_record(self) -> dict[str, str | float]:
+        """The score as JSON has it; `score_of` reads it."""
+        return {"name": self.name, "mode": self.mode, "value": self.value}
+
 
 def score_of(record: object) -> Score | None:
     """Return the score in a manifest; None without one."""

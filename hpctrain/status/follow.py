@@ -77,7 +77,7 @@ class Follower:
     def _is_over(self, status: RunStatus) -> bool:
         # a run whose state can't be determined here may continue; and a script that waits for a job needs it to be over
         unseen = self._jobs is None and (self._until_job_ends or status.state is RunState.INTERRUPTED)
-        continues = status.state.may_change or status.state is RunState.UNKNOWN
+        continues = status.state.may_change or status.state in (RunState.PREPARED, RunState.UNKNOWN)
         if continues or unseen or (self._until_job_ends and self._holds_nodes()):
             self._over_since = None
             return False

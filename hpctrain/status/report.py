@@ -16,8 +16,11 @@ from hpctrain.errors import RunDirectoryError, SchedulerError, SchedulerMissingE
 from hpctrain.run.bottleneck import Bottleneck, last_bottleneck
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.evaluation import last_evaluation
 from hpctrain.run.ledger import Attempt, Ledger
+from hpctrain.run.manifest import read_varied
 from hpctrain.run.owner import Owner
+from hpctrain.run.score import Score
 from hpctrain.run.times import read_times
 from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import Slurm
@@ -45,6 +48,9 @@ class RunStatus:
         total_steps: the step at which the run ends; None if only the number of epochs is known.
         metrics: the last value of each metric, NaN and infinities included.
         metrics_time: when the last of them was logged.
+        best: the best value of the metric by which the run is judged; None before the first evaluation.
+        best_step: its step.
+        varied: the keys that the run's sweep varied, with this run's values as typed; empty without a sweep.
         checkpoint_step: of the newest complete checkpoint; None without one.
         set_aside: names of damaged checkpoints that a resume passed over.
         attempts: oldest first; an open one with the times that it has recorded so far.
@@ -62,6 +68,9 @@ class RunStatus:
     total_steps: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     metrics_time: float | None = None
+    best: Score | None = None
+    best_step: int | None = None
+    varied: Mapping[str, str] = field(default_factory=dict)
     checkpoint_step: int | None = None
     set_aside: tuple[str, ...] = ()
     attempts: tuple[Attempt, ...] = ()
@@ -90,8 +99,8 @@ def read_statuses(directories: Sequence[RunDirectory]) -> list[RunStatus]:
     return [read_status(directory, jobs) for directory in directories]
 
 
-def require_stopped(directory: RunDirectory, *, force: bool = False) -> None:
-    """Raise unless the run is stopped: a run must never have two attempts at once.
+def require_stopped(directory: RunDirectory, *, force: bool = False) -> RunStatus:
+    """Return the run's status if it is stopped: a run must never have two attempts at once.
 
     Args:
         directory: the run.
@@ -100,18 +109,34 @@ def require_stopped(directory: RunDirectory, *, force: bool = False) -> None:
     Raises:
         RunDirectoryError: the run is queued, starting or running; or it may be, and SLURM can't be reached.
     """
+    (status,) = statuses_before_launch([directory], force=force)
+    if status.state.may_change:
+        remedy = f"end it first: `python -m hpctrain cancel {directory.as_typed}`"
+        raise RunDirectoryError(f"{directory.path} is {status.state}; {remedy}")
+    return status
+
+
+def statuses_before_launch(directories: Sequence[RunDirectory], *, force: bool = False) -> list[RunStatus]:
+    """Read the statuses of runs that are to be launched; SLURM is queried once for all of them.
+
+    Raises:
+        RunDirectoryError: one of them may be queued or running, and SLURM can't be reached; see `require_stopped`.
+    """
     problem = ""
     jobs: Jobs | None = None
     try:
-        jobs = Slurm().find(job_ids(directory))
+        jobs = Slurm().find([job_id for directory in directories for job_id in job_ids(directory)])
     except SchedulerError as error:
         problem = " ".join(str(error).split())
-    attempts = Ledger(directory).attempts()
-    facts = _facts(directory, attempts, jobs)
-    state, _ = derive_state(facts)
-    if state.may_change:
-        remedy = f"end it first: `python -m hpctrain cancel {directory.as_typed}`"
-        raise RunDirectoryError(f"{directory.path} is {state}; {remedy}")
+    for directory in directories:
+        _require_known(directory, jobs, problem, force=force)
+    return [read_status(directory, jobs) for directory in directories]
+
+
+def _require_known(directory: RunDirectory, jobs: Jobs | None, problem: str, *, force: bool) -> None:
+    facts = _facts(directory, Ledger(directory).attempts(), jobs)
+    if derive_state(facts)[0].may_change:
+        return
     if jobs is None and not force and (job_id := job_that_may_run(facts)) is not None:
         raise RunDirectoryError(
             f"{directory.path}: job {job_id} may still be queued or running, and SLURM can't be asked ({problem}); "
@@ -154,6 +179,7 @@ def read_status(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
     facts = _facts(directory, attempts, jobs)
     state, note = derive_state(facts)
     metrics_step, metrics_time, metrics = _last_metrics(directory.metrics)
+    evaluation = last_evaluation(directory)
     saved = saved_step(directory) or None
     config = _config(directory.config)
     last = attempts[-1] if attempts else Attempt(attempt=0)
@@ -167,8 +193,12 @@ def read_status(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
         note=note,
         step=step,
         total_steps=_total_steps(attempts, config),
-        metrics=metrics,
+        # evaluations may be too far apart to be in the tail of metrics.jsonl
+        metrics={**(evaluation.means if evaluation is not None else {}), **metrics},
         metrics_time=metrics_time,
+        best=None if evaluation is None else evaluation.best,
+        best_step=None if evaluation is None else evaluation.best_step,
+        varied=read_varied(directory),
         checkpoint_step=saved,
         set_aside=tuple(path.name for path in directory.set_aside()),
         attempts=tuple(attempts),

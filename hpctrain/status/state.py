@@ -19,6 +19,7 @@ NOT_REQUEUED = (JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.BOOT_FAIL, Job
 class RunState(StrEnum):
     """The state of a run."""
 
+    PREPARED = "prepared"
     QUEUED = "queued"
     HELD = "held"
     STARTING = "starting"
@@ -126,9 +127,10 @@ def _state_without_end(facts: RunFacts) -> tuple[RunState, str]:
         if owner.alive is None:
             return RunState.UNKNOWN, f"it was started on {owner.host}: run `status` there"
         return RunState.INTERRUPTED, f"process {owner.pid} on {owner.host} is gone and recorded no end"
+    if not facts.job_ids and not attempt.attempt:
+        return RunState.PREPARED, "nothing was started yet"
     if not facts.job_ids:
-        by_hand = "it was started by hand, and no process or job is known"
-        return RunState.UNKNOWN, by_hand if attempt.attempt else "nothing was started yet"
+        return RunState.UNKNOWN, "it was started by hand, and no process or job is known"
     if facts.jobs is None:
         return RunState.UNKNOWN, "SLURM can't be reached from here"
     return _state_by_job(facts.job_ids[-1], facts.jobs.get(facts.job_ids[-1]), attempt)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
@@ -14,21 +13,20 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from hpctrain.config.compose import PRIMARY, Composer, open_overrides
+from hpctrain.config.metric import metric_mode
 from hpctrain.config.root import Config
 from hpctrain.config.several import NOT_SWEPT, value_as_typed
 from hpctrain.errors import ConfigError, ExitCode, RunFailedError
 from hpctrain.launch.prepare import claim_default_path, default_path
 from hpctrain.run.directory import RunDirectory
-from hpctrain.status.metrics import read_metrics
 from hpctrain.sweep.expand import expand
+from hpctrain.sweep.objective import objective, require_direction, require_results, sweeper_mode
 from hpctrain.sweep.progress import progressing
-from hpctrain.sweep.sweep import Sweep, require_one_cluster
+from hpctrain.sweep.sweep import Sweep, SweepRun, require_one_cluster
 
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 PLUGIN_MODULE = "hydra_plugins.hpctrain"
 """The only package from which Hydra instantiates launchers."""
-OBJECTIVE = "eval/loss"
-"""The metric whose last value an optimising sweeper receives."""
 
 
 def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str]) -> int:
@@ -52,10 +50,13 @@ def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str
     # in place of Hydra's basic sweeper, which would launch batch by batch, and write its own files
     params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
     with composer.explaining(overrides):
-        jobs = expand(composer.parse([*params, *overrides]))
-    configs = [composer.compose(without_hydra_overrides(job)) for job in progressing(jobs, "composed")]
-    require_one_cluster(configs)
-    codes = Sweep(_home(configs[0]), command).launch(configs)
+        parsed = composer.parse([*params, *overrides])
+        jobs = expand(parsed)
+    fixed = [override.get_key_element() for override in parsed if not override.is_sweep_override()]
+    runs = [sweep_run(composer, job, fixed) for job in progressing(jobs, "composed")]
+    require_one_cluster([run.config for run in runs])
+    sweep = Sweep(_home(runs[0].config), command)
+    codes = sweep.launch(sweep.place(runs))
     return next((code for code in codes if code != ExitCode.FINISHED), ExitCode.FINISHED)
 
 
@@ -65,41 +66,53 @@ class ArrayLauncher(Launcher):
     Attributes:
         composer: of the command line's folders.
         sweep: the sweep to which the runs belong.
+        fixed: keys that the command line gives one value.
+        mode: `min` or `max`: which objectives the sweeper takes for better; None if that isn't known.
     """
 
     composer: Composer
     sweep: Sweep
+    fixed: Collection[str] = ()
+    mode: str | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Ignore Hydra's own configuration: each run is composed like a single run."""
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Launch one batch.
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:  # noqa: ARG002
+        """Launch one batch; the sweep numbers the runs, since its folder may hold some of an earlier command.
 
         Returns:
-            Per run: its last evaluation loss if the run has ended, else None.
+            Per run: its objective; or an error, which Hydra raises when the sweeper asks for the objective.
+
+        Raises:
+            ConfigError: the runs can't return results, or the sweeper takes worse ones for better.
         """
-        configs = [self.composer.compose(without_hydra_overrides(overrides)) for overrides in job_overrides]
-        require_one_cluster(configs)
-        codes = self.sweep.launch(configs, initial_job_idx)
-        has_ended = configs[0].cluster.wait or configs[0].cluster.kind == "local"
-        returns = []
-        for place, overrides in enumerate(job_overrides):
-            number = initial_job_idx + place
-            # after Ctrl-C the runs that weren't started have no code
-            code = codes[place] if place < len(codes) else ExitCode.INTERRUPTED
-            value: object = last_objective(self.sweep.run_directory(number)) if has_ended else None
-            status = JobStatus.COMPLETED
-            if code != ExitCode.FINISHED:
-                status = JobStatus.FAILED
-                value = RunFailedError(f"run {number} ended with exit code {int(code)}")
-            returns.append(JobReturn(overrides=overrides, status=status, _return_value=value))
-        return returns
+        runs = [sweep_run(self.composer, overrides, self.fixed) for overrides in job_overrides]
+        for run in runs:
+            require_results(run.config)
+            require_direction(self.mode, metric_mode(run.config))
+        require_one_cluster([run.config for run in runs])
+        placed = self.sweep.place(runs)
+        codes = self.sweep.launch(placed)
+        return [
+            self._returned(run.directory, code, overrides)
+            for run, code, overrides in zip(placed, codes, job_overrides, strict=True)
+        ]
+
+    def _returned(self, directory: RunDirectory, code: int, overrides: Sequence[str]) -> JobReturn:
+        try:
+            value, status = objective(directory, code, self.mode), JobStatus.COMPLETED
+        except RunFailedError as error:
+            return JobReturn(overrides=overrides, status=JobStatus.FAILED, _return_value=error)
+        return JobReturn(overrides=overrides, status=status, _return_value=value)
 
 
-def register_launcher(composer: Composer, sweep: Sweep) -> type[ArrayLauncher]:
+def register_launcher(
+    composer: Composer, sweep: Sweep, fixed: Collection[str] = (), mode: str | None = None
+) -> type[ArrayLauncher]:
     """Make a launcher for this sweep, and register it with Hydra, which creates it by its name."""
-    made = type("ArrayLauncher", (ArrayLauncher,), {"__module__": PLUGIN_MODULE, "composer": composer, "sweep": sweep})
+    fields = {"composer": composer, "sweep": sweep, "fixed": fixed, "mode": mode}
+    made = type("ArrayLauncher", (ArrayLauncher,), {"__module__": PLUGIN_MODULE, **fields})
     module = types.ModuleType(PLUGIN_MODULE)
     setattr(module, made.__name__, made)
     # a sweeper from another package may have imported `hydra_plugins` already
@@ -114,10 +127,18 @@ def without_hydra_overrides(overrides: Sequence[str]) -> list[str]:
     return [override for override in overrides if not override.lstrip("+~").startswith("hydra")]
 
 
-def last_objective(directory: RunDirectory) -> float | None:
-    """The run's last evaluation loss; None if there is none, or it isn't finite."""
-    losses = [record.values[OBJECTIVE] for record in read_metrics(directory.metrics) if OBJECTIVE in record.values]
-    return losses[-1] if losses and math.isfinite(losses[-1]) else None
+def sweep_run(composer: Composer, overrides: Sequence[str], fixed: Collection[str]) -> SweepRun:
+    """Compose one run of a sweep.
+
+    Args:
+        composer: of the command line's folders.
+        overrides: of the run.
+        fixed: keys that don't vary.
+    """
+    own = without_hydra_overrides(overrides)
+    pairs = [override.partition("=")[::2] for override in own]
+    varied = {key.lstrip("+"): value for key, value in pairs if key not in fixed}
+    return SweepRun(composer.compose(own), varied)
 
 
 def _refuse_swept(composer: Composer, overrides: Sequence[str]) -> None:
@@ -139,10 +160,14 @@ def _home(config: Config) -> RunDirectory:
 
 
 def _run_sweeper(composer: Composer, overrides: Sequence[str], command: Sequence[str]) -> int:
-    """Let an installed Hydra sweeper, such as Optuna's, choose the runs by the losses so far."""
-    plain = [str(override.input_line) for override in composer.parse(overrides) if not override.is_sweep_override()]
-    home = _home(composer.compose(without_hydra_overrides(plain)))
-    register_launcher(composer, Sweep(home, command))
+    """Let an installed Hydra sweeper, such as Optuna's, choose the runs by the results so far."""
+    fixed = [override for override in composer.parse(overrides) if not override.is_sweep_override()]
+    config = composer.compose(without_hydra_overrides([str(override.input_line) for override in fixed]))
+    require_results(config)
+    mode = sweeper_mode(composer.sweeper(overrides))
+    require_direction(mode, metric_mode(config))
+    home = _home(config)
+    register_launcher(composer, Sweep(home, command), [override.get_key_element() for override in fixed], mode)
     where = [f"hydra.sweep.dir='{home.path}'", "hydra.mode=MULTIRUN"]
     try:
         with composer.explaining(overrides):

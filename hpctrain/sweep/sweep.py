@@ -4,24 +4,57 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import os
 import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from hpctrain.config.checks import warnings_of
 from hpctrain.config.cluster import Slurm
+from hpctrain.config.identity import decides_the_weights, flat
 from hpctrain.config.root import Config
+from hpctrain.config.stored import load
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError
-from hpctrain.launch.launcher import launch, print_plan
-from hpctrain.launch.prepare import RunPlan, discard_unstarted, plan, prepare
+from hpctrain.launch.launcher import launch_here, print_plan
+from hpctrain.launch.prepare import RunPlan, discard_unstarted, lengthens, plan, prepare
 from hpctrain.launch.submission import sbatch_parameters, script, submit, submitit_folder
 from hpctrain.launch.undo import undone_on_error
-from hpctrain.phrases import counted, numbered
+from hpctrain.phrases import counted, listed
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.manifest import varied_text
 from hpctrain.status.follow import wait_for
-from hpctrain.status.report import require_stopped
+from hpctrain.status.report import statuses_before_launch
 from hpctrain.status.search import find_runs
+from hpctrain.status.state import RunState
+
+SHOWN = 20
+"""Runs that a submission or a dry run lists; it only counts the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRun:
+    """One run of a sweep.
+
+    Attributes:
+        config: checked; with a `run_dir` once the run has a place in the sweep.
+        varied: the keys that the sweep varies, with this run's values as typed.
+    """
+
+    config: Config
+    varied: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def directory(self) -> RunDirectory:
+        """The run's directory."""
+        return RunDirectory.at(str(self.config.run_dir))
+
+    @property
+    def heading(self) -> str:
+        """What the sweep varies, or the directory if that isn't known."""
+        return varied_text(self.varied) or os.path.relpath(self.directory.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,88 +64,133 @@ class Sweep:
     Args:
         home: the sweep's directory.
         command: the command line as typed, for the manifests.
+        force: launch runs although SLURM can't be asked whether their jobs are over.
     """
 
     home: RunDirectory
     command: Sequence[str]
+    force: bool = False
 
-    def run_directory(self, number: int) -> RunDirectory:
-        """The directory of a run, counted from 0."""
-        return RunDirectory.at(self.home.path / str(number))
+    def place(self, runs: Sequence[SweepRun]) -> list[SweepRun]:
+        """Give each run its directory: that of the same run if the sweep has it already, else the next free number."""
+        names = {name for run in runs for name in run.varied}
+        numbers = self._numbers()
+        stored = {
+            number: flat(load(self._run(number).config)) for number in numbers if self._run(number).config.is_file()
+        }
+        known: dict[str, list[int]] = {}
+        for number, values in stored.items():
+            known.setdefault(_identity(values, names), []).append(number)
+        free = itertools.count(max(numbers, default=-1) + 1)
+        placed = []
+        for run in runs:
+            values, varied = flat(run.config), dict(run.varied)
+            if same := known.get(_identity(values, names)):
+                number = same.pop(0)  # a value that is given twice makes two runs
+            else:
+                number = next(free)
+                if stored:
+                    varied |= _differences(next(iter(stored.values())), values, names)
+            path = str(self._run(number).path)
+            placed.append(SweepRun(dataclasses.replace(run.config, run_dir=path), varied))
+        return placed
 
-    def launch(self, configs: Sequence[Config], first: int = 0) -> list[int]:
-        """Launch runs.
+    def launch(self, runs: Sequence[SweepRun]) -> list[int]:
+        """Launch those runs that are neither completed nor running.
 
         Args:
-            configs: checked, all for the same kind of cluster.
-            first: the number of the first run in the sweep.
+            runs: placed, all for the same kind of cluster.
 
         Returns:
-            One `ExitCode` per run: 0 for a submitted run that isn't waited for.
+            One `ExitCode` per run: 0 for a completed run, and for a submitted or running one that isn't waited for.
 
         Raises:
-            RunDirectoryError: one of them is running; nothing is written then.
+            RunDirectoryError: one of them may be running, and SLURM can't be asked; nothing is written then.
         """
-        placed = [
-            dataclasses.replace(config, run_dir=str(self.run_directory(number).path))
-            for number, config in enumerate(configs, first)
-        ]
         # runs that differ in a learning rate have the same warnings: one of each is enough
-        for warning in sorted({warning for config in placed for warning in warnings_of(config)}):
+        for warning in sorted({warning for run in runs for warning in warnings_of(run.config)}):
             print(f"hpctrain: warning: {warning}", file=sys.stderr)
-        if placed[0].cluster.dry_run:
-            return self._dry_run(placed, first)
-        for number in range(first, first + len(placed)):
-            directory = self.run_directory(number)
-            if directory.config.is_file():
-                require_stopped(directory)
-        self.home.create_for_sweep(placed[0].mode)
-        if isinstance(placed[0].cluster, Slurm):
-            return self._submit(placed)
-        return self._one_after_another(placed)
+        missing = self._missing(runs)
+        if not missing:
+            return [ExitCode.FINISHED] * len(runs)
+        codes = self._dry_run(missing) if runs[0].config.cluster.dry_run else self._launch(missing)
+        by_directory = {run.directory: code for run, code in zip(missing, codes, strict=True)}
+        return [by_directory.get(run.directory, ExitCode.FINISHED) for run in runs]
 
-    def _one_after_another(self, configs: Sequence[Config]) -> list[int]:
+    def _launch(self, runs: Sequence[SweepRun]) -> list[int]:
+        self.home.create_for_sweep(runs[0].config.mode)
+        return self._submit(runs) if isinstance(runs[0].config.cluster, Slurm) else self._one_after_another(runs)
+
+    def _run(self, number: int) -> RunDirectory:
+        return RunDirectory.at(self.home.path / str(number))
+
+    def _numbers(self) -> list[int]:
+        """The numbers that are taken, sorted."""
+        entries = self.home.path.iterdir() if self.home.path.is_dir() else ()
+        return sorted(int(entry.name) for entry in entries if entry.name.isdecimal())
+
+    def _missing(self, runs: Sequence[SweepRun]) -> list[SweepRun]:
+        """Return the runs that are left to launch, and print a line on each other one."""
+        existing = [run for run in runs if run.directory.config.is_file()]
+        statuses = statuses_before_launch([run.directory for run in existing], force=self.force)
+        left_alone = set()
+        for run, status in zip(existing, statuses, strict=True):
+            done = status.state is RunState.COMPLETED and not lengthens(load(run.directory.config), run.config)
+            if done or status.state.may_change:
+                left_alone.add(run.directory)
+                state = f"already completed, at step {status.step}" if done else f"{status.state}: left alone"
+                print(f"{os.path.relpath(run.directory.path)}: {state}")
+        return [run for run in runs if run.directory not in left_alone]
+
+    def _one_after_another(self, runs: Sequence[SweepRun]) -> list[int]:
+        # all are prepared first, so that `resume` finds those that were never started
+        with self._prepared(runs) as plans:
+            pass
         codes: list[int] = []
-        for number, config in enumerate(configs):
-            print(f"run {number + 1} of {len(configs)}")
-            codes.append(launch(config, self.command))
+        for number, (run, prepared) in enumerate(zip(runs, plans, strict=True), 1):
+            print(f"run {number} of {len(runs)}: {run.heading}")
+            codes.append(launch_here(prepared))
             if codes[-1] == ExitCode.INTERRUPTED:
-                left = counted(len(configs) - number - 1, "run")
-                print(f"stopped; {left} not started", file=sys.stderr)
+                if left := len(runs) - number:
+                    resume = f"python -m hpctrain resume {self.home.as_typed}"
+                    print(f"stopped; {counted(left, 'run')} not started; to resume: {resume}", file=sys.stderr)
                 break
-        return codes
+        return codes + [ExitCode.INTERRUPTED] * (len(runs) - len(codes))
 
-    def _submit(self, configs: Sequence[Config]) -> list[int]:
-        # every directory is written before the first job is submitted, which may start at once
+    @contextlib.contextmanager
+    def _prepared(self, runs: Sequence[SweepRun]) -> Iterator[list[RunPlan]]:
+        """Prepare runs; an error inside the context, or of one of them, leaves no new run and changes none."""
+        plans: list[RunPlan] = []
         with contextlib.ExitStack() as undo:
-            for config in configs:
-                undo.enter_context(undone_on_error(RunDirectory.at(str(config.run_dir))))
-            runs = [prepare(config, self.command) for config in configs]
+            for run in runs:
+                undo.enter_context(undone_on_error(run.directory))
             try:
-                for group in by_resources(runs):
-                    submitted = submit([runs[n] for n in group], self.home)
-                    print(_submission(submitted))
+                plans += [prepare(run.config, self.command, run.varied) for run in runs]
+                yield plans
             except HpctrainError:
-                self._discard_unstarted(runs)
+                self._discard_unstarted([run.directory for run in runs if run.directory.config.is_file()])
                 raise
-        directories = [run.directory for run in runs]
-        first = directories[0]
-        last = directories[-1]
-        print(f"run directories {first.path} to {last.path}" if last != first else f"run directory {first.path}")
+
+    def _submit(self, runs: Sequence[SweepRun]) -> list[int]:
+        # every directory is written before the first job is submitted, which may start at once
+        with self._prepared(runs) as plans:
+            for group in by_resources(plans):
+                print(_submission(submit([plans[n] for n in group], self.home)))
+        print("run directories" if len(runs) > 1 else "run directory", _listing(runs, "\n  "), sep="\n  ")
         print(f"  python -m hpctrain status --runs-dir {self.home.as_typed}")
-        print(f"  python -m hpctrain logs {first.as_typed} --follow")
+        print(f"  python -m hpctrain logs {runs[0].directory.as_typed} --follow")
         print(f"  python -m hpctrain cancel {self.home.as_typed}", flush=True)
-        if not configs[0].cluster.wait:
-            return [ExitCode.FINISHED] * len(configs)
+        if not runs[0].config.cluster.wait:
+            return [ExitCode.FINISHED] * len(runs)
         try:
-            return [wait_for(directory) for directory in directories]
+            return [wait_for(run.directory) for run in runs]
         except KeyboardInterrupt:
             print(f"\nthe jobs continue; to cancel them: python -m hpctrain cancel {self.home.as_typed}")
             return [ExitCode.INTERRUPTED] * len(runs)
 
-    def _discard_unstarted(self, runs: Sequence[RunPlan]) -> None:
-        for run in runs:
-            discard_unstarted(run.directory)
+    def _discard_unstarted(self, directories: Sequence[RunDirectory]) -> None:
+        for directory in directories:
+            discard_unstarted(directory)
         if not find_runs(self.home.path):
             shutil.rmtree(submitit_folder(self.home), ignore_errors=True)
             # rmdir, because the folder may hold the user's files
@@ -120,17 +198,41 @@ class Sweep:
                 self.home.logs.rmdir()
                 self.home.path.rmdir()
 
-    def _dry_run(self, configs: Sequence[Config], first: int) -> list[int]:
-        runs = [plan(config) for config in configs]
-        if isinstance(configs[0].cluster, Slurm):
-            for group in by_resources(runs):
-                print(script(runs[group[0]], self.home, runs=len(group)))
-                names = numbered("run", [first + n for n in group])
-                print(f"# nothing was submitted; {names} in {self.home.path}")
+    def _dry_run(self, runs: Sequence[SweepRun]) -> list[int]:
+        plans = [plan(run.config) for run in runs]
+        if isinstance(runs[0].config.cluster, Slurm):
+            for group in by_resources(plans):
+                print(script(plans[group[0]], self.home, runs=len(group)))
+                what = "array" if len(group) > 1 else "job"
+                listing = _listing([runs[n] for n in group], "\n#   ")
+                print(f"# nothing was submitted; the {what} would train", listing, sep="\n#   ")
         else:
-            for run in runs:
-                print_plan(run)
-        return [ExitCode.FINISHED] * len(configs)
+            for run, made in zip(runs, plans, strict=True):
+                print_plan(made, varied_text(run.varied))
+        return [ExitCode.FINISHED] * len(runs)
+
+
+def _listing(runs: Sequence[SweepRun], separator: str) -> str:
+    """The directories of runs, each with what the sweep varies."""
+    lines = [f"{run.directory.path}  {varied_text(run.varied)}".rstrip() for run in runs]
+    return listed(lines, shown=SHOWN, separator=separator)
+
+
+def _covered(key: str, names: Collection[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _identity(values: Mapping[str, Any], names: Collection[str]) -> str:
+    """What tells a run of a sweep from the others: what decides the weights, and what the sweep varies."""
+    return repr(
+        sorted((key, value) for key, value in values.items() if decides_the_weights(key) or _covered(key, names))
+    )
+
+
+def _differences(first: Mapping[str, Any], values: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
+    """What decides the weights and differs from the sweep's first run, beyond what this command varies."""
+    keys = sorted(key for key in first.keys() | values.keys() if decides_the_weights(key) and not _covered(key, names))
+    return {key: str(values.get(key)) for key in keys if first.get(key) != values.get(key)}
 
 
 def by_resources(runs: Sequence[RunPlan]) -> list[list[int]]:

@@ -22,6 +22,7 @@ from hpctrain.distributed.determinism import rank_seed, seed_everything
 from hpctrain.distributed.replica import inner, settle_buckets
 from hpctrain.errors import CheckpointError, SupersededError
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.evaluation import EvaluationRecord
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.train.modes import names_in_evaluation_mode, restore_modes
 from hpctrain.train.parts import Parts
@@ -153,11 +154,16 @@ class Checkpointing:
         Raises:
             ConfigError: the metric that ranks the best checkpoints isn't among them.
         """
-        if self._best is None:
-            return
-        among_the_best = self._best.update(step, means)
+        among_the_best = self._best is not None and self._best.update(step, means)
+        if self._world.is_rank_zero:
+            self._describe_evaluation(step, means)
         if self._config.checkpoint.keep_best and self._world.broadcast(among_the_best):
             self.best_step = step
+
+    def _describe_evaluation(self, step: int, means: Mapping[str, float]) -> None:
+        best_step, best = (None, None) if self._best is None or self._best.best is None else self._best.best
+        record = EvaluationRecord(step=step, means=means, best=best, best_step=best_step)
+        record.write(self._directory.claim(self._claim.attempt))
 
     def is_due(self) -> bool:
         """Return whether a save is due by rank zero's clock; False on the other ranks."""

@@ -12,6 +12,7 @@ from hpctrain.distributed.replica import inner
 from hpctrain.distributed.world import World
 from hpctrain.phrases import counted, listed
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.manifest import read_varied, varied_text
 from hpctrain.train.modes import describe_evaluation_mode
 from hpctrain.train.parts import Parts
 from hpctrain.train.profiling.flops import flops_text
@@ -34,8 +35,10 @@ def log_start(
     """
     plan = parts.plan
     ranks = counted(parts.world.size, "rank")
-    rows = {
-        "run": f"{directory.as_typed}, attempt {attempt}, steps {step} to {parts.total_steps}",
+    rows = {"run": f"{directory.as_typed}, attempt {attempt}, steps {step} to {parts.total_steps}"}
+    if varied := read_varied(directory):
+        rows["varied"] = varied_text(varied)
+    rows |= {
         "task": _kind(parts.task),
         "model": _model(parts.module),
         "where": f"{ranks} on {listed(dict.fromkeys(hosts), separator=' ')}: {_machine(parts.world)}",

@@ -5,7 +5,6 @@ import pytest
 from hpctrain.cli import main
 from hpctrain.config.compose import Composer
 from hpctrain.launch.prepare import prepare
-from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
@@ -41,19 +40,22 @@ def test_a_run_that_goes_on_is_refused(run, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_sweep_onto_one_that_goes_on_is_refused_before_anything_is_written(tmp_path, monkeypatch, capsys, number):
+def test_a_sweep_leaves_a_run_of_it_that_goes_on_alone(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = ["-m", "run_dir=many", "optimizer.lr=1e-3,3e-4", "trainer.max_steps=1"]
-    goes_on(prepare(Composer().compose([f"run_dir=many/{number}"]), []).directory)
-    before = sorted(tmp_path.rglob("*"))
-    assert main(words) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith(
-        f"hpctrain: error: {RunDirectory.at(tmp_path / 'many' / str(number)).path} is starting; end it "
-    )
-    assert sorted(tmp_path.rglob("*")) == before
+    short = ["model=convnet", "model.width=1", "trainer.max_steps=1"]
+    running = prepare(Composer().compose(["run_dir=many/0", "optimizer.lr=3e-4", *short]), []).directory
+    goes_on(running)
+    assert main(["-m", "run_dir=many", "optimizer.lr=1e-3,3e-4", *short]) == 0
+    assert capsys.readouterr().out.startswith("many/0: starting: left alone\nrun 1 of 1: optimizer.lr=0.001\n")
+    assert sorted(path.name for path in (tmp_path / "many").iterdir()) == ["0", "1"]
+    assert Ledger(running).last_claim() == 1
+
+
+def test_what_can_t_be_resumed_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for words in (["trainer.max_steps=3"], ["absent"], ["absent", "trainer.max_steps=3"]):
+        assert main(["resume", *words]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
 
 
 def started_job(directory, job_id="12", reason=None):

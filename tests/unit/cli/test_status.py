@@ -17,9 +17,11 @@ from hpctrain.errors import RunDirectoryError
 from hpctrain.metrics.json_lines import JsonLinesSink
 from hpctrain.run.checkpoints import MANIFEST
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.evaluation import EvaluationRecord
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
+from hpctrain.run.score import Score
 
 NOW = time.time()
 
@@ -83,15 +85,30 @@ def test_no_runs_yet(tmp_path, monkeypatch, capsys):
 def test_the_table_shows_the_newest_first(make_run, capsys):
     running, failed = make_run("digits/b"), make_run("sweep/0")
     begin(running, pid=os.getpid())
-    log(running, 120, train_loss=0.12345, eval_accuracy=0.9712)
+    log(running, 120, train_loss=0.12345)
+    means = {"eval/loss": 0.25, "eval/f1": 0.5}
+    EvaluationRecord(step=80, means=means, best=Score("f1", "max", 0.75), best_step=40).write(running.claim(1))
     begin(failed)
     end(failed, Reason.FAILED, 7, detail="rank 3 on n2 failed")
     lines = [re.split(r"  +", line) for line in shown(capsys)]
     assert lines == [
-        ["RUN", "STATE", "STEP", "LOSS", "ACCURACY", "ATTEMPTS", "JOB", "LAST"],
-        ["digits/b", "running", "120/460", "0.1235", "0.9712", "1", "-", "5 min ago"],
-        ["sweep/0", "failed", "7/460", "-", "-", "1", "-", "10 min ago", "rank 3 on n2 failed"],
+        ["RUN", "STATE", "STEP", "LOSS", "EVAL LOSS", "BEST", "ATTEMPTS", "JOB", "LAST"],
+        ["digits/b", "running", "120/460", "0.1235", "0.25", "f1 0.75", "1", "-", "5 min ago"],
+        ["sweep/0", "failed", "7/460", "-", "-", "-", "1", "-", "10 min ago", "rank 3 on n2 failed"],
     ]
+
+
+def test_the_runs_of_a_sweep_show_what_varies(make_run, capsys):
+    for number, varied in enumerate(({"optimizer.lr": "1e-3", "seed": "1"}, {"optimizer.lr": "3e-4", "seed": "1"}, {})):
+        make_run(f"sweep/{number}").manifest.write_text(json.dumps({"varied": varied}))
+    assert [re.split(r"  +", line)[:2] for line in shown(capsys)] == [
+        ["RUN", "VARIED"],
+        ["sweep/0", "optimizer.lr=1e-3 seed=1"],
+        ["sweep/1", "optimizer.lr=3e-4 seed=1"],
+        ["sweep/2", "-"],
+    ]
+    assert shown(capsys, "sweep/1")[1] == "varied      optimizer.lr=3e-4 seed=1"
+    assert json.loads("\n".join(shown(capsys, "sweep/1", "--json")))["varied"] == {"optimizer.lr": "3e-4", "seed": "1"}
 
 
 def test_only_the_newest_are_shown_unless_all_are_asked_for(make_run, capsys):
@@ -256,6 +273,9 @@ def test_json_of_one_run_is_an_object(make_run, capsys):
         "total_steps": 460,
         "metrics": {"eval/accuracy": 0.75, "train/loss": None},
         "metrics_time": 1990.0,
+        "best": None,
+        "best_step": None,
+        "varied": {},
         "checkpoint_step": 460,
         "set_aside": [],
         "attempts": [

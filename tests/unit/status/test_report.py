@@ -136,7 +136,7 @@ def test_only_the_tail_of_long_metrics_is_read(directory):
 def test_an_unreadable_configuration_leaves_the_rest(directory, config):
     directory.config.write_text(config)
     status = read_status(directory, None)
-    assert (status.name, status.total_steps, status.state) == ("now", None, RunState.UNKNOWN)
+    assert (status.name, status.total_steps, status.state) == ("now", None, RunState.PREPARED)
 
 
 def test_nothing_heavy_is_imported():

@@ -47,7 +47,7 @@ def on_slurm(attempt, record, **more):
         (on_slurm(NONE, job("NODE_FAIL")), RunState.INTERRUPTED),
         (on_slurm(NONE, None), RunState.INTERRUPTED),
         (on_slurm(NONE, None, cancelled_at=50.0), RunState.CANCELLED),
-        (RunFacts(attempt=NONE), RunState.UNKNOWN),
+        (RunFacts(attempt=NONE), RunState.PREPARED),
         (RunFacts(attempt=NONE, job_ids=("12",)), RunState.UNKNOWN),
         (on_slurm(NONE, job("PENDING", "JobHeldUser")), RunState.HELD),
         # claimed, the ranks not yet begun

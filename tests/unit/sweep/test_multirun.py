@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import types
 from pathlib import Path
@@ -16,14 +17,18 @@ from hydra.plugins.sweeper import Sweeper
 
 from hpctrain.cli import main
 from hpctrain.config.compose import Composer
-from hpctrain.errors import RunFailedError
+from hpctrain.errors import ExitCode, RunFailedError
 from hpctrain.files import read_json_lines
+from hpctrain.launch.launcher import launch_here
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
-from hpctrain.sweep.multirun import last_objective, register_launcher, without_hydra_overrides
+from hpctrain.run.manifest import read_varied
+from hpctrain.run.owner import Owner
+from hpctrain.sweep.multirun import register_launcher, without_hydra_overrides
 from hpctrain.sweep.sweep import Sweep
 
 SHORT = ("model=convnet", "model.width=1", "trainer.max_steps=2", "logger.tensorboard=false")
+EVALUATED = "trainer.eval_every_steps=1"
 FAILS = "model._target_=torch.nn.Identity"  # which takes any argument, and has nothing to train
 
 
@@ -46,8 +51,13 @@ def reasons(path):
     return [str(entry.reason) for entry in Ledger(RunDirectory.at(path)).attempts()]
 
 
-def last_loss(path):
-    return [record["eval/loss"] for record in read_json_lines(path / "metrics.jsonl") if "eval/loss" in record][-1]
+def best_accuracy(path):
+    """The best value of the metric by which digits is judged."""
+    return max(record["eval/accuracy"] for record in read_json_lines(path / "metrics.jsonl") if "eval/loss" in record)
+
+
+def numbers(path):
+    return sorted(run.name for run in path.iterdir() if run.name.isdecimal())
 
 
 def test_runs_go_one_after_another_each_with_its_own_configuration(tmp_path, capsys):
@@ -61,7 +71,11 @@ def test_runs_go_one_after_another_each_with_its_own_configuration(tmp_path, cap
     assert (first.reason, second.reason) == ("completed", "completed")
     assert first.end_time <= second.start_time
     out = capsys.readouterr().out
-    assert out.index("run 1 of 2") < out.index(f"run directory {runs[0]}") < out.index("run 2 of 2")
+    headings = [f"run {number} of 2: optimizer.lr={lr}\n" for number, lr in ((1, 0.1), (2, 0.01))]
+    assert out.index(headings[0]) < out.index(f"run directory {runs[0]}") < out.index(headings[1])
+    assert [read_varied(RunDirectory.at(path)) for path in runs] == [{"optimizer.lr": "0.1"}, {"optimizer.lr": "0.01"}]
+    log = (runs[1] / "logs" / "rank_0.log").read_text()
+    assert re.search(r"^\S+ \S+ varied +optimizer.lr=0.01$", log, re.MULTILINE)
     assert [path.name for path in tmp_path.iterdir()] == ["sweep"]  # nothing of Hydra's own
 
 
@@ -84,26 +98,75 @@ def launcher(tmp_path):
     return register_launcher(Composer(), Sweep(RunDirectory.at(tmp_path / "sweep"), ["a", "test"]))()
 
 
-def test_a_batch_returns_its_losses(launcher, tmp_path):
-    jobs = [[*SHORT, f"optimizer.lr={lr}", "hydra.job.chdir=false"] for lr in (0.1, 0.001)]
+def test_a_batch_returns_the_best_values_of_the_task_s_metric(launcher, tmp_path):
+    jobs = [[*SHORT, EVALUATED, f"optimizer.lr={lr}", "hydra.job.chdir=false"] for lr in (0.1, 0.001)]
     returns = launcher.launch(jobs, initial_job_idx=4)
     assert [one.status for one in returns] == [JobStatus.COMPLETED] * 2
     assert [one.overrides for one in returns] == jobs
-    assert [one.return_value for one in returns] == [last_loss(tmp_path / "sweep" / name) for name in "45"]
-    assert returns[0].return_value != returns[1].return_value
+    assert [one.return_value for one in returns] == [best_accuracy(tmp_path / "sweep" / name) for name in "01"]
+    # the next command of the same sweeper counts from 0 again, and asks for a run that is there
+    (again, _) = launcher.launch([jobs[1], [*jobs[1], "seed=1"]], initial_job_idx=0)
+    assert again.return_value == returns[1].return_value
+    assert numbers(tmp_path / "sweep") == ["0", "1", "2"]
+    assert reasons(tmp_path / "sweep" / "1") == ["completed"]
 
 
 def test_a_failed_run_of_a_batch_raises_when_it_is_asked_for(launcher):
     failed, finished = launcher.launch([[*SHORT, FAILS], [*SHORT]], initial_job_idx=7)
     assert (failed.status, finished.status) == (JobStatus.FAILED, JobStatus.COMPLETED)
-    with pytest.raises(RunFailedError, match="run 7 ended with exit code 1"):
+    with pytest.raises(RunFailedError, match="run 0 ended with exit code 1"):
         _ = failed.return_value
 
 
-def test_a_run_without_evaluation_has_no_objective(tmp_path):
-    assert last_objective(RunDirectory.at(tmp_path)) is None
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train/loss": 2.0}\n')
-    assert last_objective(RunDirectory.at(tmp_path)) is None
+def test_adding_a_value_to_a_finished_sweep_trains_that_one_alone(tmp_path, capsys):
+    sweep = tmp_path / "sweep"
+    words = ["-m", "run_dir=sweep", *SHORT]
+    assert main([*words, "optimizer.lr=0.1,0.01"]) == 0
+    assert main([*words, "optimizer.lr=0.1,0.05,0.01"]) == 0
+    assert [config_of(sweep / name)["optimizer"]["lr"] for name in numbers(sweep)] == [0.1, 0.01, 0.05]
+    assert [reasons(sweep / name) for name in numbers(sweep)] == [["completed"]] * 3
+    out = capsys.readouterr().out
+    assert "sweep/0: already completed, at step 2\nsweep/1: already completed, at step 2\nrun 1 of 1: opt" in out
+    # a longer training is something left to do; what else differs from the first run is shown as varied
+    assert main([*words, "optimizer.lr=0.1", "trainer.max_steps=3"]) == 0
+    assert reasons(sweep / "0") == ["completed", "completed"]
+    assert main([*words, "optimizer.lr=0.1,0.2", "seed=7"]) == 0
+    assert read_varied(RunDirectory.at(sweep / "3")) == {"optimizer.lr": "0.1", "seed": "7"}
+
+
+def test_resume_of_a_sweep_trains_what_is_missing(tmp_path, capsys, monkeypatch):
+    ended = iter([ExitCode.FINISHED, ExitCode.INTERRUPTED])
+    with monkeypatch.context() as patched:
+        # Ctrl-C in the second run
+        patched.setattr("hpctrain.sweep.sweep.launch_here", lambda run: launch_here(run) or next(ended))
+        assert main(["-m", "run_dir=sweep", *SHORT, "optimizer.lr=0.1,0.05,0.01"]) == ExitCode.INTERRUPTED
+    out, err = capsys.readouterr()
+    assert f"stopped; 1 run not started; to resume: python -m hpctrain resume {tmp_path / 'sweep'}\n" in err
+    assert not (tmp_path / "sweep" / "2" / "attempts.jsonl").exists()
+    running = Ledger(RunDirectory.at(tmp_path / "sweep" / "1"))
+    Owner.write(running.directory.claim(running.claim()))
+    assert main(["resume", "sweep"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("sweep/0: already completed, at step 2\nsweep/1: starting: left alone\nrun 1 of 1: optimizer")
+    assert [reasons(tmp_path / "sweep" / name) for name in "02"] == [["completed"]] * 2
+    assert main(["resume", "sweep/0", "sweep/2", "trainer.max_steps=3"]) == 0
+    assert [len(reasons(tmp_path / "sweep" / name)) for name in "02"] == [2, 2]
+    assert main(["resume", "sweep/0"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2] == f"{tmp_path}/sweep/0: already completed, at step 3"
+
+
+def test_a_dry_run_shows_what_varies(capsys, tmp_path):
+    words = ["-m", "run_dir=sweep", "optimizer.lr=0.1,0.01", "seed=3", "cluster.dry_run=true"]
+    assert main(words) == 0
+    assert capsys.readouterr().out.splitlines()[1] == (
+        f"nothing was launched; 1 process here would train in {tmp_path}/sweep/1 with optimizer.lr=0.01"
+    )
+    assert main([*words, "cluster=slurm"]) == 0
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "# nothing was submitted; the array would train",
+        f"#   {tmp_path}/sweep/0  optimizer.lr=0.1",
+        f"#   {tmp_path}/sweep/1  optimizer.lr=0.01",
+    ]
 
 
 def test_hydras_own_overrides_are_not_the_runs():
@@ -112,11 +175,11 @@ def test_hydras_own_overrides_are_not_the_runs():
 
 
 class Halving(Sweeper):
-    """Halves the learning rate, one run at a time, `times` times; records the losses."""
+    """Halves the learning rate, one run at a time, `times` times; records the objectives."""
 
-    losses: list[float] = []  # noqa: RUF012 - of the one sweep that a test makes
+    results: list[float] = []  # noqa: RUF012 - of the one sweep that a test makes
 
-    def __init__(self, times):
+    def __init__(self, times, direction):
         self.times = times
 
     def setup(self, *, hydra_context, task_function, config):
@@ -127,7 +190,7 @@ class Halving(Sweeper):
     def sweep(self, arguments):
         for number in range(self.times):
             (result,) = self.launcher.launch([[*arguments, f"optimizer.lr={0.1 / 2**number}"]], initial_job_idx=number)
-            self.losses.append(result.return_value)
+            self.results.append(result.return_value)
 
 
 @pytest.fixture
@@ -142,17 +205,45 @@ def halving(tmp_path, monkeypatch):
     Plugins.instance().register(module.Halving)
     folder = tmp_path / "conf" / "hydra" / "sweeper"
     folder.mkdir(parents=True)
-    (folder / "halving.yaml").write_text("_target_: hydra_plugins.halving.Halving\ntimes: 2\n")
-    Halving.losses.clear()
+    (folder / "halving.yaml").write_text("_target_: hydra_plugins.halving.Halving\ntimes: 2\ndirection: maximize\n")
+    Halving.results.clear()
     return str(tmp_path / "conf")
 
 
-def test_a_sweeper_that_optimises_learns_the_losses(halving, tmp_path):
-    words = ["--config-dir", halving, "-m", "hydra/sweeper=halving", "run_dir=sweep", *SHORT]
+def test_a_sweeper_that_optimises_learns_the_task_s_metric(halving, tmp_path):
+    words = ["--config-dir", halving, "-m", "hydra/sweeper=halving", "run_dir=sweep", *SHORT, EVALUATED]
     assert main(words) == 0
     runs = [tmp_path / "sweep" / str(number) for number in range(2)]
     assert [config_of(path)["optimizer"]["lr"] for path in runs] == [0.1, 0.05]
-    assert Halving.losses == [last_loss(path) for path in runs]
+    assert Halving.results == [best_accuracy(path) for path in runs]
+    assert [read_varied(RunDirectory.at(path)) for path in runs] == [{"optimizer.lr": "0.1"}, {"optimizer.lr": "0.05"}]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["hydra.sweeper.direction=minimize"],
+            "hydra.sweeper.direction=minimize: but higher values of the runs' metric",
+        ),
+        (
+            ["checkpoint.metric=loss"],
+            "hydra.sweeper.direction=maximize: but lower values of the runs' metric are better",
+        ),
+        (
+            ["hydra.sweeper.direction=[minimize,maximize]"],
+            "hydra.sweeper.direction=['minimize', 'maximize']: asks for ",
+        ),
+        (["cluster=slurm"], "cluster.wait=false: the sweeper chooses values by the results of runs, for which "),
+        (["cluster.dry_run=true"], "cluster.dry_run=true: shows nothing of a sweeper"),
+    ],
+)
+def test_a_sweeper_that_can_t_learn_is_refused_in_one_line(halving, tmp_path, capsys, words, message):
+    assert main(["--config-dir", halving, "-m", "hydra/sweeper=halving", "run_dir=sweep", *SHORT, *words]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"hpctrain: error: {message}")
+    assert not (tmp_path / "sweep").exists()
 
 
 def test_a_failure_ends_a_sweep_that_asks_for_losses(halving, tmp_path, capsys):

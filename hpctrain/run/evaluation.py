@@ -1,0 +1,57 @@
+"""The last evaluation of a run and the best one so far, kept with the attempt's exit records."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpctrain.files import read_json_or_empty, write_json
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.score import Score, score_of
+
+FILE_NAME = "evaluation.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRecord:
+    """An evaluation, and the best one up to it.
+
+    Attributes:
+        step: completed steps.
+        means: its finite values by logged name, such as `eval/loss`.
+        best: the best value so far of the metric by which the run is judged; None without one.
+        best_step: its step.
+    """
+
+    step: int
+    means: Mapping[str, float] = field(default_factory=dict)
+    best: Score | None = None
+    best_step: int | None = None
+
+    def write(self, claim: Path) -> None:
+        """Write it into the attempt's claim; an error of the file system is ignored."""
+        finite = {name: value for name, value in self.means.items() if math.isfinite(value)}
+        best = None if self.best is None else self.best.as_record()
+        record = {"step": self.step, "means": finite, "best": best, "best_step": self.best_step}
+        # training doesn't depend on it, and metrics.jsonl has the values as well
+        with contextlib.suppress(OSError):
+            write_json(claim / FILE_NAME, record, durable=False)
+
+
+def last_evaluation(directory: RunDirectory) -> EvaluationRecord | None:
+    """Read the newest evaluation that any attempt recorded."""
+    found = (_read(directory.claim(attempt)) for attempt in reversed(directory.claimed_attempts()))
+    return next((evaluation for evaluation in found if evaluation is not None), None)
+
+
+def _read(claim: Path) -> EvaluationRecord | None:
+    record = read_json_or_empty(claim / FILE_NAME)
+    step, means, best_step = record.get("step"), record.get("means"), record.get("best_step")
+    if not isinstance(step, int) or not isinstance(means, dict):
+        return None
+    values = {str(name): float(value) for name, value in means.items() if isinstance(value, int | float)}
+    best = score_of(record.get("best")) if isinstance(best_step, int) else None
+    return EvaluationRecord(step=step, means=values, best=best, best_step=None if best is None else best_step)

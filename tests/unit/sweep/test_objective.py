@@ -1,0 +1,73 @@
+import pytest
+from omegaconf import OmegaConf
+
+from hpctrain.config.compose import Composer
+from hpctrain.config.metric import metric_mode
+from hpctrain.errors import ConfigError, RunFailedError
+from hpctrain.run.evaluation import EvaluationRecord
+from hpctrain.run.score import Score
+from hpctrain.sweep.objective import objective, sweeper_mode
+
+OWN = """\
+from hpctrain.tasks import Task
+
+
+class Plain(Task):
+    pass
+
+
+class Set(Plain):
+    metric = "f1"
+    metric_mode = "max"
+
+
+class Computed(Set):
+    def __init__(self):
+        self.metric_mode = "min"
+"""
+
+
+@pytest.mark.parametrize(
+    ("configuration", "mode"),
+    [
+        ({"direction": "minimize"}, "min"),  # hydra-optuna-sweeper
+        ({"direction": ["maximize"]}, "max"),
+        ({"ax_config": {"experiment": {"minimize": True}}}, "min"),  # hydra-ax-sweeper
+        ({"optim": {"maximize": True}}, "max"),  # hydra-nevergrad-sweeper
+        ({"optim": {"maximize": False}}, "min"),
+        ({"times": 3}, None),
+    ],
+)
+def test_the_direction_of_known_sweepers(configuration, mode):
+    assert sweeper_mode(OmegaConf.create(configuration)) == mode
+
+
+@pytest.mark.parametrize(
+    ("words", "mode"),
+    [
+        (["task=digits"], "max"),
+        (["task=text"], "min"),
+        (["task=digits", "checkpoint.metric=loss"], "min"),
+        (["task=digits", "checkpoint.metric=f1"], None),
+        (["task=digits", "checkpoint.metric=f1", "checkpoint.metric_mode=max"], "max"),
+        (["task=custom", "task._target_=own_tasks.Plain"], "min"),
+        (["task=custom", "task._target_=own_tasks.Set"], "max"),
+        (["task=custom", "task._target_=own_tasks.Computed"], None),
+    ],
+)
+def test_the_mode_of_a_metric_by_configuration_and_source(tmp_path, monkeypatch, words, mode):
+    (tmp_path / "own_tasks.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    assert metric_mode(Composer().compose(words)) == mode
+
+
+def test_the_objective_is_the_best_value(directory):
+    directory.claim(1).mkdir()
+    with pytest.raises(RunFailedError, match="has no value of the metric by which it is judged; give the task"):
+        objective(directory, 0, "max")
+    EvaluationRecord(step=4, best=Score("f1", "max", 0.75), best_step=2).write(directory.claim(1))
+    assert objective(directory, 0, "max") == 0.75
+    with pytest.raises(ConfigError, match="higher values of the runs' metric are better"):
+        objective(directory, 0, "min")
+    with pytest.raises(RunFailedError, match="ended with exit code 4"):
+        objective(directory, 4, "max")
