@@ -231,9 +231,8 @@ class Reader:
         if not elsewhere and self.trained is not None:
             if shape(words) in self.trained:
                 self.stand_in(words)
-                if "-m" in words:
-                    return hpctrain([*words, *SHORT, "cluster.dry_run=true"])
-                return self.compose([*words, *SHORT])
+                sweeps = "-m" in words
+                return hpctrain([*words, *SHORT, "cluster.dry_run=true"]) if sweeps else self.compose([*words, *SHORT])
             self.trained.add(shape(words))
         if not elsewhere:
             return (in_a_process if "-m" in words else hpctrain)([*words, *SHORT])
