@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
-from hpctrain.data.fetch import BatchFetcher, Collate, Request
+from hpctrain.data.fetch import BatchFetcher, Collate, EpochFetcher, Request, UpToEnd
 from hpctrain.data.workers import IN_PROCESS, Workers, fetch_batches
-from hpctrain.errors import TaskError
 
 
 class EvalLoader:
-    """Every sample exactly once over all ranks, without padding: rank r has the r-th of world_size contiguous slices.
+    """Every sample exactly once over all ranks, without padding.
+
+    Rank r has the r-th of world_size contiguous slices. Of an iterable dataset, whose end may not be known before it is
+    reached, it has every world_size-th micro-batch, from the r-th on.
 
     Ranks can have different numbers of batches, even none, so evaluation runs outside DDP, without a collective per
     batch. The samples' random draws depend only on the index: every evaluation sees the same samples.
 
     Args:
-        dataset: the held-out samples (`BatchDataset` lists the protocols); it needs a length.
+        dataset: the held-out samples (`BatchDataset` lists the protocols), or an iterable dataset.
         micro_batch_size: samples per batch; a rank's last one can be smaller.
         rank: the rank that evaluates the slice.
         world_size: number of slices.
         collate_fn: makes a batch of a list of samples; PyTorch's default collation if None.
         workers: how batches are fetched; worker processes are started for each pass.
-
-    Attributes:
-        most_batches: the largest number of batches of any rank.
-
-    Raises:
-        TaskError: the dataset has no length.
     """
 
     def __init__(
@@ -46,25 +43,55 @@ class EvalLoader:
         collate_fn: Collate | None = None,
         workers: Workers = IN_PROCESS,
     ) -> None:
-        # not the run's seed: runs with different seeds should be compared on the same samples
-        self._fetcher = BatchFetcher(dataset, 0, collate_fn)
-        num_samples = self._fetcher.num_samples
-        if num_samples is None:
-            raise TaskError(f"{type(dataset).__name__} can't be evaluated: it has no __len__")
         self._micro_batch_size = micro_batch_size
-        self.most_batches = math.ceil(math.ceil(num_samples / world_size) / micro_batch_size)
-        self._begin, self._end = (num_samples * edge // world_size for edge in (rank, rank + 1))
+        self._rank = rank
+        self._world_size = world_size
         self._workers = workers
-
-    def __len__(self) -> int:
-        """Batches of this rank."""
-        return math.ceil((self._end - self._begin) / self._micro_batch_size)
+        # not the run's seed: runs with different seeds should be compared on the same samples
+        self._fetcher = (
+            EpochFetcher(dataset, collate_fn)
+            if isinstance(dataset, IterableDataset)
+            else BatchFetcher(dataset, 0, collate_fn)
+        )
 
     def __iter__(self) -> Iterator[Any]:
-        """One pass over this rank's slice, as batches."""
-        workers = replace(self._workers, num_workers=min(self._workers.num_workers, len(self)))
-        return fetch_batches(self._fetcher, self._requests(), workers)
+        """One pass over this rank's share, as batches."""
+        return (batch for batch in self.turns() if batch is not None)
 
-    def _requests(self) -> Iterator[Request]:
-        for begin in range(self._begin, self._end, self._micro_batch_size):
-            yield 0, np.arange(begin, min(begin + self._micro_batch_size, self._end))
+    def turns(self, at_most: int | None = None) -> Generator[Any, None, None]:
+        """One pass over this rank's share, with the same number of turns on every rank.
+
+        Yields a batch, or None in a turn in which only other ranks have one.
+
+        Args:
+            at_most: number of turns after which to end the pass; None for a whole pass.
+        """
+        return self._turns_of_stream(at_most) if isinstance(self._fetcher, EpochFetcher) else self._turns(at_most)
+
+    def _turns(self, at_most: int | None) -> Generator[Any, None, None]:
+        size, num_samples = self._micro_batch_size, self._fetcher.num_samples
+        assert num_samples is not None
+        begin, end = (num_samples * edge // self._world_size for edge in (self._rank, self._rank + 1))
+        requests = ((0, np.arange(first, min(first + size, end))) for first in range(begin, end, size))
+        own, most = (math.ceil(count / size) for count in (end - begin, math.ceil(num_samples / self._world_size)))
+        if at_most is not None:
+            own, most = min(own, at_most), min(most, at_most)
+        batches = self._fetch(itertools.islice(requests, own), own)
+        for _ in range(most):
+            yield next(batches, None)
+
+    def _turns_of_stream(self, at_most: int | None) -> Generator[Any, None, None]:
+        per_turn = self._micro_batch_size * self._world_size
+        begins = (turn * per_turn + self._rank * self._micro_batch_size for turn in itertools.count())
+        requests = ((0, np.arange(begin, begin + self._micro_batch_size)) for begin in begins)
+        found: Iterator[UpToEnd] = self._fetch(itertools.islice(requests, at_most), at_most)
+        for turn, (batch, num_samples) in enumerate(found):
+            # every rank reads the same stream: they find the same end, though perhaps in different turns
+            if num_samples is not None and turn * per_turn >= num_samples:
+                return
+            yield batch
+
+    def _fetch(self, requests: Iterator[Request], most: int | None) -> Iterator[Any]:
+        num_workers = self._workers.num_workers
+        workers = replace(self._workers, num_workers=num_workers if most is None else min(num_workers, most))
+        return fetch_batches(self._fetcher, requests, workers)

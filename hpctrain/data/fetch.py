@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
@@ -88,6 +88,34 @@ class BatchFetcher(Dataset[Any]):
                 seed_generators(key)
                 samples.append(self._dataset[index])
             return self._collate(samples)
+
+
+class UpToEnd(NamedTuple):
+    """A batch that may be cut short by the end of an epoch; None after it.
+
+    Attributes:
+        batch: the collated samples.
+        num_samples: of the epoch; None if its end wasn't reached.
+    """
+
+    batch: Any
+    num_samples: int | None
+
+
+class EpochFetcher(BatchFetcher):
+    """Fetches micro-batches of one epoch of an iterable dataset, which may end anywhere.
+
+    Args:
+        dataset: iterable.
+        collate_fn: makes a batch of a list of samples; PyTorch's default collation if None.
+    """
+
+    def __init__(self, dataset: IterableDataset[Any], collate_fn: Collate | None = None) -> None:
+        super().__init__(dataset, 0, collate_fn)
+
+    def __getitem__(self, request: Request) -> UpToEnd:
+        samples = self._reader.read_once(*request)
+        return UpToEnd(self._collate(samples) if samples else None, self._reader.num_samples)
 
 
 def without_subsets(dataset: Any) -> Any:

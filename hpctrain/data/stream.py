@@ -23,11 +23,14 @@ class SeekableStream(Protocol):
 
     Every rank and every DataLoader worker reads the same stream and takes its own positions of it: an implementation
     must not split itself among ranks or workers. With `__len__`, that many samples are an epoch; without it, the run is
-    one epoch and needs trainer.max_steps.
+    one epoch for the schedule and the log, and needs trainer.max_steps; where the stream ends, its next epoch begins.
     """
 
     def read_from(self, epoch: int, position: int) -> Iterator[Any]:
-        """The samples of an epoch from a position on, both counted from 0; the same samples at each call."""
+        """The samples of an epoch from a position on, both counted from 0; the same samples at each call.
+
+        There are none from a position on that is after the epoch's end.
+        """
         ...
 
 
@@ -37,55 +40,114 @@ class StreamReader:
     Args:
         stream: an iterable dataset. One that can't seek is read from its beginning after every resume; if it has a
             `set_epoch`, that is called first.
+
+    Attributes:
+        num_samples: of the epoch that `read_once` reads; None until its end is found.
     """
 
     def __init__(self, stream: IterableDataset[Any]) -> None:
+        self.num_samples: int | None = None
         self._stream = stream
+        self._name = type(stream).__name__
         self._samples: Iterator[Any] = iter(())
-        self._epoch = -1
+        self._epoch = -1  # that was asked for
+        self._pass = -1  # the stream's own epoch: later, after an early end
+        self._begin = 0  # position at which the pass begins
         self._next = 0
-        self._warned = False
+        self._any_read = False  # of this pass, since it was opened
+        self._warned: set[str] = set()
 
     def read(self, epoch: int, positions: IntArray) -> list[Any]:
-        """The samples at these positions, int64 of shape [n].
+        """The samples at these positions, int64 of shape [n]; where the epoch ends early, the next one follows.
 
         Raises:
-            TaskError: the stream ends before them.
+            TaskError: an epoch has no samples.
         """
-        return [self._read_one(epoch, position) for position in positions.tolist()]
+        samples = []
+        for position in positions.tolist():
+            while (found := self._find(epoch, position)) is None:
+                self._open_next(position)
+            samples.append(found[0])
+        return samples
 
-    def _read_one(self, epoch: int, position: int) -> Any:
+    def read_once(self, epoch: int, positions: IntArray) -> list[Any]:
+        """The samples at these positions, int64 of shape [n], but for those after the end; sets `num_samples` there."""
+        self.num_samples = None
+        samples = []
+        for position in positions.tolist():
+            found = self._find(epoch, position)
+            if found is None:
+                self.num_samples = self._end()
+                break
+            samples.append(found[0])
+        return samples
+
+    def _find(self, epoch: int, position: int) -> tuple[Any] | None:
+        """The sample at a position, in a tuple; None if the pass ends before it."""
         if epoch != self._epoch or position < self._next:
-            self._open(epoch, position)
-        try:
-            while True:
-                sample = next(self._samples)
-                self._next += 1
-                if self._next > position:
-                    return sample
-        except StopIteration:
-            raise TaskError(
-                f"{type(self._stream).__name__} ended after {self._next} samples of epoch {epoch}, before sample "
-                f"{position}: make its __len__ the number of samples that it yields"
-            ) from None
+            self._epoch = epoch
+            self._open(epoch, 0, position)
+        for sample in self._samples:
+            self._any_read = True
+            self._next += 1
+            if self._next > position:
+                return (sample,)
+        return None
 
-    def _open(self, epoch: int, position: int) -> None:
-        self._epoch = epoch
+    def _open(self, number: int, begin: int, position: int) -> None:
+        self._pass = number
+        self._begin = begin
+        self._any_read = False
         if isinstance(self._stream, SeekableStream):
-            self._samples = self._stream.read_from(epoch, position)
+            self._samples = iter(self._stream.read_from(number, position - begin))
             self._next = position
             return
-        if position > TOLERATED_REPLAY and not self._warned:
-            self._warned = True
-            log.warning(
+        if position - begin > TOLERATED_REPLAY:
+            self._warn_once(
                 "%s can't seek: %d samples are read and discarded to reach the position of the run; a method "
                 "read_from(epoch, position) avoids that",
-                type(self._stream).__name__,
-                position,
+                self._name,
+                position - begin,
             )
         # the usual name of that method, as in Hugging Face's datasets
         set_epoch = getattr(self._stream, "set_epoch", None)
         if set_epoch is not None:
-            set_epoch(epoch)
+            set_epoch(number)
         self._samples = iter(self._stream)
-        self._next = 0
+        self._next = begin
+
+    def _open_next(self, position: int) -> None:
+        end = self._end()
+        if end == self._begin:
+            raise TaskError(
+                f"{self._name} has no samples in epoch {self._pass}, but some are needed: its __iter__ has to begin "
+                "anew each time"
+            )
+        if hasattr(self._stream, "__len__"):
+            self._warn_once(
+                "%s ended after %d samples of epoch %d: its next epoch begins; make its __len__ the number of samples "
+                "that it yields",
+                self._name,
+                end - self._begin,
+                self._pass,
+            )
+        self._open(self._pass + 1, end, max(position, end))
+
+    def _end(self) -> int:
+        """The position after the last one of this pass, which has been read to its end."""
+        if self._any_read or self._next == self._begin or not isinstance(self._stream, SeekableStream):
+            return self._next
+        # opened after its end: a resumed run has to find the same end as one that read up to it
+        low, high = self._begin, self._next
+        while low < high:
+            middle = (low + high) // 2
+            if any(True for _ in self._stream.read_from(self._pass, middle - self._begin)):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _warn_once(self, message: str, *values: object) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            log.warning(message, *values)

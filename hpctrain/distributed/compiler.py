@@ -11,7 +11,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -70,6 +70,12 @@ def compile_in_place(model: nn.Module, mode: str = "default") -> None:
         return forward(*arguments, **keywords)
 
     model.forward = torch.compile(begin, mode=None if mode == "default" else mode)
+
+
+def uncompiled() -> AbstractContextManager[object]:
+    """Return a context in which compiled models run as they were written, and nothing is compiled."""
+    # whatever is compiled has imported the compiler; importing it takes longer than many a context
+    return torch.compiler.set_stance("force_eager") if _COMPILER in sys.modules else nullcontext()
 
 
 def _spare(method: object) -> None:

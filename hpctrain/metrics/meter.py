@@ -69,7 +69,7 @@ class Meter:
         counts = self._counts
         counts[name] = counts.get(name, 0.0) + count
 
-    def add_sum(self, name: str, total: Tensor, count: int | Tensor) -> None:
+    def add_sum(self, name: str, total: Tensor, count: float | Tensor) -> None:
         """Add a sum (0-d, any dtype) over ``count`` samples; the count may be a 0-d tensor (of unmasked tokens)."""
         self._accumulate(self._sums, name, total, 1)
         if isinstance(count, Tensor):

@@ -113,7 +113,10 @@ class Task(ABC):
         return None
 
     def eval_dataset(self) -> Dataset[Any] | None:
-        """The held-out samples, each evaluated exactly once over all ranks; None for no evaluation."""
+        """The held-out samples, each evaluated exactly once over all ranks; None for no evaluation.
+
+        An iterable dataset needs no length.
+        """
         return None
 
     @abstractmethod
@@ -131,14 +134,16 @@ class Task(ABC):
     def evaluate(self, model: nn.Module, batch: Any) -> Sums:
         """Sums and counts of every metric over a batch; the trainer adds them up over batches and ranks, then divides.
 
-        Called without gradients, in evaluation mode. The default returns the loss, weighted by samples.
+        Called without gradients, in evaluation mode; for the first time before the first step of a new run
+        (`trainer.sanity_batches`). The default returns the loss, weighted by samples.
 
         Args:
             model: not wrapped by DDP.
             batch: on the model's device.
 
         Returns:
-            For every metric its sum over the batch and the number of summed values.
+            For every metric its sum over the batch and the number of summed values, each a number or a tensor of one
+            element; the same metrics for every batch.
         """
         count = self.num_samples(batch)
         return {"loss": (self.loss(model, batch) * count, count)}

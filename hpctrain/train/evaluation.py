@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import closing, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,15 +15,20 @@ from hpctrain.checkpoint.rng import restore_rng, rng_state
 from hpctrain.data.eval_loader import EvalLoader
 from hpctrain.data.workers import Workers
 from hpctrain.distributed.agreement import Agreement
-from hpctrain.distributed.replica import broadcast_tensors, inner
+from hpctrain.distributed.compiler import uncompiled
+from hpctrain.distributed.replica import broadcast_tensors, buffers_and_rng_restored, inner
 from hpctrain.distributed.stop_request import Stop
 from hpctrain.distributed.world import World
 from hpctrain.metrics.meter import Meter
+from hpctrain.tasks.sums import checked_sums, checked_values
 from hpctrain.tasks.task import Task
 from hpctrain.train.ema import Ema
 from hpctrain.train.modes import evaluation_mode
 from hpctrain.train.precision import autocast
 from hpctrain.train.task_state import TaskState
+
+PREFIX = "eval/"
+"""Begins the logged names of metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,29 +96,67 @@ class Evaluation:
 
         Args:
             agreement: of the ranks, which decides whether they stop.
+
+        Raises:
+            TaskError: `evaluate` or `derive` broke its contract.
         """
         # each rank's batch norm saw its own samples since DDP last sent rank zero's buffers
         broadcast_tensors(self._model.buffers(), self._world)
         before = rng_state(self._world.gpus)
         task_state = self._task_state.snapshot()
-        meter = Meter(self._world.device, self._world.sum_ if self._world.size > 1 else None)
-        weights = nullcontext() if self._ema is None else self._ema.in_place()
-        with evaluation_mode(self._model), weights, torch.inference_mode(), self._autocast:
+        meter = self._new_meter()
+        with self._evaluating():
             stop = self._evaluate(meter, agreement.restarted())
         if stop is not None:
             restore_rng(before, self._world.gpus)
             self._task_state.put_back(task_state)
             return Evaluated(stop=stop)
-        meter.expect(self._names_everywhere(meter))
-        means = meter.means()
-        derived = self._task.derive({name.removeprefix("eval/"): value for name, value in means.items()})
-        return Evaluated(means | {f"eval/{name}": value for name, value in derived.items()})
+        means = self._means(meter)
+        return Evaluated(means | self._derived(means))
+
+    def try_out(self, num_batches: int) -> dict[str, float]:
+        """Evaluate a few micro-batches on each rank, and leave no trace; collective.
+
+        Weights, buffers, modes, random states, the task's own state and `num_batches` are as before.
+
+        Args:
+            num_batches: at most so many on each rank.
+
+        Returns:
+            The means over these batches; empty if `derive` can't compute its metrics from so few.
+
+        Raises:
+            TaskError: `evaluate` or `derive` broke its contract.
+        """
+        meter = self._new_meter()
+        with self._task_state.restored(), buffers_and_rng_restored(self._model, self._world):
+            with uncompiled(), self._evaluating(), closing(self._loader.turns(num_batches)) as turns:
+                for batch in turns:
+                    if batch is not None:
+                        self._add(meter, batch)
+            means = self._means(meter)
+            try:
+                return means | self._derived(means)
+            except (ArithmeticError, ValueError):
+                # the batches may be to blame, and not the code: the loss of an untrained model can be too large for an
+                # exponential
+                return {}
+
+    def _new_meter(self) -> Meter:
+        return Meter(self._world.device, self._world.sum_ if self._world.size > 1 else None)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        weights = nullcontext() if self._ema is None else self._ema.in_place()
+        # Not in inference mode: a module may keep a tensor that it makes in its first pass, such as a table of
+        # positions, and a tensor that was made in inference mode can't take part in a backward pass.
+        with evaluation_mode(self._model), weights, torch.no_grad(), self._autocast:
+            yield
 
     def _evaluate(self, meter: Meter, agreement: Agreement) -> Stop | None:
-        with closing(self._batches()) as batches:
-            # the same number of turns on every rank: one with fewer batches still has to join the collective agreement
-            for turn in range(self._loader.most_batches):
-                batch = next(batches, None)
+        with closing(self._loader.turns()) as turns:
+            # a rank without a batch in a turn still has to join the collective agreement
+            for turn, batch in enumerate(turns):
                 if batch is not None:
                     self._add(meter, batch)
                 self.num_batches += 1
@@ -122,14 +165,19 @@ class Evaluation:
                     return decision.stop
         return None
 
-    def _batches(self) -> Generator[Any, None, None]:
-        yield from self._loader
-
     def _add(self, meter: Meter, batch: Any) -> None:
         device = self._world.device
         moved = batch if device.type == "cpu" else self._task.to_device(batch, device)
-        for name, (total, count) in self._task.evaluate(self._model, moved).items():
-            meter.add_sum(f"eval/{name}", torch.as_tensor(total), count)
+        for name, (total, count) in checked_sums(self._task, self._task.evaluate(self._model, moved)).items():
+            meter.add_sum(f"{PREFIX}{name}", total, count)
+
+    def _means(self, meter: Meter) -> dict[str, float]:
+        meter.expect(self._names_everywhere(meter))
+        return meter.means()
+
+    def _derived(self, means: Mapping[str, float]) -> dict[str, float]:
+        derived = self._task.derive({name.removeprefix(PREFIX): value for name, value in means.items()})
+        return {f"{PREFIX}{name}": value for name, value in checked_values(self._task, derived).items()}
 
     def _names_everywhere(self, meter: Meter) -> list[str]:
         # any rank, even rank zero, may have no samples, and then doesn't know the names

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from hpctrain.checkpoint.host_memory import HostCopy
 from hpctrain.distributed.world import World
@@ -55,7 +59,12 @@ class TaskState:
         Raises:
             TaskError: as from `check`.
         """
-        return self._world.gather(self._copy()) if self._exists else None
+        if not self._exists:
+            return None
+        if self._world.size == 1:
+            return [self._copy()]
+        sent = self._world.gather(_packed(self._copy()))
+        return None if sent is None else [_unpacked(data) for data in sent]
 
     def restore(self, saved: Sequence[Mapping[str, Any]] | None) -> None:
         """Give the task its state from a checkpoint; not collective.
@@ -120,3 +129,16 @@ class TaskState:
         found: dict[str, Any] = copy.of(state, name=f"{self._name}.state_dict()")
         copy.finish()
         return found
+
+
+def _packed(state: dict[str, Any]) -> Tensor:
+    # messages between ranks are JSON, which would turn tuples into lists, and integers as keys into strings
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
+
+
+def _unpacked(data: Tensor) -> dict[str, Any]:
+    # weights_only: another rank's data must not be able to execute code
+    found: dict[str, Any] = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
+    return found

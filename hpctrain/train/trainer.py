@@ -22,6 +22,7 @@ from hpctrain.train.divergence import Divergence
 from hpctrain.train.loop import Loop
 from hpctrain.train.parts import Parts
 from hpctrain.train.profiling.profiler import Profiler
+from hpctrain.train.sanity import check_evaluation
 from hpctrain.train.start_table import log_start
 from hpctrain.train.stopping import Stopping
 from hpctrain.train.training_log import TrainingLog, log_samples
@@ -111,11 +112,16 @@ class Trainer:
 
         Returns:
             Whether the last step was reached; if not, the run stopped, and is saved if there was time.
+
+        Raises:
+            TaskError: the task broke its contract.
         """
         self._times.enter("first_step_s")
         if self._world.is_rank_zero:
             # the start may have taken long, and a later attempt may own the metrics by now
             self._claim.require_ownership()
+        if self.step == 0:
+            check_evaluation(self._parts)
         try:
             with self._log.opened(self._directory, self._log_stream):
                 # end the loading processes first: the last write can use their cores

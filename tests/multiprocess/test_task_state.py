@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hpctrain.run.exit_record import first_cause, read_exit_records
+
 WORDS = (
     *("task=custom", "task._target_=keeping.Keeping", "logger.tensorboard=false", "+task.num_samples=30"),
     *("trainer.global_batch_size=6", "trainer.max_steps=10", "trainer.eval_every_steps=4", "optimizer.lr=0.01"),
@@ -43,3 +45,25 @@ def test_killed_before_and_after_the_first_evaluation(train, kind, world_size, c
         assert [state["losses"] for state in saved["task"]] == [10] * world_size
         assert len({state["mean"].item() for state in saved["task"]}) == world_size
         assert saved["evaluation_mode"] == []
+
+
+@pytest.mark.parametrize(("world_size", "words"), [(1, ["data.num_workers=2", "+task.noise=true"]), (2, [])])
+def test_the_batches_that_are_evaluated_before_the_first_step_leave_no_trace(train, world_size, words):
+    words = [*WORDS, *words, "trainer.ema_decay=0.9", "trainer.max_steps=6"]
+    found = []
+    for number in (0, 1, 2):
+        code, run, output = train(f"run_{number}", *words, f"trainer.sanity_batches={number}", world_size=world_size)
+        assert code == 0, output
+        found.append((run.digest, run.metrics))
+    assert found[1] == found[2] == found[0]
+
+
+@pytest.mark.parametrize("wrong_rank", [0, 1])
+def test_a_mistake_in_one_ranks_evaluation_ends_all_of_them_before_the_first_step(train, wrong_rank):
+    code, run, output = train("run", *WORDS, f"+task.wrong_rank={wrong_rank}", world_size=2)
+    assert code == 1, output
+    assert run.attempts == [(0, "failed", 0)]
+    records = read_exit_records(run.directory.claim(1))
+    assert str(first_cause(records).rank) == str(wrong_rank)
+    assert "Keeping.evaluate must return a dict of pairs" in records[wrong_rank].message
+    assert records[1 - wrong_rank].blames_peer

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpctrain.data.micro_batch import MicroBatch, map_tensors
 from hpctrain.data.plan import BatchPlan
+from hpctrain.distributed.compiler import uncompiled
 from hpctrain.distributed.replica import buffers_and_rng_restored, inner
 from hpctrain.distributed.world import World
 from hpctrain.phrases import scaled
@@ -224,8 +225,7 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> fl
     )
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        eager = torch.compiler.set_stance("force_eager")
-        with eager, buffers_and_rng_restored(model, world), FlopCount() as count:
+        with uncompiled(), buffers_and_rng_restored(model, world), FlopCount() as count:
             loss = step.loss(micro_batch._replace(batch=batch, num_samples=few), model)
             torch.autograd.grad(loss, parameters, allow_unused=True)
     except Exception as error:  # a user's code may fail on two samples alone; that must not end the run

@@ -36,10 +36,12 @@ class Keeping(Trial):
         kind: `frozen` by `backbone.eval()`, `overriding` by a `train` of its own, or `pretrained`: all of it is in
             evaluation mode.
         unfreeze_at: the loss after which the backbone is trained, counted over the whole run; 0 for never.
+        wrong_rank: the rank whose evaluation returns nothing; -1 for none.
     """
 
-    def __init__(self, kind="frozen", unfreeze_at=0, **options):
+    def __init__(self, kind="frozen", unfreeze_at=0, wrong_rank=-1, **options):
         super().__init__(**options)
+        self.wrong_rank = wrong_rank
         self.kind, self.unfreeze_at = kind, unfreeze_at
         self.losses, self.mean = 0, torch.zeros(())
 
@@ -65,5 +67,8 @@ class Keeping(Trial):
         return loss + (loss * self.mean)
 
     def evaluate(self, model, batch):
+        if self.rank == self.wrong_rank:
+            return None
         self.mean *= 1.001  # as a metric does that an evaluation updates
+        self.mean += 0.001 * torch.rand(())
         return super().evaluate(model, batch)

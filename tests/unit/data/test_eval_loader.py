@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import multiprocessing
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from hpctrain.data.eval_loader import EvalLoader
 from hpctrain.data.tensors import TensorBatches
@@ -28,15 +30,17 @@ def test_every_sample_is_seen_exactly_once(num_samples: int, micro: int, world_s
     seen, shares, numbers = [], [], []
     for rank in range(world_size):
         loader = EvalLoader(dataset, micro, rank=rank, world_size=world_size)
-        batches = [batch[0].tolist() for batch in loader]
-        assert len(batches) == len(loader)
+        turns = list(loader.turns())
+        batches = [batch[0].tolist() for batch in turns if batch is not None]
         assert all(0 < len(batch) <= micro for batch in batches)
-        numbers.append(len(batches))
+        numbers.append(len(turns))
+        assert turns[len(batches) :] == [None] * (len(turns) - len(batches))
+        assert len(list(loader.turns(2))) == min(2, len(turns))
         shares.append(sum(map(len, batches)))
         seen += [index for batch in batches for index in batch]
     assert seen == list(range(num_samples))
     assert max(shares) - min(shares) <= 1
-    assert max(numbers) == loader.most_batches
+    assert len(set(numbers)) == 1
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
@@ -49,5 +53,50 @@ def test_every_pass_is_the_same_with_any_number_of_workers(num_workers: int) -> 
 
 def test_a_rank_without_samples_starts_no_worker() -> None:
     loader = EvalLoader(TensorBatches(torch.arange(1)), 2, rank=0, world_size=2, workers=Workers(2))
-    assert len(loader) == 0
     assert list(loader) == []
+    assert multiprocessing.active_children() == []
+
+
+class Endless(IterableDataset[Any]):
+    """As long as it is told, but it has no `__len__`."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(self.length))
+
+
+class Seekable(Endless):
+    def read_from(self, epoch: int, position: int) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(position, max(position, self.length)))
+
+
+@settings(deadline=None)
+@given(
+    length=st.integers(0, 40),
+    micro=st.integers(1, 7),
+    world_size=st.integers(1, 5),
+    kind=st.sampled_from([Endless, Seekable]),
+)
+def test_a_stream_without_a_length_is_seen_exactly_once_in_as_many_turns_on_every_rank(
+    length: int, micro: int, world_size: int, kind: type[Endless]
+) -> None:
+    loaders = [EvalLoader(kind(length), micro, rank=rank, world_size=world_size) for rank in range(world_size)]
+    for _ in range(2):
+        turns = [list(loader.turns()) for loader in loaders]
+        seen = [index for own in turns for batch in own if batch is not None for index in batch.tolist()]
+        assert sorted(seen) == list(range(length))
+        assert {len(own) for own in turns} == {-(-length // (micro * world_size))}
+        assert {len(list(loader.turns(2))) for loader in loaders} == {min(2, len(turns[0]))}
+
+
+@pytest.mark.parametrize("length", [9, 10, 11, 12])
+def test_worker_processes_find_the_end_of_a_stream(length: int) -> None:
+    loaders = [EvalLoader(Endless(length), 2, rank=rank, world_size=2, workers=Workers(2)) for rank in range(2)]
+    turns = [list(loader.turns()) for loader in loaders]
+    assert sorted(index for own in turns for batch in own if batch is not None for index in batch.tolist()) == [
+        *range(length)
+    ]
+    assert [len(own) for own in turns] == [3, 3]
+    assert len(list(loaders[0].turns(2))) == 2

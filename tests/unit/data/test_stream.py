@@ -1,4 +1,5 @@
 import logging
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -82,13 +83,54 @@ def test_a_stream_that_cannot_seek_is_replayed_with_a_warning(caplog):
     assert "read_from" in caplog.text
 
 
-def test_a_stream_that_is_shorter_than_its_length():
+class EndingReplayed(IterableDataset):
+    """Epoch 0 has eight samples, epoch 1 has six, and so on in turn."""
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        for position in range(8 - 2 * (self.epoch % 2)):
+            yield torch.tensor(1000 * self.epoch + position)
+
+
+class EndingSeeking(EndingReplayed):
+    def read_from(self, epoch, position):
+        self.epoch = epoch
+        return islice(iter(self), position, None)
+
+
+@pytest.mark.parametrize("kind", [EndingReplayed, EndingSeeking])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_stream_that_ends_early_begins_its_next_epoch(kind, num_workers):
+    straight = batches(kind(), 5)
+    assert [number for batch in straight for number in batch] == [*range(8), *range(1000, 1006), *range(2000, 2006)]
+    for start_step in range(1, 5):
+        resumed = batches(kind(), 5 - start_step, start_step=start_step, num_workers=num_workers)
+        assert resumed == straight[2 * start_step :]
+    halves = [batches(kind(), 5, rank=rank, world_size=2, num_workers=num_workers) for rank in (0, 1)]
+    assert [batch for pair in zip(*halves, strict=True) for batch in pair] == straight
+
+
+def test_a_stream_that_is_shorter_than_its_length_begins_its_next_epoch_with_a_warning(caplog):
     class Short(Replayed):
         def __iter__(self):
-            yield torch.tensor(0)
+            return islice(super().__iter__(), 18)
 
-    with pytest.raises(TaskError, match="ended after 1 samples of epoch 0"):
-        batches(Short(), 1)
+    with caplog.at_level(logging.WARNING, "hpctrain.data"):
+        found = batches(Short(), 6)
+    assert found[8:] == [[16, 17], [1000, 1001], [1000, 1001], [1002, 1003]]
+    (message,) = caplog.messages
+    assert message.startswith("Short ended after 18 samples of epoch 0: its next epoch begins; make its __len__")
+
+
+def test_a_stream_that_yields_nothing_is_refused():
+    class Once(EndingReplayed):
+        def __iter__(self):
+            return super().__iter__() if self.epoch == 0 else iter(())
+
+    with pytest.raises(TaskError, match="Once has no samples in epoch 1, but some are needed"):
+        batches(Once(), 3)
 
 
 def test_evaluation_takes_each_sample_once():

@@ -4,6 +4,7 @@ import signal
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hpctrain.distributed.agreement import Agreement
@@ -70,3 +71,18 @@ def test_a_stop_abandons_it_and_leaves_the_random_state_and_the_tasks_state_alon
     assert not evaluated.means
     assert torch.equal(torch.get_rng_state(), before)
     assert calls == {"loss": 0, "evaluate": 0}
+
+
+def test_a_model_may_keep_a_tensor_of_an_evaluation_for_its_training(compose_small, lone_world, agreement, monkeypatch):
+    class Scaled(nn.Linear):
+        table = None
+
+        def forward(self, features):
+            if self.table is None:
+                self.table = torch.ones_like(features[0])
+            return super().forward(features * self.table)
+
+    monkeypatch.setattr("small_task.Small.build_model", lambda task: Scaled(4, 3))
+    parts = Parts(compose_small(), lone_world)
+    parts.evaluation(agreement)
+    parts.step(0, iter(parts.loader(0)))

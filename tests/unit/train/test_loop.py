@@ -30,7 +30,7 @@ def test_a_signal_stops_after_the_step_that_it_came_in_and_saves(attempt, direct
 
 
 def test_an_evaluation_that_a_stop_interrupts_is_saved_as_due_and_done_first(attempt, directory):
-    stopped = attempt("+task.signal_in=evaluate", "+task.signal_at=1")
+    stopped = attempt("+task.signal_in=evaluate", "+task.signal_at=1", "trainer.sanity_batches=0")
     assert not stopped.run()
     assert (stopped.step, evaluated(directory), saved(directory)) == (4, [], [4])
     assert attempt().run()

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from small_task import Small
+from torch import nn
+
+from hpctrain.checkpoint.rng import rng_state
+from hpctrain.errors import ConfigError, TaskError
+from hpctrain.train.modes import names_in_evaluation_mode
+from hpctrain.train.parts import Parts
+from hpctrain.train.sanity import check_evaluation
+
+
+@pytest.fixture
+def check(compose_small, lone_world, monkeypatch):
+    """Checks a task whose methods are replaced by these functions."""
+
+    def run(*words, **methods):
+        for name, method in methods.items():
+            monkeypatch.setattr(Small, name, method)
+        parts = Parts(compose_small(*words), lone_world)
+        check_evaluation(parts)
+        return parts
+
+    return run
+
+
+def returning(*names):
+    return lambda task, model, batch: dict.fromkeys(names, (1.0, 1))
+
+
+def test_two_batches_are_evaluated_unless_configured_otherwise(check):
+    assert check().task.calls == {"loss": 0, "evaluate": 2}
+    assert check("trainer.sanity_batches=1").task.calls["evaluate"] == 1
+    assert check("trainer.sanity_batches=0").task.calls["evaluate"] == 0
+    assert check("+task.eval_samples=0").task.calls["evaluate"] == 0
+
+
+def test_it_leaves_no_trace(compose_small, lone_world, monkeypatch):
+    def evaluate(task, model, batch):
+        model.train()
+        model(batch[0])
+        task.state["seen"] += 1
+        random.random()
+        np.random.random()
+        torch.rand(1)
+        return {"loss": (1.0, 1)}
+
+    monkeypatch.setattr(Small, "evaluate", evaluate)
+    monkeypatch.setattr(
+        Small, "build_model", lambda task: nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 3))
+    )
+    monkeypatch.setattr(Small, "state", {"seen": 0}, raising=False)
+    monkeypatch.setattr(Small, "state_dict", lambda task: task.state, raising=False)
+    monkeypatch.setattr(Small, "load_state_dict", lambda task, state: task.state.update(state), raising=False)
+    parts = Parts(compose_small("trainer.ema_decay=0.5"), lone_world)
+    parts.module[1].eval()
+    with torch.no_grad():
+        parts.module[2].weight.add_(1.0)  # the averages are evaluated, and not these
+    before, state = rng_state(), {name: value.clone() for name, value in parts.module.state_dict().items()}
+    check_evaluation(parts)
+    assert repr(rng_state()) == repr(before)
+    assert all(torch.equal(value, state[name]) for name, value in parts.module.state_dict().items())
+    assert names_in_evaluation_mode(parts.module) == ["1"]
+    assert (parts.task.state, parts.evaluation.num_batches) == ({"seen": 0}, 0)
+    assert all(parameter.grad is None for parameter in parts.module.parameters())
+
+
+def test_a_metric_that_is_never_returned_is_refused(check, monkeypatch):
+    with pytest.raises(ConfigError, match=r"checkpoint\.metric=f1: the evaluation returns loss; name one of these"):
+        check("checkpoint.metric=f1", "checkpoint.metric_mode=max")
+    monkeypatch.setattr(Small, "metric", "f1")
+    expected = r"Small\.metric is 'f1', but Small\.evaluate and Small\.derive return loss, recall: set metric"
+    with pytest.raises(TaskError, match=expected):
+        check(evaluate=returning("recall", "loss"))
+    check(derive=lambda task, means: {"f1": means["loss"]})
+
+
+def test_a_task_that_names_no_metric_needs_no_loss_unless_the_best_are_kept(check):
+    check(evaluate=returning("accuracy"))
+    with pytest.raises(TaskError, match=r"Small\.metric is 'loss', but .* return accuracy"):
+        check("checkpoint.keep_best=1")
+    check("checkpoint.keep_best=1", "checkpoint.metric=accuracy", "checkpoint.metric_mode=max")
+
+
+def test_a_derived_metric_that_an_untrained_model_cannot_have_is_no_mistake(check, monkeypatch):
+    monkeypatch.setattr(Small, "metric", "perplexity")
+    check(
+        evaluate=lambda task, model, batch: {"loss": (1e6, 1)},
+        derive=lambda task, means: {"perplexity": math.exp(means["loss"])},
+    )
+    with pytest.raises(KeyError, match="los"):
+        check(derive=lambda task, means: {"perplexity": means["los"]})
+
+
+def test_a_mistake_shows_before_the_first_step_of_a_new_run_and_not_of_a_resumed_one(attempt, directory, monkeypatch):
+    assert not attempt("+task.signal_in=loss", "+task.signal_at=3").run()
+    monkeypatch.setattr(Small, "evaluate", lambda task, model, batch: None)
+    resumed = attempt()
+    with pytest.raises(TaskError, match="it returned None"):
+        resumed.run()
+    assert resumed.step == 4
+    for path in directory.checkpoints.iterdir():
+        path.rename(directory.path / path.name)
+    fresh = attempt()
+    with pytest.raises(TaskError, match="it returned None"):
+        fresh.run()
+    assert fresh.step == 0
