@@ -23,6 +23,8 @@ _MEASURED = (
     "throughput/waiting_for_data",
 )
 """Metrics that `bottleneck_lines` shows in another way."""
+NOTEWORTHY_RATIO = 1.1
+"""Ranks differ by less in any run: the slowest one isn't shown then."""
 _HEAD = ("", "BEGAN", "STEPS", "LOST", "QUEUED", "START", "RANKS", "JOB", "END")
 _RIGHT_ALIGNED = (0, 3, 4, 5)
 
@@ -71,7 +73,7 @@ def bottleneck_lines(found: Bottleneck) -> list[str]:
         lines.append(f"training    {shares}")
     if figures := _figures(found):
         lines.append(f"speed       {figures}")
-    if found.slowest_rank is not None and found.slowest_ratio is not None:
+    if found.slowest_rank is not None and (found.slowest_ratio or 0.0) >= NOTEWORTHY_RATIO:
         own = f"{found.slowest_ratio:.2f} times the others' own time of a step"
         lines.append(f"slowest     rank {found.slowest_rank} on {found.slowest_host}: {own}")
     lines.append(f"verdict     {found.text}")

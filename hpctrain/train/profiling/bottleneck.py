@@ -7,14 +7,17 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from hpctrain.config.cluster import Slurm
-from hpctrain.phrases import scaled
+from hpctrain.phrases import counted, scaled
 from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.train.profiling.measurements import Measurements, median
 
 NOTEWORTHY = 0.1
 """Findings that cost a smaller share of the time aren't reported."""
+COMPRESSIBLE_BYTES = 2**20
+"""Smaller gradients take as long to send as their messages are under way, whatever their size."""
 AIM = 0.05
 """The share of the time that evaluating, saving or logging would take with the proposed number."""
+CHANGES_THE_WEIGHTS = "in a new run: it changes the weights"
 
 
 class Finding(NamedTuple):
@@ -105,6 +108,7 @@ def slow_rank(measured: Measurements) -> Finding | None:
 def data(measured: Measurements) -> Finding | None:
     """All ranks wait for their samples."""
     share = measured.shares["data"]
+    cheaper = "a cheaper __getitem__" if measured.workers_pay else "a cheaper way to make a batch"
     # the rank that waits least: `slow_rank` reports a single rank that waits longer
     usual = min(measured.timed, key=lambda report: report.parts.get("data", 0.0))
     weight = usual.share("data") * _share_of_steps(measured)
@@ -112,10 +116,15 @@ def data(measured: Measurements) -> Finding | None:
     rest_s = max(usual.step_s - data_s, 1e-9)
     work_s = data_s if workers == 0 else workers * usual.step_s
     needed = max(workers + 1, math.ceil(1.2 * work_s / rest_s))
-    possible = max(workers, min(needed, cores))
+    # a single core that computes the model has no time for a loading process
+    helps = measured.workers_pay and (bool(measured.world.gpus) or cores > 1)
+    possible = max(workers, min(needed, cores)) if helps else workers
     remedies = [f"data.num_workers {workers} -> {possible}"] if possible > workers else []
-    if needed > cores:
-        remedies.append(f"cluster.cpus_per_process {cores} -> {min(needed + 1, 4 * cores)}, or a cheaper __getitem__")
+    if needed > possible:
+        # the cores of this machine are shared out already; a job may request more
+        may_request = measured.workers_pay and isinstance(measured.config.cluster, Slurm)
+        more = f"cluster.cpus_per_process {cores} -> {min(needed + 1, 4 * cores)}, or " if may_request else ""
+        remedies.append(f"{more}{cheaper}")
     return Finding(weight, f"waiting for data {share:.0%} of the time: {', then '.join(remedies)}")
 
 
@@ -124,12 +133,19 @@ def gradient_sync(measured: Measurements) -> Finding | None:
     if len(measured.reports) < 2:
         return None
     weight = min(report.share("gradient_sync") for report in measured.reports) * _share_of_steps(measured)
-    parallel = measured.config.parallel
-    if parallel.gradient_compression == "none":
-        kind = "bf16" if measured.world.gpus else "fp16"
+    parallel, precision = measured.config.parallel, measured.config.precision.kind
+    # these two send half precision anyway
+    compressible = parallel.gradient_compression == "none" and precision not in ("bf16_pure", "fp16_master")
+    if measured.gradient_bytes < COMPRESSIBLE_BYTES:
+        size, ranks = scaled(measured.gradient_bytes, "B"), counted(measured.world.size, "rank")
+        remedy = f"with gradients of {size} the model is small for {ranks}; fewer may be as fast"
+    elif compressible:
+        kind = "bf16" if measured.world.gpus and parallel.backend != "gloo" else "fp16"
         remedy = f"parallel.gradient_compression none -> {kind}, in a new run: it changes the weights"
+    elif measured.batch_may_grow:
+        remedy = f"a larger trainer.global_batch_size has more work per sync, {CHANGES_THE_WEIGHTS}"
     else:
-        remedy = "a larger trainer.global_batch_size with the same trainer.micro_batch_size: more work per sync"
+        remedy = f"the model is small for {counted(measured.world.size, 'rank')}; fewer may be as fast"
     remedy += "; check that cluster.network_interface is the fast network" if measured.num_hosts > 1 else ""
     return Finding(weight, f"sending gradients {weight:.0%} of the time: {remedy}")
 
@@ -138,7 +154,9 @@ def optimizer(measured: Measurements) -> Finding | None:
     """The update takes a fifth of the time or more, and the optimizer has a faster implementation."""
     share = measured.shares["optimizer"]
     node = measured.config.optimizer
-    if share < 2 * NOTEWORTHY or not isinstance(node, dict) or node.get("fused", True) is not None:
+    # `fused` and `foreach` exclude each other
+    slow = isinstance(node, dict) and node.get("fused", True) is None and not node.get("foreach")
+    if share < 2 * NOTEWORTHY or not slow:
         return None
     return Finding(share, f"the optimizer takes {share:.0%} of the time: optimizer.fused null -> true")
 
@@ -149,8 +167,10 @@ def evaluation(measured: Measurements) -> Finding | None:
     if measured.evaluations < 2:
         return None
     every = measured.config.trainer.eval_every_steps or measured.steps_per_epoch
-    remedy = f"trainer.eval_every_steps {every} -> {_rarer(every, share)}"
-    return Finding(share, f"evaluating {share:.0%} of the time: {remedy}")
+    rarer = _rarer(every, share, measured.total_steps)
+    if rarer is None:
+        return None
+    return Finding(share, f"evaluating {share:.0%} of the time: trainer.eval_every_steps {every} -> {rarer}")
 
 
 def saving(measured: Measurements) -> Finding | None:
@@ -161,7 +181,12 @@ def saving(measured: Measurements) -> Finding | None:
     if not policy.asynchronous:
         remedy = "checkpoint.asynchronous false -> true"
     elif policy.every_steps is not None:
-        remedy = f"checkpoint.every_steps {policy.every_steps} -> {_rarer(policy.every_steps, share)}"
+        rarer = _rarer(policy.every_steps, share, measured.total_steps)
+        if rarer is None:
+            return None
+        remedy = f"checkpoint.every_steps {policy.every_steps} -> {rarer}"
+    elif policy.auto:
+        remedy = "a run_dir on a faster file system"
     else:
         remedy = "checkpoint.auto=true, which weighs what a save costs against what a failure would"
     return Finding(share, f"saving {share:.0%} of the time: {remedy}")
@@ -170,22 +195,28 @@ def saving(measured: Measurements) -> Finding | None:
 def agreement(measured: Measurements) -> Finding | None:
     """Ranks wait for each other between steps."""
     share = measured.agreement_s / measured.wall_s
-    remedy = "check that cluster.network_interface is the fast network, and that no rank shares its cores"
+    network = "cluster.network_interface is the fast network, and that " if measured.num_hosts > 1 else ""
+    remedy = f"check that {network}no rank shares its cores"
     return Finding(share, f"the ranks wait for each other between steps {share:.0%} of the time: {remedy}")
 
 
 def logging(measured: Measurements) -> Finding | None:
     """Metrics are written too often."""
     share, every = measured.logging_s / measured.wall_s, measured.config.logger.every_steps
-    remedy = f"logger.every_steps {every} -> {_rarer(every, share)}"
-    return Finding(share, f"writing metrics {share:.0%} of the time: {remedy}")
+    rarer = _rarer(every, share, measured.total_steps)
+    if rarer is None:
+        return None
+    return Finding(share, f"writing metrics {share:.0%} of the time: logger.every_steps {every} -> {rarer}")
 
 
 def between_steps(measured: Measurements) -> Finding | None:
     """The rest: Python, in runs whose steps are shorter than the work around them."""
     known = (measured.agreement_s + measured.logging_s) / measured.wall_s
     share = measured.shares["between_steps"] - known
-    remedy = "steps are short; a larger trainer.micro_batch_size has fewer of them"
+    if not measured.batch_may_grow:
+        return None
+    # not a larger micro-batch, which leaves the number of steps as it is
+    remedy = f"steps are short; a larger trainer.global_batch_size has fewer of them, {CHANGES_THE_WEIGHTS}"
     return Finding(share, f"{share:.0%} of the time is spent between the steps: {remedy}")
 
 
@@ -210,9 +241,10 @@ def _own_compute(measured: Measurements) -> str:
     once = shares["evaluation"] + shares["saving"]
     if once > share:
         return f"too short to find a bottleneck: evaluating and saving once take {once:.0%} of the time"
-    text = f"nothing holds it back: the model's own compute takes {share:.0%} of the time"
+    head = "nothing holds it back" if share > 0.5 else "no key would make it faster"
+    text = f"{head}: the model's own compute takes {share:.0%} of the time"
     faster = []
-    if measured.world.gpus and measured.config.precision.kind in ("fp32", "tf32"):
+    if measured.world.gpus and measured.bf16_pays and measured.config.precision.kind in ("fp32", "tf32"):
         faster.append("precision=bf16")
     if measured.world.gpus and not measured.config.trainer.compile:
         faster.append("trainer.compile=true")
@@ -225,8 +257,12 @@ def _share_of_steps(measured: Measurements) -> float:
     return max(0.0, 1 - shares["evaluation"] - shares["saving"] - shares["between_steps"])
 
 
-def _rarer(every: int, share: float) -> int:
-    """Return the interval, in steps, that reduces the share to `AIM`, rounded up to two digits."""
+def _rarer(every: int, share: float, total_steps: int) -> int | None:
+    """Return the interval, in steps, that reduces the share to `AIM`, rounded up to two digits.
+
+    None if it already spans the run, and a longer one would change nothing.
+    """
     apart = every * share * (1 - AIM) / (AIM * max(1e-3, 1 - share))
     digits = int(10 ** max(0, math.floor(math.log10(max(apart, 1))) - 1))
-    return max(every + 1, math.ceil(apart / digits) * digits)
+    longer = min(total_steps, max(every + 1, math.ceil(apart / digits) * digits))
+    return longer if longer > every else None

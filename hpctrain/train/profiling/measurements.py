@@ -84,6 +84,9 @@ class Measurements:
         agreement_s: seconds of waiting for the other ranks between steps.
         logging_s: seconds of writing metrics.
         num_workers: loading processes per rank.
+        workers_pay: whether more of them can help; they can't for data that comes in batches or as a stream.
+        gradient_bytes: size of the gradients that a rank sends in each step.
+        bf16_pays: whether the device computes faster in bf16.
     """
 
     config: Config
@@ -102,6 +105,9 @@ class Measurements:
     agreement_s: float = 0.0
     logging_s: float = 0.0
     num_workers: int = 0
+    workers_pay: bool = True
+    gradient_bytes: int = 0
+    bf16_pays: bool = True
 
     @property
     def wall_s(self) -> float:
@@ -112,6 +118,11 @@ class Measurements:
     def samples_per_s_per_device(self) -> float:
         """Throughput without evaluation and saving; 0 before there is any."""
         return self.samples / self.train_s / self.world.num_devices if self.train_s > 0 else 0.0
+
+    @property
+    def batch_may_grow(self) -> bool:
+        """Whether the data has samples for a larger global batch."""
+        return self.steps_per_epoch > 1
 
     @property
     def timed(self) -> list[RankReport]:

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import MicroBatch
+from hpctrain.data.workers import MAX_WORKERS, default_num_workers
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.times import Times
 from hpctrain.train.parts import Parts
+from hpctrain.train.precision import poor_fit
 from hpctrain.train.profiling.bottleneck import find_bottleneck
 from hpctrain.train.profiling.flops import FlopCounter
 from hpctrain.train.profiling.measurements import Measurements, RankReport
@@ -77,6 +79,8 @@ class Profiler:
         if trace is not None and config.trainer.profile is not None:
             first, last = config.trainer.profile
             self._trace = TorchProfile(first, last, trace, world.device)
+        trained = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
+        self._gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
         self._reports: list[RankReport] = []
         self._records = 0
         self._saves = 0
@@ -202,4 +206,7 @@ class Profiler:
             agreement_s=self._agreement.waited_s,
             logging_s=self.logging_s,
             num_workers=self._parts.workers.num_workers,
+            workers_pay=default_num_workers(self._parts.train_data, MAX_WORKERS, on_gpu=True) > 0,
+            gradient_bytes=self._gradient_bytes,
+            bf16_pays=poor_fit("bf16", self._world.device) is None,
         )

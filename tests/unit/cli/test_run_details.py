@@ -25,5 +25,10 @@ def test_bottleneck_lines_show_all_figures():
     ]
 
 
+def test_a_slowest_rank_that_is_as_fast_as_the_others_is_not_shown():
+    found = Bottleneck(text="nothing holds it back", slowest_rank=1, slowest_host="n2", slowest_ratio=1.004)
+    assert bottleneck_lines(found) == ["verdict     nothing holds it back"]
+
+
 def test_bottleneck_lines_show_only_what_is_known():
     assert bottleneck_lines(Bottleneck(text="too short to tell")) == ["verdict     too short to tell"]
