@@ -55,7 +55,10 @@ def main(arguments: list[str]) -> int:
     parser = command_parser("fit-batch", description, _EPILOG)
     add_overrides(parser, "what to train; as for a run")
     parser.add_argument(
-        "--largest", type=int, default=65536, metavar="N", help="the largest size to try (default: 65536)"
+        "--largest",
+        type=int,
+        metavar="N",
+        help="the largest size to try (default: what the global batch has for a rank)",
     )
     parser.add_argument(
         "--memory-gb", type=float, metavar="GB", help="the memory of one process (default: what is free here)"
@@ -88,7 +91,8 @@ def _search(config: Config, config_path: Path, options: argparse.Namespace) -> i
         file=progress,
     )
     # one step takes two micro-batches
-    largest = min(options.largest, max(1, first.get("num_samples", 2) // 2))
+    wanted = options.largest or _per_rank(config)
+    largest = min(wanted, max(1, first.get("num_samples", 2) // 2))
     search = BatchSearch(limit_bytes=limit, largest=largest, careful=not on_gpu)
     while (size := search.next_size()) is not None:
         trial = search.prediction(size)
@@ -150,11 +154,17 @@ def _row(trial: Trial) -> str:
     return f"{trial.micro_batch_size:>11} {peak:>10} {rate:>11}{note}{': ' * bool(trial.message)}{trial.message}"
 
 
+def _per_rank(config: Config) -> int:
+    """Samples of a step for one rank: no micro-batch can be larger."""
+    return config.trainer.global_batch_size // resources_of(config).world_size
+
+
 def _answer(config: Config, search: BatchSearch) -> dict[str, int | None]:
-    per_rank = config.trainer.global_batch_size // resources_of(config).world_size
+    per_rank = _per_rank(config)
     # the micro-batches of a step must be of one size
-    usable = max((size for size in range(1, search.fits + 1) if per_rank % size == 0), default=None)
-    rates = {one.micro_batch_size: one.samples_per_s for one in search.trials if one.fits and one.samples_per_s}
+    usable = max((size for size in range(1, min(search.fits, per_rank) + 1) if per_rank % size == 0), default=None)
+    tried = (one for one in search.trials if one.fits and one.micro_batch_size <= per_rank)
+    rates = {one.micro_batch_size: one.samples_per_s for one in tried if one.samples_per_s}
     best = max(rates.values(), default=0.0)
     enough = min((size for size, rate in rates.items() if rate >= WORTHWHILE * best), default=None)
     return {"largest": search.fits, "trainer.micro_batch_size": usable, "worthwhile": enough}
@@ -163,15 +173,19 @@ def _answer(config: Config, search: BatchSearch) -> dict[str, int | None]:
 def _advice(config: Config, search: BatchSearch, answer: dict[str, int | None]) -> str:
     if not search.fits:
         return "not even one sample fits: see trainer.activation_checkpointing, precision=bf16, or a smaller model"
-    more = (
-        ", and no larger one was tried (--largest, or the number of samples)" if search.fits == search.largest else ""
-    )
+    per_rank, usable = _per_rank(config), answer["trainer.micro_batch_size"]
     ranks = counted(resources_of(config).world_size, "rank")
     given = f"with trainer.global_batch_size={config.trainer.global_batch_size} and {ranks}"
+    more = ""
+    if search.fits == per_rank:
+        more = ", all that a step has for a rank; for more, raise trainer.global_batch_size"
+    elif search.fits == search.largest:
+        more = ", and no larger one was tried (--largest, or the number of samples)"
+    used = usable == (config.trainer.micro_batch_size or per_rank)
     lines = [
         f"largest that fits: {search.fits}{more}",
-        f"{given}: trainer.micro_batch_size={answer['trainer.micro_batch_size']}",
+        f"{given}: trainer.micro_batch_size={usable}{', as the run has it already' if used else ''}",
     ]
-    if answer["worthwhile"] is not None and answer["worthwhile"] < search.fits:
+    if answer["worthwhile"] is not None and answer["worthwhile"] < (usable or 0):
         lines.append(f"sizes above {answer['worthwhile']} are less than {1 - WORTHWHILE:.0%} faster")
     return "\n".join(lines)

@@ -7,6 +7,9 @@ import pytest
 from greedy import WORDS
 
 from hpctrain.cli import main
+from hpctrain.cli.batch_search import BatchSearch, Trial
+from hpctrain.cli.fit_batch import _advice, _answer
+from hpctrain.config.compose import Composer
 
 UNIT = Path(__file__).parents[1]
 
@@ -38,6 +41,47 @@ def test_a_size_whose_process_is_killed_does_not_fit(folder, capfd):
     assert "2          -           -  too large: killed by signal 9" in out
     assert "largest that fits: 1\n" in out
     assert "with trainer.global_batch_size=64 and 1 rank: trainer.micro_batch_size=1" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "fits", "lines"),
+    [
+        (
+            ["trainer.global_batch_size=8"],
+            8,
+            [
+                "largest that fits: 8, all that a step has for a rank; for more, raise trainer.global_batch_size",
+                "with trainer.global_batch_size=8 and 1 rank: trainer.micro_batch_size=8, as the run has it already",
+                "sizes above 2 are less than 5% faster",
+            ],
+        ),
+        (
+            ["trainer.global_batch_size=8", "cluster.processes_per_node=2"],
+            64,
+            [
+                "largest that fits: 64, and no larger one was tried (--largest, or the number of samples)",
+                "with trainer.global_batch_size=8 and 2 ranks: trainer.micro_batch_size=4, as the run has it already",
+                "sizes above 2 are less than 5% faster",
+            ],
+        ),
+        (
+            ["trainer.global_batch_size=128", "trainer.micro_batch_size=2"],
+            64,
+            [
+                "largest that fits: 64, and no larger one was tried (--largest, or the number of samples)",
+                "with trainer.global_batch_size=128 and 1 rank: trainer.micro_batch_size=64",
+                "sizes above 16 are less than 5% faster",
+            ],
+        ),
+    ],
+)
+def test_the_advice_is_for_the_global_batch(words, fits, lines):
+    config = Composer().compose(words)
+    search = BatchSearch(limit_bytes=1, largest=64, careful=True)
+    rates = {1: 10.0, 2: 98.0, 4: 100.0, 8: 100.0, 16: 300.0, 32: 301.0, 64: 302.0}
+    for size in (size for size in rates if size <= fits):
+        search.record(Trial(micro_batch_size=size, fits=True, peak_bytes=size, samples_per_s=rates[size]))
+    assert _advice(config, search, _answer(config, search)).splitlines() == lines
 
 
 def test_not_even_one_sample(folder, capfd):
