@@ -28,6 +28,12 @@ from hpctrain.run.process import environ_replaced
 USER_MISTAKES = ("invalid", "not permitted", "more processors", "not available", "unavailable", "unrecognized", "limit")
 """Parts of sbatch's error messages that mean that the request itself was wrong."""
 
+# not in a sourced file, such as a site's profile, where a command may fail on purpose
+SETUP_TRAP = """\
+trap 'code=$?; if [ ${#BASH_SOURCE[@]} -eq 1 ]; then echo "hpctrain: error: the line of cluster.setup failed with \
+exit code $code: $BASH_COMMAND" >&2; exit 2; fi' ERR"""
+"""The line before cluster.setup: without it, the run would start without what a failed line was to set up."""
+
 SBATCH_TIMEOUT_S = 180.0
 """Seconds that sbatch may take: longer than a failover of the controller, `SlurmctldTimeout`, 120 s by default."""
 
@@ -42,7 +48,7 @@ supervise() {
         sleep 1
     done
 }""".splitlines()
-"""The lines before the user's own; the shell stays, since SLURM ends the job when the batch script's process ends."""
+"""The first lines of the script; the shell stays, since SLURM ends the job when the batch script's process ends."""
 
 
 class BatchExecutor(submitit.SlurmExecutor):
@@ -75,7 +81,7 @@ def sbatch_parameters(run: RunPlan, log: str) -> dict[str, Any]:
         "qos": cluster.qos,
         "constraint": cluster.constraint,
         "exclude": cluster.exclude,
-        "setup": [*SHELL, *cluster.setup],
+        "setup": [*SHELL, *([SETUP_TRAP, *cluster.setup, "trap - ERR"] if cluster.setup else [])],
         "stderr_to_stdout": True,
         # the callable runs in the batch script and calls srun itself, so that it outlives the ranks
         "use_srun": False,

@@ -102,7 +102,9 @@ class Follower:
         """Report the state if it changed; ``quiet``: only if it waits, since the log shows the rest."""
         nodes = status.attempts[-1].nodes if status.attempts else ()
         where = f" on {listed(nodes, separator=' ')}" if nodes and status.state is RunState.RUNNING else ""
-        text = f"the run is {status.described}{where}"
+        # why it is over is printed at the end
+        over = self._until_job_ends and bool(status.attempts) and status.attempts[-1].reason is not None
+        text = f"the run is {status.state if over else status.described}{where}"
         if text == self._reported:
             return
         if not quiet or status.state in (RunState.QUEUED, RunState.HELD):
@@ -140,5 +142,7 @@ def wait_for(directory: RunDirectory, *, skip_bytes: int = 0) -> ExitCode:
     if status.state is RunState.CANCELLED:
         follower.print_message(f"the run was cancelled; {resume_advice(directory, Reason.CANCELLED)}")
         return ExitCode.CANCELLED
-    follower.print_message(f"the run is {status.described}; see {directory.batch_log or directory.logs}")
+    log_path = directory.batch_log
+    see = f"; see {log_path}" if log_path is not None and log_path.exists() else ""
+    follower.print_message(f"the run is {status.described}{see}")
     return ExitCode.FAILED

@@ -11,6 +11,8 @@ from typing import BinaryIO
 from hpctrain.run.directory import RunDirectory
 
 CHUNK_BYTES = 2**20
+ERROR = "hpctrain: error: "
+"""Beginning of a line with which a command of hpctrain, or a line of the batch script, reports that it failed."""
 
 
 class Tail:
@@ -44,6 +46,20 @@ class Tail:
             return b""
         self._position += len(data)
         return data
+
+
+def batch_scripts_error(directory: RunDirectory) -> str:
+    """Why a job ended before an attempt began, by its batch script's log, in one line; empty if it has no error."""
+    path = directory.batch_log
+    if path is None:
+        return ""
+    try:
+        lines = path.read_bytes()[-CHUNK_BYTES:].decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return f"it left no log: if its node can't see {path.parent}, put that on a file system that all nodes share"
+    except OSError:
+        return ""
+    return next((line.removeprefix(ERROR) for line in reversed(lines) if line.startswith(ERROR)), "")
 
 
 def start_of_last_lines(path: Path, lines: int) -> int:

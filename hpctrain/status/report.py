@@ -25,6 +25,7 @@ from hpctrain.run.times import read_times
 from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.accounting import Account, account
+from hpctrain.status.log import batch_scripts_error
 from hpctrain.status.metrics import read_metrics
 from hpctrain.status.state import RunFacts, RunState, derive_state, job_that_may_run
 
@@ -178,6 +179,8 @@ def read_status(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
     attempts = [_with_times(attempt, directory) for attempt in Ledger(directory).attempts()]
     facts = _facts(directory, attempts, jobs)
     state, note = derive_state(facts)
+    if facts.attempt.attempt == 0 and state in (RunState.FAILED, RunState.INTERRUPTED):
+        note = "; ".join(filter(None, [note, batch_scripts_error(directory)]))
     metrics_step, metrics_time, metrics = _last_metrics(directory.metrics)
     evaluation = last_evaluation(directory)
     saved = saved_step(directory) or None

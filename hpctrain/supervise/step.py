@@ -17,6 +17,8 @@ NOT_OF_INTEREST = re.compile(r"launch/slurm: |Job step aborted|Force Terminated"
 ABORTED = re.compile(r"srun: Job step aborted")
 """Printed when the job ends, and when a task has ended badly."""
 NODE_FAILED = re.compile(r"srun: error: Node failure on \S")
+NO_LOG = re.compile(r"srun: error: task (?P<rank>\d+) launch failed: Slurmd could not connect IO")
+"""Printed when a node can't open the log of a rank: it doesn't see the run directory, or can't reach srun."""
 KEPT_LINES = 8
 ENDING_S = 60
 """Seconds until srun kills the other ranks after one of them completed or stopped; all of them have saved by then."""
@@ -83,7 +85,8 @@ class Step:
             assert process.stderr is not None
             for line in process.stderr:
                 print_error(line.rstrip("\n"))
-                if self.ends_with_a_node and NODE_FAILED.match(line):
+                # the ranks that did start would wait for the others
+                if NO_LOG.match(line) or (self.ends_with_a_node and NODE_FAILED.match(line)):
                     process.terminate()
                 complaint = COMPLAINT.match(line)
                 if complaint and not NOT_OF_INTEREST.search(line) and len(self.complaints) < KEPT_LINES:

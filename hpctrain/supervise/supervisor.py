@@ -20,7 +20,7 @@ from hpctrain.scheduler.slurm import SILENCE_S, Slurm
 from hpctrain.supervise.allocation import Allocation
 from hpctrain.supervise.current_job import CurrentJob
 from hpctrain.supervise.requeuer import Requeuer
-from hpctrain.supervise.step import ABORTED, Step, print_error, srun_command
+from hpctrain.supervise.step import ABORTED, NO_LOG, Step, print_error, srun_command
 
 STORAGE_S = 60.0
 """Seconds to retry I/O in the run directory while its file system is unavailable."""
@@ -132,12 +132,17 @@ class Supervisor:
         command = srun_command(self.plan, nodes if keeps_spares else ())
         environ = {**self.environ, **Handover(attempt=attempt, logged=True).variables()}
         step = Step(command, environ, ends_with_a_node=keeps_spares)
+        unseen = ""
         for line in step.run():
+            if (no_log := NO_LOG.match(line)) is not None:
+                node = nodes[int(no_log["rank"]) // self.plan.resources.processes_per_node]
+                remedy = "put the run directory on a file system that all nodes share"
+                unseen = f"{node} can't write into {self.directory.path}; {remedy}"
             if ABORTED.match(line):
                 # the SIGTERM that SLURM sends before it kills a job may not reach this process
                 self.requeuer.check_in_background()
         log.info("srun ended with %d", step.code)
-        return "; ".join(step.complaints)
+        return unseen or "; ".join(step.complaints)
 
     def _conclude(self, attempt: int, complaints: str) -> tuple[Outcome, RequeueDecision]:
         """Find out how an attempt ended, and decide what follows.
@@ -229,7 +234,9 @@ class Supervisor:
                 for_s=0.0 if final.reason.meaning.by_slurm else self.storage_s,
                 problem=f"the end of attempt {attempt} can't be recorded",
             )
-        log.info("attempt %d ended: %s at step %d; %s", attempt, final.reason.value, final.step, decision.why)
+        named = final.reason.value in decision.why
+        why = decision.why if named else f"{final.reason.value}: {decision.why}"
+        log.info("attempt %d ended at step %d; %s", attempt, final.step, why)
         if final.report:
             print_error(final.report)
             if decision.action is Action.END:

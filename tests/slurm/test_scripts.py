@@ -120,7 +120,7 @@ def test_they_train_and_resume_after_a_requeue_as_one_uninterrupted_run(
         assert f"resuming at step {second['step']} from {run}/checkpoints/step_" in printed
         assert printed.count("step 60/60  eval/accuracy") == 1, "rank zero prints for all"
         assert "\x1b" not in printed, "plain lines in a log"
-        assert f"attempt 2 ended: completed at step {end['step']}" in log.read_text()
+        assert f"attempt 2 ended at step {end['step']}; completed" in log.read_text()
     kept = [list_checkpoints(RunDirectory.at(run)) for run in (*runs, tmp_path / "straight")]
     assert len({checkpoints[-1].weights_digest for checkpoints in kept}) == 1
 

@@ -12,7 +12,7 @@ from hpctrain.config.resources import resources_of
 from hpctrain.errors import ConfigError, SchedulerError, SchedulerMissingError
 from hpctrain.launch import submission
 from hpctrain.launch.prepare import RunPlan, plan
-from hpctrain.launch.submission import SHELL, script, submit
+from hpctrain.launch.submission import SETUP_TRAP, SHELL, script, submit
 from hpctrain.run.directory import RunDirectory
 from hpctrain.supervise.step import srun_command
 
@@ -76,8 +76,11 @@ supervise() {
         sleep 1
     done
 }
+trap 'code=$?; if [ ${#BASH_SOURCE[@]} -eq 1 ]; then echo "hpctrain: error: the line of cluster.setup failed with \
+exit code $code: $BASH_COMMAND" >&2; exit 2; fi' ERR
 module load cuda
 export A=1
+trap - ERR
 
 # command
 export SUBMITIT_EXECUTOR=slurm
@@ -93,6 +96,22 @@ def composer():
 @pytest.fixture
 def run():
     return RunDirectory.at("/runs/R")
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "error"),
+    [
+        (["true", "nosuch load cuda/12", "echo on"], 2, "failed with exit code 127: nosuch load cuda/12"),
+        (["if false; then", "  echo", "fi", "false || true", "# a comment", ". ./profile", "echo on"], 0, ""),
+        (["fails() { return 3; }", "fails now", "echo on"], 2, "failed with exit code 3: fails now"),
+    ],
+)
+def test_a_line_of_the_setup_that_fails_ends_the_job_and_is_named(tmp_path, lines, code, error):
+    (tmp_path / "profile").write_text("false\ntrue\n")  # a site's, in which a command fails on purpose
+    (tmp_path / "script").write_text("\n".join([SETUP_TRAP, *lines, "trap - ERR", "false", "exit 0"]))
+    done = subprocess.run(["bash", "script"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, "" if code else "on\n")
+    assert done.stderr.splitlines()[-1:] == ([f"hpctrain: error: the line of cluster.setup {error}"] if error else [])
 
 
 def test_every_key_reaches_the_script(composer, run):

@@ -117,6 +117,7 @@ def test_a_cancelled_job_that_recorded_no_end(submitted, slurm, script, capfd):
 
 def test_a_job_that_ended_without_a_record(submitted, slurm, script, capfd):
     begin(submitted)
+    (submitted.logs / "batch_12.log").touch()
     script(lambda: slurm.queue(j12={"State": "NODE_FAIL"}))
     code, lines = waited(submitted, capfd)
     assert code is ExitCode.FAILED

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import socket
 import subprocess
 import sys
@@ -137,6 +138,26 @@ def test_an_unreadable_configuration_leaves_the_rest(directory, config):
     directory.config.write_text(config)
     status = read_status(directory, None)
     assert (status.name, status.total_steps, status.state) == ("now", None, RunState.PREPARED)
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (
+            "hpctrain: error: too early\nhpctrain: error: the line of cluster.setup failed: x\nmore\n",
+            "; the line of .*: x",
+        ),
+        ("no error of ours\n", ""),
+        (None, "; it left no log: if its node can't see .*/logs, put that on a file system that all nodes share"),
+    ],
+)
+def test_a_job_that_ended_before_an_attempt_began_has_the_error_of_its_log(directory, log, reason):
+    path = directory.logs / "batch_12.log"
+    directory.record_job({"job_id": "12", "time": 1.0, "log": str(path)})
+    if log is not None:
+        path.write_text(log)
+    status = read_status(directory, {"12": job("FAILED")})
+    assert re.fullmatch(f"job 12 ended as FAILED, and no attempt began{reason}", status.note)
 
 
 def test_nothing_heavy_is_imported():

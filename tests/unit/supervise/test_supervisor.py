@@ -389,3 +389,14 @@ def test_a_supervisor_whose_predecessor_recorded_the_end_looks_for_no_step(slurm
     slurm.run_steps(s7_0="never")
     assert one.run() == ExitCode.FINISHED
     assert not slurm.cancelled
+
+
+def test_a_node_that_does_not_see_the_run_directory_is_named(slurm, supervisor):
+    says = "srun: error: task 1 launch failed: Slurmd could not connect IO\n"
+    # srun, which is asked to end the step, would wait for rank 0
+    slurm.plan({"warns": says, "waits": True, "code": 137})
+    one = supervisor("cluster.requeue.max_stalled_attempts=1")
+    assert one.run() == ExitCode.FAILED
+    (attempt,) = one.ledger.attempts()
+    remedy = "put the run directory on a file system that all nodes share"
+    assert f"n2 can't write into {one.directory.path}; {remedy}" in attempt.detail
