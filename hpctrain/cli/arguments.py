@@ -3,15 +3,43 @@
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
+from hpctrain.errors import ExitCode
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.search import run_of, runs_of
 
 
+class OneLineParser(argparse.ArgumentParser):
+    """A parser whose errors are one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error, and exit with code 2."""
+        self.exit(ExitCode.BAD_CONFIGURATION, f"hpctrain: error: {message}; see {self.prog} --help\n")
+
+
+def number(low: float, high: float, kind: type[float] = float) -> Callable[[str], float]:
+    """Make a converter for `add_argument(type=...)` that refuses NaN and numbers outside of [low, high]."""
+
+    def convert(text: str) -> float:
+        try:
+            value = kind(text)
+        except (ValueError, OverflowError):
+            value = math.nan
+        if not low <= value <= high:
+            what = "a whole number" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"expected {what} from {low:g} to {high:g}, got {text!r}")
+        return value
+
+    return convert
+
+
 def command_parser(command: str, description: str, epilog: str) -> argparse.ArgumentParser:
     """Make the parser of `python -m hpctrain COMMAND`, whose help ends with ``epilog``, unwrapped."""
-    return argparse.ArgumentParser(
+    return OneLineParser(
         prog=f"python -m hpctrain {command}",
         description=description,
         epilog=epilog,

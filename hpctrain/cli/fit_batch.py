@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hpctrain.cli.arguments import add_overrides, command_parser
+from hpctrain.cli.arguments import add_overrides, command_parser, number
 from hpctrain.cli.batch_search import BatchSearch, Trial
 from hpctrain.cluster.scrub import scrubbed
 from hpctrain.config.cluster import Slurm
@@ -56,15 +56,22 @@ def main(arguments: list[str]) -> int:
     add_overrides(parser, "what to train; as for a run")
     parser.add_argument(
         "--largest",
-        type=int,
+        type=number(1, 2**40, int),
         metavar="N",
         help="the largest size to try (default: what the global batch has for a rank)",
     )
     parser.add_argument(
-        "--memory-gb", type=float, metavar="GB", help="the memory of one process (default: what is free here)"
+        "--memory-gb",
+        type=number(0.001, 1e9),
+        metavar="GB",
+        help="the memory of one process (default: what is free here)",
     )
     parser.add_argument(
-        "--margin", type=float, default=MARGIN, metavar="SHARE", help=f"share of it to keep free (default: {MARGIN:g})"
+        "--margin",
+        type=number(0, 0.99),
+        default=MARGIN,
+        metavar="SHARE",
+        help=f"share of it to keep free (default: {MARGIN:g})",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     options = parser.parse_intermixed_args(arguments)

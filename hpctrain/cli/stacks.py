@@ -41,8 +41,8 @@ def main(arguments: list[str]) -> int:
         "--wait", type=float, default=10.0, metavar="S", help="seconds to wait for answers (default: 10)"
     )
     options = parser.parse_args(arguments)
-    if (options.rank or 0) < 0 or options.wait < 0:
-        parser.error("--rank and --wait can't be negative")
+    if (options.rank or 0) < 0 or not options.wait >= 0:
+        parser.error("--rank and --wait can't be negative, nor NaN")
     directory = chosen_run(options)
     attempt = _running_attempt(directory)
     with directory.permissions():

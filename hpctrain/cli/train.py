@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from hydra._internal.utils import get_args_parser
 
+from hpctrain.cli.arguments import OneLineParser
 from hpctrain.cli.search_path import search_folder
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.compose import PRIMARY, Composer, open_overrides
@@ -37,7 +38,8 @@ RANK_ZERO_S = 5.0
 def main(arguments: Sequence[str]) -> int:
     """Train, sweep, or show the configuration; ``arguments`` are overrides and Hydra's flags."""
     parser = _parser()
-    options = parser.parse_args(list(arguments))
+    # flags may stand anywhere: `cluster=slurm -m seed=1,2`
+    options = parser.parse_intermixed_args(list(arguments))
     for flag, (problem, remedy) in REFUSED.items():
         if (given := getattr(options, flag)) is not None:
             raise ConfigError(f"--{flag.replace('_', '-')}", given, problem, remedy)
@@ -68,6 +70,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = get_args_parser()
     parser.prog = "python -m hpctrain"
+    parser.__class__ = OneLineParser  # Hydra makes it, and offers no other way
     # argparse has no public way to change an argument of an existing parser
     for action in parser._actions:
         if action.dest in REFUSED:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 import operator
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpctrain.config.cluster import Slurm
+from hpctrain.config.cluster import MOST_NODES, Slurm
+from hpctrain.config.identity import flat
+from hpctrain.config.paths import check_run_directory, check_weights
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
 from hpctrain.config.target import check_targets
@@ -40,13 +43,19 @@ def check(config: Config, environ: Mapping[str, str] = os.environ, *, world_size
         ConfigError: the first impossible combination.
     """
     slurm = isinstance(config.cluster, Slurm)
+    for key, value in flat(config).items():
+        _check_text(key, value)
+    if slurm or config.run_dir is not None:
+        check_run_directory(config.run_dir or "runs", in_batch_script=slurm)
     if config.nodes > 1 and not slurm and world_size is None:
         problem = "needs a cluster, but cluster=local is one machine"
         raise ConfigError("nodes", config.nodes, problem, "add cluster=slurm")
     if config.trainer.max_steps is None and config.trainer.max_epochs is None:
         raise ConfigError("trainer.max_steps", None, "the run would never end", "set it, or trainer.max_epochs")
     if config.init_from is not None:
-        _check_weights(config.init_from)
+        check_weights(config.init_from)
+        if Path(config.init_from).suffix == ".safetensors":
+            _require_package("init_from", config.init_from, "safetensors", "safetensors")
     if config.checkpoint.safetensors:
         _require_package("checkpoint.safetensors", "true", "safetensors", "safetensors")
     for group in ("task", "model", "optimizer"):
@@ -64,14 +73,13 @@ def check(config: Config, environ: Mapping[str, str] = os.environ, *, world_size
     _check_shapes(config)
 
 
-def _check_weights(path: str) -> None:
-    if not path:
-        # Path("") is the working directory, which exists
-        raise ConfigError("init_from", path, "is empty", "name a run, a checkpoint or a file of weights, or null")
-    if not Path(path).exists():
-        raise ConfigError("init_from", path, "does not exist", "name a run, a checkpoint or a file of weights")
-    if Path(path).suffix == ".safetensors":
-        _require_package("init_from", path, "safetensors", "safetensors")
+def _check_text(key: str, value: object) -> None:
+    """Refuse texts that can't be stored in config.yaml, or passed to another program."""
+    for text in value if isinstance(value, list) else [value]:
+        # a lone surrogate is how Python represents a byte of the command line that isn't UTF-8
+        if isinstance(text, str) and (found := re.search(r"[\x00\ud800-\udfff]", text)) is not None:
+            kind = "a NUL character" if found[0] == "\0" else "a byte that is not UTF-8"
+            raise ConfigError(key, ascii(text), f"contains {kind}", "correct it")
 
 
 def _require_package(key: str, value: object, package: str, extra: str) -> None:
@@ -119,7 +127,8 @@ def check_divisible(global_batch_size: int, micro_batch_size: int | None, world_
     sizes = [size for size in (lower, lower + per_window) if size > 0]
     each = f" with micro-batches of {micro_batch_size}" if micro_batch_size else ""
     pieces, rest = divmod(global_batch_size, micro_batch_size or 1)
-    fitting = [] if rest else [n for n in range(1, pieces + 1) if pieces % n == 0]
+    # a bound, since a batch may have billions of samples
+    fitting = [] if rest else [n for n in range(1, min(pieces, MOST_NODES) + 1) if pieces % n == 0]
     names = [str(n) for n in sorted(sorted(fitting, key=lambda n: abs(n - world_size))[:SHOWN])]
     noun = "process" if names == ["1"] else "processes"
     worlds = f", or run {' or '.join(filter(None, [', '.join(names[:-1]), names[-1]]))} {noun}" if names else ""

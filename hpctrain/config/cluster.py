@@ -42,13 +42,37 @@ OWNED_SBATCH_KEYS = {
 ASKS_FOR_GPUS = re.compile(r"(^|,)\s*(gres[/:])?gpu\s*([:=(,]|$)")
 """Matches a value of sbatch's gres or tres-per-task that contains GPUs."""
 
-KIND = require.one_of("local", "slurm")
+THE_LAUNCHERS = "remove it: the launcher sets it"
+OWN_VARIABLES = {
+    "MASTER_PORT": "set cluster.master_port",
+    "MASTER_ADDR": "set parallel.init_method=tcp://HOST:PORT",
+    r"(GROUP_|ROLE_|LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|ROLE_NAME": "remove it: each rank has its own",
+    "HPCTRAIN_(ATTEMPT|LOGGED|TOKEN|PARENT)": "remove it: each attempt has its own",
+    r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC)_\w+": "use cluster.srun_args or cluster.sbatch for options of SLURM",
+    r"(TORCHELASTIC|SUBMITIT|PMI2?|JSM|PALS|MPISPAWN|OMPI_COMM_WORLD|(MV2|MVP)_COMM_WORLD)_\w+": THE_LAUNCHERS,
+    r"PMIX_(RANK|NAMESPACE)|MPI_LOCAL(RANKID|NRANKS)|FLUX_(TASK_RANK|TASK_LOCAL_ID|JOB_SIZE|JOB_NNODES)": THE_LAUNCHERS,
+}
+"""Patterns of variables that hpctrain, SLURM or another launcher sets for each rank, and what to do instead."""
+MOST_NODES = 65_536
+"""SLURM's own bound on a list of nodes."""
+MOST_CPUS = 65_535
+"""SLURM's own bound on the tasks and CPUs of a node, which it counts in 16 bits."""
 
 
-def _check_env(key: str, variables: Mapping[str, str]) -> None:
+def kind_of_option(kind: str) -> require.Check:
+    """Refuse another kind than the option's own."""
+    return require.that(lambda value: value == kind, "is set by the option", "write cluster=local or cluster=slurm")
+
+
+def _check_env(key: str, variables: Mapping[str, object]) -> None:
     for name, value in variables.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise ConfigError(f"{key}.{name}", value, "is not a variable name", "use letters, digits and _")
+        if not isinstance(value, str):
+            raise ConfigError(f"{key}.{name}", value, "is not a text", f"write {key}.{name}=VALUE")
+        for pattern, remedy in OWN_VARIABLES.items():
+            if re.fullmatch(pattern, name):
+                raise ConfigError(f"{key}.{name}", value, "is set by hpctrain or the launcher", remedy)
         require.single_line(f"{key}.{name}", value)
 
 
@@ -93,17 +117,17 @@ class Requeue(require.Checked):
 class Cluster(require.Checked):
     """Keys of every cluster."""
 
-    kind: Annotated[str, KIND] = "local"
+    kind: str = "local"
     """`local` for this machine, `slurm` for sbatch; set by the option, not by hand."""
-    gpus_per_node: Annotated[int | None, require.at_least(0)] = None
+    gpus_per_node: Annotated[int | None, require.at_least(0, most=MOST_CPUS)] = None
     """GPUs per node; null: all visible ones with cluster=local, none with cluster=slurm."""
-    gpus_per_process: Annotated[int, require.at_least(1)] = 1
+    gpus_per_process: Annotated[int, require.at_least(1, most=MOST_CPUS)] = 1
     """GPUs per process; more than 1 for a task that splits its model over several devices."""
-    processes_per_node: Annotated[int | None, require.at_least(1)] = None
+    processes_per_node: Annotated[int | None, require.at_least(1, most=MOST_CPUS)] = None
     """Ranks per node; null: gpus_per_node / gpus_per_process, or 1 without a GPU."""
-    cpus_per_process: Annotated[int | None, require.at_least(1)] = None
+    cpus_per_process: Annotated[int | None, require.at_least(1, most=MOST_CPUS)] = None
     """CPU cores per process; null: the scheduler's default, or an equal share of this machine's cores."""
-    network_interface: Annotated[str | None, require.single_line] = None
+    network_interface: Annotated[str | None, require.single_line, require.not_empty] = None
     """Network interface for gloo and NCCL, such as ib0 (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); null: they choose."""
     master_port: Annotated[int | None, require.between(1024, 65535)] = None
     """TCP port on which rank zero listens; null: derived from the job, or the next free one."""
@@ -119,37 +143,41 @@ class Cluster(require.Checked):
 class Local(Cluster):
     """This machine: one process per GPU, or `processes_per_node`; in this process when there is one."""
 
+    kind: Annotated[str, kind_of_option("local")] = "local"
+    """`local`; set by the option, not by hand."""
+
 
 @dataclass(kw_only=True, slots=True)
 class Slurm(Cluster):
     """A SLURM cluster: one sbatch job per run, one array per sweep."""
 
-    kind: Annotated[str, KIND] = "slurm"
+    kind: Annotated[str, kind_of_option("slurm")] = "slurm"
     """`slurm`; set by the option, not by hand."""
-    partition: Annotated[str | None, require.single_line] = None
+    partition: Annotated[str | None, require.single_line, require.not_empty] = None
     """Partition; null: the cluster's default."""
-    account: Annotated[str | None, require.single_line] = None
+    account: Annotated[str | None, require.single_line, require.not_empty] = None
     """Account to charge; null: the user's default."""
-    qos: Annotated[str | None, require.single_line] = None
+    qos: Annotated[str | None, require.single_line, require.not_empty] = None
     """Quality of service; null: the user's default."""
-    memory_gb: Annotated[float | None, require.above(0)] = None
+    # at least a megabyte: SLURM takes 0 for all of a node's memory
+    memory_gb: Annotated[float | None, require.between(0.001, 1e6)] = None
     """Memory per node in GB; null: the partition's default."""
-    time_limit_min: Annotated[int, require.at_least(1, " minute")] = 60
+    time_limit_min: Annotated[int, require.at_least(1, " minute", most=5_256_000)] = 60
     """Wall-clock bound of one attempt in minutes."""
-    constraint: Annotated[str | None, require.single_line] = None
+    constraint: Annotated[str | None, require.single_line, require.not_empty] = None
     """Required node features, as in sbatch --constraint."""
-    exclude: Annotated[str | None, require.single_line] = None
+    exclude: Annotated[str | None, require.single_line, require.not_empty] = None
     """Nodes not to use, as in sbatch --exclude."""
-    spare_nodes: Annotated[int, require.at_least(0)] = 0
+    spare_nodes: Annotated[int, require.at_least(0, most=MOST_NODES)] = 0
     """Nodes that the job requests in addition to `nodes`. If a node dies, the ranks restart on the others without going
     back to the queue. Until then the spare nodes are idle, and are charged."""
-    reservation: Annotated[str | None, require.single_line] = None
+    reservation: Annotated[str | None, require.single_line, require.not_empty] = None
     """Reservation to run in."""
     # both are free: SLURM itself sends SIGTERM, SIGCONT and SIGKILL
     signal: Annotated[str, require.one_of("USR1", "USR2")] = "USR2"
     """User signal that SLURM sends before the time limit: USR1 or USR2."""
     # SLURM checks about once a minute, so the signal may come up to 60 s early (sbatch(1), --signal)
-    signal_delay_s: Annotated[int, require.at_least(0, " s")] = 90
+    signal_delay_s: Annotated[int, require.at_least(0, " s", most=65_535)] = 90
     """Seconds between the signal and the time limit; must be long enough for a save."""
     setup: list[str] = field(default_factory=list)
     """Shell lines of the batch script before the run, such as `module load cuda`; the job ends at one that fails."""

@@ -150,7 +150,7 @@ class Composer:
             )
         except MISTAKES:
             raise  # some are ValueErrors, and have better explanations than the next line
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             # what Hydra raises for a file that is a bare number, for a defaults list that isn't a list, and for keys
             # below a value that is null
             raise ConfigError("configuration", " ".join(overrides), str(error), "correct the file") from error
@@ -219,7 +219,7 @@ def _apply(override: Override, node: DictConfig) -> None:
         ConfigLoaderImpl._apply_overrides_to_config([override], node)
     except MISTAKES:
         raise
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         # OmegaConf fails in its own code on some values, such as a list for a group
         problem = f"can't be used here: {error}"
         raise ConfigError(override.key_or_group, value_as_typed(override), problem, HELP) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from hpctrain.config.paths import is_folder
 from hpctrain.errors import ConfigError
 
 
@@ -22,10 +23,10 @@ def own_folders(config_dir: str | None) -> tuple[Path | None, Path | None]:
         config_dir: as typed; None for none.
 
     Raises:
-        ConfigError: it isn't a folder.
+        ConfigError: it isn't a folder, or can't be read.
     """
     named = None if config_dir is None else Path(config_dir).absolute()
-    if named is not None and not named.is_dir():
+    if named is not None and not is_folder("--config-dir", named):
         raise ConfigError("--config-dir", config_dir, "is not a folder", "name the folder that contains your groups")
     here = Path("conf").absolute()
     known = [folder.resolve() for folder in (conf_dir(), named) if folder is not None]

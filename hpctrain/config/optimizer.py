@@ -48,6 +48,9 @@ class Fusible(Handling):
             raise ConfigError("optimizer.fused", True, "conflicts with optimizer.foreach=True", "set one of them")
 
 
+PAIR = require.that(lambda betas: len(betas) == 2, "must be two numbers", "write {key}=[0.9,0.999]")
+
+
 @dataclass(kw_only=True, slots=True)
 class AdamW(Fusible):
     """torch.optim.AdamW (Loshchilov & Hutter, 2019)."""
@@ -56,9 +59,9 @@ class AdamW(Fusible):
     """Class to instantiate."""
     lr: Annotated[float, require.above(0)] = 3e-3
     """Learning rate at the schedule's factor 1."""
-    betas: Annotated[list[float], require.each(require.between(0, 1))] = field(default_factory=lambda: [0.9, 0.999])
+    betas: Annotated[list[float], PAIR, require.each(require.below(0, 1))] = field(default_factory=lambda: [0.9, 0.999])
     """Decay rates of the two moments."""
-    eps: float = 1e-8
+    eps: Annotated[float, require.at_least(0)] = 1e-8
     """Added to the denominator."""
     weight_decay: Annotated[float, require.at_least(0)] = 0.01
     """Decoupled weight decay, per unit of learning rate."""
@@ -78,6 +81,12 @@ class SGD(Fusible):
     """L2 penalty."""
     nesterov: bool = False
     """Nesterov's momentum."""
+
+    def __post_init__(self) -> None:
+        """Also refuse Nesterov's momentum without momentum."""
+        Fusible.__post_init__(self)
+        if self.nesterov and not self.momentum:
+            raise ConfigError("optimizer.nesterov", True, "needs a momentum", "set optimizer.momentum above 0")
 
 
 @dataclass(kw_only=True, slots=True)

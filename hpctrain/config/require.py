@@ -14,6 +14,10 @@ Check = Callable[[str, Any], None]
 """Takes the full key and its value, which is never None; raises a ConfigError with both and a remedy."""
 
 
+LARGEST = 2**63 - 1
+"""Largest number that tensors, NumPy's arrays and SLURM's records can hold."""
+
+
 class Checked:
     """Base of the schema's classes: checks each value as its field's annotation requires; None always passes.
 
@@ -61,10 +65,16 @@ def that(holds: Callable[[Any], object], problem: str, remedy: str, *, quoted: b
     return check
 
 
-def at_least(minimum: float, unit: str = "") -> Check:
-    """Refuse NaN and numbers below ``minimum``."""
-    remedy = f"set {{key}}={minimum} or more"
-    return that(lambda value: value >= minimum, f"must be at least {minimum}{unit}", remedy)
+def at_least(minimum: float, unit: str = "", *, most: float = LARGEST) -> Check:
+    """Refuse NaN, numbers below ``minimum``, and infinity or numbers above ``most``."""
+    low = that(lambda value: value >= minimum, f"must be at least {minimum}{unit}", f"set {{key}}={minimum} or more")
+    high = that(lambda value: value <= most, f"must be at most {most:,}{unit}", f"set {{key}}={most} or less")
+
+    def check(key: str, value: object) -> None:
+        low(key, value)
+        high(key, value)
+
+    return check
 
 
 def above(bound: float) -> Check:
@@ -77,6 +87,12 @@ def between(low: float, high: float) -> Check:
     """Refuse NaN and numbers outside of [low, high]."""
     problem = f"must be in [{low:g}, {high:g}]"
     return that(lambda value: low <= value <= high, problem, "set {key} to a number in this range")
+
+
+def below(low: float, bound: float) -> Check:
+    """Refuse NaN and numbers outside of [low, bound)."""
+    problem = f"must be at least {low:g} and below {bound:g}"
+    return that(lambda value: low <= value < bound, problem, "set {key} to such a number")
 
 
 def one_of(*choices: object) -> Check:
@@ -92,6 +108,9 @@ single_line = that(
     "write it on one line",
     quoted=True,
 )
+
+
+not_empty = that(str.strip, "is empty", "give it a value, or omit the key", quoted=True)
 
 
 def each(check: Check) -> Check:

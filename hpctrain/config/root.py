@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from hpctrain.config import require
 from hpctrain.config.checkpoint import Checkpoint
-from hpctrain.config.cluster import Cluster
+from hpctrain.config.cluster import MOST_NODES, Cluster
 from hpctrain.config.data import Data
 from hpctrain.config.health import Health
 from hpctrain.config.logger import Logger
@@ -19,9 +19,10 @@ from hpctrain.config.schedule import Schedule
 from hpctrain.config.trainer import Trainer
 
 FOLDER_NAME = require.that(
-    lambda name: re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", name),
+    # at most 200: a file system takes 255 bytes, and a job's files add to the name
+    lambda name: re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}", name),
     "is not usable as a folder name",
-    "use letters, digits and any of _ . + -",
+    "use up to 200 letters, digits and any of _ . + -",
     quoted=True,
 )
 NOT_EMPTY = require.that(str.strip, "is empty", "name a folder, or omit the key", quoted=True)
@@ -38,7 +39,7 @@ class Config(require.Checked):
 
     prefix = ""
 
-    nodes: Annotated[int, require.at_least(1)] = 1
+    nodes: Annotated[int, require.at_least(1, most=MOST_NODES)] = 1
     """Number of machines."""
     seed: Annotated[int, require.between(0, 2**63 - 1)] = 0
     """Seed of everything random in the run."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from hpctrain.config import require
+from hpctrain.config.paths import is_folder
 
 EXTRAS = {
     "hpctrain.tasks.digits": ("sklearn", "examples"),
@@ -21,11 +22,15 @@ READ_A_FOLDER = ("hpctrain.tasks.image_folder.ImageFolder", "hpctrain.tasks.toke
 
 
 def missing_folder(node: Mapping[str, Any]) -> Path | None:
-    """Return the folder that a task reads if this machine doesn't have it; the nodes of a cluster may."""
+    """Return the folder that a task reads if this machine doesn't have it; the nodes of a cluster may.
+
+    Raises:
+        ConfigError: it can't be read here.
+    """
     if node["_target_"] not in READ_A_FOLDER:
         return None
     folder = Path(str(node["data"]))
-    return None if folder.is_dir() else folder
+    return None if is_folder("task.data", folder) else folder
 
 
 RGB = require.that(lambda values: len(values) == 3, "must have one number per channel", "write three numbers")

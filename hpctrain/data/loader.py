@@ -99,14 +99,15 @@ def assign(plan: BatchPlan, order: Order, rank: int, start_step: int) -> Iterato
     """
     # Each call of the order is for many steps, since its fixed cost would slow down a single step; the first calls are
     # for few steps, since every run and every resume begins with them.
-    largest = max(1, min(_CHUNK_STEPS, _CHUNK_SAMPLES // (plan.accumulation * plan.micro_batch_size)))
+    turns, width = plan.largest_step
+    largest = max(1, min(_CHUNK_STEPS, _CHUNK_SAMPLES // (turns * width)))
     chunk = 1
     while True:
         steps = np.arange(start_step, start_step + chunk)
         starts, counts = plan.pieces(steps, rank)
         epochs = steps // plan.steps_per_epoch
         # an empty micro-batch gets a stand-in sample; its start may be one past the end, hence the bound
-        positions = np.minimum(starts[..., None] + np.arange(plan.micro_batch_size), plan.num_samples - 1)
+        positions = np.minimum(starts[..., None] + np.arange(width), plan.num_samples - 1)
         indices = _ordered(order, epochs[:, None, None], positions)
         lengths, epoch_numbers = counts.tolist(), epochs.tolist()
         for row in range(chunk):

@@ -72,6 +72,15 @@ class BatchPlan:
         """Samples that one epoch uses, over all ranks."""
         return min(self.num_samples, self.steps_per_epoch * self.global_batch_size)
 
+    @cached_property
+    def largest_step(self) -> tuple[int, int]:
+        """Micro-batches per rank in the largest step, and a bound on their samples.
+
+        Fewer than `accumulation` and micro_batch_size where the dataset is smaller than the global batch.
+        """
+        samples = min(self.global_batch_size, self.num_samples)
+        return -(-samples // (self.micro_batch_size * self.world_size)), min(self.micro_batch_size, samples)
+
     def step_samples(self, step: int) -> int:
         """Samples that a step uses, over all ranks."""
         begin = step % self.steps_per_epoch * self.global_batch_size
@@ -106,13 +115,13 @@ class BatchPlan:
             rank: the rank that takes the pieces.
 
         Returns:
-            Two int64 arrays of shape [S, accumulation]: first position and number of positions, at most
-            micro_batch_size; 0 for an empty micro-batch (see the class), -1 if the step has no such micro-batch.
+            Two int64 arrays of shape [S, micro-batches of the largest step]: first position and number of positions, at
+            most micro_batch_size; 0 for an empty micro-batch (see the class), -1 if the step has no such micro-batch.
         """
         begins = steps[:, None] % self.steps_per_epoch * self.global_batch_size
         samples = np.minimum(self.global_batch_size, self.num_samples - begins)
         micro_batches = -(-samples // (self.micro_batch_size * self.world_size))
-        turns = np.arange(self.accumulation)
+        turns = np.arange(self.largest_step[0])
         piece = turns * self.world_size + rank
         length, longer = np.divmod(samples, micro_batches * self.world_size)
         starts = begins + piece * length + np.minimum(piece, longer)

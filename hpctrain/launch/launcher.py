@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from hpctrain.config.checks import warnings_of
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.root import Config
 from hpctrain.errors import ExitCode, HpctrainError
-from hpctrain.launch.prepare import RunPlan, discard_unstarted, plan, prepare
-from hpctrain.launch.undo import undone_on_error
+from hpctrain.launch.prepare import RunPlan, default_path, discard_unstarted, plan, prepare
+from hpctrain.launch.undo import folders_removed_on_error, undone_on_error
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.report import RunStatus
@@ -31,7 +32,12 @@ def launch(config: Config, command: Sequence[str]) -> int:
     if config.cluster.dry_run:
         print_plan(plan(config))
         return ExitCode.FINISHED
-    with undone_on_error(None if config.run_dir is None else RunDirectory.at(config.run_dir)):
+    place = Path(config.run_dir or default_path(str(config.name)))
+    with folders_removed_on_error(place), undone_on_error(RunDirectory.at(place)):
+        if isinstance(config.cluster, Slurm):
+            from hpctrain.launch.submission import require_commands
+
+            require_commands("sbatch")
         run = prepare(config, command)
         if isinstance(config.cluster, Slurm):
             return _submit(run)

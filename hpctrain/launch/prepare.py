@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.checks import check
@@ -55,13 +56,19 @@ def plan(config: Config) -> RunPlan:
     return RunPlan(dataclasses.replace(config, run_dir=str(directory.path)), directory, resources_of(config))
 
 
-def prepare(config: Config, command: Sequence[str], varied: Mapping[str, str] | None = None) -> RunPlan:
+def prepare(
+    config: Config,
+    command: Sequence[str],
+    varied: Mapping[str, str] | None = None,
+    origin: Mapping[str, Any] | None = None,
+) -> RunPlan:
     """Create the directory of a new run, or open an existing run's, and store the configuration.
 
     Args:
         config: checked.
         command: the words that were typed, for the manifest.
         varied: the keys that a sweep varies, with this run's values, for the manifest.
+        origin: the manifest, if the caller has made it already.
 
     Returns:
         The plan of the run, whose directory exists.
@@ -89,7 +96,8 @@ def prepare(config: Config, command: Sequence[str], varied: Mapping[str, str] | 
     directory.create(config.mode)
     with directory.permissions():
         if not directory.manifest.exists():
-            write_json(directory.manifest, manifest(command, Path.cwd(), varied))
+            known = origin or manifest(command, Path.cwd())
+            write_json(directory.manifest, {**known, "varied": dict(varied or {})})
         change_config(directory, to_yaml(stored))
     return dataclasses.replace(run, config=stored)
 

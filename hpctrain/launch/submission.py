@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -49,6 +50,10 @@ supervise() {
     done
 }""".splitlines()
 """The first lines of the script; the shell stays, since SLURM ends the job when the batch script's process ends."""
+MISSING = (
+    "cluster=slurm: expected an executable {} on this machine; type the command on a login node of the cluster, "
+    "or see the script with cluster.dry_run=true"
+)
 
 
 class BatchExecutor(submitit.SlurmExecutor):
@@ -135,6 +140,20 @@ def _batch_log(home: RunDirectory, *, array: bool) -> str:
     return str(home.logs / ("batch_%A_%a.log" if array else "batch_%j.log"))
 
 
+def require_commands(*names: str) -> None:
+    """Check for SLURM's commands before anything is written.
+
+    Args:
+        names: sbatch, and srun for an array, which submitit looks for.
+
+    Raises:
+        SchedulerMissingError: one isn't in PATH, or this user may not execute it.
+    """
+    for name in names:
+        if shutil.which(name) is None:
+            raise SchedulerMissingError(MISSING.format(name))
+
+
 def submit(runs: Sequence[RunPlan], home: RunDirectory) -> list[str]:
     """Submit one job, or one array for several runs that request the same resources.
 
@@ -149,10 +168,6 @@ def submit(runs: Sequence[RunPlan], home: RunDirectory) -> list[str]:
         ConfigError: SLURM refuses the request.
         SchedulerError: sbatch failed otherwise.
     """
-    if "%" in str(home.path):
-        raise ConfigError(
-            "run_dir", home.path, "contains a %, which SLURM replaces in the names of logs", "choose a name without it"
-        )
     array = len(runs) > 1
     log = _batch_log(home, array=array)
     # the umask also reaches the job: sbatch hands it to the batch script
@@ -197,11 +212,8 @@ def _explained(name: str | None) -> Iterator[None]:
     try:
         with _bounded(SBATCH_TIMEOUT_S):
             yield
-    except FileNotFoundError as error:
-        raise SchedulerMissingError(
-            "cluster=slurm: expected sbatch on this machine; type the command on a login node of the cluster, "
-            "or see the script with cluster.dry_run=true"
-        ) from error
+    except (FileNotFoundError, PermissionError) as error:
+        raise SchedulerMissingError(MISSING.format("sbatch")) from error
     except TimeoutError as error:
         raise _unsure(f"did not answer within {SBATCH_TIMEOUT_S:g} s", name) from error
     except FailedSubmissionError as error:

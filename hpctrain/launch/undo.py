@@ -1,4 +1,4 @@
-"""A launch that fails leaves the directory of an existing run as it was."""
+"""A launch that fails leaves everything as it was: an existing run, and the folders in which a new one would be."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from hpctrain.run.directory import RunDirectory
 
 
 @contextlib.contextmanager
-def undone_on_error(directory: RunDirectory | None) -> Iterator[None]:
+def undone_on_error(directory: RunDirectory) -> Iterator[None]:
     """Inside the context, an error leaves an existing run as it was: its configuration, its mode, and no new files.
 
-    Once a job is submitted, nothing is undone. A run that doesn't exist yet is left to `discard_unstarted`.
+    Once a job is submitted, nothing is undone. A run that doesn't exist yet is left to `discard_unstarted`, and its
+    parents to `folders_removed_on_error`.
     """
-    if directory is None or not directory.config.is_file():
+    if not directory.config.is_file():
         yield
         return
     config, found = directory.config.read_bytes(), directory.config.stat()
@@ -44,6 +45,20 @@ def undone_on_error(directory: RunDirectory | None) -> Iterator[None]:
             for folder, names in before.items():
                 for name in _names(folder) - names:
                     _remove(folder / name)
+        raise
+
+
+@contextlib.contextmanager
+def folders_removed_on_error(path: Path) -> Iterator[None]:
+    """Inside the context, an error removes the folders that were made for ``path`` and are empty, itself included."""
+    whole = path.absolute()
+    absent = [folder for folder in (whole, *whole.parents) if not folder.exists()]
+    try:
+        yield
+    except BaseException:
+        for folder in absent:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
         raise
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import importlib.metadata
+import os
 import platform
 import shlex
 import socket
@@ -23,20 +24,19 @@ LARGEST_DIFF_BYTES = 1_000_000
 GIT_TIMEOUT_S = 5.0
 
 
-def manifest(command: Sequence[str], folder: Path, varied: Mapping[str, str] | None = None) -> dict[str, Any]:
+def manifest(command: Sequence[str], folder: Path) -> dict[str, Any]:
     """The content of ``manifest.json``.
 
     Args:
         command: the command line as typed.
         folder: the directory in which it was typed; the manifest describes its git repository.
-        varied: the keys that a sweep varies, with this run's values as typed; None for a run of its own.
     """
     return {
         "command": shlex.join(command),
         "folder": str(folder),
-        "varied": dict(varied or {}),
+        "varied": {},  # a sweep's run has its values here
         "time": time.time(),
-        "user": getpass.getuser(),
+        "user": _user(),
         "host": socket.gethostname(),
         "git": _git_state(folder),
         "versions": {"hpctrain": hpctrain.__version__, "python": platform.python_version(), **_versions()},
@@ -53,6 +53,14 @@ def read_varied(directory: RunDirectory) -> dict[str, str]:
 def varied_text(varied: Mapping[str, str]) -> str:
     """Keys and values as they are typed: ``optimizer.lr=0.1 seed=1``."""
     return " ".join(f"{key}={value}" for key, value in varied.items())
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # in a container, the user may have no entry in /etc/passwd
+        return str(os.getuid())
 
 
 def _versions() -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
@@ -18,6 +19,7 @@ from hpctrain.config.root import Config
 from hpctrain.config.several import NOT_SWEPT, value_as_typed
 from hpctrain.errors import ConfigError, ExitCode, RunFailedError
 from hpctrain.launch.prepare import claim_default_path, default_path
+from hpctrain.launch.undo import folders_removed_on_error
 from hpctrain.run.directory import RunDirectory
 from hpctrain.sweep.expand import expand
 from hpctrain.sweep.objective import objective, require_direction, require_results, sweeper_mode
@@ -55,8 +57,10 @@ def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str
     fixed = [override.get_key_element() for override in parsed if not override.is_sweep_override()]
     runs = [sweep_run(composer, job, fixed) for job in progressing(jobs, "composed")]
     require_one_cluster([run.config for run in runs])
-    sweep = Sweep(_home(runs[0].config), command)
-    codes = sweep.launch(sweep.place(runs))
+    first = runs[0].config
+    with folders_removed_on_error(Path(first.run_dir or default_path(str(first.name)))):
+        sweep = Sweep(_home(first), command)
+        codes = sweep.launch(sweep.place(runs))
     return next((code for code in codes if code != ExitCode.FINISHED), ExitCode.FINISHED)
 
 

@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hpctrain.config.checks import warnings_of
@@ -20,15 +21,16 @@ from hpctrain.config.stored import load
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError
 from hpctrain.launch.launcher import launch_here, print_plan
 from hpctrain.launch.prepare import RunPlan, discard_unstarted, lengthens, plan, prepare
-from hpctrain.launch.submission import sbatch_parameters, script, submit, submitit_folder
+from hpctrain.launch.submission import require_commands, sbatch_parameters, script, submit, submitit_folder
 from hpctrain.launch.undo import undone_on_error
 from hpctrain.phrases import counted, listed
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.manifest import varied_text
+from hpctrain.run.manifest import manifest, varied_text
 from hpctrain.status.follow import wait_for
 from hpctrain.status.report import statuses_before_launch
 from hpctrain.status.search import find_runs
 from hpctrain.status.state import RunState
+from hpctrain.sweep.progress import progressing
 
 SHOWN = 20
 """Runs that a submission or a dry run lists; it only counts the others."""
@@ -118,6 +120,8 @@ class Sweep:
         return [by_directory.get(run.directory, ExitCode.FINISHED) for run in runs]
 
     def _launch(self, runs: Sequence[SweepRun]) -> list[int]:
+        if isinstance(runs[0].config.cluster, Slurm):
+            require_commands("sbatch", "srun")
         self.home.create_for_sweep(runs[0].config.mode)
         return self._submit(runs) if isinstance(runs[0].config.cluster, Slurm) else self._one_after_another(runs)
 
@@ -165,7 +169,8 @@ class Sweep:
             for run in runs:
                 undo.enter_context(undone_on_error(run.directory))
             try:
-                plans += [prepare(run.config, self.command, run.varied) for run in runs]
+                origin = manifest(self.command, Path.cwd())  # the same for all, and git takes a while
+                plans += [prepare(run.config, self.command, run.varied, origin) for run in progressing(runs, "written")]
                 yield plans
             except HpctrainError:
                 self._discard_unstarted([run.directory for run in runs if run.directory.config.is_file()])

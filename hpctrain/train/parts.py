@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +27,8 @@ from hpctrain.train.schedule import learning_rate_factor
 from hpctrain.train.step import TrainStep
 from hpctrain.train.task_state import TaskState
 from hpctrain.train.update import Clipping, Update
+
+log = logging.getLogger("hpctrain.train")
 
 
 class Parts:
@@ -133,8 +136,15 @@ class Parts:
 
     def _batch_plan(self) -> BatchPlan:
         trainer = self.config.trainer
+        num_samples = self._num_samples()
+        if num_samples < trainer.global_batch_size:
+            log.warning(
+                "trainer.global_batch_size=%d is more than the %d training samples: each step takes them all",
+                trainer.global_batch_size,
+                num_samples,
+            )
         return BatchPlan(
-            num_samples=self._num_samples(),
+            num_samples=num_samples,
             global_batch_size=trainer.global_batch_size,
             micro_batch_size=trainer.micro_batch_size or trainer.global_batch_size // self.world.size,
             world_size=self.world.size,

@@ -61,6 +61,66 @@ MISTAKES = {
         "parallel.gradient_compression=bf16",
         "fp16",
     ),
+    "the cluster's kind by hand": (["cluster.kind=slurm"], "cluster.kind=slurm: is set by the option", "cluster=slurm"),
+    "the other kind by hand": (["cluster=slurm", "cluster.kind=local"], "cluster.kind=local", "write cluster=local"),
+    "a rank by hand": (["cluster.env.RANK=3"], "cluster.env.RANK=3: is set by hpctrain", "each rank has its own"),
+    "a variable of SLURM's": (["cluster.env.SLURM_PROCID=0"], "cluster.env.SLURM_PROCID=0", "cluster.srun_args"),
+    "a port as a variable": (["cluster.env.MASTER_PORT=1"], "cluster.env.MASTER_PORT=1", "set cluster.master_port"),
+    "a variable of variables": (["cluster.env={A: {B: 1}}"], "cluster.env.A={'B': 1}", "write cluster.env.A=VALUE"),
+    "a list as a variable": (["cluster.env={A: [1]}"], "cluster.env.A=[1]", "write cluster.env.A=VALUE"),
+    "memory below a megabyte": (["cluster=slurm", "cluster.memory_gb=0.0004"], "cluster.memory_gb=0.0004", "[0.001"),
+    "memory without end": (["cluster=slurm", "cluster.memory_gb=inf"], "cluster.memory_gb=inf", "in this range"),
+    "more CPUs than SLURM can count": (
+        ["cluster.cpus_per_process=9999999999"],
+        "=9999999999: must be at most 65,535",
+        "",
+    ),
+    "more GPUs than SLURM can count": (
+        ["cluster=slurm", "cluster.gpus_per_node=9999999999"],
+        "cluster.gpus_per_node=9999999999",
+        "65535 or less",
+    ),
+    "more nodes than SLURM can count": (["cluster=slurm", "nodes=100000"], "nodes=100000: must be at most 65,536", ""),
+    "a time limit of centuries": (["cluster=slurm", "cluster.time_limit_min=99999999999"], "5,256,000 minute", ""),
+    "an empty partition": (["cluster=slurm", "cluster.partition="], "cluster.partition='': is empty", "omit the key"),
+    "one moment": (["optimizer.betas=[0.9]"], "optimizer.betas=[0.9]: must be two numbers", "[0.9,0.999]"),
+    "a moment of one": (["optimizer.betas=[0.9,1]"], "optimizer.betas=1.0: must be at least 0 and below 1", ""),
+    "a negative epsilon": (["optimizer.eps=-1"], "optimizer.eps=-1.0: must be at least 0", "0 or more"),
+    "an infinite decay": (["optimizer.weight_decay=inf"], "optimizer.weight_decay=inf: must be at most", ""),
+    "Nesterov without momentum": (
+        ["optimizer=sgd", "optimizer.momentum=0", "optimizer.nesterov=true"],
+        "optimizer.nesterov=True",
+        "set optimizer.momentum above 0",
+    ),
+    "steps beyond 64 bits": (
+        ["trainer.max_steps=99999999999999999999"],
+        "must be at most 9,223,372,036,854,775,807",
+        "",
+    ),
+    "a batch of billions that can't be divided": (
+        ["cluster=slurm", "nodes=3", "trainer.global_batch_size=1000000000"],
+        "trainer.global_batch_size=1000000000",
+        "999999999 or 1000000002",
+    ),
+    "a million loading processes": (
+        ["data.num_workers=1000000"],
+        "data.num_workers=1000000: must be at most 1,024",
+        "",
+    ),
+    "a name that is too long": (["name=" + "a" * 300], "is not usable as a folder name", "up to 200 letters"),
+    "a folder whose name is too long": (["run_dir=" + "a" * 300], "a name of more than 255 bytes", "shorter"),
+    "a path that is too long": (["run_dir=" + "a/" * 2000], "has more than 3500 bytes", "shorter"),
+    "a run inside of a file": (["run_dir=/etc/passwd/run"], "/etc/passwd is not a folder", "another path"),
+    "a run in a file system without folders": (["run_dir=/proc/nowhere/run"], "run_dir=/proc/nowhere/run", "/proc"),
+    "a percent sign": (["cluster=slurm", "run_dir=50%"], "contains a %, which SLURM replaces", "without it"),
+    "a backslash": (["cluster=slurm", r"run_dir='a\b'"], "contains a \\, which SLURM replaces", "without it"),
+    "weights that are a text": (["init_from=/etc/passwd"], "init_from=/etc/passwd", "name a run, a checkpoint"),
+    "weights that are a folder of others": (["init_from=/etc"], "is neither a run nor a checkpoint", "name a run"),
+    "weights that are a device": (["init_from=/dev/null"], "init_from=/dev/null: is not a file", "name a run"),
+    "weights with too long a name": (["init_from=" + "a" * 300], "File name too long", "another path"),
+    "data with too long a name": (["task=tokens", "task.data=" + "a" * 300], "File name too long", "another path"),
+    "a folder of groups with too long a name": (["--config-dir", "a" * 300], "File name too long", "another path"),
+    "a byte that isn't UTF-8": (["init_match='\udcff'"], r"init_match='\udcff': contains a byte that is not UTF-8", ""),
     "a mode without compiling": (
         ["trainer.compile_mode=max-autotune"],
         "trainer.compile_mode=max-autotune",
@@ -217,6 +277,32 @@ def test_one_line_and_exit_code_2(words, named, remedy, empty_folder, capfd):
     assert err.startswith("hpctrain: error: ")
     assert named in err
     assert remedy in err
+    assert list(empty_folder.iterdir()) == []
+
+
+FLAGS = {
+    "memory that is no number": (["fit-batch", "--memory-gb", "nan"], "--memory-gb: expected a number from 0.001"),
+    "a negative margin": (["fit-batch", "--margin", "-1"], "--margin"),
+    "the whole memory as a margin": (["fit-batch", "--margin", "1"], "--margin: expected a number from 0 to 0.99"),
+    "no size to try": (["fit-batch", "--largest", "0"], "--largest: expected a whole number from 1"),
+    "a negative rank": (["logs", "R", "--rank=-1"], "can't be negative"),
+    "a wait that is no number": (["stacks", "R", "--wait", "nan"], "can't be negative, nor NaN"),
+    "an unknown flag": (["status", "--fly"], "unrecognized arguments: --fly"),
+    "no run": (["cancel"], "the following arguments are required: RUN"),
+    "an unknown flag of a training": (["--fly"], "unrecognized arguments: --fly"),
+    "a flag of Hydra's without a value": (["--config-dir"], "expected one argument"),
+}
+
+
+@pytest.mark.parametrize(("words", "named"), FLAGS.values(), ids=FLAGS)
+def test_a_wrong_flag_is_one_line_too(words, named, empty_folder, capfd):
+    with pytest.raises(SystemExit) as exit_:
+        main(words)
+    assert exit_.value.code == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1), err
+    assert err.startswith("hpctrain: error: ")
+    assert named in err
     assert list(empty_folder.iterdir()) == []
 
 

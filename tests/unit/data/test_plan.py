@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.data.keyed_random import IntArray
+from hpctrain.data.loader import assign
 from hpctrain.data.order import ShuffledOrder
 from hpctrain.data.plan import BatchPlan
 from hpctrain.errors import ConfigError, TaskError
@@ -156,6 +158,17 @@ def test_an_impossible_batch_is_refused_with_what_would_work(arguments: Any, key
         BatchPlan(*arguments)
     assert caught.value.key == key
     assert all(hint in str(caught.value) for hint in hints)
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 10**3, 10**9])
+def test_a_batch_beyond_the_dataset_takes_the_memory_of_the_dataset(micro_batch_size: int) -> None:
+    plan = BatchPlan(1438, 10**9, micro_batch_size, 1, False)
+    assert sorted(taken(plan, 0)) == list(range(1438))
+    tracemalloc.start()
+    request = next(assign(plan, ShuffledOrder(1438, 0), 0, 0)).request
+    assert len(request[1]) <= 1438
+    assert tracemalloc.get_traced_memory()[1] < 2e6
+    tracemalloc.stop()
 
 
 def test_an_empty_dataset_is_a_task_error() -> None:

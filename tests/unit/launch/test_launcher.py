@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from hpctrain.cli import main
 from hpctrain.config.compose import Composer
+from hpctrain.errors import SchedulerMissingError
 from hpctrain.launch.launcher import launch
 
 
@@ -41,6 +43,22 @@ def test_what_is_probably_not_meant_is_a_warning(composer, capsys):
 
 def test_a_submission_that_fails_leaves_no_run_directory(composer, folder, monkeypatch):
     monkeypatch.setenv("PATH", str(folder))
-    with pytest.raises(Exception, match="login node"):
+    with pytest.raises(SchedulerMissingError, match="login node"):
         launch(composer.compose(["cluster=slurm", "name=mine"]), [])
-    assert not list((folder / "runs" / "mine").iterdir())
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(("mode", "error"), [(0o644, "expected an executable sbatch"), (0o755, "sbatch failed: no")])
+@pytest.mark.parametrize("words", [[], ["run_dir=deep/er/run"], ["-m", "seed=1,2"], ["-m", "seed=1,2", "run_dir=d/s"]])
+def test_an_sbatch_that_fails_leaves_no_folder(folder, tmp_path_factory, monkeypatch, capsys, words, mode, error):
+    place = tmp_path_factory.mktemp("bin")
+    sbatch = place / "sbatch"
+    sbatch.write_text("#!/bin/sh\necho sbatch: error: no >&2; exit 1\n")
+    sbatch.chmod(mode)
+    (place / "srun").symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", str(place))
+    assert main(["cluster=slurm", *words]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert error in err
+    assert list(folder.iterdir()) == []

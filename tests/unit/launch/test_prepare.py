@@ -53,7 +53,7 @@ def test_a_plan_has_the_resources_and_writes_nothing(composer, folder):
 
 
 def test_preparing_leaves_the_given_configuration_as_it_is(composer, folder):
-    (folder / "W.pt").touch()
+    (folder / "W.pt").write_bytes(b"PK\x03\x04")
     config = composer.compose(["init_from=W.pt", "resume.allow_config_change=true"])
     run = prepare(config, COMMAND)
     assert (config.run_dir, config.init_from, config.resume.allow_config_change) == (None, "W.pt", True)
@@ -109,9 +109,10 @@ def test_a_folder_with_other_files_is_left_alone(composer, folder):
 
 
 def test_a_place_that_cannot_be_written(composer, folder):
+    config = composer.compose(["run_dir=file/R"])
     (folder / "file").write_text("x")
     with pytest.raises(RunDirectoryError, match="can't be created"):
-        prepare(composer.compose(["run_dir=file/R"]), COMMAND)
+        prepare(config, COMMAND)
 
 
 def test_a_resume_takes_values_and_groups(composer, folder):

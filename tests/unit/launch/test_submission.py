@@ -242,12 +242,6 @@ def test_a_machine_without_slurm_is_an_error(planned, fresh, tmp_path, monkeypat
         submit([planned(fresh)], fresh)
 
 
-def test_a_percent_sign_would_be_slurms(planned, tmp_path):
-    directory = RunDirectory.at(tmp_path / "100%")
-    with pytest.raises(ConfigError, match="run_dir="):
-        submit([planned(directory)], directory)
-
-
 def test_an_sbatch_that_never_answers_is_killed(planned, fresh, tmp_path, monkeypatch):
     monkeypatch.setattr(submission, "SBATCH_TIMEOUT_S", 0.5)
     fake_sbatch(tmp_path, monkeypatch, f"echo $$ > {tmp_path}/pid\nexec sleep 60\n")
