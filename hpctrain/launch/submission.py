@@ -29,10 +29,11 @@ from hpctrain.run.process import environ_replaced
 USER_MISTAKES = ("invalid", "not permitted", "more processors", "not available", "unavailable", "unrecognized", "limit")
 """Parts of sbatch's error messages that mean that the request itself was wrong."""
 
-# not in a sourced file, such as a site's profile, where a command may fail on purpose
+# BASH_COMMAND would name the last command in a function such as `module`. A sourced file, such as a site's profile, may
+# have commands that fail on purpose
 SETUP_TRAP = """\
-trap 'code=$?; if [ ${#BASH_SOURCE[@]} -eq 1 ]; then echo "hpctrain: error: the line of cluster.setup failed with \
-exit code $code: $BASH_COMMAND" >&2; exit 2; fi' ERR"""
+trap 'code=$? line=$LINENO; if [ ${#BASH_SOURCE[@]} -eq 1 ]; then echo "hpctrain: error: the line of cluster.setup \
+failed with exit code $code: $(sed -n ${line}p "$0")" >&2; exit 2; fi' ERR"""
 """The line before cluster.setup: without it, the run would start without what a failed line was to set up."""
 
 SBATCH_TIMEOUT_S = 180.0

@@ -76,8 +76,8 @@ supervise() {
         sleep 1
     done
 }
-trap 'code=$?; if [ ${#BASH_SOURCE[@]} -eq 1 ]; then echo "hpctrain: error: the line of cluster.setup failed with \
-exit code $code: $BASH_COMMAND" >&2; exit 2; fi' ERR
+trap 'code=$? line=$LINENO; if [ ${#BASH_SOURCE[@]} -eq 1 ]; then echo "hpctrain: error: the line of cluster.setup \
+failed with exit code $code: $(sed -n ${line}p "$0")" >&2; exit 2; fi' ERR
 module load cuda
 export A=1
 trap - ERR
