@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import logging
+import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -24,6 +28,11 @@ COMPUTING = ("multiprocess", "contracts")
 """Folders with files that take long and wait little."""
 for folder in ("support", "slurm/programs"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
+
+# Ranks that tests start by hand keep their user's secret here, and not in the home of whoever runs the tests.
+if "XDG_CONFIG_HOME" not in os.environ:
+    os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="hpctrain-tests-")
+    atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 
 # A shell starts background jobs with SIGINT ignored, and the commands that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

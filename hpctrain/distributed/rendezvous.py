@@ -17,9 +17,10 @@ from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from torch.distributed import DistNetworkError, DistStoreError
 
 from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.distributed.sealed_store import ZERO_KEY, Handshake, SealedStore
 from hpctrain.errors import RendezvousError
 
-TOKEN_KEY = "hpctrain/token"
+LOOPBACK = "127.0.0.1"
 HANDSHAKE_S = 5.0
 """Seconds for one connection to a candidate port: another program may listen there and never answer."""
 PAUSE_S = 0.05
@@ -30,38 +31,86 @@ FILE_S = 60.0
 """Seconds in which a store's file has to become usable: an NFS client may take a minute to see a new folder."""
 
 
-def meet(environment: ClusterEnvironment, *, init_method: str, token: str, timeout_s: float) -> Store:
-    """Open the store that all ranks of this attempt share; collective.
+def meet(
+    environment: ClusterEnvironment, *, init_method: str, secret: bytes, token: str, timeout_s: float
+) -> SealedStore:
+    """Open the store that all ranks of this attempt share, and find out that they are its ranks; collective.
 
-    With `env://`, rank zero listens on the first free one of the environment's candidate ports and stores a token
-    there. The other ranks try the candidates in turn and stay where they find the token, so that a port in use, even by
-    another run, costs a moment and not the run. torchrun's own store isn't used: after a restart it would still hold
-    the keys of the previous ranks, and the nodes don't share a restart number.
+    With `env://`, rank zero listens on the first free one of the environment's candidate ports and proves there that
+    it knows the secret. The other ranks try the candidates in turn and stay where they find the proof, so that a port
+    in use, even by another run, costs a moment and not the run. Ranks of one machine use its loopback interface alone.
+    torchrun's own store isn't used: after a restart it would still hold the keys of the previous ranks, and the nodes
+    don't share a restart number.
 
     Args:
         environment: this rank's place.
         init_method: `env://`, `tcp://HOST:PORT` or `file:///PATH`.
+        secret: that only the ranks know, or only their user.
         token: the same for all ranks of an attempt, and different for other runs.
         timeout_s: bound in seconds on the rendezvous, and afterwards on every wait for a key.
 
     Raises:
-        RendezvousError: rank zero was not found in time, or found no port to listen on; or the file can't be used.
+        RendezvousError: a rank was not found in time, or rank zero found no port to listen on; or the file can't be
+            used.
     """
+    deadline = time.monotonic() + timeout_s
+    handshake = Handshake(secret, token)
+    store = _open(environment, init_method, handshake, timeout_s)
+    if environment.rank == 0:
+        return handshake.welcome(store, range(1, environment.world_size), timeout_s)
+    return handshake.introduce(store, environment.rank, deadline - time.monotonic())
+
+
+def open_private_store(path: Path, world_size: int, timeout_s: float) -> Store:
+    """Open the store of ranks on one machine: a file in a folder that only their user may enter; collective.
+
+    Args:
+        path: the file.
+        world_size: number of ranks.
+        timeout_s: bound in seconds on every wait for a key.
+
+    Raises:
+        RendezvousError: the file can't be opened.
+    """
+    return _open_file_store(path, world_size, timeout_s)
+
+
+def _open(environment: ClusterEnvironment, init_method: str, handshake: Handshake, timeout_s: float) -> Store:
     url = urlsplit(init_method)
     if url.scheme == "file":
-        path = Path(url.path).with_name(f"{Path(url.path).name}.{token or 'hpctrain'}")
-        return _open_file_store(path, environment.world_size, timeout_s)
+        path = Path(url.path).with_name(f"{Path(url.path).name}.{handshake.name}")
+        store = _open_file_store(path, environment.world_size, timeout_s)
+        return _announced(store, handshake) if environment.rank == 0 else _awaited(store, path, handshake, timeout_s)
     address, ports = environment.master_addr, environment.port_candidates
     if url.scheme == "tcp":
         assert url.hostname is not None
         assert url.port is not None
         address, ports = url.hostname, (url.port,)
     elif len(ports) == 1:
-        # the chosen port may be in use; the token identifies whose store answers
+        # the chosen port may be in use; the proof shows whose store answers
         ports = tuple(port for port in range(ports[0], ports[0] + CHOSEN_PORT_SPARES) if port < 65536)
+    if environment.num_nodes == 1 and url.scheme != "tcp":
+        address = LOOPBACK
     if environment.rank == 0:
-        return _listen(address, ports, token, timeout_s)
-    return _connect(address, ports, token, timeout_s)
+        return _announced(_listen(address, ports, timeout_s), handshake)
+    return _connect(address, ports, handshake, timeout_s)
+
+
+def _announced(store: Store, handshake: Handshake) -> Store:
+    handshake.announce(store)
+    return store
+
+
+def _awaited(store: Store, path: Path, handshake: Handshake, timeout_s: float) -> Store:
+    try:
+        store.wait([ZERO_KEY])
+    except RuntimeError as error:  # which a FileStore raises
+        raise RendezvousError(
+            f"rank zero did not open the store's file {path} in {timeout_s:.0f} s; check its log", waited=True
+        ) from error
+    if not handshake.recognises(store):
+        raise RendezvousError(f"the store's file {path} is not this run's: remove it")
+    return store
 
 
 def _open_file_store(path: Path, world_size: int, timeout_s: float) -> Store:
@@ -83,28 +132,34 @@ def _open_file_store(path: Path, world_size: int, timeout_s: float) -> Store:
         return store
 
 
-def _listen(address: str, ports: Sequence[int], token: str, timeout_s: float) -> Store:
+def _listen(address: str, ports: Sequence[int], timeout_s: float) -> Store:
     for port in ports:
         try:
-            store = TCPStore(
-                address, port, is_master=True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
+            # by itself, TCPStore listens on all interfaces
+            listener = socket.create_server((LOOPBACK, port)).detach() if address == LOOPBACK else None
+            return TCPStore(
+                address,
+                port,
+                is_master=True,
+                timeout=timedelta(seconds=timeout_s),
+                wait_for_workers=False,
+                master_listen_fd=listener,
             )
-        except DistNetworkError as error:
-            if "EADDRINUSE" in str(error) or "already in use" in str(error):
+        except (DistNetworkError, OSError) as error:
+            busy = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            if busy or "EADDRINUSE" in str(error) or "already in use" in str(error):
                 continue
             raise RendezvousError(f"rank zero can't open its store at {address}:{port}: {error}") from error
-        store.set(TOKEN_KEY, token)
-        return store
     raise RendezvousError(
         f"rank zero found none of its ports free on {address}: {', '.join(map(str, ports))}; "
         "set cluster.master_port to a free one, or leave it out to try several"
     )
 
 
-def _connect(address: str, ports: Sequence[int], token: str, timeout_s: float) -> Store:
+def _connect(address: str, ports: Sequence[int], handshake: Handshake, timeout_s: float) -> Store:
     deadline = time.monotonic() + timeout_s
     problem = "nothing listens there yet"
-    wrong_token = ""
+    stranger = ""
     while time.monotonic() < deadline:
         for port in ports:
             try:
@@ -112,15 +167,15 @@ def _connect(address: str, ports: Sequence[int], token: str, timeout_s: float) -
             except OSError as error:
                 problem = str(error)
                 continue
-            store = _try_store(address, port, token)
+            store = _try_store(address, port, handshake)
             if store is not None:
                 store.set_timeout(timedelta(seconds=timeout_s))
                 return store
-            wrong_token = f"the program on port {port} is not this run's rank zero"
+            stranger = f"the program on port {port} is not this run's rank zero"
         time.sleep(PAUSE_S)
     raise RendezvousError(
         f"rank zero did not answer at {address}, ports {', '.join(map(str, ports))}, in {timeout_s:.0f} s "
-        f"({wrong_token or problem}); "
+        f"({stranger or problem}); "
         "check its log first; if it waits as well, set cluster.network_interface to a network that joins the nodes",
         waited=True,
     )
@@ -144,15 +199,15 @@ def probe(address: str, port: int, *, own_port: int | None = None) -> None:
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
 
 
-def _try_store(address: str, port: int, token: str) -> Store | None:
-    """Connect to the store on a port; return it if it holds the token."""
+def _try_store(address: str, port: int, handshake: Handshake) -> Store | None:
+    """Connect to the store on a port; return it if it holds rank zero's proof."""
     found: list[Store] = []
 
     def attempt() -> None:
         with contextlib.suppress(DistNetworkError, DistStoreError):
             timeout = timedelta(seconds=HANDSHAKE_S)
             store = TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)
-            if store.check([TOKEN_KEY]) and store.get(TOKEN_KEY) == token.encode():
+            if handshake.recognises(store):
                 found.append(store)
 
     # in a thread: TCPStore waits forever for the first answer of a program that listens there and never writes

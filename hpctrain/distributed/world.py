@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 
 from hpctrain.cluster.environment import ClusterEnvironment, Source
 from hpctrain.distributed.message import decode, encode
+from hpctrain.distributed.sealed_store import SealedStore
 
 _ALLOCATED = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE")
 
@@ -31,6 +32,7 @@ class World:
         devices: the devices of this rank; several if a task spreads its model over them, or with nn.DataParallel.
         cores: this rank's share of the CPU cores.
         control: a gloo group on the CPU for messages between ranks that must not stall a GPU; None in a world of one.
+        store: of the ranks. Kept here because torch holds only the half of a `SealedStore` that isn't Python.
     """
 
     rank: int
@@ -39,6 +41,7 @@ class World:
     devices: tuple[torch.device, ...]
     cores: int = 1
     control: dist.ProcessGroup | None = None
+    store: Store | None = None
 
     @property
     def device(self) -> torch.device:
@@ -153,7 +156,7 @@ def join(
 
     Args:
         environment: this rank's place.
-        store: from `meet`; None in a world of one.
+        store: from `meet` or `open_private_store`; None in a world of one.
         backend: `nccl`, `gloo` or `auto`.
         devices: of this rank.
         cores: of this rank (`cpu_cores`).
@@ -170,7 +173,7 @@ def join(
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(
         backend,
-        store=PrefixStore("world", store),
+        store=_torchs_part(store, backend),
         rank=rank,
         world_size=size,
         timeout=timeout,
@@ -178,7 +181,14 @@ def join(
     )
     # NCCL carries no CPU tensors, and its collectives would stall the GPU
     control = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
-    return replace(world, control=control)
+    return replace(world, control=control, store=store)
+
+
+def _torchs_part(store: Store, backend: str) -> Store:
+    if isinstance(store, SealedStore) and backend != "gloo":
+        # NCCL's threads use the store while others may hold Python's lock and wait for them
+        return store.unsealed()
+    return PrefixStore("world", store)
 
 
 def bound_device(backend: str, devices: tuple[torch.device, ...]) -> torch.device | None:

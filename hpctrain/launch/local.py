@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +31,7 @@ from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.run.process import environ_replaced, signals_blocked
 from hpctrain.run.reason import Reason
+from hpctrain.run.secret import write_secret
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.worker.entry import run_rank
 
@@ -143,16 +144,19 @@ class LocalRanks:
 
     def run(self, command: Sequence[str] = (sys.executable, "-u", "-m", "hpctrain.worker")) -> None:
         """Start the ranks and return when all have ended."""
-        previous = {number: signal.signal(number, self._forward) for number in STOP_SIGNALS}
-        token = secrets.token_hex(8)
-        common = Handover(attempt=self.attempt, logged=True, token=token, parent=os.getpid()).variables()
+        write_secret(self.directory.claim(self.attempt))  # for a parallel.init_method that the user chose
         with contextlib.ExitStack() as stack:
+            # the system's folder for temporary files, because locks are slow or missing on a network file system
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hpctrain-", ignore_cleanup_errors=True))
+            handover = Handover(attempt=self.attempt, logged=True, store=f"{folder}/store", parent=os.getpid())
+            previous = {number: signal.signal(number, self._forward) for number in STOP_SIGNALS}
             for number, handler in previous.items():
                 stack.callback(signal.signal, number, handler)
             stack.callback(self._kill_all)
             with signals_blocked(STOP_SIGNALS):  # until a rank handles them (`StopRequest.install`)
                 for rank in range(self.world_size):
-                    variables = scrubbed(os.environ) | rank_variables(rank, self.world_size, self.port) | common
+                    variables = scrubbed(os.environ) | rank_variables(rank, self.world_size, self.port)
+                    variables |= handover.variables()
                     process = self._start(rank, [*command, str(self.directory.path)], variables)
                     self.processes.append(process)
                     if process.stdout is not None:

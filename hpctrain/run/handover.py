@@ -15,13 +15,13 @@ class Handover:
     Attributes:
         attempt: claimed by the launcher, which also records its end; None if rank zero has to do both.
         logged: whether standard output already goes into the rank's log in the run directory.
-        token: identifies the ranks of this attempt to each other when they meet.
+        store: the file by which ranks on one machine meet, in a folder that only their user may enter; empty without.
         parent: the process id of a launcher on the same machine, whose ranks must not outlive it.
     """
 
     attempt: int | None = None
     logged: bool = False
-    token: str = ""
+    store: str = ""
     parent: int | None = None
 
     @classmethod
@@ -31,11 +31,11 @@ class Handover:
         return cls(
             attempt=int(attempt) if attempt else None,
             logged=variables.get(f"{PREFIX}LOGGED") == "1",
-            token=variables.get(f"{PREFIX}TOKEN", ""),
+            store=variables.get(f"{PREFIX}STORE", ""),
             parent=int(parent) if parent else None,
         )
 
     def variables(self) -> dict[str, str]:
         """The environment variables that pass this to a rank."""
-        found = {"ATTEMPT": self.attempt, "LOGGED": int(self.logged), "TOKEN": self.token, "PARENT": self.parent}
+        found = {"ATTEMPT": self.attempt, "LOGGED": int(self.logged), "STORE": self.store, "PARENT": self.parent}
         return {f"{PREFIX}{name}": str(value) for name, value in found.items() if value}

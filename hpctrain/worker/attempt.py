@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TextIO
 
 import torch
@@ -18,7 +19,7 @@ from hpctrain.config.cluster import Slurm as SlurmCluster
 from hpctrain.config.root import Config
 from hpctrain.distributed.compiler import spare_compiler
 from hpctrain.distributed.determinism import set_determinism
-from hpctrain.distributed.rendezvous import choose_interface, meet
+from hpctrain.distributed.rendezvous import choose_interface, meet, open_private_store
 from hpctrain.distributed.world import World, choose_devices, cpu_cores, cpu_threads, join
 from hpctrain.errors import RunDirectoryError
 from hpctrain.phrases import DATE_TIME
@@ -27,6 +28,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
+from hpctrain.run.secret import discard_secret, read_secret, user_secret
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.train.stopping import Stopping
 from hpctrain.train.trainer import Trainer
@@ -95,14 +97,18 @@ def _train(rank: Rank, world: World, claim: Claim, log_stream: TextIO | None) ->
 def _meet(rank: Rank) -> Store | None:
     config, environment = rank.config, rank.environment
     choose_interface(config.cluster.network_interface)
+    timeout_s, init_method = config.health.meeting_timeout_s, config.parallel.init_method
     if environment.world_size == 1:
         return None
-    return meet(
-        environment,
-        init_method=config.parallel.init_method,
-        token=rank.handover.token or environment.token,
-        timeout_s=config.health.meeting_timeout_s,
-    )
+    if rank.handover.store and init_method == "env://":
+        return open_private_store(Path(rank.handover.store), environment.world_size, timeout_s)
+    # ranks that were started by hand have no claim yet
+    secret = user_secret(os.environ) if rank.claim is None else read_secret(rank.claim)
+    token = f"{environment.token}/{rank.attempt}"
+    store = meet(environment, init_method=init_method, secret=secret, token=token, timeout_s=timeout_s)
+    if rank.claim is not None and rank.is_rank_zero:
+        discard_secret(rank.claim)
+    return store
 
 
 def _join(rank: Rank, store: Store | None) -> World:

@@ -36,8 +36,8 @@ def stranger(fork_server, ports, tmp_path):
     """Another run's store at the first port."""
     numbers = []
 
-    def serve(token):
-        numbers.append(fork_server.start("meeting:serve", ports[0], token, str(tmp_path / "enough")))
+    def serve(secret):
+        numbers.append(fork_server.start("meeting:serve", ports[0], secret, str(tmp_path / "enough")))
         give_up = time.monotonic() + 60
         while time.monotonic() < give_up:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", ports[0])):
@@ -71,9 +71,9 @@ def test_a_late_rank_zero_is_waited_for(meeting, ports):
     assert meeting(2, [{"delay_s": 0.7}, {}]) == [{"port": ports[0], "heard": all_heard(2)}] * 2
 
 
-@pytest.mark.parametrize("token", ["another run's", None])
-def test_a_port_with_the_store_of_another_run(meeting, stranger, ports, token):
-    stranger(token)
+@pytest.mark.parametrize("secret", ["another user's", None])
+def test_a_port_with_the_store_of_another_run(meeting, stranger, ports, secret):
+    stranger(secret)
     assert meeting(3) == [{"port": ports[1], "heard": all_heard(3)}] * 3
 
 
@@ -118,7 +118,7 @@ def test_file(meeting, tmp_path):
 
 
 def test_a_file_that_an_earlier_attempt_left_behind(meeting, fork_server, tmp_path):
-    (done,) = fork_server.wait(fork_server.start("meeting:crash", f"{tmp_path}/meeting", "1"))
+    (done,) = fork_server.wait(fork_server.start("meeting:crash", f"{tmp_path}/meeting"))
     assert done.code == 0, done.output
     method = {"init_method": f"file://{tmp_path}/meeting", "token": "2"}
     assert meeting(2, method) == [{"port": None, "heard": all_heard(2)}] * 2

@@ -30,6 +30,7 @@ from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.handover import Handover
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
+from hpctrain.run.secret import write_secret
 from hpctrain.scheduler.slurm import Slurm
 
 SEED = int(os.environ.get("HPCTRAIN_SOAK_SEED") or secrets.randbelow(10**6))
@@ -159,7 +160,9 @@ class InterruptedRun:
             numbers = [self.fork_server.start("signalled:run", plan, "resume", path, folder=self.folder, **common)]
         else:
             claimed = self.claim() if attempt.launched else None
-            common |= Handover(attempt=claimed, token=secrets.token_hex(4)).variables()
+            common |= Handover(attempt=claimed).variables()
+            if claimed is not None:
+                write_secret(self.directory.claim(claimed))
             port = free_port()
             places = [rank_variables(rank, self.world_size, port) for rank in range(self.world_size)]
             numbers = [self.fork_server.start("signalled:rank", plan, path, **place, **common) for place in places]

@@ -11,7 +11,11 @@ from torch._C._distributed_c10d import TCPStore
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.distributed.rendezvous import meet
+from hpctrain.distributed.sealed_store import Handshake
 from hpctrain.errors import RendezvousError
+
+WAITS_FOR_REPLACEMENT = {"read_after_s": 2.0}
+"""Options of a rank that reads so late that an intruder was faster."""
 
 
 def be_rank(rank, size, ports, options):
@@ -19,12 +23,14 @@ def be_rank(rank, size, ports, options):
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
     environment = ClusterEnvironment.from_environment({name: str(value) for name, value in place.items()})
     environment = dataclasses.replace(environment, port_candidates=tuple(ports))
-    options = {"init_method": "env://", "token": "t", "timeout_s": 30.0, "delay_s": 0.0} | options
+    options = {"init_method": "env://", "secret": "s", "token": "t", "timeout_s": 30.0, "delay_s": 0.0} | options
     time.sleep(options.pop("delay_s"))
+    pause_s = options.pop("read_after_s", 0.0)
     began = time.monotonic()
     try:
-        store = meet(environment, **options)
+        store = meet(environment, **options | {"secret": options["secret"].encode()})
         store.set(f"rank {rank}", f"hello from {rank}")
+        time.sleep(pause_s)
         heard = [store.get(f"rank {other}").decode() for other in range(size)]
         store.add("left", 1)
         if rank == 0:
@@ -35,19 +41,19 @@ def be_rank(rank, size, ports, options):
         return {"error": str(error), "seconds": time.monotonic() - began}
 
 
-def crash(path, token):
-    """A rank of an earlier attempt that met at a file, and died."""
+def crash(path):
+    """Rank zero of an earlier attempt that met alone at a file, and died."""
     environment = ClusterEnvironment.from_environment({})
-    store = meet(environment, init_method=f"file://{path}", token=token, timeout_s=5.0)
+    store = meet(environment, init_method=f"file://{path}", secret=b"s", token="1", timeout_s=5.0)
     store.set("rank 0", "a ghost")
     store.set("rank 1", "a ghost")
     os._exit(0)
 
 
-def serve(port, token, until):
+def serve(port, secret, until):
     """Another run's rank zero, until there is a file of that name."""
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-    if token is not None:
-        store.set("hpctrain/token", token)
+    if secret is not None:
+        Handshake(secret.encode(), "t").announce(store)
     while not Path(until).exists():
         time.sleep(0.02)

@@ -16,7 +16,7 @@ from hpctrain.distributed.world import join
 
 def joined():
     environment = ClusterEnvironment.from_environment(os.environ)
-    store = meet(environment, init_method="env://", token="t", timeout_s=30)
+    store = meet(environment, init_method="env://", secret=b"s", token="t", timeout_s=30)
     return join(environment, store, backend="gloo", devices=(torch.device("cpu"),), timeout_s=30)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -37,6 +38,7 @@ def wait_for_signal():
 
 @pytest.fixture
 def ranks(directory):
+    directory.claim(3).mkdir()
     return LocalRanks(directory, attempt=3, world_size=2, port=29123)
 
 
@@ -112,15 +114,29 @@ def test_a_rank_knows_its_place_and_its_launcher(ranks, command, there, monkeypa
         assert environment["HPCTRAIN_LOGGED"] == "1"
         assert environment["MY_OWN"] == "stays"
         assert not [name for name in environment if name.startswith("SLURM")]
-    assert environments[0]["HPCTRAIN_TOKEN"] == environments[1]["HPCTRAIN_TOKEN"] != ""
+    assert environments[0]["HPCTRAIN_STORE"] == environments[1]["HPCTRAIN_STORE"] != ""
 
 
-def test_every_attempt_has_a_token_of_its_own(ranks, command, there):
-    tokens = set()
-    for _ in range(2):
-        ranks.run(command(""))
-        tokens.add(there()[0][1]["HPCTRAIN_TOKEN"])
-    assert len(tokens) == 2
+STORE = """
+store = Path(os.environ["HPCTRAIN_STORE"])
+store.touch()
+try:
+    seen = subprocess.run(["cat", store], user=NOBODY, capture_output=True, text=True).stderr
+except PermissionError:
+    seen = "not root"
+folder.joinpath("seen_" + rank).write_text(json.dumps([store.parent.stat().st_mode, seen]))
+"""
+
+
+def test_the_ranks_meet_where_no_other_user_may_enter(ranks, command, directory, there):
+    ranks.run(command("import subprocess\nNOBODY = 65_534" + STORE))
+    for rank in range(2):
+        mode, seen = json.loads((directory.path / f"seen_{rank}").read_text())
+        assert stat.S_IMODE(mode) == 0o700
+        assert "Permission denied" in seen or seen == "not root"
+    # nothing is left behind
+    assert not Path(there()[0][1]["HPCTRAIN_STORE"]).parent.exists()
+    assert stat.S_IMODE((directory.claim(3) / "secret").stat().st_mode) == 0o600
 
 
 def test_rank_zero_prints_to_the_console_and_each_rank_to_its_log(ranks, command, directory, capfdbinary):
@@ -155,7 +171,6 @@ time.sleep(1000)
 def test_rank_zero_may_finish_its_checkpoint_after_its_exit_record(ranks, command, directory, monkeypatch):
     monkeypatch.setattr(local, "GRACE_S", 0.0)
     claim = directory.claim(3)
-    claim.mkdir(parents=True)
     ExitRecord(rank=0, host="here", reason=Reason.FAILED, step=5, blames_peer=True).write(claim)
     ranks.run(
         command("""

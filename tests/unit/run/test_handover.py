@@ -10,7 +10,7 @@ from hpctrain.run.handover import Handover
     [
         Handover(),
         Handover(attempt=3),
-        Handover(attempt=1, logged=True, token="ab12", parent=4321),
+        Handover(attempt=1, logged=True, store="/tmp/a/store", parent=4321),
     ],
 )
 def test_a_rank_reads_what_its_launcher_passed(passed):
@@ -19,10 +19,10 @@ def test_a_rank_reads_what_its_launcher_passed(passed):
 
 def test_the_variables_by_name():
     assert Handover().variables() == {}
-    assert Handover(attempt=2, logged=True, token="ab", parent=7).variables() == {
+    assert Handover(attempt=2, logged=True, store="/tmp/a/store", parent=7).variables() == {
         "HPCTRAIN_ATTEMPT": "2",
         "HPCTRAIN_LOGGED": "1",
-        "HPCTRAIN_TOKEN": "ab",
+        "HPCTRAIN_STORE": "/tmp/a/store",
         "HPCTRAIN_PARENT": "7",
     }
 

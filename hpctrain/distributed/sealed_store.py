@@ -1,0 +1,207 @@
+"""Authentication of the ranks: a handshake by a shared secret, then a store that takes only their values.
+
+torch's TCPStore serves whoever connects: anyone may list, read, replace and delete its keys. So nothing in it counts
+unless it carries a message authentication code (HMAC-SHA256, RFC 2104) of a rank that knows the secret. The handshake
+is the mutual challenge and response of ISO/IEC 9798-4; its nonces make the values of an earlier attempt worthless.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from hpctrain.errors import RendezvousError
+from hpctrain.phrases import numbered
+
+ZERO_KEY = "hpctrain/zero"
+NONCE_BYTES = 16
+MAC_BYTES = 32
+PAUSE_S = 0.05
+
+
+class Seal:
+    """Message authentication codes by a key.
+
+    Args:
+        key: the secret, or a result of `mac`.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def mac(self, *parts: bytes | str) -> bytes:
+        """The code of these parts; 32 bytes."""
+        # each part with its length: ("ab", "c") is another message than ("a", "bc")
+        data = [part.encode() if isinstance(part, str) else part for part in parts]
+        return hmac.digest(self._key, b"".join(len(part).to_bytes(8, "big") + part for part in data), "sha256")
+
+    def opened(self, sealed: bytes, *parts: bytes | str) -> bytes | None:
+        """The value of which `mac` and value follow each other; None if the code is of something else."""
+        value = sealed[MAC_BYTES:]
+        return value if hmac.compare_digest(sealed[:MAC_BYTES], self.mac(*parts, value)) else None
+
+
+class SealedStore(Store):
+    """A store whose values carry the code of a rank; others are refused.
+
+    Counters (`add`) aren't authenticated: an intruder can let a barrier pass early, or not at all.
+
+    Args:
+        inner: the store to which others may have access.
+        seal: by a key that only the ranks know.
+    """
+
+    def __init__(self, inner: Store, seal: Seal) -> None:
+        super().__init__()
+        self.inner = inner
+        self._seal = seal
+
+    @property
+    def port(self) -> int | None:
+        """Where rank zero serves it; None for a file."""
+        port: int | None = getattr(self.inner, "port", None)
+        return port
+
+    def unsealed(self) -> Store:
+        """The inner store under a prefix that only the ranks can derive, though whoever connects can list it."""
+        return PrefixStore(self._seal.mac("prefix").hex(), self.inner)
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Store a value with its code."""
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        _set(self.inner, key, self._seal.mac(key, data) + data)
+
+    def get(self, key: str) -> bytes:
+        """Wait for a value, and return it.
+
+        Raises:
+            RendezvousError: no rank of this attempt has stored it.
+        """
+        value = self._seal.opened(self.inner.get(key), key)
+        if value is None:
+            raise RendezvousError(
+                f"the store's value of {key} comes from no rank of this attempt: another program writes into the store"
+            )
+        return value
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter, and return its new value."""
+        return self.inner.add(key, amount)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys exist."""
+        return self.inner.check(list(keys))
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys exist."""
+        self.inner.wait(list(keys)) if timeout is None else self.inner.wait(list(keys), timeout)
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key; return whether it existed."""
+        return self.inner.delete_key(key)
+
+    def num_keys(self) -> int:
+        """Number of keys."""
+        return self.inner.num_keys()
+
+
+class Handshake:
+    """The ranks of one attempt prove to each other that they know its secret.
+
+    Rank zero publishes a nonce with its proof, by which the others recognise its store among those of other programs.
+    Each of them answers with its own nonce and proof, and is welcomed with a proof over both nonces. The key of
+    the `SealedStore` follows from the secret and rank zero's nonce.
+
+    Args:
+        secret: of the attempt, or of the user.
+        token: what distinguishes this attempt from others with the same secret.
+    """
+
+    def __init__(self, secret: bytes, token: str) -> None:
+        self._seal = Seal(secret)
+        self._token = token
+
+    @property
+    def name(self) -> str:
+        """A name for this attempt's file, which reveals nothing."""
+        return self._seal.mac("file", self._token).hex()[:16]
+
+    def announce(self, store: Store) -> None:
+        """Publish rank zero's nonce."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        _set(store, ZERO_KEY, self._seal.mac("zero", self._token, nonce) + nonce)
+
+    def recognises(self, store: Store) -> bool:
+        """Whether the store is of this attempt's rank zero."""
+        return store.check([ZERO_KEY]) and self._zero(store) is not None
+
+    def welcome(self, store: Store, others: Sequence[int], timeout_s: float) -> SealedStore:
+        """Wait for all other ranks, as rank zero.
+
+        Raises:
+            RendezvousError: some didn't come in time; names them.
+        """
+        zero, deadline = self._zero(store), time.monotonic() + timeout_s
+        assert zero is not None
+        waiting = list(others)
+        while waiting:
+            try:
+                store.wait([_key(rank) for rank in waiting], timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+            except RuntimeError:  # a FileStore raises it; a TCPStore its DistStoreError
+                missing = [rank for rank in waiting if not store.check([_key(rank)])]
+                raise RendezvousError(
+                    f"{numbered('rank', missing or waiting)} did not arrive within {timeout_s:.0f} s; check their logs",
+                    waited=True,
+                ) from None
+            for rank in tuple(waiting):
+                nonce = self._seal.opened(store.get(_key(rank)), "rank", self._token, str(rank), zero)
+                if nonce is None:
+                    # of an intruder, or of an earlier attempt: the rank itself is still to come
+                    store.delete_key(_key(rank))
+                else:
+                    answer = self._seal.mac("welcome", self._token, str(rank), zero, nonce)
+                    _set(store, f"{_key(rank)}/welcome", answer)
+                    waiting.remove(rank)
+            if waiting:
+                time.sleep(PAUSE_S)
+        return self._sealed(store, zero)
+
+    def introduce(self, store: Store, rank: int, timeout_s: float) -> SealedStore:
+        """Prove this rank's knowledge to rank zero, and wait until it has proved its own.
+
+        Raises:
+            RendezvousError: rank zero didn't answer in time, or gave a wrong answer.
+        """
+        zero, nonce, welcome = self._zero(store), secrets.token_bytes(NONCE_BYTES), f"{_key(rank)}/welcome"
+        assert zero is not None
+        _set(store, _key(rank), self._seal.mac("rank", self._token, str(rank), zero, nonce) + nonce)
+        try:
+            store.wait([welcome], timedelta(seconds=max(timeout_s, 0.001)))
+        except RuntimeError as error:
+            raise RendezvousError(
+                f"rank zero did not answer rank {rank} within {timeout_s:.0f} s; check its log: it may wait for others",
+                waited=True,
+            ) from error
+        expected = self._seal.mac("welcome", self._token, str(rank), zero, nonce)
+        if not hmac.compare_digest(store.get(welcome), expected):
+            raise RendezvousError(f"the answer to rank {rank} in the store is not rank zero's of this attempt")
+        return self._sealed(store, zero)
+
+    def _zero(self, store: Store) -> bytes | None:
+        return self._seal.opened(store.get(ZERO_KEY), "zero", self._token)
+
+    def _sealed(self, store: Store, zero: bytes) -> SealedStore:
+        return SealedStore(store, Seal(self._seal.mac("session", self._token, zero)))
+
+
+def _key(rank: int) -> str:
+    return f"hpctrain/rank/{rank}"
+
+
+def _set(store: Store, key: str, value: bytes) -> None:
+    store.set(key, value)  # type: ignore[arg-type]  # it takes bytes, too, which torch's annotation leaves out

@@ -1,0 +1,90 @@
+"""The secret by which the ranks of an attempt recognise each other; only their user can read it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpctrain.errors import RendezvousError
+from hpctrain.files import temporary_name
+from hpctrain.retry import retry
+
+VARIABLE = "HPCTRAIN_SECRET"
+FILE_NAME = "secret"
+VISIBLE_S = 60.0
+"""Seconds in which a file that another node wrote becomes visible on a network file system."""
+
+
+def write_secret(claim: Path) -> None:
+    """Write the secret of an attempt into its claim, for the ranks that a launcher starts.
+
+    Raises:
+        OSError: the file system's error.
+    """
+    _write(claim / FILE_NAME)
+
+
+def read_secret(claim: Path) -> bytes:
+    """Read the secret of an attempt.
+
+    Raises:
+        RendezvousError: it can't be read.
+    """
+    path = claim / FILE_NAME
+    try:
+        return retry(path.read_bytes, on=FileNotFoundError, for_s=VISIBLE_S, problem="no secret of the attempt yet")
+    except OSError as error:
+        raise RendezvousError(
+            f"the secret of this attempt, {path}, can't be read ({error.strerror}); the ranks must see the run "
+            "directory, and have the launcher's user"
+        ) from error
+
+
+def discard_secret(claim: Path) -> None:
+    """Remove the secret of an attempt, once all of its ranks have met."""
+    with contextlib.suppress(OSError):
+        (claim / FILE_NAME).unlink(missing_ok=True)
+
+
+def user_secret(variables: Mapping[str, str]) -> bytes:
+    """The secret of this user, for ranks that were started by hand: `HPCTRAIN_SECRET`, or a file in their home.
+
+    The first rank that needs the file creates it: ``hpctrain/secret`` in `XDG_CONFIG_HOME` or ``~/.config``.
+
+    Args:
+        variables: of the environment.
+
+    Raises:
+        RendezvousError: the file can't be created or read, or another user can read it.
+    """
+    if given := variables.get(VARIABLE):
+        return given.encode()
+    remedy = f"set {VARIABLE} to the same text for all ranks"
+    try:
+        path = Path(variables.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hpctrain" / FILE_NAME
+        if not path.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):  # another rank was faster
+                _write(path)
+        secret = path.read_bytes()
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
+        raise RendezvousError(f"ranks that were started by hand need a secret, and {error}; {remedy}") from error
+    if mode & 0o077:
+        raise RendezvousError(f"{path} has the permissions {mode:o}, expected 600; remove it, or {remedy}")
+    return secret
+
+
+def _write(path: Path) -> None:
+    # complete or absent, and never replaced: a link fails if the file exists, on NFS as well
+    temporary = temporary_name(path)
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secrets.token_hex(32).encode())
+        os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
