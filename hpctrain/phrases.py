@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 DATE_TIME = "%Y-%m-%d %H:%M:%S"
 """Format of local times, as in `strftime`."""
@@ -16,6 +16,12 @@ def listed(names: Iterable[object], *, shown: int = SHOWN, separator: str = ", "
     texts = [str(name) for name in names]
     more = f" and {len(texts) - shown} more" if len(texts) > shown else ""
     return separator.join(texts[:shown]) + more
+
+
+def either(choices: Sequence[str]) -> str:
+    """A choice: ``a``, ``a, or b``, ``a, b, or c``."""
+    *first, last = choices
+    return f"{', '.join(first)}, or {last}" if first else last
 
 
 def counted(count: int, noun: str) -> str:

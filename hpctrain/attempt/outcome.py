@@ -86,7 +86,10 @@ class Outcome:
         if cause is not None and not (cause.blames_peer and silent):
             at_fault = cause.reason.meaning.machine_failure and not cause.blames_peer
             suspect = cause.rank if at_fault else None
-            return cls(cause.reason, step, describe(cause), suspect_rank=suspect, stop_signal=cause.stop_signal)
+            reason = cause.reason
+            if reason is Reason.INFRASTRUCTURE and OUT_OF_MEMORY.search(complaints):
+                reason = Reason.OUT_OF_MEMORY  # of a process that the rank had started, such as a DataLoader worker
+            return cls(reason, step, describe(cause), suspect_rank=suspect, stop_signal=cause.stop_signal)
         orderly = [record.reason for record in records.values() if record.reason.meaning.orderly]
         if stopped := [reason for reason in orderly if reason is not Reason.COMPLETED]:
             # one such record is enough: a rank writes it after a barrier that all ranks reached with everything saved

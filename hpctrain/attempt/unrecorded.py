@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from hpctrain.attempt.memory import with_memory
 from hpctrain.attempt.outcome import Outcome, record_end
 from hpctrain.attempt.termination import Termination
-from hpctrain.errors import SchedulerError
+from hpctrain.config.stored import load
+from hpctrain.errors import HpctrainError, SchedulerError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.run.ledger import Attempt, Ledger
@@ -71,6 +74,9 @@ class UnrecordedEnds:
         outcome = Outcome.of_attempt(self.directory, entry.attempt, entry.world_size)
         if outcome.silent_ranks:
             outcome = self._explain(entry, outcome)
+        if outcome.reason is Reason.OUT_OF_MEMORY:
+            with contextlib.suppress(HpctrainError, OSError):
+                outcome = with_memory(outcome, load(self.directory.config))
         ended = f"{outcome.reason.value} at step {outcome.step} ({outcome.headline})"
         log.info("closing attempt %d, which recorded no end: %s", entry.attempt, ended)
         # hpctrain closes an attempt before it asks for a requeue, so this one was SLURM's own

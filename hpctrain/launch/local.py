@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from hpctrain.attempt.memory import oom_kills, with_memory
 from hpctrain.attempt.outcome import Outcome, record_end, resume_advice
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.cluster.scrub import scrubbed
@@ -63,6 +64,7 @@ def _launch(run: RunPlan) -> int:
     attempt = Ledger(directory).claim()
     Owner.write(directory.claim(attempt))
     cut_short = False
+    kills = oom_kills()
     if world_size == 1:
         # inside an allocation, or in a shell with leftover variables, the launched rank is still the only one
         with environ_replaced(scrubbed(os.environ) | Handover(attempt=attempt).variables()):
@@ -71,8 +73,10 @@ def _launch(run: RunPlan) -> int:
         ranks = LocalRanks(directory, attempt, world_size, port=run.config.cluster.master_port or free_port())
         ranks.run()
         cut_short = ranks.cut_short
-    outcome = Outcome.of_attempt(directory, attempt, world_size)
-    if cut_short and outcome.reason is Reason.INFRASTRUCTURE:
+    # the kernel counts kills for the whole machine; a rank that died without a record was probably one of them
+    complaint = "the kernel killed a process of this machine, out of memory" if oom_kills() > kills else ""
+    outcome = with_memory(Outcome.of_attempt(directory, attempt, world_size, complaint), run.config)
+    if cut_short and outcome.reason in (Reason.INFRASTRUCTURE, Reason.OUT_OF_MEMORY):
         # the ranks were killed because their user asked for it, and left no exit record
         outcome = replace(outcome, reason=Reason.INTERRUPTED, report="ended at once by a second Ctrl-C, without a save")
     record_end(directory, attempt, outcome, world_size=world_size)

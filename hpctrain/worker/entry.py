@@ -21,8 +21,9 @@ from hpctrain.run.handover import Handover
 from hpctrain.run.process import process_age_s
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import Times
+from hpctrain.worker.advice import advice
 from hpctrain.worker.classification import classify
-from hpctrain.worker.rank import Rank
+from hpctrain.worker.rank import Rank, headline
 from hpctrain.worker.watchdog import Watchdog
 
 PR_SET_PDEATHSIG = 1
@@ -112,15 +113,16 @@ def _exit_code(rank: Rank, code: ExitCode) -> ExitCode:
 
 def _fail(rank: Rank, error: BaseException) -> int:
     found = classify(error, rank.environment.world_size)
-    rank.write_exit_record(found.reason, error, blames_peer=found.peer)
+    hint = "" if found.peer else advice(error, rank.config, rank.environment.world_size)
+    rank.write_exit_record(found.reason, error, blames_peer=found.peer, advice=hint)
     rank.leave_world()
     place = f"rank {rank.environment.rank} on {socket.gethostname()}"
-    detail = f"{place}: {type(error).__name__}: {error}"
+    detail = f"{place}: {headline(error, hint)}"
     if found.peer:
         verb = {Reason.INFRASTRUCTURE: "lost", Reason.HANG: "waited too long for"}.get(found.reason, "ends with")
         log.warning("%s %s another rank: %s", place, verb, str(error).splitlines()[0])
     else:
-        _print_error(place, error)
+        _print_error(place, error, hint)
     rank.finish_writing()
     if found.peer:
         rank.close_attempt_for_peer(found.reason, detail)
@@ -130,11 +132,11 @@ def _fail(rank: Rank, error: BaseException) -> int:
     return _exit_code(rank, code) if rank.superseded else code
 
 
-def _print_error(place: str, error: BaseException) -> None:
+def _print_error(place: str, error: BaseException, hint: str) -> None:
     if isinstance(error, HpctrainError):
         text = f"hpctrain: {place}: {error}"
     else:
-        text = f"hpctrain: {place} failed:\n{''.join(traceback.format_exception(error))}"
+        text = f"hpctrain: {place} failed:\n{''.join(traceback.format_exception(error))}{hint}"
     print(text, file=sys.stderr, flush=True)  # noqa: T201 - logging may be what failed
 
 

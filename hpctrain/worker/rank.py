@@ -120,14 +120,21 @@ class Rank:
         return f"{place}, attempt {self.attempt}, step {self.step}"
 
     def write_exit_record(
-        self, reason: Reason, error: BaseException | None = None, *, blames_peer: bool = False
+        self, reason: Reason, error: BaseException | None = None, *, blames_peer: bool = False, advice: str = ""
     ) -> None:
-        """Write the exit record, if the attempt is known; an error of the file system is only logged."""
+        """Write the exit record, if the attempt is known; an error of the file system is only logged.
+
+        Args:
+            reason: why this rank ends.
+            error: the error that ends it.
+            blames_peer: whether the error points at another rank.
+            advice: what to change in the configuration.
+        """
         if self.claim is None:
             return
         record = self._exit_record(
             reason,
-            message="" if error is None else f"{type(error).__name__}: {error}",
+            message="" if error is None else headline(error, advice),
             trace="" if error is None else "".join(traceback.format_exception(error)),
             blames_peer=blames_peer,
             stop_signal=self.stop.last_signal,
@@ -222,6 +229,11 @@ class Rank:
             stop_signal=stop_signal,
             time=time.time(),
         )
+
+
+def headline(error: BaseException, advice: str) -> str:
+    """What to change, if anything is known, and the error."""
+    return ": ".join(filter(None, (advice, f"{type(error).__name__}: {error}")))
 
 
 def _detail(record: ExitRecord) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hpctrain.run.ledger import Ledger
+
 QUIET = ("task=custom", "task._target_=trial.Trial", "logger.tensorboard=false")
 TRAINING = (
     *("+task.dropout=0.3", "+task.batchnorm=true", "schedule=cosine", "optimizer.lr=0.01"),
@@ -71,3 +73,17 @@ def test_a_task_that_does_not_spread_its_model(train):
     code, _, output = train("run", *QUIET, "cluster.gpus_per_process=2")
     assert code == 1
     assert "define Trial.place, or set cluster.gpus_per_process=1" in output
+
+
+def test_a_parameter_without_a_gradient_names_the_key(train):
+    words = [*QUIET, *TRAINING, "task._target_=unused.Unused"]
+    code, run, output = train("run", *words, world_size=2)
+    assert code == 1, output
+    (attempt,) = Ledger(run.directory).attempts()
+    assert (
+        "some parameters had no part in the loss: set parallel.find_unused_parameters=true in a new" in attempt.detail
+    )
+    assert "not used in producing loss" in attempt.detail
+    assert output.count("some parameters had no part in the loss") >= 1
+    code, _, output = train("again", *words, "parallel.find_unused_parameters=true", world_size=2)
+    assert code == 0, output

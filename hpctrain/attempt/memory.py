@@ -1,0 +1,42 @@
+"""Attempts that the kernel ended for their memory: what they had, and the keys that give them more or need less."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from hpctrain.attempt.outcome import Outcome
+from hpctrain.config.cluster import Slurm
+from hpctrain.config.root import Config
+from hpctrain.run.reason import Reason
+
+VMSTAT = Path("/proc/vmstat")
+
+
+def with_memory(outcome: Outcome, config: Config) -> Outcome:
+    """Begin the report of an out-of-memory kill with what the attempt had, and what to change."""
+    if outcome.reason is not Reason.OUT_OF_MEMORY:
+        return outcome
+    return replace(outcome, report=f"killed for memory; {_remedy(config)}: {outcome.report}")
+
+
+def oom_kills(vmstat: Path = VMSTAT) -> int:
+    """Processes that this machine's kernel has killed for lack of memory since it started, in control groups too."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in vmstat.read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return 0
+
+
+def _remedy(config: Config) -> str:
+    less = "need less with fewer data.num_workers or a smaller trainer.micro_batch_size"
+    if not isinstance(config.cluster, Slurm):
+        total_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+        return f"this machine has {total_gb:.3g} GB: {less}"
+    if config.cluster.memory_gb is None:
+        return f"cluster.memory_gb isn't set, so a node had SLURM's default: set it, or {less}"
+    return f"cluster.memory_gb={config.cluster.memory_gb:g} was requested for each node: raise it, or {less}"

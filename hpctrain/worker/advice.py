@@ -1,0 +1,58 @@
+"""Errors of torch that a key of the configuration can prevent."""
+
+from __future__ import annotations
+
+import re
+
+from hpctrain.config.cluster import Slurm
+from hpctrain.config.root import Config
+from hpctrain.phrases import either
+
+UNUSED_PARAMETERS = "parameters that were not used in producing loss"
+"""In DDP's error at the second forward pass, when parameters had no gradient in the first."""
+GPU_MEMORY = re.compile(r"(CUDA|HIP) out of memory|(CUDA|HIP) error: out of memory")
+HOST_MEMORY = re.compile(
+    r"^(_Array)?MemoryError\b|DefaultCPUAllocator: (can't|not enough)|std::bad_alloc|Cannot allocate memory"
+    r"|DataLoader worker .* is killed by signal: Killed"
+)
+
+
+def advice(error: BaseException, config: Config, world_size: int) -> str:
+    """Return which key to change, in one line; empty if the error isn't one of these, or no key is left to change.
+
+    Args:
+        error: that ended this rank.
+        config: of the run.
+        world_size: number of ranks.
+    """
+    text = f"{type(error).__name__}: {error}"
+    if UNUSED_PARAMETERS in text and not config.parallel.find_unused_parameters:
+        return (
+            "some parameters had no part in the loss: set parallel.find_unused_parameters=true in a new run, or "
+            "freeze them"
+        )
+    if GPU_MEMORY.search(text):
+        remedies = _smaller(config, world_size)
+        return f"out of GPU memory: {either(remedies)}" if remedies else ""
+    if HOST_MEMORY.search(text):
+        remedies = _smaller(config, world_size)
+        if isinstance(config.cluster, Slurm):
+            asked = config.cluster.memory_gb
+            remedies.insert(0, "set cluster.memory_gb" if asked is None else f"raise cluster.memory_gb={asked:g}")
+        if "DataLoader worker" in text:
+            remedies.insert(0, "set a smaller data.num_workers")
+        return f"out of memory: {either(remedies)}" if remedies else ""
+    return ""
+
+
+def _smaller(config: Config, world_size: int) -> list[str]:
+    """What needs less memory, and isn't used yet."""
+    trainer, found = config.trainer, []
+    size = trainer.micro_batch_size or trainer.global_batch_size // world_size
+    if size > 1:
+        found.append(f"set trainer.micro_batch_size below {size} (`python -m hpctrain fit-batch` finds the largest)")
+    if not trainer.activation_checkpointing:
+        found.append("set trainer.activation_checkpointing")
+    if config.precision.kind in ("fp32", "tf32"):
+        found.append("use precision=bf16")
+    return found

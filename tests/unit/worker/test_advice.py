@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from hpctrain.config.compose import Composer
+from hpctrain.worker.advice import advice
+
+CUDA = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.31 GiB is free."
+)
+CPU = "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate"
+WORKER = "DataLoader worker (pid 812) is killed by signal: Killed. "
+DDP = (
+    "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that "
+    "your module has parameters that were not used in producing loss. You can enable"
+)
+CHECKPOINT = "set trainer.activation_checkpointing"
+FIT = "(`python -m hpctrain fit-batch` finds the largest)"
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch's."""
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "expected"),
+    [
+        (
+            [],
+            OutOfMemoryError(CUDA),
+            f"out of GPU memory: set trainer.micro_batch_size below 32 {FIT}, {CHECKPOINT}, or use precision=bf16",
+        ),
+        (
+            ["trainer.micro_batch_size=8", "trainer.activation_checkpointing=['*']", "precision=bf16"],
+            OutOfMemoryError(CUDA),
+            f"out of GPU memory: set trainer.micro_batch_size below 8 {FIT}",
+        ),
+        # a micro-batch of one sample can't be smaller
+        (
+            ["trainer.micro_batch_size=1", "precision=bf16"],
+            OutOfMemoryError(CUDA),
+            "out of GPU memory: set trainer.act",
+        ),
+        (
+            ["trainer.micro_batch_size=1", "trainer.activation_checkpointing=['*']", "precision=bf16"],
+            OutOfMemoryError(CUDA),
+            "",
+        ),
+        (["cluster=slurm", "cluster.memory_gb=2"], RuntimeError(CPU), "out of memory: raise cluster.memory_gb=2, set"),
+        (["cluster=slurm"], MemoryError(), "out of memory: set cluster.memory_gb, set trainer.micro_batch_size below"),
+        ([], RuntimeError(WORKER), "out of memory: set a smaller data.num_workers, set trainer.micro_batch_size below"),
+        (
+            [],
+            RuntimeError(DDP),
+            "some parameters had no part in the loss: set parallel.find_unused_parameters=true in a new run, or freeze",
+        ),
+        (["parallel.find_unused_parameters=true"], RuntimeError(DDP), ""),
+        ([], ValueError("the user's own"), ""),
+    ],
+)
+def test_an_error_that_a_key_prevents(words: list[str], error: BaseException, expected: str) -> None:
+    found = advice(error, Composer().compose(words), world_size=2)
+    assert found.startswith(expected)
+    assert bool(found) == bool(expected)
