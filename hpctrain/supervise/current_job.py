@@ -24,6 +24,9 @@ from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import SILENCE_S, Slurm
 from hpctrain.supervise.step import ENDING_S
 
+KILLING_S = 10
+"""Seconds to wait for killed ranks of an earlier supervisor to disappear from SLURM's records."""
+
 T = TypeVar("T")
 
 log = logging.getLogger("hpctrain.supervise")
@@ -110,14 +113,15 @@ class CurrentJob:
 
     def end_steps(self) -> None:
         """End the steps of a supervisor that was killed in this allocation; their ranks get the time to save."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        # SLURM may have forgotten that a step has ended, or that it exists: don't wait for ever
+        for number, ending_s in ((signal.SIGTERM, ENDING_S), (signal.SIGKILL, KILLING_S)):
             if not (steps := self._steps()):
                 return
             log.info("%s to the ranks of a supervisor that was killed: %s", number.name, " ".join(steps))
             for step in steps:
                 with contextlib.suppress(SchedulerError):  # the next signal, or the attempt's claim, stops them
                     self.slurm.signal_step(step, number)
-            deadline = time.monotonic() + ENDING_S
+            deadline = time.monotonic() + ending_s
             while time.monotonic() < deadline and self._steps():
                 time.sleep(0.5)
 

@@ -131,6 +131,13 @@ def mend(sandbox: Sandbox, arguments: argparse.Namespace) -> int:
     return 0
 
 
+def crash_controller(sandbox: Sandbox, arguments: argparse.Namespace) -> int:
+    """Kill and restart the controller."""
+    sandbox.crash_controller(arguments.seconds)
+    print("the controller runs again, with the state that it had saved")
+    return 0
+
+
 def preempt(sandbox: Sandbox, arguments: argparse.Namespace) -> int:
     """Submit a job that takes nodes."""
     record = sandbox.record()
@@ -195,6 +202,8 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument("node", metavar="N", type=_node_name, help="2 or n2")
         if command is on:
             added.add_argument("argv", nargs="*", metavar="CMD")
+    added = add(crash_controller, "SIGKILL to the controller, and start it again")
+    added.add_argument("--seconds", type=float, default=1.0, help="how long it is away (default: 1)")
     added = add(preempt, "take the nodes of jobs in the partition low for a job in high; prints its job id")
     added.add_argument("--nodes", type=int, help="how many (default: all)")
     added.add_argument("--seconds", type=int, default=5, help="how long the job runs (default: 5)")
@@ -210,6 +219,8 @@ def _add_up_options(parser: argparse.ArgumentParser) -> None:
     grace = "time that a preempted job of the partition low has (default: 10)"
     add("--grace-time", type=int, dest="grace_time_s", metavar="S", default=default.grace_time_s, help=grace)
     add("--preempt-mode", choices=["REQUEUE", "CANCEL"], default=default.preempt_mode, help="(default: REQUEUE)")
+    every = "also low_requeue, low_requeue_0, low_cancel and low_cancel_0, the last of each pair without grace time"
+    add("--every-preemption", action="store_true", help=every)
     add("--preempt-send-user-signal", action="store_true", help="preemption sends the signal of sbatch --signal")
     add("--memory-limits", action="store_true", help="kill a job that takes more memory than it asked for")
     add("--reserve-ports", action="store_true", help="srun --resv-ports works, with ports 12000 to 12999")

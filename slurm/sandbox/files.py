@@ -45,6 +45,7 @@ def slurm_conf(home: Path, record: Record, groups: Groups) -> str:
         *(_node(record, name) for name in options.node_names),
         "PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE",
         f"PartitionName=low Default=YES PriorityTier=1 PreemptMode={mode} GraceTime={options.grace_time_s}",
+        *(_every_preemption(options.grace_time_s) if options.every_preemption else []),
         "PartitionName=high PriorityTier=2 PreemptMode=OFF",
     ]
     return "\n".join(lines) + "\n"
@@ -126,6 +127,14 @@ def _timers(record: Record) -> list[str]:
         "KillWait=20",
         f"SlurmdTimeout={record.options.node_timeout_s}",
         "MinJobAge=300",
+    ]
+
+
+def _every_preemption(grace_time_s: int) -> list[str]:
+    return [
+        f"PartitionName=low_{mode.lower()}{suffix} PriorityTier=1 PreemptMode={mode} GraceTime={seconds}"
+        for mode in ("REQUEUE", "CANCEL")
+        for suffix, seconds in (("", grace_time_s), ("_0", 0))
     ]
 
 

@@ -18,6 +18,8 @@ class Options:
         accounting: Whether slurmdbd and a MariaDB of its own run, so that `sacct` works.
         grace_time_s: Seconds from the signal to the kill for a preempted job of the partition `low`.
         preempt_mode: REQUEUE or CANCEL, for preempted jobs.
+        every_preemption: Whether there is a partition like `low` for each combination of REQUEUE and CANCEL, with and
+            without grace time: `low_requeue`, `low_requeue_0`, `low_cancel`, `low_cancel_0`.
         preempt_send_user_signal: Whether preemption sends the job's `--signal` in place of SIGTERM.
         memory_limits: Whether a job that takes more memory than it asked for is killed.
         reserve_ports: Whether steps can reserve ports (`srun --resv-ports`, SLURM_STEP_RESV_PORTS).
@@ -29,6 +31,7 @@ class Options:
     accounting: bool = False
     grace_time_s: int = 10
     preempt_mode: str = "REQUEUE"
+    every_preemption: bool = False
     preempt_send_user_signal: bool = False
     memory_limits: bool = False
     reserve_ports: bool = False

@@ -7,6 +7,7 @@ import re
 import secrets
 import socket
 import stat
+import time
 from dataclasses import replace
 
 import accounting
@@ -115,6 +116,13 @@ class Sandbox:
             self._start_nodes(self.record(), self._controller(), [name])
         self.cluster.return_to_service(name, timeout_s=60)
         return True
+
+    def crash_controller(self, seconds: float) -> None:
+        """Kill slurmctld, and start it again after so many seconds."""
+        controller = self._controller()
+        controller.run("kill", "-KILL", (self.path / "slurmctld.pid").read_text().strip())
+        time.sleep(seconds)
+        controller.run("slurmctld")
 
     def cut(self, name: str) -> None:
         """Disconnect the node from all others; its processes live on."""

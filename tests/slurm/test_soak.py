@@ -1,6 +1,7 @@
 """Runs that a real SLURM interrupts at random moments, in random ways: each ends as a straight one does.
 
-A failure names its seed; HPCTRAIN_SOAK_SEED=SEED draws the same interruptions again.
+A failure names its seed; HPCTRAIN_SOAK_SEED=SEED draws the same interruptions again. `pytest -m soak` adds a storm of
+HPCTRAIN_SOAK_STRIKES (200) strikes at HPCTRAIN_SOAK_AT_ONCE (5) runs at a time.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import random
 import secrets
 import signal
 import time
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from followed_run import FollowedRun
+from storm import Storm
 from submitted_runs import Straight, SubmittedRuns
 
 from hpctrain.drill.comparison import compare, read_result
@@ -22,6 +26,9 @@ from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 
+STORM = int(os.environ.get("HPCTRAIN_SOAK_STRIKES") or 200)
+AT_ONCE = int(os.environ.get("HPCTRAIN_SOAK_AT_ONCE") or 5)
+PER_RUN = 8
 SEED = int(os.environ.get("HPCTRAIN_SOAK_SEED") or secrets.randbelow(10**6))
 WORDS = (
     *(
@@ -99,7 +106,6 @@ def interrupt_attempt(run: FollowedRun, kind: str, moment: str, draw: random.Ran
     [
         (2, 0),
         pytest.param(2, 1, marks=pytest.mark.nightly),
-        *(pytest.param(5, number, marks=pytest.mark.soak) for number in range(4)),
     ],
 )
 def test_a_run_that_is_interrupted_anyhow_ends_as_a_straight_one(
@@ -128,3 +134,23 @@ def test_a_run_that_is_interrupted_anyhow_ends_as_a_straight_one(
     except BaseException as error:
         error.add_note(f"HPCTRAIN_SOAK_SEED={SEED}, run {number}: {drawn}")
         raise
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3 * 3600)
+@pytest.mark.sandbox("--nodes=12", "--every-preemption", "--node-timeout=15")
+def test_a_storm(runs: SubmittedRuns, straight: Straight, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Many runs at once, struck by all that befalls a job; see `storm`."""
+    log = tmp_path / "storm.log"
+    with capsys.disabled():
+        print(f"\nHPCTRAIN_SOAK_SEED={SEED} HPCTRAIN_SOAK_STRIKES={STORM} HPCTRAIN_SOAK_AT_ONCE={AT_ONCE}; log: {log}")
+    storm = Storm(runs, SEED, strikes=STORM, at_once=AT_ONCE, per_run=PER_RUN, log=log)
+    storm.blow()
+    storm.check(straight)
+    kinds = Counter(strike.kind for one in storm.struck for strike in one.strikes)
+    with capsys.disabled():
+        print(f"{storm.count} strikes at {len(storm.struck)} runs: {dict(kinds)}")
+        print(f"administrator: {dict(storm.administrator.acts)}")
+    wrong = [one for one in storm.struck if one.problem]
+    assert not wrong, "\n".join(f"{one}\n{one.run}" for one in wrong)
+    assert storm.count >= STORM

@@ -114,7 +114,9 @@ def assert_inspect_names_all(run: FollowedRun) -> None:
     with contextlib.redirect_stdout(output):
         inspect([str(run.directory.path), "--json"])
     found = json.loads(output.getvalue())
-    assert {saved["path"] for saved in found["checkpoints"]} | set(found["unfinished"]) == there
+    assert {saved["path"] for saved in found["checkpoints"]} | set(found["set_aside"]) | set(
+        found["unfinished"]
+    ) == there
     assert set(found["unfinished"]) == {path for path in there if Path(path).name.startswith(TEMPORARY_PREFIX)}
 
 

@@ -129,6 +129,7 @@ def test_a_refused_requeue_is_an_error(job, slurm):
 @pytest.mark.parametrize(("ended_by", "signals"), [("TERM", ["TERM"]), ("KILL", ["TERM", "KILL"])])
 def test_the_steps_of_a_killed_supervisor_may_save_before_they_are_killed(job, slurm, monkeypatch, ended_by, signals):
     monkeypatch.setattr(current_job, "ENDING_S", 0.1)
+    monkeypatch.setattr(current_job, "KILLING_S", 0.1)
     slurm.run_steps(s7_batch="never", s7_0=ended_by, s70_0="never")
     job().end_steps()
     assert slurm.cancelled == [f"--signal={name} 7.0" for name in signals]

@@ -7,7 +7,19 @@ import sys
 
 import pytest
 
+from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.config.root import Config
+from hpctrain.distributed.stop_request import StopRequest
+from hpctrain.errors import ExitCode
+from hpctrain.launch.local import rank_variables
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.handover import Handover
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.times import Times
+from hpctrain.worker import entry
+from hpctrain.worker import rank as rank_module
 from hpctrain.worker.entry import close_log_files, end_with_parent, log_to_console
+from hpctrain.worker.rank import Rank
 
 
 @pytest.fixture(autouse=True)
@@ -52,3 +64,21 @@ def test_a_rank_whose_launcher_died_before_it_started_ends():
 def test_a_rank_without_a_launcher_stays():
     end_with_parent(None)
     assert os.getppid()
+
+
+@pytest.mark.parametrize(
+    ("handover", "claims", "stopped", "lost_a_peer"),
+    [(Handover(attempt=1), 1, 0, 1), (Handover(attempt=1), 2, 0, 0), (Handover(), 2, 4, 1)],
+    ids=["launched", "launched and superseded", "by hand"],
+)
+def test_exit_codes_that_srun_sees(tmp_path, monkeypatch, handover, claims, stopped, lost_a_peer):
+    """At a code other than 0 srun has a step killed, which may be that of a later attempt in the same job."""
+    monkeypatch.setattr(rank_module, "PEERS_S", 0.0)
+    directory = RunDirectory.at(tmp_path / "R")
+    directory.create(0o750)
+    for _ in range(claims):
+        Ledger(directory).claim()
+    environment = ClusterEnvironment.from_environment(rank_variables(1, 2, 29123))
+    rank = Rank(Config(), environment, handover, StopRequest(), Times(0.0), directory=directory, attempt=1)
+    assert entry._exit_code(rank, ExitCode.INTERRUPTED) == stopped
+    assert entry._fail(rank, RuntimeError("Connection closed by peer")) == lost_a_peer
