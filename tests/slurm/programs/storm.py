@@ -193,7 +193,7 @@ class Storm:
     def blow(self) -> None:
         """Strike runs until there were enough strikes, and wait for the runs' ends."""
         with self.administrator:
-            threads = [threading.Thread(target=self._runs_in_turn) for _ in range(self.at_once)]
+            threads = [threading.Thread(target=self._runs_in_turn, daemon=True) for _ in range(self.at_once)]
             for thread in threads:
                 thread.start()
             for thread in threads:
