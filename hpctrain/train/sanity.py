@@ -19,7 +19,12 @@ def check_evaluation(parts: Parts) -> None:
     num_batches, evaluation = parts.config.trainer.sanity_batches, parts.evaluation
     if evaluation is None or not num_batches:
         return
-    names = [name.removeprefix(PREFIX) for name in evaluation.try_out(num_batches)]
+    try:
+        names = [name.removeprefix(PREFIX) for name in evaluation.try_out(num_batches)]
+    except Exception as error:
+        # a task may need something that only training gives it, and then doesn't know why it is evaluated so early
+        error.add_note(f"(evaluated before the first step, as trainer.sanity_batches={num_batches} asks for)")
+        raise
     if names:
         _require_metrics(parts, names)
 

@@ -120,9 +120,9 @@ class Trainer:
         if self._world.is_rank_zero:
             # the start may have taken long, and a later attempt may own the metrics by now
             self._claim.require_ownership()
-        if self.step == 0:
-            check_evaluation(self._parts)
         try:
+            if self.step == 0:
+                check_evaluation(self._parts)
             with self._log.opened(self._directory, self._log_stream):
                 # end the loading processes first: the last write can use their cores
                 with closing(self._micro_batches()) as micro_batches:

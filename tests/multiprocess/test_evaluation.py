@@ -12,9 +12,10 @@ from hpctrain.distributed.stop_request import StopKind
 
 @pytest.fixture
 def evaluate(ranks):
-    def run(world_size, num_samples, micro_batch_size, *, workers=0, signal_at=None):
+    def run(world_size, num_samples, micro_batch_size, *, workers=0, signal_at=None, stream=False):
         signals = [(signal_at or {}).get(rank, 0) for rank in range(world_size)]
-        done = ranks("evaluating:be_rank", num_samples, micro_batch_size, workers, signals, world_size=world_size)
+        arguments = num_samples, micro_batch_size, workers, signals, stream
+        done = ranks("evaluating:be_rank", *arguments, world_size=world_size)
         assert all(process.code == 0 for process in done), "\n".join(process.output for process in done)
         return [process.result for process in done]
 
@@ -33,6 +34,16 @@ def test_every_sample_once_at_any_world_size(evaluate, world_size, num_samples, 
     expected = sum(range(num_samples)) / num_samples / math.sqrt(1 + 1e-5)
     assert dict(mean)["eval/normed"] == pytest.approx(expected, rel=1e-6)
     assert {result["mean"] for result in results} == {0.0}
+
+
+@pytest.mark.parametrize(("num_samples", "workers"), [(13, 0), (14, 1)])
+def test_a_stream_without_a_length_has_every_sample_once_and_as_many_agreements_on_every_rank(
+    evaluate, num_samples, workers
+):
+    results = evaluate(3, num_samples, 2, workers=workers, stream=True)
+    assert sorted(number for result in results for number in result["seen"]) == list(range(num_samples))
+    assert {result["num_batches"] for result in results} == {3}
+    assert results[0]["means"] == results[1]["means"] == results[2]["means"]
 
 
 def test_ranks_without_a_sample_take_part(evaluate):

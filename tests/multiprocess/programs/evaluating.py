@@ -7,7 +7,7 @@ import signal
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.parallel import Parallel
@@ -30,6 +30,16 @@ class Numbers(Dataset):
 
     def __getitem__(self, index):
         return torch.tensor([float(index)])
+
+
+class Stream(IterableDataset):
+    """The same numbers, without a length."""
+
+    def __init__(self, num_samples):
+        self.num_samples = num_samples
+
+    def __iter__(self):
+        return (torch.tensor([float(index)]) for index in range(self.num_samples))
 
 
 class Count(Task):
@@ -56,7 +66,7 @@ class Count(Task):
         }
 
 
-def be_rank(num_samples, micro_batch_size, num_workers, signal_at):
+def be_rank(num_samples, micro_batch_size, num_workers, signal_at, stream):
     environment = ClusterEnvironment.from_environment(os.environ)
     rank, size = environment.rank, environment.world_size
     store = meet(environment, init_method="env://", secret=b"s", token="", timeout_s=30) if size > 1 else None
@@ -69,7 +79,7 @@ def be_rank(num_samples, micro_batch_size, num_workers, signal_at):
     task = Count(signal_at[rank])
     evaluation = Evaluation(
         task,
-        Numbers(num_samples),
+        (Stream if stream else Numbers)(num_samples),
         model,
         world,
         precision="fp32",

@@ -75,7 +75,9 @@ def test_the_modes_that_a_pass_changes_are_restored():
 
 def test_batch_norms_are_replaced_wherever_they_are():
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Sequential(nn.BatchNorm2d(2)), nn.BatchNorm1d(3))
+    model[2].eval()
     converted = synchronise_batchnorm(model)
+    assert [module.training for module in converted] == [True, True, False]
     assert [type(module).__name__ for module in converted.modules() if "BatchNorm" in type(module).__name__] == [
         "SyncBatchNorm",
         "SyncBatchNorm",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import random
 
 import numpy as np
@@ -32,6 +33,20 @@ def check(compose_small, lone_world, monkeypatch):
 
 def returning(*names):
     return lambda task, model, batch: dict.fromkeys(names, (1.0, 1))
+
+
+def test_loading_processes_end_with_it(check):
+    check("data.num_workers=2")
+    assert multiprocessing.active_children() == []
+
+
+def test_what_the_tasks_evaluation_raises_has_a_note_that_it_came_before_the_first_step(check):
+    def evaluate(task, model, batch):
+        raise LookupError("no features were collected yet")
+
+    with pytest.raises(LookupError) as caught:
+        check(evaluate=evaluate)
+    assert caught.value.__notes__ == ["(evaluated before the first step, as trainer.sanity_batches=2 asks for)"]
 
 
 def test_two_batches_are_evaluated_unless_configured_otherwise(check):
