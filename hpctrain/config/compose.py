@@ -84,6 +84,8 @@ class Composer:
             yield
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise unreadable(error, self.folders) from error
+        except PermissionError as error:  # another user's folder inside one that is searched
+            raise ConfigError("configuration", error.filename, "can't be read", "change its permissions") from error
         except MISTAKES as error:
             text = "\n".join(filter(None, (str(error), str(error.__cause__ or ""))))
             raise Explainer(text, overrides, lambda: self._known(overrides, text), self.options).explain() from error

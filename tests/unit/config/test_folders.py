@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -88,6 +89,15 @@ def test_a_file_that_is_no_yaml_is_named(conf: Path, capsys: pytest.CaptureFixtu
     error = capsys.readouterr().err
     assert error.startswith(f"hpctrain: error: experiment=broken: {conf}/experiment/broken.yaml, line 2, is not valid")
     assert error.count("\n") == 1
+
+
+def test_a_folder_in_it_that_is_another_users_is_named(conf: Path) -> None:
+    composer = Composer()
+    with (
+        pytest.raises(ConfigError, match=r"^configuration=\S+/conf/cluster: can't be read; change its permissions$"),
+        composer.explaining(["cluster=local"]),
+    ):
+        raise PermissionError(errno.EACCES, "Permission denied", str(conf / "cluster"))  # as root reads everything
 
 
 @pytest.mark.parametrize("make", [lambda path: path.write_text("a file"), lambda path: path.symlink_to("nowhere")])
