@@ -79,7 +79,7 @@ def test_a_sweep_over_its_options_and_a_resume_find_them(conf: Path, capsys: pyt
     assert "#SBATCH --partition=here" in capsys.readouterr().out
     quick = ["model=convnet", "model.width=1", "trainer.max_steps=1", "logger.tensorboard=false"]
     assert main([*quick, "run_dir=run"]) == 0
-    assert main(["resume", "run", "cluster=site", "cluster.dry_run=true"]) == 0
+    assert main(["resume", "run", "cluster=site", "cluster.dry_run=true", "trainer.max_steps=2"]) == 0
     assert "#SBATCH --partition=here" in capsys.readouterr().out
 
 
