@@ -12,12 +12,17 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hpctrain.errors import RunDirectoryError
 
 TEMPORARY_PREFIX = ".tmp-"
 """Prefix of files that are still being written; those that a crash leaves may be removed."""
+
+
+def describe_os_error(error: OSError) -> str:
+    """The file and the problem, without the number."""
+    return f"{error.filename}: {error.strerror}" if error.filename is not None else str(error.strerror or error)
 
 
 def temporary_name(path: Path) -> Path:
@@ -75,12 +80,22 @@ def read_json(path: Path) -> dict[str, Any]:
         RunDirectoryError: it doesn't hold a JSON object.
     """
     try:
-        record = json.loads(path.read_bytes())
-    except ValueError as error:
+        record = json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
         raise RunDirectoryError(f"{path}: expected a JSON object, but can't parse it: {error}") from error
     if not isinstance(record, dict):
         raise RunDirectoryError(f"{path}: expected a JSON object, got a {type(record).__name__}")
     return record
+
+
+def _open(path: Path) -> BinaryIO:
+    # without waiting: a named pipe in a run directory would keep `status` waiting for a writer
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+
+
+def _read(path: Path) -> bytes:
+    with _open(path) as file:
+        return file.read()
 
 
 def read_json_or_empty(path: Path) -> dict[str, Any]:
@@ -136,7 +151,7 @@ def read_json_lines(path: Path, *, last_bytes: int | None = None) -> Iterator[di
         last_bytes: read only this many bytes at the end; None reads the whole file.
     """
     try:
-        with path.open("rb") as file:
+        with _open(path) as file:
             if last_bytes is not None:
                 # the seek is likely to land within a line; the rest of that line isn't valid JSON
                 file.seek(max(0, file.seek(0, os.SEEK_END) - last_bytes))
@@ -146,7 +161,7 @@ def read_json_lines(path: Path, *, last_bytes: int | None = None) -> Iterator[di
     for line in data.splitlines():
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(record, dict):
             yield record

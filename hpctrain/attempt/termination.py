@@ -48,7 +48,7 @@ class Termination:
         record = read_json_or_empty(claim / FILE_NAME)
         try:
             return cls(Reason(record["reason"]), str(record["evidence"]))
-        except (KeyError, ValueError):  # another version of hpctrain may know other reasons
+        except (KeyError, TypeError, ValueError):  # another version of hpctrain may know other reasons
             return None
 
     @classmethod

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import threading
 from collections.abc import Sequence
 
 from hpctrain.errors import ExitCode, HpctrainError
+from hpctrain.files import describe_os_error
+from hpctrain.streams import discard, open_streams
 
 COMMANDS = ("cancel", "completion", "drill", "env", "fit-batch", "inspect", "logs", "resume", "stacks", "status")
 """The commands; each is a module of this package."""
@@ -39,21 +40,36 @@ def _has_threads() -> bool:
 
 
 def _run(arguments: list[str]) -> int:
+    open_streams()
     search_path = list(sys.path)
     try:
-        return _dispatch(arguments)
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+        return code
     except HpctrainError as error:
-        print(f"hpctrain: error: {error}", file=sys.stderr)
+        _print_error(str(error))
         return error.exit_code
     except BrokenPipeError:
-        # the reader of the pipe, head for example, is gone; without this, Python's flush at exit would fail too
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # the reader of the pipe, head for example, is gone; Python's flush at exit would fail too
+        discard(sys.stdout)
+        discard(sys.stderr)
         return ExitCode.FINISHED
+    except OSError as error:
+        _print_error(describe_os_error(error))
+        discard(sys.stdout)  # on a full disk, Python's flush at exit would fail
+        return ExitCode.FAILED
     except KeyboardInterrupt:
         end_echo()
         return ExitCode.INTERRUPTED
     finally:
         sys.path[:] = search_path
+
+
+def _print_error(text: str) -> None:
+    try:
+        print(f"hpctrain: error: {text}", file=sys.stderr, flush=True)
+    except OSError:
+        discard(sys.stderr)
 
 
 def end_echo() -> None:

@@ -10,6 +10,7 @@ import time
 
 from hpctrain.cli.arguments import add_runs, chosen_runs, command_parser
 from hpctrain.errors import ExitCode, HpctrainError, SchedulerError
+from hpctrain.files import describe_os_error
 from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
@@ -40,9 +41,10 @@ def main(arguments: list[str]) -> int:
     for directory in chosen_runs(options):
         try:
             done = _cancel(directory)
-        except HpctrainError as error:
+        except (HpctrainError, OSError) as error:
             failed = True
-            print(f"hpctrain: error: {os.path.relpath(directory.path)}: {error}", file=sys.stderr)
+            why = describe_os_error(error) if isinstance(error, OSError) else error
+            print(f"hpctrain: error: {os.path.relpath(directory.path)}: {why}", file=sys.stderr)
         else:
             print(f"{os.path.relpath(directory.path)}: {done}")
     return ExitCode.FAILED if failed else ExitCode.FINISHED

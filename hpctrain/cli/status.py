@@ -31,10 +31,10 @@ examples:
   python -m hpctrain status runs/digits/2026-01-31_12-00-00     # one run: attempts, metrics, what to type next
   python -m hpctrain status sweep --json                        # every run under runs/sweep
 
-States: prepared queued held starting running interrupted completed failed cancelled unknown. Nothing was started of a
-prepared run. A held run is in SLURM's queue and doesn't start until `scontrol release`. An interrupted run was stopped,
-or ended without an exit record; `resume` continues it. Without SLURM, or without its accounting, the states are those
-that the run directories show.
+States: prepared queued held starting running interrupted completed failed cancelled unknown unreadable. Nothing was
+started of a prepared run. A held run is in SLURM's queue and doesn't start until `scontrol release`. An interrupted run
+was stopped, or ended without an exit record; `resume` continues it. Without SLURM, or without its accounting, the
+states are those that the run directories show.
 
 --json prints one object for one run, and a list for several; times are epoch seconds; a metric that was NaN or infinite
 is null.
@@ -104,9 +104,16 @@ def _row(status: RunStatus, runs_dir: Path, now: float) -> tuple[str, ...]:
 def _as_json(status: RunStatus) -> dict[str, Any]:
     record = asdict(status)
     record["path"] = str(status.path)
-    record["metrics"] = {
-        name: value if math.isfinite(value) else None for name, value in sorted(status.metrics.items())
-    }
+    record["metrics"] = dict(sorted(status.metrics.items()))
     spent = status.account.spent
     record["account"] |= {"ratio": spent.ratio, "wall_s": spent.total_s, "shares": spent.shares}
-    return record
+    return {name: _finite(value) for name, value in record.items()}
+
+
+def _finite(value: object) -> object:
+    """The value with null for each NaN and infinity, which JSON doesn't have."""
+    if isinstance(value, dict):
+        return {name: _finite(inside) for name, inside in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inside) for inside in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -23,6 +23,7 @@ from hpctrain.errors import ConfigError, ExitCode, HpctrainError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.report import require_stopped
 from hpctrain.status.state import RunState
+from hpctrain.streams import outlive_readers
 
 EXPERIMENT = "write what it changes into conf/experiment/NAME.yaml, and add experiment=NAME"
 REFUSED = {
@@ -135,6 +136,7 @@ def _run_as_rank(composer: Composer, overrides: list[str]) -> int:
             _wait_for_rank_zero(error.exit_code)
             return error.exit_code
         raise
+    outlive_readers()
     code: int
     try:
         code = run_rank(config, None, lambda: prepare_as_rank(config, sys.argv, environment).directory)

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config.explain import Explainer, unreadable
+from hpctrain.config.nesting import refuse_deep
 from hpctrain.config.root import Config
 from hpctrain.config.schema import GROUPS
 from hpctrain.errors import ConfigError
@@ -82,9 +83,10 @@ def load(path: Path, overrides: list[str] | None = None) -> Config:
     """Read the configuration of a run from its ``config.yaml``, and apply overrides ``key=value``.
 
     Raises:
-        ConfigError: this version doesn't know a key or a value, or the file isn't valid YAML.
+        ConfigError: this version doesn't know a key or a value, or the file can't be read or isn't valid YAML.
     """
     try:
+        refuse_deep(path.read_bytes())
         stored = OmegaConf.load(path)
         kind = OmegaConf.select(stored, "cluster.kind") or "local"
         root = OmegaConf.structured(Config)
@@ -96,3 +98,7 @@ def load(path: Path, overrides: list[str] | None = None) -> Config:
         raise unreadable(error, [path.parent]) from error
     except OmegaConfBaseException as error:
         raise Explainer(str(error), overrides or [str(path)]).explain() from error
+    except (OSError, ValueError, KeyError, OverflowError) as error:
+        # a kind of cluster that doesn't exist; a number of hundreds of digits; nesting
+        problem = f"can't be read: {type(error).__name__}: {str(error).splitlines()[0]}"
+        raise ConfigError("configuration", path, problem, "correct the file") from error

@@ -15,6 +15,7 @@ from hpctrain.launch.undo import folders_removed_on_error, undone_on_error
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.report import RunStatus
+from hpctrain.streams import outlive_readers
 
 
 def launch(config: Config, command: Sequence[str]) -> int:
@@ -48,6 +49,7 @@ def launch_here(run: RunPlan) -> int:
     """Train on this machine and wait for the end; return an `ExitCode`."""
     from hpctrain.launch.local import launch_local  # imports much of the worker, which submitting doesn't need
 
+    outlive_readers()
     print(f"run directory {run.directory.path}", flush=True)
     return launch_local(run)
 

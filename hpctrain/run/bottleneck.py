@@ -9,12 +9,27 @@ from pathlib import Path
 
 from hpctrain.files import read_json_or_empty, write_json
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.record import COUNT, NUMBER, TEXT, TEXTS, Kind, find_mistake
 
 FILE_NAME = "verdict.json"  # part of the run directory's format, and older than the name of the class
 STEP_PARTS = ("data", "forward", "backward", "gradient_sync", "optimizer")
 """Parts of a step, in their order."""
 PARTS = (*STEP_PARTS, "between_steps", "evaluation", "saving")
 """Categories of the time after an attempt's first step; together they cover all of it."""
+
+_NUMBERS = ("slowest_ratio", "samples_per_s_per_device", "flops_per_sample", "mfu", "memory_peak_bytes")
+_KINDS = {
+    "text": TEXT,
+    "also": TEXTS,
+    "step": COUNT,
+    "steps_timed": COUNT,
+    "shares": Kind(
+        "numbers by name", lambda value: isinstance(value, dict) and all(map(NUMBER.accepts, value.values()))
+    ),
+    "slowest_rank": COUNT,
+    "slowest_host": TEXT,
+    **dict.fromkeys(_NUMBERS, NUMBER),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +75,10 @@ class Bottleneck:
 def read_bottleneck(claim: Path) -> Bottleneck | None:
     """Read the bottleneck of an attempt; None if the file is missing or unreadable."""
     record = read_json_or_empty(claim / FILE_NAME)
-    if "text" not in record:
+    if find_mistake(record, _KINDS, required=("text",)):
         return None
     # another version of hpctrain may have written other fields
-    known = {field.name: record[field.name] for field in fields(Bottleneck) if field.name in record}
+    known = {field.name: record[field.name] for field in fields(Bottleneck) if record.get(field.name) is not None}
     known["also"] = tuple(known.get("also") or ())
     return Bottleneck(**known)
 

@@ -19,6 +19,7 @@ import xxhash
 
 from hpctrain.errors import CheckpointDamagedError
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.record import COUNT, TEXT, TIME, find_mistake
 from hpctrain.run.score import Score, score_of
 
 FORMAT_VERSION = 1
@@ -28,16 +29,10 @@ _UNREADABLE = "can't be read"
 _OTHER_VERSION = "its format is version"
 _CHUNK_BYTES = 1 << 20
 _READERS = 4
-_FIELDS: Mapping[str, type | tuple[type, ...]] = {
-    "format_version": int,
-    "algorithm": str,
-    "step": int,
-    "samples_seen": int,
-    "world_size": int,
-    "config_digest": str,
-    "weights_digest": str,
-    "time": (int, float),
-    "files": dict,
+_KINDS = {
+    **dict.fromkeys(("format_version", "step", "samples_seen", "world_size"), COUNT),
+    **dict.fromkeys(("algorithm", "config_digest", "weights_digest"), TEXT),
+    "time": TIME,
 }
 
 
@@ -111,11 +106,21 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{_OTHER_VERSION} {version} with {record.get('algorithm')} checksums; "
             f"this hpctrain reads version {FORMAT_VERSION} with {ALGORITHM}"
         )
-    if not all(isinstance(record.get(name), kind) for name, kind in _FIELDS.items()) or any(
-        "/" in name for name in record["files"]
-    ):
+    if find_mistake(record, _KINDS, required=tuple(_KINDS)) or not _are_files(record["files"]):
         raise CheckpointDamagedError(f"{MANIFEST} lacks fields of the format")
     return dict(record)
+
+
+def _are_files(files: object) -> bool:
+    kinds = {"bytes": COUNT, "checksum": TEXT}
+    return isinstance(files, dict) and all(
+        isinstance(entry, dict) and not find_mistake(entry, kinds, required=("bytes", "checksum")) and _is_name(name)
+        for name, entry in files.items()
+    )
+
+
+def _is_name(name: str) -> bool:
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
 def file_checksum(path: Path) -> str:

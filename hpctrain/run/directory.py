@@ -14,10 +14,13 @@ from typing import Any
 
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import append_json_line, fsync_directory, read_json_lines
+from hpctrain.run.record import FLAG, TEXT, TIME, require_fields
 
 STEP_DIGITS = 8  # so that `ls` lists checkpoints in the order of their steps
 SET_ASIDE = re.compile(rf"damaged-step_(?P<step>\d{{{STEP_DIGITS},}})-[0-9a-f]{{8}}")
 """Names of damaged checkpoints that a resume passed over."""
+
+_JOB_KINDS = {"job_id": TEXT, "time": TIME, "log": TEXT, "cancelled": FLAG}
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +223,15 @@ class RunDirectory:
             append_json_line(self.jobs, record, durable=True)
 
     def job_records(self) -> list[dict[str, Any]]:
-        """The submissions and cancellations, oldest first."""
-        return list(read_json_lines(self.jobs))
+        """The submissions and cancellations, oldest first.
+
+        Raises:
+            RunDirectoryError: a record has a field that can't be.
+        """
+        records = list(read_json_lines(self.jobs))
+        for record in records:
+            require_fields(self.jobs, record, _JOB_KINDS, required=("time",))
+        return records
 
     @property
     def batch_log(self) -> Path | None:

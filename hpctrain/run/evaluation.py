@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hpctrain.files import read_json_or_empty, write_json
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.record import COUNT, finite_numbers
 from hpctrain.run.score import Score, score_of
 
 FILE_NAME = "evaluation.json"
@@ -50,8 +51,8 @@ def last_evaluation(directory: RunDirectory) -> EvaluationRecord | None:
 def _read(claim: Path) -> EvaluationRecord | None:
     record = read_json_or_empty(claim / FILE_NAME)
     step, means, best_step = record.get("step"), record.get("means"), record.get("best_step")
-    if not isinstance(step, int) or not isinstance(means, dict):
+    if not isinstance(step, int) or not COUNT.accepts(step) or not isinstance(means, dict):
         return None
-    values = {str(name): float(value) for name, value in means.items() if isinstance(value, int | float)}
-    best = score_of(record.get("best")) if isinstance(best_step, int) else None
-    return EvaluationRecord(step=step, means=values, best=best, best_step=None if best is None else best_step)
+    best = score_of(record.get("best")) if COUNT.accepts(best_step) else None
+    best_step = None if best is None else best_step
+    return EvaluationRecord(step=step, means=finite_numbers(means), best=best, best_step=best_step)

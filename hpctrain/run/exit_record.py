@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-import json
+import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from hpctrain.files import write_json
+from hpctrain.errors import RunDirectoryError
+from hpctrain.files import read_json, write_json
 from hpctrain.run.disk_reserve import write_with_reserve
 from hpctrain.run.reason import Reason
+from hpctrain.run.record import COUNT, FLAG, TEXT, TIME, Kind, find_mistake
+
+_KINDS = {
+    "rank": COUNT,
+    "host": TEXT,
+    "reason": TEXT,
+    "step": COUNT,
+    "message": TEXT,
+    "traceback": TEXT,
+    "blames_peer": FLAG,
+    "stop_signal": Kind("a signal", lambda value: value in set(signal.Signals)),
+    "time": TIME,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +67,11 @@ def read_exit_records(claim: Path) -> dict[int, ExitRecord]:
     records: dict[int, ExitRecord] = {}
     for path in claim.glob("rank_*.json"):
         try:
-            fields: dict[str, Any] = json.loads(path.read_bytes())
+            fields = {name: value for name, value in read_json(path).items() if value is not None}
+            if find_mistake(fields, _KINDS, required=("rank", "host", "reason", "step")):
+                continue
             record = ExitRecord(**{**fields, "reason": Reason(fields["reason"])})
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, RunDirectoryError, ValueError, TypeError):
             continue
         records[record.rank] = record
     return records

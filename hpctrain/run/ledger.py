@@ -13,11 +13,31 @@ from hpctrain.files import append_json_line, fsync_directory, read_json_lines
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.disk_reserve import release, reserve, write_with_reserve
 from hpctrain.run.reason import Reason
-from hpctrain.run.times import read_times
+from hpctrain.run.record import COUNT, NUMBER, TEXT, TEXTS, TIME, require_fields
+from hpctrain.run.times import SPENT, read_times
 
 BETWEEN_MARK_AND_RECORD_S = 5.0
 """Seconds that a busy machine may take between an end's marker and its record; the first marker's record counts."""
 
+_KINDS = {
+    "job_id": TEXT,
+    "nodes": TEXTS,
+    "world_size": COUNT,
+    "step": COUNT,
+    "time": TIME,
+    "reason": TEXT,
+    "detail": TEXT,
+    "restart_count": COUNT,
+    "total_steps": COUNT,
+    "launched": TIME,
+    "seen": TIME,
+    **dict.fromkeys((*SPENT, "last_step"), NUMBER),
+    "saved_step": COUNT,
+    "suspects": TEXTS,
+    "exclude": TEXTS,
+    "next": TEXT,
+    "requeued_by": TEXT,
+}
 _FIELDS = {"start": ("job_id", "nodes", "world_size"), "end": ("reason", "detail")}
 """Fields of `Attempt` by the event that records them; each event also has a step and a time. Others go into `extra`."""
 
@@ -56,12 +76,17 @@ class Ledger:
     clock: Callable[[], float] = time.time
 
     def attempts(self) -> list[Attempt]:
-        """All attempts, oldest first; if an attempt has several ends, the first counts."""
+        """All attempts, oldest first; if an attempt has several ends, the first counts.
+
+        Raises:
+            RunDirectoryError: a record has a field that can't be.
+        """
         found: dict[int, dict[str, Any]] = {}
         for record in read_json_lines(self.directory.attempts):
             number = record.get("attempt")
-            if not isinstance(number, int):
+            if not isinstance(number, int) or not COUNT.accepts(number):
                 continue
+            require_fields(self.directory.attempts, record, _KINDS)
             fields = found.setdefault(number, {"extra": {}})
             event = str(record.get("event"))
             names = _FIELDS.get(event)
@@ -217,7 +242,7 @@ class Claim:
 
 def _reason(record: dict[str, Any]) -> tuple[Reason, str]:
     """Reason and detail of an end; a reason unknown to this version of hpctrain counts as interrupted."""
-    reason, detail = record.get("reason"), str(record.get("detail", ""))
+    reason, detail = record.get("reason"), record.get("detail") or ""
     try:
         return Reason(str(reason)), detail
     except ValueError:

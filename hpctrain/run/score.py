@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hpctrain.run.record import NUMBER
+
 MODES = ("min", "max")
 
 
@@ -42,7 +44,7 @@ def score_of(record: object) -> Score | None:
     if not isinstance(record, dict) or record.keys() != {"name", "mode", "value"}:
         return None
     name, mode, value = record["name"], record["mode"], record["value"]
-    if mode not in MODES or not isinstance(value, int | float) or not math.isfinite(value):
+    if mode not in MODES or not NUMBER.accepts(value):
         return None
     return Score(str(name), mode, float(value))
 

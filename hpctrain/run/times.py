@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hpctrain.files import read_json_or_empty, write_json
+from hpctrain.run.record import TIME, finite_numbers
 
 FILE_NAME = "times.json"
 STARTING = ("import_s", "rendezvous_s", "build_s", "load_s", "first_step_s")
@@ -118,5 +119,5 @@ def describe_start(spent: Mapping[str, float]) -> str:
 
 def read_times(claim: Path) -> dict[str, float]:
     """The recorded times of an attempt: `SPENT`, ``last_step``, ``seen`` (epoch seconds); empty without a record."""
-    record = read_json_or_empty(claim / FILE_NAME)
-    return {name: value for name, value in record.items() if isinstance(value, int | float)}
+    found = finite_numbers(read_json_or_empty(claim / FILE_NAME))
+    return {name: value for name, value in found.items() if name != "seen" or TIME.accepts(value)}

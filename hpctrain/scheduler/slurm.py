@@ -20,7 +20,8 @@ SILENCE_S = 300.0
 """Seconds for which the batch script retries a query: during a failover, the controller doesn't answer for slightly
 more than `SlurmctldTimeout`, 120 s by default."""
 
-_JOB_ID = re.compile(r"\d+(_\d+)?")
+JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
+"""A job, or a task of a job array."""
 
 
 class Slurm:
@@ -195,7 +196,7 @@ class Slurm:
 
 
 def _checked(job_id: str) -> str:
-    if not _JOB_ID.fullmatch(job_id):
+    if not JOB_ID.fullmatch(job_id):
         raise SchedulerError(f"expected a job id such as 12 or 12_3, found {job_id!r}")
     return job_id
 

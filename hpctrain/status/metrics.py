@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.files import read_json_lines
+from hpctrain.run.record import COUNT, TIME, finite_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,9 @@ def read_metrics(path: Path, *, last_bytes: int | None = None) -> Iterator[Logge
     """
     for record in read_json_lines(path, last_bytes=last_bytes):
         step, time = record.pop("step", None), record.pop("time", None)
-        if isinstance(step, int):
+        if COUNT.accepts(step):
             # JSON has no NaN and no infinity: such a value is null, and spelled out in `nonfinite`
-            nonfinite = {name: float(text) for name, text in (record.pop("nonfinite", None) or {}).items()}
-            finite = {name: value for name, value in record.items() if isinstance(value, int | float)}
-            yield LoggedMetrics(step, time, finite | nonfinite)
+            nonfinite = record.pop("nonfinite", None)
+            named = nonfinite.items() if isinstance(nonfinite, dict) else ()
+            spelled = {name: float(text) for name, text in named if text in ("nan", "inf", "-inf")}
+            yield LoggedMetrics(step, time if TIME.accepts(time) else None, finite_numbers(record) | spelled)

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hpctrain.errors import RunDirectoryError, SchedulerError, SchedulerMissingError
+from hpctrain.files import describe_os_error
 from hpctrain.run.bottleneck import Bottleneck, last_bottleneck
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.directory import RunDirectory
@@ -20,13 +19,15 @@ from hpctrain.run.evaluation import last_evaluation
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.manifest import read_varied
 from hpctrain.run.owner import Owner
+from hpctrain.run.record import COUNT
 from hpctrain.run.score import Score
 from hpctrain.run.times import read_times
 from hpctrain.scheduler.job import JobRecord
-from hpctrain.scheduler.slurm import Slurm
-from hpctrain.status.accounting import Account, account
+from hpctrain.scheduler.slurm import JOB_ID, Slurm
+from hpctrain.status.accounting import Account, WallTime, account
 from hpctrain.status.log import batch_scripts_error
 from hpctrain.status.metrics import read_metrics
+from hpctrain.status.plain_config import read_plain_config
 from hpctrain.status.state import RunFacts, RunState, derive_state, job_that_may_run
 
 TAIL_BYTES = 64 * 2**10
@@ -93,11 +94,29 @@ class RunStatus:
 
 
 def read_statuses(directories: Sequence[RunDirectory]) -> list[RunStatus]:
-    """Read the statuses of runs; SLURM is queried once for all of them."""
-    ids = {directory: job_ids(directory) for directory in directories}
+    """Read the statuses of runs; a run whose records can't be read is `unreadable`.
+
+    SLURM is queried once for all of them.
+    """
+    ids: list[str] = []
+    for directory in directories:
+        # such a run is reported below
+        with contextlib.suppress(OSError, RunDirectoryError):
+            ids += job_ids(directory)
     # one squeue for all: a sweep has hundreds of runs, and every query loads the controller
-    jobs = ask_slurm([job_id for of_one in ids.values() for job_id in of_one])
-    return [read_status(directory, jobs) for directory in directories]
+    jobs = ask_slurm(ids)
+    return [_read_or_explain(directory, jobs) for directory in directories]
+
+
+def _read_or_explain(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
+    try:
+        return read_status(directory, jobs)
+    except (OSError, RunDirectoryError) as error:
+        why = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        nothing = Account(attempts=(), spent=WallTime(), steps_lost=0)
+        return RunStatus(
+            name=directory.path.name, path=directory.path, state=RunState.UNREADABLE, note=why, account=nothing
+        )
 
 
 def require_stopped(directory: RunDirectory, *, force: bool = False) -> RunStatus:
@@ -163,7 +182,8 @@ def job_ids(directory: RunDirectory) -> list[str]:
     """The jobs of a run, from its submissions and its attempts, oldest first."""
     submitted = [record.get("job_id") for record in directory.job_records()]
     started = [attempt.job_id for attempt in Ledger(directory).attempts()]
-    ids = list(dict.fromkeys(str(job_id) for job_id in [*submitted, *started] if job_id))
+    # one id that isn't SLURM's would spoil the query about the jobs of all runs
+    ids = list(dict.fromkeys(job_id for job_id in [*submitted, *started] if job_id and JOB_ID.fullmatch(job_id)))
     # the id of a whole array covers the other runs as well
     arrays = {job_id.partition("_")[0] for job_id in ids if "_" in job_id}
     return [job_id for job_id in ids if job_id not in arrays]
@@ -184,7 +204,7 @@ def read_status(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
     metrics_step, metrics_time, metrics = _last_metrics(directory.metrics)
     evaluation = last_evaluation(directory)
     saved = saved_step(directory) or None
-    config = _config(directory.config)
+    config = read_plain_config(directory.config)
     last = attempts[-1] if attempts else Attempt(attempt=0)
     # records after the step from which a resume started are void: the resume repeats those steps
     step = last.end_step if last.end_step is not None else max(metrics_step, last.start_step or 0)
@@ -237,18 +257,9 @@ def _with_times(attempt: Attempt, directory: RunDirectory) -> Attempt:
 def _total_steps(attempts: list[Attempt], config: Mapping[str, Any]) -> int | None:
     recorded = [attempt.extra.get("total_steps") for attempt in attempts]
     trainer = config.get("trainer")
-    total = next((steps for steps in reversed(recorded) if steps), trainer.get("max_steps") if trainer else None)
-    return total if isinstance(total, int) else None
-
-
-def _config(path: Path) -> Mapping[str, Any]:
-    """Read the configuration as plain values; empty if it can't be read."""
-    try:
-        # with yaml alone: importing OmegaConf would take longer than everything else here
-        config = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, yaml.YAMLError):
-        return {}
-    return config if isinstance(config, dict) else {}
+    configured = trainer.get("max_steps") if isinstance(trainer, dict) else None
+    total = next((steps for steps in reversed(recorded) if steps), configured)
+    return total if isinstance(total, int) and COUNT.accepts(total) else None
 
 
 def _last_metrics(path: Path) -> tuple[int, float | None, dict[str, float]]:

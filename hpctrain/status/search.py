@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from hpctrain.errors import RunDirectoryError
@@ -26,10 +28,11 @@ def find_runs(root: Path) -> list[RunDirectory]:
         folder, depth = pending.pop()
         # not rglob: it would walk through the checkpoints and logs of every run, on a shared file system
         entries = _entries(folder)
-        if config := next((entry for entry in entries if entry.name == "config.yaml" and entry.is_file()), None):
+        if config := next((entry for entry in entries if entry.name == "config.yaml" and _is(entry.is_file)), None):
             found.append((config.stat().st_mtime, folder))
         elif depth < MAX_DEPTH:
-            folders = (entry for entry in entries if entry.is_dir(follow_symlinks=depth < MAX_LINK_DEPTH))
+            follow = depth < MAX_LINK_DEPTH
+            folders = (entry for entry in entries if _is(partial(entry.is_dir, follow_symlinks=follow)))
             pending += [(Path(entry.path), depth + 1) for entry in folders if not entry.name.startswith(".")]
     return [RunDirectory.at(folder) for _, folder in sorted(found, reverse=True)]
 
@@ -43,7 +46,7 @@ def runs_of(typed: str, runs_dir: Path) -> list[RunDirectory]:
     for path in (Path(typed), runs_dir / typed):
         if runs := find_runs(path):
             return runs
-    where = "it contains no run" if Path(typed).is_dir() else f"no such path, here or under {runs_dir}/"
+    where = "it contains no run" if _is(Path(typed).is_dir) else f"no such path, here or under {runs_dir}/"
     raise RunDirectoryError(f"{typed}: {where}; `python -m hpctrain status` lists the runs under {runs_dir}/")
 
 
@@ -67,3 +70,11 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
     except OSError:
         # another user's private run among those of a group, or a folder that was just removed
         return []
+
+
+def _is(check: Callable[[], bool]) -> bool:
+    # a link to itself, or into a folder of another user, raises an error
+    try:
+        return check()
+    except OSError:
+        return False

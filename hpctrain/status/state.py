@@ -29,6 +29,7 @@ class RunState(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"
+    UNREADABLE = "unreadable"
 
     @property
     def may_change(self) -> bool:

@@ -1,0 +1,90 @@
+"""The types of the fields in a run's records, checked when they are read: anyone may have edited them."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpctrain.errors import RunDirectoryError
+
+_LARGEST = 2**63
+"""Bound on whole numbers: JSON allows hundreds of digits, which no float holds."""
+_LAST_TIME = 253_402_300_800.0  # the year 10,000, at which calendars end
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A type of values in JSON.
+
+    Attributes:
+        name: as in ``expected NAME``.
+        accepts: whether a value is of the kind.
+    """
+
+    name: str
+    accepts: Callable[[Any], bool]
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and _is_number(value)
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+TEXT = Kind("a text", lambda value: isinstance(value, str) and "\0" not in value)
+TEXTS = Kind("a list of texts", _are_texts)
+NUMBER = Kind("a number", _is_number)
+WHOLE = Kind("a whole number", _is_whole)
+COUNT = Kind("a whole number from 0", lambda value: _is_whole(value) and value >= 0)
+TIME = Kind("epoch seconds", lambda value: _is_number(value) and 0 <= value < _LAST_TIME)
+FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+
+
+def find_mistake(record: Mapping[str, Any], kinds: Mapping[str, Kind], required: tuple[str, ...] = ()) -> str:
+    """Describe the first field of a record that isn't of its kind; empty if there is none.
+
+    Args:
+        record: as read; null stands for a field that isn't there, and fields without a kind are not checked.
+        kinds: by the field's name.
+        required: the fields that must be there.
+    """
+    for name, kind in kinds.items():
+        value = record.get(name)
+        if value is None and name not in required:
+            continue
+        if not kind.accepts(value):
+            return f"expected {name} to be {kind.name}, found {_shown(value)}"
+    return ""
+
+
+def require_fields(
+    path: Path, record: Mapping[str, Any], kinds: Mapping[str, Kind], required: tuple[str, ...] = ()
+) -> None:
+    """Raise if a field of a record isn't of its kind; see `find_mistake`.
+
+    Raises:
+        RunDirectoryError: names file, field and value.
+    """
+    if mistake := find_mistake(record, kinds, required):
+        raise RunDirectoryError(f"{path}: {mistake}; correct the file, or move it away")
+
+
+def finite_numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the fields of a record that are numbers."""
+    return {name: value for name, value in record.items() if _is_number(value)}
+
+
+def _shown(value: object) -> str:
+    return type(value).__name__ if isinstance(value, list | dict) else reprlib.repr(value)

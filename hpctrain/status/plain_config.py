@@ -1,0 +1,27 @@
+"""A run's configuration as plain values, read with yaml alone: OmegaConf takes longer to import than all else here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hpctrain.config.nesting import refuse_deep
+
+SHORT_BYTES = 8192
+"""YAML up to this size can't be nested too deeply for libyaml."""
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def read_plain_config(path: Path) -> Mapping[str, Any]:
+    """Read the configuration as plain values; empty if it can't be read."""
+    try:
+        data = path.read_bytes()
+        if len(data) > SHORT_BYTES:
+            refuse_deep(data)
+        config = yaml.load(data, Loader=_LOADER)
+    except (OSError, yaml.YAMLError, ValueError, RecursionError):
+        return {}
+    return config if isinstance(config, dict) else {}

@@ -1,0 +1,65 @@
+"""Standard output and error of a command: open, able to print any text, and without a reader if need be."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from typing import TextIO
+
+
+def open_streams() -> None:
+    """Replace closed streams by /dev/null, and have text that a stream's encoding lacks printed as escapes.
+
+    Call it first: a file that is opened while standard output is closed would get its descriptor, and the output.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            with contextlib.suppress(OSError):
+                while (made := os.open(os.devnull, os.O_RDWR)) < descriptor:
+                    pass
+                if made != descriptor:
+                    os.dup2(made, descriptor)
+                    os.close(made)
+                setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # names of files, runs and metrics may have characters that an ASCII terminal hasn't
+            stream.reconfigure(errors="backslashreplace")
+
+
+def discard(stream: TextIO) -> None:
+    """Discard what a stream still holds, and what is printed later: its reader is gone, or its disk is full."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+def outlive_readers() -> None:
+    """Let a training go on once nobody reads its output any more, as after `| head`."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        # a stream that a test put there, or that a program replaced, is its owner's
+        if stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper):
+            stream.flush()
+            raw = _Forgiving(stream.fileno(), "w", closefd=False)
+            made = io.TextIOWrapper(
+                io.BufferedWriter(raw),
+                encoding=stream.encoding,
+                errors=stream.errors,
+                line_buffering=stream.line_buffering,
+                write_through=stream.write_through,
+            )
+            setattr(sys, name, made)
+            setattr(sys, f"__{name}__", made)
+
+
+class _Forgiving(io.FileIO):
+    def write(self, data: object, /) -> int:
+        try:
+            return super().write(data)  # type: ignore[arg-type]
+        except OSError:
+            # the reader is gone, or the disk is full: it has room again later, perhaps
+            return memoryview(data).nbytes  # type: ignore[arg-type]

@@ -1,0 +1,262 @@
+"""Whatever lies in a run's directory, it is one line of `status`; other commands refuse it in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+import yaml
+from fakes import manifest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from hpctrain.cli import main
+from hpctrain.config.compose import Composer
+from hpctrain.launch.prepare import prepare
+from hpctrain.run.checkpoints import MANIFEST, encode_manifest
+
+START = {
+    "event": "start",
+    "attempt": 1,
+    "job_id": "12",
+    "nodes": ["n1"],
+    "world_size": 2,
+    "step": 0,
+    "time": 1000.0,
+    "restart_count": 0,
+    "total_steps": 460,
+    "launched": 990.0,
+    "import_s": 1.0,
+}
+END = {
+    "event": "end",
+    "attempt": 1,
+    "reason": "preempted",
+    "step": 20,
+    "time": 2000.0,
+    "detail": "stopped after step 20",
+    "saved_step": 20,
+    "suspects": ["n1"],
+    "exclude": ["n1"],
+    "next": "requeue",
+    "requeued_by": "hpctrain",
+    "first_step_s": 1.0,
+    "last_step": 20,
+    "seen": 1990.0,
+    "closed_late": True,
+}
+VERDICT = {
+    "text": "nothing",
+    "also": ["one"],
+    "step": 20,
+    "steps_timed": 3,
+    "shares": {"data": 0.5},
+    "slowest_rank": 1,
+    "slowest_host": "n1",
+    "slowest_ratio": 1.5,
+    "samples_per_s_per_device": 9.0,
+    "mfu": 0.5,
+    "memory_peak_bytes": 5,
+}
+EXIT = {
+    "rank": 1,
+    "host": "n1",
+    "reason": "failed",
+    "step": 20,
+    "message": "ValueError: no",
+    "traceback": "",
+    "blames_peer": False,
+    "stop_signal": 15,
+    "time": 1999.0,
+}
+METRICS = {"step": 20, "time": 1500.0, "train/loss": 0.5, "eval/loss": None, "nonfinite": {"eval/loss": "nan"}}
+GONE = 2**22 - 1
+"""No process has such a number here."""
+LINES = {
+    "attempts.jsonl": [START, END, {**START, "attempt": 2, "step": 20, "time": 3000.0}],
+    "jobs.jsonl": [{"job_id": "12", "time": 900.0, "log": "x"}, {"cancelled": False, "time": 950.0}],
+    "metrics.jsonl": [METRICS],
+}
+OBJECTS = {
+    "attempts/0001/rank_1.json": EXIT,
+    "attempts/0001/verdict.json": VERDICT,
+    "attempts/0001/evaluation.json": {
+        "step": 20,
+        "means": {"eval/loss": 0.5},
+        "best": {"name": "loss", "mode": "min", "value": 0.5},
+        "best_step": 20,
+    },
+    "attempts/0002/times.json": {"train_s": 5.0, "last_step": 30, "seen": 3500.0},
+    "attempts/0002/owner.json": {"host": socket.gethostname(), "pid": GONE},
+    "manifest.json": {"command": "x", "varied": {"seed": 1}},
+    "checkpoints/step_00000020/manifest.json": json.loads(manifest(20)),
+}
+ODD = [
+    None,
+    True,
+    -1,
+    1.5,
+    10**400,
+    2**63,
+    1e300,
+    float("nan"),
+    float("inf"),
+    "",
+    "text",
+    "12 --all\x1b[2J\n",
+    "9" * 500,
+    [],
+    ["a", 1],
+    [[[]]],
+    {},
+    {"a": None},
+    json.loads("[" * 300 + "]" * 300),
+]
+WHOLE_FILES = {
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    "no JSON": lambda path: path.write_bytes(b"\xff\xfe\x00 {]"),
+    "deep": lambda path: path.write_text("[" * 200_000 + "]" * 200_000),
+    "a list": lambda path: path.write_text("[1]\n"),
+    "empty": lambda path: path.write_bytes(b""),
+    "a folder": lambda path: path.mkdir(),
+    "a pipe": os.mkfifo,
+    "a loop": lambda path: path.symlink_to(path.name),
+}
+
+
+def fields():
+    """Each field of each record: the file, the number of the record, the name."""
+    lines = [(name, place, key) for name, all_of in LINES.items() for place, one in enumerate(all_of) for key in one]
+    objects = [(name, 0, key) for name, one in OBJECTS.items() for key in one]
+    configured = [("config.yaml", 0, key) for key in ("name", "trainer", "cluster", "nodes", "optimizer")]
+    return [*lines, *objects, *configured]
+
+
+@pytest.fixture(scope="module")
+def config():
+    return Composer().compose(["name=odd"])
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch, config, slurm):
+    """A run with every record, and another; a function to begin again."""
+    monkeypatch.chdir(tmp_path)
+    slurm.queue(j12={"State": "COMPLETED"})
+    for name in ("good", "odd"):
+        config.run_dir = f"runs/{name}"
+        prepare(config, [])
+    odd = tmp_path / "runs" / "odd"
+    for name, one in OBJECTS.items():
+        (odd / name).parent.mkdir(parents=True, exist_ok=True)
+        (odd / name).write_bytes(manifest(20) if name.endswith(f"20/{MANIFEST}") else json.dumps(one).encode())
+    for name, records in LINES.items():
+        (odd / name).write_text("".join(json.dumps(record) + "\n" for record in records))
+    shutil.copytree(odd, tmp_path / "kept", symlinks=True)
+
+    def again():
+        shutil.rmtree(odd)
+        shutil.copytree(tmp_path / "kept", odd, symlinks=True)
+        return odd
+
+    return again
+
+
+def type_in(*words):
+    """The exit code of a command, its output and its errors."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(list(words))
+    return code, out.getvalue(), err.getvalue()
+
+
+def substitute(odd, target, value):
+    name, place, key = target
+    path = odd / name
+    if name == "config.yaml":
+        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), key: value}))
+    elif name in LINES:
+        records = copy.deepcopy(LINES[name])
+        records[place][key] = value
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    elif name.endswith(f"20/{MANIFEST}"):
+        record = {**OBJECTS[name], key: value}
+        record.pop("checksum")
+        path.write_bytes(encode_manifest(record))
+    else:
+        path.write_text(json.dumps({**OBJECTS[name], key: value}))
+
+
+def assert_commands_cope():
+    code, out, err = type_in("status")
+    lines = out.splitlines()
+    assert (code, len(lines), err) == (0, 3, ""), out + err
+    assert any(line.split()[:2] == ["good", "unknown"] for line in lines), out
+    code, out, err = type_in("status", "odd", "--json")
+    record = json.loads(out, parse_constant=pytest.fail)
+    assert (code, err) == (0, "")
+    for words in (["status", "odd"], ["inspect", "odd"], ["cancel", "odd"], ["resume", "odd", "cluster.dry_run=true"]):
+        code, out, err = type_in(*words)
+        assert code in (0, 1, 2), (words, err)
+        assert err.count("\n") == (code == 2 or (code == 1 and words[0] != "inspect")), (words, code, err)
+    if record["state"] == "unreadable":
+        assert type_in("cancel", "odd")[0] == 1
+        assert type_in("resume", "odd")[0] in (1, 2)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(fields()), st.sampled_from(ODD))
+@example(("attempts.jsonl", 0, "nodes"), None)
+@example(("attempts.jsonl", 0, "world_size"), "text")
+@example(("attempts.jsonl", 1, "time"), float("nan"))
+@example(("jobs.jsonl", 0, "time"), 10**400)
+def test_an_odd_value_in_any_field(runs, target, value):
+    substitute(runs(), target, value)
+    assert_commands_cope()
+
+
+GATE = [
+    ("cut", "attempts.jsonl"),
+    ("no JSON", "jobs.jsonl"),
+    ("deep", "config.yaml"),
+    ("a list", "attempts/0001/rank_1.json"),
+    ("empty", "attempts"),
+    ("a folder", "attempts.jsonl"),
+    ("a pipe", "metrics.jsonl"),
+    ("a loop", "config.yaml"),
+]
+NAMES = [*LINES, *OBJECTS, "attempts", "checkpoints", "attempts/0001", "config.yaml"]
+OTHERS = [(kind, name) for kind in WHOLE_FILES for name in NAMES if (kind, name) not in GATE]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [*GATE, *(pytest.param(*other, marks=pytest.mark.nightly) for other in OTHERS)]
+)
+def test_something_else_in_place_of_a_file(runs, kind, name):
+    path: Path = runs() / name
+    if not path.is_dir() and kind == "cut":
+        WHOLE_FILES[kind](path)
+    elif kind != "cut":
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        WHOLE_FILES[kind](path)
+    if name == "config.yaml" and kind in ("a folder", "a pipe", "a loop"):
+        assert [line.split()[0] for line in type_in("status")[1].splitlines()] == ["RUN", "good"]
+    else:
+        assert_commands_cope()
+
+
+def test_what_is_wrong_is_named(runs):
+    substitute(runs(), ("attempts.jsonl", 0, "world_size"), "text")
+    code, out, _ = type_in("status")
+    (line,) = [line for line in out.splitlines() if line.startswith("odd ")]
+    why = f"{Path.cwd()}/runs/odd/attempts.jsonl: expected world_size to be a whole number from 0, found 'text'"
+    assert (code, line.split()[1]) == (0, "unreadable")
+    assert why in line
+    assert type_in("cancel", "odd") == (1, "", f"hpctrain: error: runs/odd: {why}; correct the file, or move it away\n")
+    assert type_in("resume", "odd") == (2, "", f"hpctrain: error: {why}; correct the file, or move it away\n")
