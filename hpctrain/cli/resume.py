@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
     status = require_stopped(directory, force=options.force)
     config = changed_config(directory, overrides, options.config_dir)
     if status.state is RunState.COMPLETED and not lengthens(load(directory.config), config):
-        print_completed(status)
+        print_completed(status, config)
         return ExitCode.FINISHED
     return launch(config, command)
 

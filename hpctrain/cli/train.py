@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import os
-import re
 import signal
 import sys
 import time
@@ -63,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     if directory is not None and directory.config.is_file():
         status = require_stopped(directory)
         if status.state is RunState.COMPLETED and not lengthens(load(directory.config), config):
-            print_completed(status)
+            print_completed(status, config)
             return ExitCode.FINISHED
     return launch(config, _command(arguments))
 
@@ -87,7 +84,9 @@ def _show(composer: Composer, options: argparse.Namespace, parser: argparse.Argu
     hydra, overrides = composer.hydra, open_overrides(options.overrides)
     with composer.explaining(options.overrides):
         if options.help:
-            _help(composer, options, parser)
+            from hpctrain.cli.help import help_text
+
+            print(help_text(composer, options.overrides), end="")
         elif options.hydra_help:
             # Hydra lists flags whose help is suppressed, too
             parser._actions = [action for action in parser._actions if action.dest not in REFUSED]
@@ -107,14 +106,6 @@ def _show(composer: Composer, options: argparse.Namespace, parser: argparse.Argu
         else:
             hydra.shell_completion(config_name=PRIMARY, overrides=overrides)
     return ExitCode.FINISHED
-
-
-def _help(composer: Composer, options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text):
-        composer.hydra.app_help(config_name=PRIMARY, args_parser=parser, args=options)
-    # the schemas are among the options of their groups, but can't be chosen
-    print(re.sub(r"(, )?\bbase_\w+\b(?(1)|,? ?)", "", text.getvalue()), end="")
 
 
 def _wait_for_rank_zero(code: ExitCode) -> None:

@@ -54,11 +54,12 @@ def launch_here(run: RunPlan) -> int:
     return launch_local(run)
 
 
-def print_completed(status: RunStatus) -> None:
+def print_completed(status: RunStatus, config: Config) -> None:
     """Print that nothing is left to train, and how to train on."""
     directory = RunDirectory(status.path)
+    length = "max_epochs" if config.trainer.max_steps is None else "max_steps"
     print(f"{directory.path}: already completed, at step {status.step}")
-    print(f"  python -m hpctrain resume {directory.as_typed} trainer.max_epochs=N    # to train longer")
+    print(f"  python -m hpctrain resume {directory.as_typed} trainer.{length}=N    # to train longer")
 
 
 def print_plan(run: RunPlan, varied: str = "") -> None:

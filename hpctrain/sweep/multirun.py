@@ -27,6 +27,7 @@ from hpctrain.sweep.progress import progressing
 from hpctrain.sweep.sweep import Sweep, SweepRun, require_one_cluster
 
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+YAML = {"True": "true", "False": "false", "None": "null"}
 PLUGIN_MODULE = "hydra_plugins.hpctrain"
 """The only package from which Hydra instantiates launchers."""
 
@@ -141,7 +142,8 @@ def sweep_run(composer: Composer, overrides: Sequence[str], fixed: Collection[st
     """
     own = without_hydra_overrides(overrides)
     pairs = [override.partition("=")[::2] for override in own]
-    varied = {key.lstrip("+"): value for key, value in pairs if key not in fixed}
+    # Hydra splits a sweep's values into Python's texts
+    varied = {key.lstrip("+"): YAML.get(value, value) for key, value in pairs if key not in fixed}
     return SweepRun(composer.compose(own), varied)
 
 

@@ -136,7 +136,10 @@ def _print_error(place: str, error: BaseException, hint: str) -> None:
     if isinstance(error, HpctrainError):
         text = f"hpctrain: {place}: {error}"
     else:
-        text = f"hpctrain: {place} failed:\n{''.join(traceback.format_exception(error))}{hint}"
+        text = f"hpctrain: {place} failed:\n{''.join(traceback.format_exception(error))}{hint}".rstrip()
+    for handler in logging.getLogger("hpctrain").handlers:
+        if isinstance(handler, logging.FileHandler):  # standard error doesn't reach it
+            handler.handle(logging.makeLogRecord({"msg": text}))
     print(text, file=sys.stderr, flush=True)  # noqa: T201 - logging may be what failed
 
 

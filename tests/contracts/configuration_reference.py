@@ -4,13 +4,11 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 
 from hpctrain.config.cluster import Cluster, Requeue, Slurm
+from hpctrain.config.documented import about, fields_of
 from hpctrain.config.folders import conf_dir
 from hpctrain.config.root import Config
 from hpctrain.config.schema import GROUPS
@@ -29,50 +27,13 @@ line and exit code 2, before anything is written or submitted.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One documented key."""
-
-    name: str
-    type: str
-    default: str
-    text: str
-
-
-def fields_of(schema: type) -> Iterator[Field]:
-    """Yield the keys that a schema class declares itself, each with the docstring below it."""
-    tree = ast.parse(inspect.getsource(schema)).body[0]
-    assert isinstance(tree, ast.ClassDef)
-    for node, after in zip(tree.body, tree.body[1:], strict=False):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
-            assert isinstance(after, ast.Expr)
-            assert isinstance(after.value, ast.Constant)
-            text = " ".join(str(after.value.value).split())
-            yield Field(node.target.id, _type(node.annotation), _default(node.value), text)
-
-
-def _type(annotation: ast.expr) -> str:
-    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Annotated":
-        assert isinstance(annotation.slice, ast.Tuple)
-        annotation = annotation.slice.elts[0]
-    return ast.unparse(annotation)
-
-
-def _default(value: ast.expr) -> str:
-    text = ast.unparse(value)
-    if text.startswith("field(default_factory="):
-        inner = text.removeprefix("field(default_factory=").removesuffix(")")
-        text = {"dict": "{}", "list": "[]"}.get(inner, inner.removeprefix("lambda: "))
-    return {"None": "null", "True": "true", "False": "false"}.get(text, text.strip("'"))
-
-
 def _table(prefix: str, *schemas: type, leave_out: frozenset[str] = frozenset()) -> list[str]:
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for field in itertools.chain.from_iterable(map(fields_of, schemas)):
         if field.type == "Requeue":
             lines += _table(f"{prefix}{field.name}.", Requeue)[2:-1]
         elif field.name not in leave_out:
-            kind = field.type.replace("|", "\\|").replace("None", "null")
+            kind = field.type.replace("|", "\\|")
             meaning = field.text.replace("|", "\\|")
             lines.append(f"| `{prefix}{field.name}` | {kind} | `{field.default}` | {meaning} |")
     return [*lines, ""]
@@ -82,14 +43,11 @@ def reference() -> str:
     """Return the page."""
     lines = [HEAD, "## Top level", "", *_table("", Config, leave_out=frozenset(GROUPS))]
     for group, schemas in GROUPS.items():
-        module = inspect.getmodule(next(iter(schemas.values())))
-        assert module is not None
         options = sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
-        about = " ".join((module.__doc__ or "").split()).partition(": ")[2]
         lines += [
             f"## {group}",
             "",
-            f"{about[:1].upper()}{about[1:]} Options: {', '.join(f'`{name}`' for name in options)}.",
+            f"{about(next(iter(schemas.values())))} Options: {', '.join(f'`{name}`' for name in options)}.",
             "",
         ]
         for name, schema in schemas.items():

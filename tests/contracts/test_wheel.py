@@ -103,7 +103,7 @@ def test_an_option_of_each_group_composes_from_another_folder(installed, needed,
 def test_its_commands_work(installed, tmp_path):
     python = str(installed / "bin" / "python")
     assert run([python, "-m", "hpctrain", "--version"], tmp_path).strip() == hpctrain.__version__
-    assert "cluster: local, slurm" in run([python, "-m", "hpctrain", "--help"], tmp_path)
+    assert "options: [local] slurm" in run([python, "-m", "hpctrain", "--help", "cluster"], tmp_path)
     assert "no runs under" in run([str(installed / "bin" / "hpctrain"), "status"], tmp_path)
     script = run([python, "-m", "hpctrain", "cluster=slurm", "nodes=2", "cluster.dry_run=true"], tmp_path)
     assert "#SBATCH --nodes=2" in script

@@ -116,3 +116,20 @@ def test_resources_group_the_arrays_and_each_task_has_a_fate_of_its_own(
     assert [sandbox.job(job)["JobState"] for job in ids] == ["COMPLETED", "COMPLETED", "FAILED", "CANCELLED"]
     assert not (sweep / "3" / "attempts.jsonl").exists()
     assert "ValueError: printed to fail" in hpctrain("logs", "S/2").stdout
+
+
+def test_resume_of_a_sweep_submits_what_is_missing_as_an_array(
+    sandbox: SlurmSandbox, hpctrain: Hpctrain, tmp_path: Path
+) -> None:
+    own = ["task=custom", "task._target_=own.Fails", "model=convnet"]
+    done = hpctrain("-m", *QUICK, *own, "+task.fails=true,false", "seed=0,1", "run_dir=S", "cluster.wait=true")
+    assert done.returncode == 1, done.stdout + done.stderr
+    (tmp_path / "own.py").write_text(TASKS.replace("if fails:", "if False:"))
+    done = hpctrain("resume", "S")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (array,) = re.findall(r"^submitted array (\d+) of 2 runs$", done.stdout, re.MULTILINE)
+    assert f"  {tmp_path}/S/0  task.fails=true seed=0\n  {tmp_path}/S/1  task.fails=true seed=1\n" in done.stdout
+    assert done.stdout.startswith("S/2: already completed, at step 5\nS/3: already completed, at step 5\n")
+    for task in range(2):
+        sandbox.wait_job(f"{array}_{task}", "COMPLETED", timeout=200)
+    assert [len(ledger(tmp_path / "S" / name)) for name in "0123"] == [4, 4, 2, 2]

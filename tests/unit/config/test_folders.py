@@ -18,7 +18,6 @@ OURS = {
     "train.yaml": "seed: 99",
     "cluster/slurm.yaml": "partition: shadow",
     "optimizer/adamw.yaml": "lr: 99",
-    "hydra/help/hpctrain.yaml": "header: shadow",
     "cluster/site.yaml": SITE.format(partition="here"),
     "experiment/mine.yaml": "# @package _global_\ndefaults:\n  - override /optimizer: sgd\ntrainer:\n  max_steps: 7\n",
     "task/wide.yaml": "defaults:\n  - digits\n  - override /model@_global_.model: mlp\n  - _self_\nheld_out: 0.5\n",
@@ -67,8 +66,8 @@ def test_the_named_folder_comes_first(conf: Path, here: Path) -> None:
 
 
 def test_options_are_named_in_help_and_in_messages(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    assert "shadow" not in capsys.readouterr().out
+    assert main(["--help", "cluster"]) == 0
+    assert "options: [local] site slurm" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="choose one of local, site, slurm"):
         Composer().compose(["cluster=sitee"])
 

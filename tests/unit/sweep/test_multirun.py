@@ -89,7 +89,8 @@ def test_a_failed_run_decides_the_exit_code_and_stops_no_other(tmp_path, capsys)
     models = "model._target_=hpctrain.models.convnet.ConvNet,torch.nn.Identity"
     assert main(["-m", "run_dir=sweep", *SHORT, models]) == 1
     assert [reasons(tmp_path / "sweep" / str(number)) for number in range(2)] == [["completed"], ["failed"]]
-    assert "there is nothing to train" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("there is nothing to train") == 1
+    assert (tmp_path / "sweep" / "1" / "logs" / "rank_0.log").read_text().count("there is nothing to train") == 1
 
 
 @pytest.fixture

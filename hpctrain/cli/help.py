@@ -1,0 +1,130 @@
+"""`python -m hpctrain --help`: one screen; `--help GROUP` and `--help KEY`: the keys, from the typed schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hydra.types import RunMode
+from omegaconf import Container, DictConfig, OmegaConf
+
+from hpctrain.config.compose import Composer, open_overrides
+from hpctrain.config.documented import about, documented
+from hpctrain.config.root import Config
+from hpctrain.config.schema import GROUPS
+from hpctrain.errors import ConfigError
+
+SCREEN = """\
+hpctrain trains PyTorch models on this machine or on a SLURM cluster.
+
+  python -m hpctrain                              train task=digits here
+  python -m hpctrain cluster=slurm nodes=4        the same on four nodes
+  python -m hpctrain -m optimizer.lr=1e-3,3e-4    a sweep: one run per value
+  python -m hpctrain COMMAND ...                  each COMMAND has --help:
+
+    status [RUN]  runs under runs/, or one    resume RUN   continue what stopped
+    logs RUN      what a rank printed         cancel RUN   cancel or stop a run
+    inspect RUN   its checkpoints             stacks RUN   stacks of its ranks
+    fit-batch     the largest micro-batch     drill        test interruptions
+    env           rank and world size here    completion   Tab in your shell
+
+KEY=VALUE changes a key, and GROUP=OPTION chooses an option of a group.
+  groups  {groups}
+  keys    {keys}
+
+  --help GROUP   its options and keys, with meaning, unit and value
+  --help KEY     one key
+  --cfg job      print the configuration that a command would use
+  -m             sweep over values     --config-dir FOLDER   groups of your own
+  --version      --hydra-help          documentation: docs/README.md
+"""
+WIDTH = 80
+"""Columns of the text."""
+INDENT = " " * 4
+
+
+def help_text(composer: Composer, words: Sequence[str]) -> str:
+    """Return the help.
+
+    Args:
+        composer: of the command line's folders.
+        words: what follows `--help`: groups, keys, and the choices and values with which to show them.
+
+    Raises:
+        ConfigError: a word is neither a group nor a key; or a choice is invalid.
+    """
+    named = [word for word in words if "=" not in word]
+    overrides = [word for word in words if "=" in word]
+    # `--help cluster=slurm` shows the keys of that choice
+    named = named or [word.partition("=")[0].lstrip("+") for word in overrides]
+    if not named:
+        groups = textwrap.wrap(" ".join([*GROUPS, "experiment"]), WIDTH - 10)
+        keys = textwrap.wrap(" ".join(_top_level()), WIDTH - 10)
+        return SCREEN.format(groups="\n          ".join(groups), keys="\n          ".join(keys))
+    with composer.explaining(overrides):
+        node = composer.hydras(open_overrides(overrides), RunMode.RUN)
+    return "\n".join("\n".join(_described(composer, node, name)) for name in dict.fromkeys(named)) + "\n"
+
+
+def _top_level() -> list[str]:
+    return [field.name for field in dataclasses.fields(Config) if field.name not in GROUPS]
+
+
+def _described(composer: Composer, node: DictConfig, name: str) -> Iterator[str]:
+    if "." not in name and (options := composer.options(name)):
+        yield from _group(node, name, options)
+        return
+    group, _, key = name.rpartition(".")
+    parent = OmegaConf.select(node, group) if group else node
+    if not isinstance(parent, DictConfig) or key not in parent or name == "hydra":
+        known = [*GROUPS, *_top_level(), *(f"{group}.{one}" for group in GROUPS for one in _keys(node, group))]
+        near = difflib.get_close_matches(name, known, n=1)
+        remedy = f"did you mean {near[0]}?" if near else "--help alone lists groups and keys"
+        raise ConfigError("--help", name, "is not a group or a key", remedy)
+    yield from _entry(parent, key, f"{group}." if group else "")
+
+
+def _group(node: DictConfig, name: str, options: Sequence[str]) -> Iterator[str]:
+    schemas = GROUPS.get(name)
+    if schemas is not None:
+        yield f"{name}: {about(next(iter(schemas.values()))).partition(' Owner: ')[0]}"
+    chosen = node.hydra.runtime.choices.get(name)
+    shown = " ".join(f"[{option}]" if option == chosen else option for option in options)
+    if shown != "[default]":
+        yield from textwrap.wrap(f"options: {shown}; --help {name}=OPTION shows another", WIDTH, subsequent_indent="  ")
+    yield ""
+    for key in _keys(node, name):
+        yield from _entry(node._get_node(name), key, f"{name}.")
+
+
+def _keys(node: DictConfig, group: str) -> list[str]:
+    value = node.get(group)
+    return list(map(str, value)) if isinstance(value, DictConfig) else []
+
+
+def _entry(node: Any, key: str, prefix: str) -> Iterator[str]:
+    """Describe one key: its name and value, then its meaning and type, as far as the schema knows it."""
+    value, schema = node._get_node(key), OmegaConf.get_type(node)
+    inner = OmegaConf.get_type(value) if isinstance(value, DictConfig) else None
+    if inner is not None and dataclasses.is_dataclass(inner):
+        for name in map(str, value):
+            yield from _entry(value, name, f"{prefix}{key}.")
+        return
+    yield f"{prefix}{key}={_shown(value)}"
+    field = documented(schema).get(key) if schema is not None and dataclasses.is_dataclass(schema) else None
+    if field is not None:
+        yield from textwrap.wrap(f"{field.text} ({field.type})", WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
+
+
+def _shown(node: Any) -> str:
+    """A value as it is typed; interpolations stay as they are."""
+    if isinstance(node, Container):
+        return json.dumps(OmegaConf.to_container(node)).replace(" ", "")
+    value = node._value()
+    if value == "???":
+        return "(required)"
+    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else json.dumps(value)
