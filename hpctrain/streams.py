@@ -8,6 +8,8 @@ import os
 import sys
 from typing import TextIO
 
+from hpctrain.terminal import GuardedStream, unguarded
+
 
 def open_streams() -> None:
     """Replace closed streams by /dev/null, and have text that a stream's encoding lacks printed as escapes.
@@ -40,7 +42,8 @@ def discard(stream: TextIO) -> None:
 def outlive_readers() -> None:
     """Let a training go on once nobody reads its output any more, as after `| head`."""
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
+        found = getattr(sys, name)
+        stream = unguarded(found)
         # a stream that a test put there, or that a program replaced, is its owner's
         if stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper):
             stream.flush()
@@ -52,7 +55,7 @@ def outlive_readers() -> None:
                 line_buffering=stream.line_buffering,
                 write_through=stream.write_through,
             )
-            setattr(sys, name, made)
+            setattr(sys, name, made if found is stream else GuardedStream(made))
             setattr(sys, f"__{name}__", made)
 
 

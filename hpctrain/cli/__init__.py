@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from hpctrain.errors import ExitCode, HpctrainError
 from hpctrain.files import describe_os_error
 from hpctrain.streams import discard, open_streams
+from hpctrain.terminal import guard_output
 
 COMMANDS = ("cancel", "completion", "drill", "env", "fit-batch", "inspect", "logs", "resume", "stacks", "status")
 """The commands; each is a module of this package."""
@@ -26,6 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         An `ExitCode`.
     """
+    open_streams()
+    if arguments is None:  # the streams of a program that calls this are its own
+        guard_output()
     code = _run(list(sys.argv[1:] if arguments is None else arguments))
     # after a second Ctrl-C, a thread may still be writing a checkpoint: Python would wait for it
     if arguments is None and code == ExitCode.INTERRUPTED and _has_threads():
@@ -40,7 +44,6 @@ def _has_threads() -> bool:
 
 
 def _run(arguments: list[str]) -> int:
-    open_streams()
     search_path = list(sys.path)
     try:
         code = _dispatch(arguments)

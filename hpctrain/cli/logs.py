@@ -12,6 +12,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.status.follow import Follower
 from hpctrain.status.log import RunLog
 from hpctrain.status.report import read_statuses
+from hpctrain.terminal import log_output
 
 _EPILOG = """\
 examples:
@@ -35,7 +36,7 @@ def main(arguments: list[str]) -> int:
     if (options.lines or 0) < 0 or (options.rank or 0) < 0:
         parser.error("--lines and --rank can't be negative")
     directory = chosen_run(options)
-    log = RunLog(directory, options.rank, sys.stdout.buffer, last_lines=options.lines)
+    log = RunLog(directory, options.rank, log_output(sys.stdout), last_lines=options.lines)
     try:
         if options.follow:
             status = Follower(log, sys.stderr).follow()

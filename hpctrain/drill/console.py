@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TextIO
 
+from hpctrain.terminal import unguarded, visible
+
 REDRAW_S = 0.1
 
 
@@ -12,7 +14,7 @@ class Console:
     """Prints events; on a terminal also the current step, in one line that is drawn again and again."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._stream = unguarded(stream)
         self._is_terminal = stream.isatty()
         self._drawn_at = 0.0
 
@@ -21,11 +23,11 @@ class Console:
         now = time.monotonic()
         if self._is_terminal and now - self._drawn_at >= REDRAW_S:
             self._drawn_at = now
-            self._write(f"\r\x1b[K{run}: step {step}")
+            self._write(f"\r\x1b[K{visible(run)}: step {step}")
 
     def report(self, event: str) -> None:
         """Print an event."""
-        self._write(f"\r\x1b[K{event}\n" if self._is_terminal else f"{event}\n")
+        self._write(f"\r\x1b[K{visible(event)}\n" if self._is_terminal else f"{visible(event)}\n")
 
     def _write(self, text: str) -> None:
         self._stream.write(text)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from hpctrain.phrases import local_time
+from hpctrain.terminal import visible
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class ConsoleSink:
         if not evaluated and now - self._drawn_at < pause_s and step != self._total_steps:
             return
         self._drawn_at = now
-        line = "  ".join([*self._parts(step, values), *([] if evaluated else self._eta(step, now))])
+        line = visible("  ".join([*self._parts(step, values), *([] if evaluated else self._eta(step, now))]))
         if not self._terminal:
             self._put(f"{local_time(time.time())} {line}\n" if self._stamped else f"{line}\n")
         elif evaluated:

@@ -15,6 +15,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.status.log import RunLog
 from hpctrain.status.report import Jobs, RunStatus, ask_slurm, job_ids, read_status
 from hpctrain.status.state import RunState
+from hpctrain.terminal import log_output
 
 LOOK_EVERY_S = 0.2
 """Seconds between two reads of the log and the run directory."""
@@ -124,7 +125,7 @@ def wait_for(directory: RunDirectory, *, skip_bytes: int = 0) -> ExitCode:
     """
     # the log is copied to the binary buffer, past any text that is still held back
     sys.stdout.flush()
-    log = RunLog(directory, 0, sys.stdout.buffer, skip_bytes=skip_bytes)
+    log = RunLog(directory, 0, log_output(sys.stdout), skip_bytes=skip_bytes)
     follower = Follower(log, sys.stdout, until_job_ends=True)
     status = follower.follow()
     last = status.attempts[-1] if status.attempts else None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hpctrain.run.directory import RunDirectory
+from hpctrain.terminal import LogOutput
 
 CHUNK_BYTES = 2**20
 ERROR = "hpctrain: error: "
@@ -90,7 +91,7 @@ class RunLog:
         self,
         directory: RunDirectory,
         rank: int | None,
-        output: BinaryIO,
+        output: BinaryIO | LogOutput,
         *,
         last_lines: int | None = None,
         skip_bytes: int = 0,

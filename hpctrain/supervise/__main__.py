@@ -26,6 +26,7 @@ from hpctrain.run.directory import RunDirectory, umask_of  # noqa: E402
 from hpctrain.scheduler.slurm import Slurm  # noqa: E402
 from hpctrain.supervise.allocation import allocation_overrides  # noqa: E402
 from hpctrain.supervise.supervisor import STORAGE_ERRORS, STORAGE_S, Supervisor  # noqa: E402
+from hpctrain.terminal import guard_output  # noqa: E402
 
 COMMAND = "python -m hpctrain.supervise"
 
@@ -120,4 +121,5 @@ def log_to_stdout() -> None:
 
 
 if __name__ == "__main__":
+    guard_output()
     sys.exit(main(sys.argv[1:], os.environ))

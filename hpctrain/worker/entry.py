@@ -21,6 +21,7 @@ from hpctrain.run.handover import Handover
 from hpctrain.run.process import process_age_s
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import Times
+from hpctrain.terminal import VisibleFormatter, output_unguarded, unguarded, visible
 from hpctrain.worker.advice import advice
 from hpctrain.worker.classification import classify
 from hpctrain.worker.rank import Rank, headline
@@ -60,7 +61,8 @@ def run_rank(
     times = Times(0.0 if "torch" in sys.modules else process_age_s())
     rank = Rank(config, environment, handover, stop, times, directory=directory, attempt=handover.attempt)
     try:
-        return _run(rank, make_directory)
+        with output_unguarded():
+            return _run(rank, make_directory)
     finally:
         close_log_files()
         os.umask(umask)
@@ -140,7 +142,7 @@ def _print_error(place: str, error: BaseException, hint: str) -> None:
     for handler in logging.getLogger("hpctrain").handlers:
         if isinstance(handler, logging.FileHandler):  # standard error doesn't reach it
             handler.handle(logging.makeLogRecord({"msg": text}))
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - logging may be what failed
+    print(visible(text), file=sys.stderr, flush=True)  # noqa: T201 - logging may be what failed
 
 
 def end_with_parent(parent: int | None) -> None:
@@ -163,13 +165,13 @@ def log_to_console(rank: int, *, stamped: bool = False) -> None:
     logger.handlers.clear()
     logger.propagate = False
     logger.setLevel(logging.INFO if rank == 0 else logging.WARNING)
-    handler = logging.StreamHandler(sys.stdout if rank == 0 else sys.stderr)
+    handler = logging.StreamHandler(unguarded(sys.stdout if rank == 0 else sys.stderr))
     text = "%(message)s" if rank == 0 else f"rank {rank}: %(message)s"
     if stamped:
         text = f"%(asctime)s {text}"
-    elif handler.stream.isatty():
-        text = f"\r\x1b[K{text}"  # over the ^C that the terminal echoes
-    handler.setFormatter(logging.Formatter(text, DATE_TIME))
+    # over the ^C that the terminal echoes
+    clear = "\r\x1b[K" if handler.stream.isatty() and not stamped else ""
+    handler.setFormatter(VisibleFormatter(text, DATE_TIME, prefix=clear))
     logger.addHandler(handler)
 
 

@@ -1,0 +1,120 @@
+"""Text from a run on its way to a terminal: what could control the terminal is spelled out."""
+
+from __future__ import annotations
+
+import codecs
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO, TextIO
+
+_BIDI = "\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+"""What changes the direction of text, breaks lines, or is invisible (Unicode TR 36); joiners of scripts stay."""
+_HIDDEN = rf"\x7f-\x9f{_BIDI}\ud800-\udfff\U000e0000-\U000e007f"
+CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f{_HIDDEN}]")
+"""All but line breaks and tabs. A surrogate stands for a byte that isn't UTF-8."""
+IN_LOGS = re.compile(rf"(?P<kept>\x1b\[[0-9;:]{{0,32}}m|\x1b\[[0-2]?K|\r|\x08)|[\x00-\x07\x0b-\x1f{_HIDDEN}]")
+"""As `CONTROL`; kept are colours, erasing a line, carriage returns and backspaces, by which progress bars are drawn."""
+UNFINISHED = re.compile(r"\x1b(\[[0-9;:]{0,32})?\Z")
+
+
+def visible(text: str) -> str:
+    r"""Spell out the characters that could control a terminal, as in ``\x1b[2J``."""
+    return CONTROL.sub(_spelled, text)
+
+
+def _spelled(found: re.Match[str]) -> str:
+    return found.groupdict().get("kept") or found[0].encode("unicode_escape").decode()
+
+
+class GuardedStream:
+    """A text stream to which only `visible` text is written; otherwise like the stream that it wraps.
+
+    Args:
+        stream: such as the process's own standard output.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write the text with its control characters spelled out."""
+        self.stream.write(visible(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+class LogOutput:
+    """A binary stream for a log: bars and colours pass, other control sequences are spelled out.
+
+    Args:
+        stream: of a terminal.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        self._rest = ""
+
+    def write(self, data: bytes) -> int:
+        """Write a part of the log, which may end within a character or a control sequence."""
+        text = self._rest + self._decoder.decode(data)
+        end = found.start() if (found := UNFINISHED.search(text)) else len(text)
+        self._rest = text[end:]
+        self._stream.write(IN_LOGS.sub(_spelled, text[:end]).encode())
+        return len(data)
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        self._stream.flush()
+
+
+class VisibleFormatter(logging.Formatter):
+    """A formatter whose records are `visible`.
+
+    Args:
+        text: the format of a record.
+        date_time: the format of its time.
+        prefix: put before each record as it is, such as a sequence that clears the line.
+    """
+
+    def __init__(self, text: str, date_time: str | None = None, *, prefix: str = "") -> None:
+        super().__init__(text, date_time)
+        self._prefix = prefix
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a record."""
+        return self._prefix + visible(super().format(record))
+
+
+def guard_output() -> None:
+    """Spell out control characters in all that this process prints from now on."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and not isinstance(stream, GuardedStream):
+            setattr(sys, name, GuardedStream(stream))
+
+
+def unguarded(stream: TextIO) -> TextIO:
+    """The stream itself, for text whose control characters are hpctrain's own."""
+    return stream.stream if isinstance(stream, GuardedStream) else stream
+
+
+@contextmanager
+def output_unguarded() -> Iterator[None]:
+    """Inside the context, the process prints as it likes: it trains, and its output is the user's own."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(unguarded, before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def log_output(stream: TextIO) -> BinaryIO | LogOutput:
+    """Where to copy a log: what goes into a file or a pipe is copied as it is."""
+    return LogOutput(stream.buffer) if stream.isatty() else stream.buffer
