@@ -34,6 +34,14 @@ class ExitCode(IntEnum):
     INTERRUPTED = 4
 
 
+def error_text(error: BaseException) -> str:
+    """The text of any error, also of one whose `__str__` raises another."""
+    try:
+        return str(error)
+    except Exception as other:
+        return f"(its __str__ raises {type(other).__name__})"
+
+
 class HpctrainError(Exception):
     """Base of every error that hpctrain raises on purpose."""
 

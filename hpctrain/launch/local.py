@@ -25,6 +25,7 @@ from hpctrain.distributed.stop_request import STOP_SIGNALS
 from hpctrain.errors import ExitCode
 from hpctrain.files import TEMPORARY_PREFIX
 from hpctrain.launch.prepare import RunPlan
+from hpctrain.launch.witness import witnessed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.run.handover import Handover
@@ -63,16 +64,28 @@ def _launch(run: RunPlan) -> int:
     UnrecordedEnds(directory, Slurm()).close(world_size)
     attempt = Ledger(directory).claim()
     Owner.write(directory.claim(attempt))
-    cut_short = False
     kills = oom_kills()
     if world_size == 1:
         # inside an allocation, or in a shell with leftover variables, the launched rank is still the only one
-        with environ_replaced(scrubbed(os.environ) | Handover(attempt=attempt).variables()):
+        alone = environ_replaced(scrubbed(os.environ) | Handover(attempt=attempt).variables())
+        with witnessed(lambda: _conclude(run, attempt, kills)), alone:
             run_rank(run.config, directory)
-    else:
-        ranks = LocalRanks(directory, attempt, world_size, port=run.config.cluster.master_port or free_port())
-        ranks.run()
-        cut_short = ranks.cut_short
+        return _conclude(run, attempt, kills)
+    ranks = LocalRanks(directory, attempt, world_size, port=run.config.cluster.master_port or free_port())
+    ranks.run()
+    return _conclude(run, attempt, kills, cut_short=ranks.cut_short)
+
+
+def _conclude(run: RunPlan, attempt: int, kills: int, *, cut_short: bool = False) -> int:
+    """Record and print how the attempt ended; return the exit code.
+
+    Args:
+        run: the run.
+        attempt: the attempt's number.
+        kills: the kernel's count of processes that it killed for their memory, before the attempt.
+        cut_short: whether a second Ctrl-C ended the ranks.
+    """
+    directory, world_size = run.directory, run.resources.world_size
     # the kernel counts kills for the whole machine; a rank that died without a record was probably one of them
     complaint = "the kernel killed a process of this machine, out of memory" if oom_kills() > kills else ""
     outcome = with_memory(Outcome.of_attempt(directory, attempt, world_size, complaint), run.config)

@@ -6,6 +6,7 @@ import re
 
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.root import Config
+from hpctrain.errors import error_text
 from hpctrain.phrases import either
 
 UNUSED_PARAMETERS = "parameters that were not used in producing loss"
@@ -25,7 +26,7 @@ def advice(error: BaseException, config: Config, world_size: int) -> str:
         config: of the run.
         world_size: number of ranks.
     """
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error_text(error)}"
     if UNUSED_PARAMETERS in text and not config.parallel.find_unused_parameters:
         return (
             "some parameters had no part in the loss: set parallel.find_unused_parameters=true in a new run, or "

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.distributed.stop_request import STOP_SIGNALS, StopRequest
-from hpctrain.errors import ExitCode, HpctrainError, RendezvousError, SupersededError
+from hpctrain.errors import ExitCode, HpctrainError, RendezvousError, SupersededError, error_text
 from hpctrain.phrases import DATE_TIME
 from hpctrain.run.directory import RunDirectory, umask_of
 from hpctrain.run.handover import Handover
@@ -122,7 +122,7 @@ def _fail(rank: Rank, error: BaseException) -> int:
     detail = f"{place}: {headline(error, hint)}"
     if found.peer:
         verb = {Reason.INFRASTRUCTURE: "lost", Reason.HANG: "waited too long for"}.get(found.reason, "ends with")
-        log.warning("%s %s another rank: %s", place, verb, str(error).splitlines()[0])
+        log.warning("%s %s another rank: %s", place, verb, error_text(error).partition("\n")[0])
     else:
         _print_error(place, error, hint)
     rank.finish_writing()

@@ -16,7 +16,7 @@ from hpctrain.attempt.outcome import Outcome, resume_command
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.distributed.stop_request import StopRequest
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import HpctrainError, error_text
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
 from hpctrain.run.handover import Handover
@@ -233,7 +233,7 @@ class Rank:
 
 def headline(error: BaseException, advice: str) -> str:
     """What to change, if anything is known, and the error."""
-    return ": ".join(filter(None, (advice, f"{type(error).__name__}: {error}")))
+    return ": ".join(filter(None, (advice, f"{type(error).__name__}: {error_text(error)}")))
 
 
 def _detail(record: ExitRecord) -> str:

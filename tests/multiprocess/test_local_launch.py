@@ -15,6 +15,7 @@ import pytest
 
 from hpctrain.launch.local import rank_variables
 from hpctrain.run.exit_record import read_exit_records
+from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
 
 PATIENCE_S = 150.0
@@ -277,6 +278,26 @@ def test_one_rank_runs_in_the_launching_process(fork_server, tmp_path):
     assert done.code == 0, done.output
     assert [path.name for path in (tmp_path / "record").iterdir()] == [f"0_{done.pid}"]
     assert done.output.splitlines()[0] == f"run directory {tmp_path / 'run'}"
+
+
+@pytest.mark.parametrize(
+    ("action", "code", "reason", "detail"),
+    [
+        ("exit", 1, "infrastructure", "rank 0 of 1 ended without an exit record"),
+        ("SIGSEGV", -signal.SIGSEGV, "infrastructure", "rank 0 of 1 ended without an exit record"),
+        ("SIGKILL", -signal.SIGKILL, "infrastructure", "rank 0 of 1 ended without an exit record"),
+        ("unprintable", 1, "failed", "UnprintableError: (its __str__ raises ZeroDivisionError)"),
+    ],
+)
+def test_an_end_that_the_process_cant_record(fork_server, tmp_path, run_at, action, code, reason, detail):
+    words = [f"run_dir={tmp_path / 'run'}", *TRIAL, "data.num_workers=1"]
+    (done,) = fork_server.wait(fork_server.start("command:run", *words, TRIAL_ACT=f"0:2:{action}"))
+    assert done.code == code, done.output
+    ledger = Ledger(run_at(tmp_path / "run").directory)
+    wait_for(lambda: not ledger.attempt(1).open, "the end record")
+    ended = ledger.attempt(1)
+    assert (ended.reason, ended.end_step) == (reason, 1)
+    assert detail in ended.detail
 
 
 def test_a_change_with_which_no_attempt_can_begin_is_taken_back(fork_server, tmp_path, run_at):
