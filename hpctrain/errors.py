@@ -34,6 +34,10 @@ class ExitCode(IntEnum):
     INTERRUPTED = 4
 
 
+LONGEST_SHOWN = 500
+"""Characters of a value that an error repeats."""
+
+
 def error_text(error: BaseException) -> str:
     """The text of any error, also of one whose `__str__` raises another."""
     try:
@@ -65,7 +69,8 @@ class ConfigError(HpctrainError):
         self.value = value
         self.problem = problem
         self.remedy = remedy
-        shown = f"{key}={'null' if value is None else value}"
+        text = "null" if value is None else str(value)
+        shown = f"{key}={text if len(text) <= LONGEST_SHOWN else f'{text[:LONGEST_SHOWN]}...'}"
         super().__init__(" ".join(f"{shown}: {problem}; {remedy}".split()))
 
 

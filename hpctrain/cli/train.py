@@ -14,7 +14,8 @@ from hydra._internal.utils import get_args_parser
 from hpctrain.cli.arguments import OneLineParser
 from hpctrain.cli.search_path import search_folder
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
-from hpctrain.config.compose import PRIMARY, Composer, open_overrides
+from hpctrain.config.compose import PRIMARY, Composer
+from hpctrain.config.overrides import open_overrides
 from hpctrain.config.stored import load
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError
 from hpctrain.run.directory import RunDirectory

@@ -7,11 +7,9 @@ import pickle
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import hydra.version
 import yaml
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
@@ -24,16 +22,15 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from hpctrain.config import schema
 from hpctrain.config.checks import check
-from hpctrain.config.explain import HELP, MISTAKES, Explainer, unreadable
+from hpctrain.config.explain import MISTAKES, Explainer, unreadable
 from hpctrain.config.folders import conf_dir, own_folders
+from hpctrain.config.overrides import apply, keys_of, open_overrides
 from hpctrain.config.root import Config
-from hpctrain.config.several import first_of, single, value_as_typed
+from hpctrain.config.several import first_of, single
 from hpctrain.config.stored import to_config
 from hpctrain.errors import ConfigError
 
 PRIMARY = "train"
-OPEN_NODES = re.compile(r"^cluster\.(env|sbatch)([.=])")
-"""Keys whose names the user chooses; here new names need no plus sign, which Hydra requires elsewhere."""
 
 
 class Composer:
@@ -163,7 +160,7 @@ class Composer:
         for words in (overrides, []):
             with contextlib.suppress(ConfigError, *MISTAKES):
                 choices = [override for override in map(first_of, self.parse(words)) if self._is_choice(override)]
-                return sorted(found.union(_keys(self._raw([str(choice.input_line) for choice in choices]))))
+                return sorted(found.union(keys_of(self._raw([str(choice.input_line) for choice in choices]))))
         return sorted(found)
 
     def _raw(self, overrides: Sequence[str]) -> DictConfig:
@@ -174,7 +171,7 @@ class Composer:
         chosen, task = self._chosen(tuple(str(choice.input_line) for choice in choices))
         node: DictConfig = pickle.loads(chosen)  # five times as fast as a deepcopy of OmegaConf's nodes
         for override in values:
-            _apply(override, node)
+            apply(override, node)
         if node.name is None:
             node.name = _name_of(task, node)
         OmegaConf.set_struct(node, False)
@@ -211,22 +208,6 @@ class Composer:
         return self._composed[choices]
 
 
-def open_overrides(overrides: Sequence[str]) -> list[str]:
-    """Add the plus signs to overrides of `OPEN_NODES`."""
-    return [f"++{override}" if OPEN_NODES.match(override) else override for override in overrides]
-
-
-def _apply(override: Override, node: DictConfig) -> None:
-    try:
-        ConfigLoaderImpl._apply_overrides_to_config([override], node)
-    except MISTAKES:
-        raise
-    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        # OmegaConf fails in its own code on some values, such as a list for a group
-        problem = f"can't be used here: {error}"
-        raise ConfigError(override.key_or_group, value_as_typed(override), problem, HELP) from error
-
-
 def _name_of(option: str, node: DictConfig) -> str:
     """Return the default name of a run: its task's option, or the class for task=custom."""
     target = OmegaConf.select(node, "task._target_") if option == "custom" else None
@@ -241,13 +222,4 @@ def _schema_keys(text: str) -> set[str]:
     schemas = list(schema.GROUPS.get(group[1], {}).values())
     # keys of cluster=slurm are suggested for any cluster; the next message then asks for cluster=slurm
     meant = schemas if group[1] == "cluster" else [one for one in schemas if one.__name__ == kind[1]]
-    return {key for one in meant for key in _keys(OmegaConf.structured(one), group[1])}
-
-
-def _keys(node: Any, prefix: str = "") -> list[str]:
-    keys = [prefix] if prefix else []
-    if isinstance(node, DictConfig):
-        for key in node:
-            name = str(key)
-            keys += _keys(node._get_node(name), f"{prefix}.{name}" if prefix else name)
-    return keys
+    return {key for one in meant for key in keys_of(OmegaConf.structured(one), group[1])}

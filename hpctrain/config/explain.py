@@ -54,10 +54,13 @@ class Explainer:
             (r"Key '[^']+' (?:is )?not in [\s\S]*?full_key: (.+)", self._unknown_key),
             (r"Key '([^']+)' (?:is )?not in", self._unknown_key),
             (r"Missing mandatory value", self._missing_value),
+            (r"has missing mandatory value: (\w+)", self._missing_field),
+            (r"Recursive interpolation", self._recursive),
             (WRONG_TYPE, self._wrong_type),
             (r"Error parsing override '([^']*)'", self._syntax),
             (SYNTAX, self._syntax),
             (r"Interpolation key '([^']+)' not found", self._interpolation),
+            (r"Error merging override \+*([^=]+)=", self._not_single),
         ):
             if (match := re.search(pattern, self.text)) is not None:
                 return explanation(match)
@@ -109,6 +112,21 @@ class Explainer:
 
     def _missing_value(self, _match: re.Match[str]) -> ConfigError:
         return ConfigError(self._full_key, "???", "is required", f"add {self._full_key}=VALUE")
+
+    def _missing_field(self, match: re.Match[str]) -> ConfigError:
+        # OmegaConf names the class and the field, not the group
+        typed = [override.lstrip("+~").partition("=")[0] for override in self.overrides]
+        key = next((one for one in reversed(typed) if one.rpartition(".")[2] == match[1]), match[1])
+        return ConfigError(key, "???", "is required", f"add {key}=VALUE")
+
+    def _not_single(self, match: re.Match[str]) -> ConfigError:
+        remedy = f"see docs/reference/configuration.md for {match[1]}"
+        return self._about(match[1], "must be a single value, not a list or a group of keys", remedy)
+
+    def _recursive(self, _match: re.Match[str]) -> ConfigError:
+        override = next((one for one in reversed(self.overrides) if "${" in one), " ".join(self.overrides))
+        key, _, value = override.partition("=")
+        return ConfigError(key, value, "refers to itself", "write a value")
 
     def _wrong_type(self, _match: re.Match[str]) -> ConfigError:
         key = self._full_key

@@ -37,8 +37,14 @@ class Checked:
         for name, checks in _checks_of(schema).items():
             value = getattr(self, name)
             if value is not None:
-                for check in checks:
-                    check(f"{self.prefix}{name}", value)
+                key = f"{self.prefix}{name}"
+                try:
+                    for check in checks:
+                        check(key, value)
+                except (TypeError, AttributeError) as error:
+                    # OmegaConf checks the types of values, but not of what they refer to, nor of lists within lists
+                    remedy = f"see docs/reference/configuration.md for {key}"
+                    raise ConfigError(key, value, "has the wrong type", remedy) from error
 
 
 # resolving the annotations takes longer than the checks, and a sweep checks every run

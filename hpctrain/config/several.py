@@ -7,6 +7,7 @@ import re
 
 from hydra.core.override_parser.types import Override, ValueType
 
+from hpctrain.config.schema import GROUPS
 from hpctrain.errors import ConfigError
 
 TAKES_COMMAS = re.compile(r"cluster\.(partition|exclude|constraint|reservation|qos|network_interface|sbatch\..+)")
@@ -21,8 +22,12 @@ NOT_SWEPT = {
 """Keys that decide how a sweep itself is launched, and what to do instead of sweeping over them."""
 
 
-def single(override: Override) -> Override:
+def single(override: Override, *, sweeps: bool = True) -> Override:
     """Return the override with one value, for a command that doesn't sweep.
+
+    Args:
+        override: parsed.
+        sweeps: whether the command can sweep, with -m.
 
     Raises:
         ConfigError: it has several, such as `a,b` or `range(1,3)`.
@@ -34,8 +39,11 @@ def single(override: Override) -> Override:
     if is_list and TAKES_COMMAS.fullmatch(key):
         # as typed: Hydra reads the items as numbers where it can, and would drop the zeros of 007
         return dataclasses.replace(override, value_type=ValueType.ELEMENT, _value=typed)
-    remedies = ["add -m to sweep over them"] if key not in NOT_SWEPT else []
-    remedies += [f"write {key}='\"{typed}\"' for a text, {key}=[{typed}] for a list"] if is_list else []
+    remedies = ["add -m to sweep over them"] if sweeps and key not in NOT_SWEPT else []
+    if key in GROUPS:
+        remedies += ["choose one option"]
+    elif is_list:
+        remedies += [f"write {key}='\"{typed}\"' for a text, {key}=[{typed}] for a list"]
     raise ConfigError(key, typed, "has several values", ", or ".join(remedies or ["write one value"]))
 
 

@@ -91,8 +91,12 @@ def load(path: Path, overrides: list[str] | None = None) -> Config:
         kind = OmegaConf.select(stored, "cluster.kind") or "local"
         root = OmegaConf.structured(Config)
         root.cluster = OmegaConf.structured(GROUPS["cluster"][kind])
-        merged = OmegaConf.merge(root, stored, OmegaConf.from_dotlist(overrides or []))
+        merged = OmegaConf.merge(root, stored)
         assert isinstance(merged, DictConfig)
+        if overrides:
+            from hpctrain.config.overrides import change  # Hydra is slow to import, and ranks change nothing
+
+            change(merged, overrides)
         return to_config(merged)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise unreadable(error, [path.parent]) from error

@@ -194,10 +194,11 @@ def changed_config(directory: RunDirectory, overrides: Sequence[str], config_dir
         ConfigError: an override is invalid.
     """
     stored = load(directory.config)
-    groups = {override.partition("=")[0] for override in overrides if "." not in override.partition("=")[0]}
+    keys = {override: override.lstrip("+~").partition("=")[0] for override in overrides}
+    groups = {key for key in keys.values() if "." not in key}
     typed = {name for name in Config.__dataclass_fields__ if dataclasses.is_dataclass(getattr(stored, name))}
     chosen = groups & {*typed, *OPEN_GROUPS}
-    values = [override for override in overrides if override.partition("=")[0].split(".")[0] not in chosen]
+    values = [override for override in overrides if keys[override].split(".")[0] not in chosen]
     config = dataclasses.replace(load(directory.config, values), run_dir=str(directory.path))
     if chosen:
         # Hydra takes a tenth of a second to import, and only a changed group needs it

@@ -13,8 +13,9 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from hpctrain.config.compose import PRIMARY, Composer, open_overrides
+from hpctrain.config.compose import PRIMARY, Composer
 from hpctrain.config.metric import metric_mode
+from hpctrain.config.overrides import open_overrides
 from hpctrain.config.root import Config
 from hpctrain.config.several import NOT_SWEPT, value_as_typed
 from hpctrain.errors import ConfigError, ExitCode, RunFailedError

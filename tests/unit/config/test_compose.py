@@ -1,6 +1,7 @@
 import pytest
 
-from hpctrain.config.compose import Composer, open_overrides
+from hpctrain.config.compose import Composer
+from hpctrain.config.overrides import open_overrides
 from hpctrain.errors import ConfigError
 
 

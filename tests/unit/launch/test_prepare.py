@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -137,3 +138,29 @@ def test_a_resume_with_an_unknown_key(composer, folder):
     directory = prepare(composer.compose(["run_dir=R"]), COMMAND).directory
     with pytest.raises(ConfigError, match=r"trainer\.max_step=5: is not a known key"):
         changed_config(directory, ["trainer.max_step=5"], None)
+
+
+@pytest.mark.parametrize(
+    ("override", "error"),
+    [
+        ("trainer.max_step=5", "trainer.max_step=5: is not a known key; did you mean trainer.max_steps?"),
+        ("seeed=5", "did you mean seed?"),
+        ("seed=1,2", "seed=1,2: has several values; write seed="),
+        ("name=a,b", "has several values; write name="),
+        ("trainer.max_steps=[1", "cannot be parsed as KEY=VALUE"),
+        ("~seed", "~seed=null: is required"),
+        ("cluster.kind=slurm", "is set by the option"),
+    ],
+)
+def test_a_resume_explains_mistakes_as_a_training_does(composer, folder, override, error):
+    directory = prepare(composer.compose(["run_dir=R"]), COMMAND).directory
+    with pytest.raises(ConfigError, match=re.escape(error)):
+        changed_config(directory, [override], None)
+
+
+def test_a_resume_adds_and_removes_keys_of_a_class(composer, folder):
+    directory = prepare(composer.compose(["run_dir=R"]), COMMAND).directory
+    config = changed_config(directory, ["+optimizer.amsgrad=true", "~optimizer.eps", "cluster.env.A=1"], None)
+    assert config.optimizer["amsgrad"] is True
+    assert "eps" not in config.optimizer
+    assert config.cluster.env == {"A": "1"}
