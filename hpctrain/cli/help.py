@@ -12,8 +12,9 @@ from typing import Any
 from hydra.types import RunMode
 from omegaconf import Container, DictConfig, OmegaConf
 
-from hpctrain.config.compose import Composer, open_overrides
+from hpctrain.config.compose import Composer
 from hpctrain.config.documented import about, documented
+from hpctrain.config.overrides import open_overrides
 from hpctrain.config.root import Config
 from hpctrain.config.schema import GROUPS
 from hpctrain.errors import ConfigError
