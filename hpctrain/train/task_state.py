@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hpctrain.checkpoint.host_memory import HostCopy
+from hpctrain.data.micro_batch import map_tensors
 from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointError, TaskError
 from hpctrain.tasks.task import Task
@@ -51,7 +52,8 @@ class TaskState:
         Raises:
             TaskError: it can't be stored in a checkpoint; the message names the value's place.
         """
-        self.snapshot()
+        if self._exists:
+            self._copy()
 
     def gather(self) -> list[dict[str, Any]] | None:
         """The state of every rank at rank zero, in rank order; None elsewhere, and if the task has none; collective.
@@ -69,7 +71,7 @@ class TaskState:
     def restore(self, saved: Sequence[Mapping[str, Any]] | None) -> None:
         """Give the task its state from a checkpoint; not collective.
 
-        At another world size each rank gets the state of rank zero.
+        Its tensors arrive on the CPU. At another world size each rank gets the state of rank zero.
 
         Args:
             saved: a result of `gather`; None if the checkpoint has none: then the task's state starts afresh.
@@ -93,15 +95,13 @@ class TaskState:
         # a copy: the tensors of a loaded checkpoint are mapped from its files, which retention removes
         self._task.load_state_dict(self._plain(saved[self._world.rank if same_size else 0]))
 
-    def snapshot(self) -> dict[str, Any] | None:
-        """Return a copy of this rank's state; None if the task has none.
+    def snapshot(self) -> Any:
+        """Return a copy of this rank's state, its tensors on their own devices; None if the task has none."""
+        if not self._exists:
+            return None
+        return map_tensors(lambda tensor: tensor.detach().clone(), self._task.state_dict())
 
-        Raises:
-            TaskError: as from `check`.
-        """
-        return self._copy() if self._exists else None
-
-    def put_back(self, snapshot: Mapping[str, Any] | None) -> None:
+    def put_back(self, snapshot: Any) -> None:
         """Restore a result of `snapshot`."""
         if snapshot is not None:
             self._task.load_state_dict(snapshot)

@@ -115,6 +115,11 @@ def test_a_pass_in_its_context_leaves_no_trace(lone_world):
         task.state["seen"].append(2)
         task.state["total"] += 1
     assert task.state == {"seen": [1], "total": torch.zeros(1)}
+    # not on the CPU, where the tensors of a checkpoint are
+    elsewhere = Counting(total=torch.zeros(1, device="meta"))
+    with TaskState(elsewhere, lone_world).restored():
+        pass
+    assert elsewhere.state["total"].device.type == "meta"
 
 
 @pytest.mark.parametrize(
