@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -140,12 +139,13 @@ def test_what_is_offered_is_what_composing_finds(group: str, here: Path) -> None
 
 def test_it_is_quick(here: Path) -> None:
     def once() -> float:
-        began = time.monotonic()
+        before = os.times()
         subprocess.run(["hpctrain", "completion", "query", "trainer."], check=True, stdout=subprocess.DEVNULL)
-        return time.monotonic() - began
+        after = os.times()
+        return after.children_user + after.children_system - before.children_user - before.children_system
 
-    # the fastest of some: others use this machine, too
-    assert min(once() for _ in range(5)) < 0.5
+    # seconds of a core: others use this machine, too
+    assert min(once() for _ in range(3)) < 0.4
 
 
 def test_a_shell_that_is_not_known_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
