@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,10 +32,12 @@ def oom_kills(vmstat: Path = VMSTAT) -> int:
 
 
 def _remedy(config: Config) -> str:
-    less = "need less with fewer data.num_workers or a smaller trainer.micro_batch_size"
+    """What the attempt had, if hpctrain requested it, and what can still be changed."""
+    fewer = ["fewer data.num_workers"] if config.data.num_workers != 0 else []
+    smaller = ["a smaller trainer.micro_batch_size"] if config.trainer.micro_batch_size != 1 else []
+    less = f"use {' or '.join([*fewer, *smaller, 'a smaller model'][:2])}"
     if not isinstance(config.cluster, Slurm):
-        total_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-        return f"this machine has {total_gb:.3g} GB: {less}"
+        return less
     if config.cluster.memory_gb is None:
         return f"cluster.memory_gb isn't set, so a node had SLURM's default: set it, or {less}"
     return f"cluster.memory_gb={config.cluster.memory_gb:g} was requested for each node: raise it, or {less}"

@@ -394,3 +394,39 @@ def test_torchrun_with_a_bad_configuration(unattended):
     assert (out + err).count("hpctrain: error:") == 1
     assert "hpctrain: error: trainer.max_stepz=6: " in err
     assert list(command.path.parent.iterdir()) == []
+
+
+@pytest.fixture
+def little_memory():
+    """A control group with half a gigabyte: the file that takes the processes."""
+    groups = [Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")]
+    parent = next((group for group in groups if (group / "cgroup.procs").is_file()), None)
+    group = None if parent is None else parent / f"hpctrain_{os.getpid()}"
+    try:
+        assert group is not None
+        group.mkdir()
+        limit = next(group / name for name in ("memory.limit_in_bytes", "memory.max") if (group / name).exists())
+        limit.write_text("500000000")
+    except (AssertionError, OSError, StopIteration):
+        pytest.skip("needs root and control groups for memory")
+    yield group / "cgroup.procs"
+    wait_for(lambda: not (group / "cgroup.procs").read_text().strip(), "the end of all processes in the control group")
+    group.rmdir()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_rank_that_the_kernel_kills_for_its_memory(little_memory, variables, run_at, tmp_path, processes):
+    words = [*TRIAL, f"run_dir={tmp_path / 'run'}", f"cluster.processes_per_node={processes}"]
+    command = f'echo $$ > {little_memory}; exec {sys.executable} -m hpctrain "$@"'
+    done = subprocess.run(
+        ["sh", "-c", command, "sh", *words],
+        env=variables | {"TRIAL_ACT": "0:5:eat_memory"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert "out_of_memory: killed for memory; use fewer data.num_workers" in done.stderr
+    assert [reason for _, reason, _ in run_at(tmp_path / "run").attempts] == ["out_of_memory"]

@@ -58,9 +58,10 @@ class Trial(Task):
 
     TRIAL_ACT=RANK:CALL:ACTION has that rank's n-th loss, counted from 1 in each process, begin with `raise`, `hang`,
     which prints the signals that it gets, `kill_workers`, which kills its loading processes, `exit`, which ends the
-    process with the code 0, `unprintable`, an error without a text, or a signal to itself; or be `nan` or `inf` from
-    then on, or have gradients that are NaN (`poison`). Several are joined by commas. TRIAL_RECORD names a folder for
-    the numbers of the samples of each loss. TRIAL_SLEEP is how many seconds each loss takes.
+    process with the code 0, `unprintable`, an error without a text, `eat_memory`, until there is no more, or a signal
+    to itself; or be `nan` or `inf` from then on, or have gradients that are NaN (`poison`). Several are joined by
+    commas. TRIAL_RECORD names a folder for the numbers of the samples of each loss. TRIAL_SLEEP is how many seconds
+    each loss takes.
     """
 
     def __init__(self, num_samples=40, eval_samples=7, batchnorm=False, dropout=0.0, noise=False, width=16):
@@ -104,6 +105,10 @@ class Trial(Task):
             raise UnprintableError
         if action == "exit":
             os._exit(0)
+        if action == "eat_memory":
+            eaten = []
+            while True:
+                eaten.append(bytearray(b"x" * 10**8))
         if action == "kill_workers":
             for child in multiprocessing.active_children():
                 os.kill(child.pid, signal.SIGKILL)
