@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -187,4 +188,16 @@ def _map_file(file: Path) -> Any:
     try:
         return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, BadZipFile, UnpicklingError) as error:
-        raise CheckpointError(f"{file} can't be loaded: {error}") from error
+        raise CheckpointError(f"{file} can't be loaded: {describe_unreadable(error)}") from error
+
+
+def describe_unreadable(error: Exception) -> str:
+    """Describe why torch can't read a file, without its advice to use ``weights_only=False``."""
+    if not isinstance(error, UnpicklingError):
+        return str(error)
+    found = re.search(r"(?:GLOBAL|class|function):? `?([\w.]+)", str(error))
+    what = f" ({found[1]})" if found else ""
+    return (
+        f"it contains more than tensors and plain values{what}, or is damaged; other objects could execute code, and "
+        "are never loaded: save the state_dict alone"
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
-from hpctrain.checkpoint.read import load
+from hpctrain.checkpoint.read import describe_unreadable, load
 from hpctrain.checkpoint.restore import differing
 from hpctrain.checkpoint.state import PlainNames
 from hpctrain.errors import CheckpointError
@@ -81,8 +80,8 @@ def read_weights(source: Path) -> Mapping[str, Any]:
         found = torch.load(source, map_location="cpu", weights_only=True)
     except ImportError as error:
         raise CheckpointError(f'{source} can\'t be read: pip install "hpctrain[safetensors]"') from error
-    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{source} can't be read: {error}") from error
+    except Exception as error:  # of any type, for a file of another kind
+        raise CheckpointError(f"{source} can't be read: {describe_unreadable(error)}") from error
     if not isinstance(found, Mapping) or not all(
         isinstance(value, Tensor) or str(name).endswith(_EXTRA_STATE_KEY_SUFFIX) for name, value in found.items()
     ):

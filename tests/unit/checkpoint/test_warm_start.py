@@ -1,11 +1,12 @@
 import logging
+import os
 
 import pytest
 import torch
 from torch import nn
 
 from hpctrain.checkpoint.state import Head, LiveState
-from hpctrain.checkpoint.warm_start import warm_start
+from hpctrain.checkpoint.warm_start import read_weights, warm_start
 from hpctrain.errors import CheckpointError
 
 
@@ -95,3 +96,23 @@ def test_a_file_that_holds_something_else(tmp_path, content):
         torch.save(content, path)
     with pytest.raises(CheckpointError, match=r"w\.pt"):
         warm_start(net(), path)
+
+
+class Evil:
+    def __reduce__(self):
+        return (os.system, ("true",))
+
+
+def test_what_could_execute_code_is_refused_without_torchs_advice_to_allow_it(tmp_path):
+    torch.save({"weight": Evil()}, tmp_path / "w.pt")
+    with pytest.raises(CheckpointError) as raised:
+        read_weights(tmp_path / "w.pt")
+    assert "it contains more than tensors and plain values (posix.system), or is damaged" in str(raised.value)
+    assert "weights_only" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [b"hello\x80\x04", b"root:x:0:0:", b"\x80\x02.", b""])
+def test_a_file_of_another_kind_is_one_error(tmp_path, content):
+    (tmp_path / "w.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"w\.pt can't be read: "):
+        read_weights(tmp_path / "w.pt")

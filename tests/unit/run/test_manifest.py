@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import subprocess
+import zlib
 
 import pytest
 
@@ -34,6 +35,72 @@ def test_a_large_diff_is_left_out(repository, monkeypatch):
     monkeypatch.setattr(manifest_module, "LARGEST_DIFF_BYTES", 10)
     (repository / "train.py").write_text("lr = 2\n")
     assert manifest([], repository)["git"] | {"commit": ""} == {"commit": "", "diff": "", "diff_left_out": True}
+
+
+@pytest.fixture
+def hostile(repository, monkeypatch):
+    """A repository whose author wants to run a program when somebody else starts a run in it."""
+    marks = repository / "marks"
+    marks.mkdir()
+
+    def program(name):
+        path = repository / f"{name}.sh"
+        path.write_text(f"#!/bin/sh\ntouch {marks}/{name}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    def configure(key, value):
+        subprocess.run(["git", "-C", repository, "config", key, value], check=True, capture_output=True)
+
+    hooks = repository / "hooks"
+    hooks.mkdir()
+    for hook in ("post-index-change", "post-checkout"):
+        (hooks / hook).symlink_to(program(f"hook_{hook}"))
+    (repository / ".gitattributes").write_text("*.py diff=evil filter=evil\n*.txt filter=with=sign\n")
+    (repository / "train.py").write_text("lr = 2\n")
+    for key in ("core.pager", "core.sshCommand", "diff.external", "diff.evil.command", "diff.evil.textconv"):
+        configure(key, program(key))
+    for key in ("filter.evil.clean", "filter.evil.smudge", "filter.with=sign.process"):
+        configure(key, program(key))
+    configure("filter.evil.required", "true")
+    configure("protocol.ext.allow", "always")
+    configure("remote.origin.url", f"ext::{program('transport')}")
+    configure("remote.origin.promisor", "true")
+    configure("core.hooksPath", str(hooks))
+    configure("core.fsmonitor", program("core.fsmonitor"))
+    for variable in ("GIT_EXTERNAL_DIFF", "GIT_PAGER", "GIT_SSH_COMMAND", "GIT_PROXY_COMMAND"):
+        monkeypatch.setenv(variable, program(variable))
+    return marks
+
+
+def executed(marks):
+    names = sorted(path.name for path in marks.iterdir())
+    for name in names:
+        (marks / name).unlink()
+    return names
+
+
+def test_git_executes_nothing_that_the_repository_configures(hostile, repository, monkeypatch):
+    for words in (["diff", "HEAD"], ["-c", "diff.external=", "diff", "--no-ext-diff", "HEAD"]):
+        subprocess.run(["git", "-C", repository, *words], check=False, capture_output=True, timeout=20)
+    trapped = executed(hostile)
+    assert {"core.fsmonitor", "diff.evil.command", "filter.evil.clean", "diff.evil.textconv"} <= set(trapped)
+    found = manifest([], repository)["git"]
+    assert executed(hostile) == []
+    assert "+lr = 2" in found["diff"]
+
+
+def test_a_partial_clone_fetches_nothing(hostile, repository):
+    objects = (repository / ".git" / "objects").glob("??/*")
+    (blob,) = [path for path in objects if b"lr = 1" in zlib.decompress(path.read_bytes())]
+    blob.unlink()
+    subprocess.run(["git", "-C", repository, "config", "extensions.partialClone", "origin"], check=True)
+    subprocess.run(
+        ["git", "-C", repository, "diff", "--no-ext-diff", "HEAD"], check=False, capture_output=True, timeout=20
+    )
+    assert "transport" in executed(hostile)
+    assert manifest([], repository)["git"]["diff"] == ""
+    assert executed(hostile) == []
 
 
 def test_a_folder_without_a_repository(tmp_path):
