@@ -80,7 +80,9 @@ def diagnose(received: int | None, record: JobRecord | None, *, restarts: int, n
         # a user signal is almost always SLURM's warning before the time limit
         reason = Reason.TIME_LIMIT if received in USER_SIGNALS else None
         return Termination(reason, f"{name}; SLURM didn't answer")
-    requeued = record.restarts is not None and record.restarts > restarts
+    counted = record.restarts is not None and record.restarts > restarts
+    # a job whose batch script SLURM takes for not started is back in the queue too, without being counted or cancelled
+    requeued = counted or record.state.is_pending
     killing = record.state is JobState.COMPLETING or record.state.is_finished or record.state.is_pending
     evidence = f"{name}; JobState={record.state.value} PreemptTime={record.preempt_time} EndTime={record.end_time}"
     if record.preempt_time is not None or requeued:

@@ -443,7 +443,7 @@ class Storm:
                 continue
             run = struck.run
             logged = [record["step"] for record in read_json_lines(run.directory.metrics)]
-            if run.reasons[-1:] != ["completed"] or None in run.reasons:
+            if run.reasons[-1:] != ["completed"] or {None, "cancelled", "failed", "stalled"} & set(run.reasons):
                 struck.problem = f"attempts ended as {run.reasons}"
             elif run.digest != straight(*WORDS, processes=struck.ranks):
                 struck.problem = "other weights than a straight run's"

@@ -81,6 +81,12 @@ def test_without_an_answer_only_the_warning_signal_says_something(received, reas
     assert "didn't answer" in termination.evidence
 
 
+def test_a_job_that_slurm_has_put_back_into_the_queue_without_counting_it_is_not_cancelled():
+    """As one whose launch SLURM takes for failed, while its batch script runs ("launch failed requeued held")."""
+    found = terminated("peer_died", state=JobState.PENDING)
+    assert (found.reason, found.requeued, found.killing) == (Reason.PREEMPTED, True, True)
+
+
 def test_a_sigterm_after_the_time_limit_while_the_job_still_counts_as_running():
     received, record, _ = STOPS["peer_died"]
     assert record.end_time is not None
