@@ -6,12 +6,13 @@ from collections.abc import Collection, Sequence
 
 
 def aligned(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
-    """Format rows with aligned columns, two spaces apart.
+    """Format rows with aligned columns, two spaces apart; a line break within a cell becomes a space.
 
     Args:
         rows: of equal length.
         right: the columns that are aligned to the right, counted from 0.
     """
+    rows = [[" ".join(cell.splitlines()) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import yaml
 
+SHORT_BYTES = 8192
+"""YAML up to this size can't be nested too deeply for libyaml."""
 DEEPEST = 100
-"""Levels that a configuration may have."""
+"""Levels that longer YAML may have."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def refuse_deep(data: bytes) -> None:
+def refuse_deep(path: Path) -> None:
     """Raise if YAML is nested so deeply that loading it would overflow the stack, which ends the process in libyaml.
 
     Raises:
-        ValueError: it is.
+        OSError: it can't be read.
+        ValueError: it is nested too deeply, or isn't UTF-8.
         YAMLError: it isn't YAML.
     """
+    if path.stat().st_size <= SHORT_BYTES:
+        return
     depth = 0
-    for event in yaml.parse(data, Loader=_LOADER):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST:
-            raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+    with path.open(encoding="utf-8") as file:
+        for event in yaml.parse(file, Loader=_LOADER):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise ValueError(f"it is nested more than {DEEPEST} levels deep")

@@ -86,7 +86,7 @@ def load(path: Path, overrides: list[str] | None = None) -> Config:
         ConfigError: this version doesn't know a key or a value, or the file can't be read or isn't valid YAML.
     """
     try:
-        refuse_deep(path.read_bytes())
+        refuse_deep(path)
         stored = OmegaConf.load(path)
         kind = OmegaConf.select(stored, "cluster.kind") or "local"
         root = OmegaConf.structured(Config)
@@ -97,12 +97,15 @@ def load(path: Path, overrides: list[str] | None = None) -> Config:
             from hpctrain.config.overrides import change  # Hydra is slow to import, and ranks change nothing
 
             change(merged, overrides)
-        return to_config(merged)
+        config = to_config(merged)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise unreadable(error, [path.parent]) from error
     except OmegaConfBaseException as error:
         raise Explainer(str(error), overrides or [str(path)]).explain() from error
-    except (OSError, ValueError, KeyError, OverflowError) as error:
+    except (OSError, ValueError, KeyError, OverflowError, RecursionError) as error:
         # a kind of cluster that doesn't exist; a number of hundreds of digits; nesting
         problem = f"can't be read: {type(error).__name__}: {str(error).splitlines()[0]}"
         raise ConfigError("configuration", path, problem, "correct the file") from error
+    if config.name is None:
+        raise ConfigError("name", None, f"is missing in {path}", "correct the file")
+    return config

@@ -200,12 +200,13 @@ def _bounded(seconds: float) -> Iterator[None]:
 
     # submitit runs sbatch without a bound, and offers none
     before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
 
 
 @contextlib.contextmanager

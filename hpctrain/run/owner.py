@@ -10,10 +10,10 @@ from pathlib import Path
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json, write_json
 from hpctrain.run.process import process_start
-from hpctrain.run.record import TEXT, WHOLE, Kind, require_fields
+from hpctrain.run.record import NAME, WHOLE, Kind, require_fields
 
 FILE_NAME = "owner.json"
-_KINDS = {"host": TEXT, "pid": Kind("a process id", lambda value: WHOLE.accepts(value) and 0 < value < 2**31)}
+_KINDS = {"host": NAME, "pid": Kind("a process id", lambda value: WHOLE.accepts(value) and 0 < value < 2**31)}
 CLOCK_SLACK_S = 5.0
 """Seconds by which the clocks of a file server and of this machine may differ."""
 

@@ -44,6 +44,7 @@ def _are_texts(value: object) -> bool:
 
 
 TEXT = Kind("a text", lambda value: isinstance(value, str) and "\0" not in value)
+NAME = Kind("a name", lambda value: TEXT.accepts(value) and len(value.split()) == 1)
 TEXTS = Kind("a list of texts", _are_texts)
 NUMBER = Kind("a number", _is_number)
 WHOLE = Kind("a whole number", _is_whole)

@@ -10,18 +10,14 @@ import yaml
 
 from hpctrain.config.nesting import refuse_deep
 
-SHORT_BYTES = 8192
-"""YAML up to this size can't be nested too deeply for libyaml."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_plain_config(path: Path) -> Mapping[str, Any]:
     """Read the configuration as plain values; empty if it can't be read."""
     try:
-        data = path.read_bytes()
-        if len(data) > SHORT_BYTES:
-            refuse_deep(data)
-        config = yaml.load(data, Loader=_LOADER)
+        refuse_deep(path)
+        config = yaml.load(path.read_bytes(), Loader=_LOADER)
     except (OSError, yaml.YAMLError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}

@@ -210,12 +210,14 @@ def assert_commands_cope():
         assert type_in("resume", "odd")[0] in (1, 2)
 
 
+@pytest.mark.timeout(3600)  # many examples at night
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(fields()), st.sampled_from(ODD))
 @example(("attempts.jsonl", 0, "nodes"), None)
 @example(("attempts.jsonl", 0, "world_size"), "text")
 @example(("attempts.jsonl", 1, "time"), float("nan"))
 @example(("jobs.jsonl", 0, "time"), 10**400)
+@example(("attempts/0002/owner.json", 0, "host"), "two\nlines")
 def test_an_odd_value_in_any_field(runs, target, value):
     substitute(runs(), target, value)
     assert_commands_cope()
