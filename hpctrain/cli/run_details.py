@@ -60,8 +60,9 @@ def run_details(status: RunStatus, now: float) -> str:
         lines.append(f"time        {spent}")
     if status.verdict is not None:
         lines += bottleneck_lines(status.verdict)
-    lines.append("next")
-    lines += [f"  python -m hpctrain {command}" for command in _next_commands(status)]
+    if status.state is not RunState.UNREADABLE:
+        lines.append("next")
+        lines += [f"  python -m hpctrain {command}" for command in _next_commands(status)]
     return "\n".join(lines)
 
 

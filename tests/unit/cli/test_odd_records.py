@@ -260,5 +260,6 @@ def test_what_is_wrong_is_named(runs):
     why = f"{Path.cwd()}/runs/odd/attempts.jsonl: expected world_size to be a whole number from 0, found 'text'"
     assert (code, line.split()[1]) == (0, "unreadable")
     assert why in line
+    assert "next" not in type_in("status", "odd")[1]
     assert type_in("cancel", "odd") == (1, "", f"hpctrain: error: runs/odd: {why}; correct the file, or move it away\n")
     assert type_in("resume", "odd") == (2, "", f"hpctrain: error: {why}; correct the file, or move it away\n")
