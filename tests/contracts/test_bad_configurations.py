@@ -6,6 +6,9 @@ import sys
 import pytest
 
 from hpctrain.cli import main
+from hpctrain.config.compose import Composer
+from hpctrain.config.identity import flat
+from hpctrain.errors import ConfigError
 
 MISTAKES = {
     "unknown key": (["trainer.max_step=3"], "trainer.max_step=3", "did you mean trainer.max_steps"),
@@ -368,4 +371,38 @@ def test_the_process_says_the_same(words, empty_folder):
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr
+    assert list(empty_folder.iterdir()) == []
+
+
+VALUES = (
+    *("-1", "0", "1.5", "nan", "inf", "-inf", "1e400", "9" * 30, "9" * 400, "0x10", "1e3"),
+    *("", "''", "null", "true", "abc"),
+    *("'a b'", "'é☃'", "'a\nb'", "'a\"b'", '"a\'b"', "'%j'", "'$(id)'", "'`id`'", "'a;b'", "'-x'", "'~/x'", "'*'"),
+    *("[]", "[1,a]", "[[1]]", "{}", "{a: 1}", "{a: {b: 1}}", "[null]", "[nan,nan]", "1,2", "a,b", "range(1,3)"),
+    *("'\udcff'", "'a\x00b'", "a" * 5000, "../..", "???", "'${seed}'", "${seed}", "${nope}", "${oc.env:HOME}", "[1"),
+)
+"""Values that hardly any key takes."""
+OPTIONS = (
+    [],
+    ["cluster=slurm"],
+    ["optimizer=sgd"],
+    ["task=tokens", "task.data=."],
+    ["task=image_folder", "task.data=.", "schedule=wsd"],
+)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_any_value_of_any_key_is_taken_or_explained(options, empty_folder):
+    composer, vague = Composer(), []
+    keys = flat(composer.compose(options)).keys()
+    # the keys of the defaults are tried without options
+    for key in keys - flat(composer.compose([])).keys() if options else keys:
+        for value in VALUES:
+            try:
+                composer.compose([*options, f"{key}={value}"])
+            except ConfigError as error:
+                if error.key == "configuration" or "\n" in str(error) or len(str(error)) > 1500:
+                    vague.append(str(error)[:300])
+    assert vague == []
     assert list(empty_folder.iterdir()) == []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import zlib
 
@@ -110,3 +111,10 @@ def test_a_folder_without_a_repository(tmp_path):
 def test_the_environment_is_not_in_it(tmp_path, monkeypatch):
     monkeypatch.setenv("MY_TOKEN", "hunter2-hunter2")
     assert "hunter2" not in str(manifest([], tmp_path))
+
+
+def test_a_user_without_an_entry_is_a_number(tmp_path, monkeypatch):
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
+    assert manifest([], tmp_path)["user"] == "4000000"
