@@ -21,6 +21,8 @@ UNPICKLE = {
 MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "multiprocessing.connection"}
 ALLOWED = {"UnpicklingError"}
 """An exception of torch.load(weights_only=True)."""
+COPIES = {"config/compose.py"}
+"""Modules that copy an object of their own process by a pickle in memory."""
 
 
 def uses(source: str) -> Iterator[str]:
@@ -39,8 +41,8 @@ def uses(source: str) -> Iterator[str]:
 
 
 def test_nothing_is_unpickled() -> None:
-    found = [(path.name, use) for path in sorted(PACKAGE.rglob("*.py")) for use in uses(path.read_text())]
-    assert found == []
+    found = {str(path.relative_to(PACKAGE)): list(uses(path.read_text())) for path in PACKAGE.rglob("*.py")}
+    assert {path: use for path, use in found.items() if use and path not in COPIES} == {}
 
 
 @pytest.mark.parametrize(
