@@ -49,14 +49,21 @@ class Tail:
         return data
 
 
-def batch_scripts_error(directory: RunDirectory) -> str:
-    """Why a job ended before an attempt began, by its batch script's log, in one line; empty if it has no error."""
+def batch_scripts_error(directory: RunDirectory, *, ran: bool) -> str:
+    """Why a job ended before an attempt began, by its batch script's log, in one line; empty if it has no error.
+
+    Args:
+        directory: the run.
+        ran: whether the job is known to have left the queue, so that its log should exist.
+    """
     path = directory.batch_log
     if path is None:
         return ""
     try:
         lines = path.read_bytes()[-CHUNK_BYTES:].decode(errors="replace").splitlines()
     except FileNotFoundError:
+        if not ran:
+            return ""
         return f"it left no log: if its node can't see {path.parent}, put that on a file system that all nodes share"
     except OSError:
         return ""

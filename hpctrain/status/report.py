@@ -200,7 +200,7 @@ def read_status(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
     facts = _facts(directory, attempts, jobs)
     state, note = derive_state(facts)
     if facts.attempt.attempt == 0 and state in (RunState.FAILED, RunState.INTERRUPTED):
-        note = "; ".join(filter(None, [note, batch_scripts_error(directory)]))
+        note = "; ".join(filter(None, [note, batch_scripts_error(directory, ran=state is RunState.FAILED)]))
     metrics_step, metrics_time, metrics = _last_metrics(directory.metrics)
     evaluation = last_evaluation(directory)
     saved = saved_step(directory) or None

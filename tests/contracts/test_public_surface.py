@@ -21,7 +21,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.status.state import RunState
 
 COMMAND_WORDS = "cancel completion drill env fit-batch inspect logs resume stacks status"
-STATES = "prepared queued held starting running interrupted completed failed cancelled unknown"
+STATES = "prepared queued held starting running interrupted completed failed cancelled unknown unreadable"
 REASONS = """
     completed preempted time_limit node_failure infrastructure hang failed out_of_memory cancelled interrupted stalled
 """

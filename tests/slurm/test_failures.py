@@ -293,7 +293,7 @@ def test_an_error_of_the_task_s_own_at_the_same_step_each_time(runs: SubmittedRu
         assert exit_code() == 1
     assert run.until_ended() == "FAILED"
     assert run.story == [(0, "failed", 6)]
-    assert "rank 1 on n2 failed" in run.attempts[0].detail
+    assert "rank 1 on n2, after step " in run.attempts[0].detail
     assert runs.sandbox.job(run.job_id)["Restarts"] == "0"
 
 

@@ -152,7 +152,7 @@ def test_an_error_of_one_rank_reaches_every_place(
     done = hpctrain("cluster=slurm", "nodes=2", "cluster.wait=true", "run_dir=R", *task, *QUICK)
     assert done.returncode == 1, done.stdout + done.stderr
     blame = done.stdout[done.stdout.index("failed at step 0") :]
-    assert "rank 1 on n2 failed" in blame
+    assert "rank 1 on n2, after step " in blame
     assert 'own.py", line' in blame, "the traceback shows where"
     assert "ValueError: this sample can't be read" in blame
     assert f"python -m hpctrain resume {work}/R" in blame
@@ -250,7 +250,9 @@ def test_what_is_asked_for_reaches_slurm_and_the_ranks(
     assert "setup was here" in (work / "R" / "logs" / f"batch_{job['JobId']}.log").read_text()
     assert "#SBATCH --signal=USR1@33" in next((work / "R" / "logs" / "submitit").glob("*.sh")).read_text()
     assert "3: rank 3 is here\n" in hpctrain("logs", "R", "--rank", "3").stdout
-    assert re.search(r"^0: step 3/3 ", done.result().stdout, re.MULTILINE), "srun's label, and a plain line"
+    assert re.search(r"^0: \S+ \S+ step 3/3 ", done.result().stdout, re.MULTILINE), (
+        "srun's label, and a line as in a log"
+    )
 
     failed = without.result()
     assert failed.returncode == 1, failed.stdout + failed.stderr
@@ -258,7 +260,7 @@ def test_what_is_asked_for_reaches_slurm_and_the_ranks(
         r"trainer\.sync_batchnorm=True: torch synchronises batch norm on GPUs only; see why torch finds none on n\d"
     )
     assert re.search(refusal, failed.stdout)
-    assert f"to resume: python -m hpctrain resume '{work}/on gpu'\n" in failed.stdout
+    assert f"once the cause is mended, resume with: python -m hpctrain resume '{work}/on gpu'\n" in failed.stdout
     refused = misspelt.result()
     assert refused.returncode == 1, refused.stdout + refused.stderr
     assert "unrecognized option '--no-such-option'" in refused.stdout
