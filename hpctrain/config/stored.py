@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config.explain import Explainer, unreadable
@@ -76,7 +77,12 @@ def _without(node: DictConfig, keys: Sequence[str]) -> DictConfig:
 
 def to_yaml(config: Config) -> str:
     """Return the text of ``config.yaml``, with everything resolved."""
-    return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
+    # as OmegaConf.to_yaml does, which would build its own tree first: half of the time, for each run of a sweep
+    dumper = get_omega_conf_dumper()
+    text: str = yaml.dump(
+        dataclasses.asdict(config), Dumper=dumper, default_flow_style=False, allow_unicode=True, sort_keys=False
+    )
+    return text
 
 
 def load(path: Path, overrides: list[str] | None = None) -> Config:

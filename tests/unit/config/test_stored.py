@@ -1,6 +1,9 @@
 """A run's config.yaml, and keys that the schema doesn't have."""
 
+import dataclasses
+
 import pytest
+from omegaconf import OmegaConf
 
 from hpctrain.config.compose import Composer
 from hpctrain.config.stored import load, to_yaml
@@ -73,3 +76,9 @@ def test_a_file_that_cannot_be_read_is_named_with_the_line(held, where, what, tm
     assert where in text
     assert what in text
     assert str(tmp_path / "config.yaml") in text
+
+
+def test_the_text_is_as_omegaconf_writes_it(composer):
+    values = ["cluster.env.A='1e3'", "cluster.env.B='é\"'", "cluster.env.C='0750'", "cluster.setup=['a b','c: d']"]
+    config = composer.compose(["cluster=slurm", *values, "name=no"])
+    assert to_yaml(config) == OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
