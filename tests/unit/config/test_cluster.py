@@ -1,6 +1,7 @@
 import pytest
 
-from hpctrain.config.cluster import Slurm
+from hpctrain.cluster import mpi
+from hpctrain.config.cluster import Local, Slurm
 from hpctrain.errors import ConfigError
 
 GPUS = {
@@ -36,3 +37,20 @@ def test_gpus_are_counted_by_one_key_alone(name, value, gpus_per_node):
 )
 def test_other_resources_are_passed_on(name, value):
     assert Slurm(sbatch={name: value}).sbatch == {name: value}
+
+
+def test_no_variable_of_a_launcher_can_be_set_by_hand():
+    names = {name for launcher in mpi.LAUNCHERS for name in launcher.variables}
+    names |= {
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        "TORCHELASTIC_RUN_ID",
+        "GROUP_RANK",
+        "HPCTRAIN_TOKEN",
+        "MASTER_ADDR",
+    }
+    for name in names:
+        with pytest.raises(ConfigError, match=f"cluster.env.{name}=1: is set by hpctrain or the launcher"):
+            Local(env={name: "1"})
+    # settings of libraries stay the user's
+    Local(env=dict.fromkeys(["NCCL_SOCKET_IFNAME", "OMPI_MCA_btl", "OMP_NUM_THREADS", "PMIX_MCA_psec", "RANKING"], "1"))
