@@ -156,7 +156,7 @@ class Drill:
         training = self._launch("straight", overrides)
         began = time.monotonic()
         last = self._finish(training, 1)
-        self.console.report(f"straight run: {last.end_step} steps in {time.monotonic() - began:.1f} s")
+        self.console.report(f"straight run: {counted(last.end_step or 0, 'step')} in {time.monotonic() - began:.1f} s")
         return training.directory, last
 
     def _interrupted(self, overrides: Sequence[str], plan: Plan) -> tuple[RunDirectory, list[Interruption]]:
@@ -181,7 +181,7 @@ class Drill:
             training.resume()
         last = self._finish(training, attempt)
         attempts = counted(last.attempt, "attempt")
-        self.console.report(f"interrupted run: {last.end_step} steps in {attempts}")
+        self.console.report(f"interrupted run: {counted(last.end_step or 0, 'step')} in {attempts}")
         return training.directory, interruptions
 
     def _launch(self, name: str, overrides: Sequence[str]) -> Training:

@@ -72,7 +72,7 @@ def _data(parts: Parts) -> str:
     plan, workers = parts.plan, parts.workers.num_workers
     fetched = f"{counted(workers, 'DataLoader worker')} per rank" if workers else "fetched by the ranks"
     return (
-        f"{plan.num_samples:,} samples, {plan.steps_per_epoch:,} steps per epoch, "
+        f"{plan.num_samples:,} samples, {plan.steps_per_epoch:,} step{'s' * (plan.steps_per_epoch != 1)} per epoch, "
         f"{parts.total_steps / plan.steps_per_epoch:.3g} epochs; {fetched}"
     )
 
@@ -85,7 +85,7 @@ def _kind(thing: object) -> str:
 def _plan(policy: Checkpoint) -> str:
     times = []
     if policy.every_steps is not None:
-        times.append(f"every {policy.every_steps} steps")
+        times.append(f"every {counted(policy.every_steps, 'step')}")
     if policy.auto:
         times.append("as often as it pays")
     elif policy.every_min is not None:
@@ -93,7 +93,7 @@ def _plan(policy: Checkpoint) -> str:
     how = "in the background" if policy.asynchronous else "while training waits"
     kept = [f"the newest {policy.keep}"]
     if policy.keep_every is not None:
-        kept.append(f"those of every {policy.keep_every} steps")
+        kept.append(f"those of every {counted(policy.keep_every, 'step')}")
     if policy.keep_best:
         kept.append(f"the best {policy.keep_best}")
     return f"{' and '.join([*times, 'at the end'])}, written {how}; {' and '.join(kept)} are kept"
