@@ -27,12 +27,19 @@ def damage(run, step):
     file.write_bytes(data)
 
 
+def as_if_interrupted(run):
+    """A completed run would be left alone."""
+    ledger = run.directory.attempts
+    ledger.write_text(ledger.read_text().replace('"completed"', '"interrupted"'))
+
+
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_the_newest_intact_checkpoint_or_the_same_error_on_every_rank(train, world_size):
     code, run, output = train("run", *QUIET, world_size=world_size)
     assert (code, run.steps) == (0, [4, 8, 12]), output
     digest = run.digest
     damage(run, 12)
+    as_if_interrupted(run)
     code, run, output = train("run", *QUIET, world_size=world_size)
     assert code == 0, output
     assert run.attempts[-1] == (8, "completed", 12)
@@ -41,6 +48,7 @@ def test_the_newest_intact_checkpoint_or_the_same_error_on_every_rank(train, wor
     assert [path.name[:21] for path in run.directory.set_aside()] == ["damaged-step_00000012"]
     for step in run.steps:
         damage(run, step)
+    as_if_interrupted(run)
     code, run, output = train("run", *QUIET, world_size=world_size)
     assert code == 1, output
     assert "no checkpoint of the run is intact" in output
