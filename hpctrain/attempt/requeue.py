@@ -173,13 +173,18 @@ def _spends(attempt: Attempt, budget: str) -> bool:
 
 
 def _stalled_in_a_row(history: Sequence[Attempt]) -> int:
+    """Count the newest attempts that gained no step; 0 if the newest one's reason can't show that the run stalls."""
+    if not _may_stall(history[-1]):
+        return 0  # the row before it may be complete: its user resumed the run after it had stalled
     count = 0
     for attempt in reversed(history):
-        if attempt.reason is not None and not attempt.reason.meaning.may_stall:
-            continue
         # the run resumes from a checkpoint: a step that was completed and not saved isn't progress
         saved = int(attempt.extra.get("saved_step", attempt.end_step or 0))
         if saved > (attempt.start_step or 0):
             break
-        count += 1
+        count += _may_stall(attempt)
     return count
+
+
+def _may_stall(attempt: Attempt) -> bool:
+    return attempt.reason is None or attempt.reason.meaning.may_stall

@@ -110,7 +110,8 @@ class Requeue(require.Checked):
     max_failures: Annotated[int, require.at_least(0)] = 3
     """Hangs, infrastructure errors, out-of-memory kills and unexplained signals, in total, that the run survives."""
     max_stalled_attempts: Annotated[int, require.at_least(1)] = 2
-    """Consecutive attempts without a new step after which the run ends; preemption and node failure don't count."""
+    """Consecutive attempts without a new step after which the run ends; preemption, node failure and an unexplained
+    signal don't count."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -107,6 +107,33 @@ def test_what_says_nothing_of_the_run_neither_counts_as_standing_still_nor_break
     assert decide(row, POLICY, in_allocation=1).reason is Reason.STALLED
 
 
+def story(*ends):
+    """A history of (reason, first step, saved step)."""
+    return [
+        Attempt(attempt=n, start_step=start, reason=reason, end_step=saved, extra={"saved_step": saved})
+        for n, (reason, start, saved) in enumerate(ends, start=1)
+    ]
+
+
+BLAMELESS = pytest.mark.parametrize("blameless", [Reason.PREEMPTED, Reason.NODE_FAILURE, Reason.INTERRUPTED])
+
+
+@BLAMELESS
+def test_a_step_gained_before_an_end_that_says_nothing_of_the_run_breaks_the_row(blameless):
+    infrastructure = Reason.INFRASTRUCTURE
+    row = story((infrastructure, 0, 0), (blameless, 0, 1000), (blameless, 1000, 5000), (infrastructure, 5000, 5000))
+    assert decide(row, POLICY, in_allocation=1).reason is infrastructure
+
+
+@BLAMELESS
+@pytest.mark.parametrize("saved", [0, 1000])
+def test_an_end_that_says_nothing_of_the_run_does_not_end_one_that_was_resumed_after_it_stalled(blameless, saved):
+    resumed = story((Reason.HANG, 0, 0), (Reason.STALLED, 0, 0), (blameless, 0, saved))
+    assert decide(resumed, POLICY, in_allocation=1).action is not Action.END
+    again = [*resumed, *story((Reason.HANG, saved, saved))]
+    assert decide(again, POLICY, in_allocation=2).reason is (Reason.HANG if saved else Reason.STALLED)
+
+
 def test_a_step_that_was_done_and_not_saved_is_none_gained():
     row = attempts(Reason.HANG, Reason.HANG)
     unsaved = [
