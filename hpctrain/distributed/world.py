@@ -77,7 +77,17 @@ class World:
         if self.control is None:
             return [value]
         # torch's own collectives for objects unpickle what they receive, which could execute code
-        data = encode(value)
+        sent = self.gather_bytes(encode(value))
+        return None if sent is None else [decode(data) for data in sent]
+
+    def gather_bytes(self, data: Tensor) -> list[Tensor] | None:
+        """Every rank's data at rank zero, in rank order, None elsewhere; collective.
+
+        Args:
+            data: uint8 of shape [n] on the CPU; n may differ between ranks.
+        """
+        if self.control is None:
+            return [data]
         sizes = torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = data.numel()
         dist.all_reduce(sizes, group=self.control)
@@ -86,7 +96,7 @@ class World:
         dist.gather(pad(data, (0, longest - data.numel())), received, dst=0, group=self.control)
         if received is None:
             return None
-        return [decode(sent[:size]) for sent, size in zip(received, sizes.tolist(), strict=True)]
+        return [sent[:size] for sent, size in zip(received, sizes.tolist(), strict=True)]
 
     def broadcast(self, value: Any) -> Any:
         """Rank zero's value on every rank; collective, for small values.

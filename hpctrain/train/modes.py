@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from torch import nn
 
@@ -15,7 +15,8 @@ def begin_training(model: nn.Module) -> bool:
     """Put a model into the modes in which it is trained, once it is built.
 
     A model in evaluation mode gets `train()`. Otherwise each module keeps the mode in which it was built, except that
-    `train()` is called where a module overrides it, since there it may decide about the modes of others.
+    `train()` is called where a module overrides it, since there it may decide about the modes of others. A program of
+    torch.export has no modes, and stays as it is.
 
     Args:
         model: outside of DDP.
@@ -31,7 +32,9 @@ def begin_training(model: nn.Module) -> bool:
     while unseen:
         module = unseen.pop()
         if module.training and _overrides_train(module):
-            module.train()  # also for all modules inside
+            # the modules of torch.export define a `train` that raises this
+            with suppress(NotImplementedError):
+                module.train()  # also for all modules inside
         else:
             unseen.extend(module.children())
     _set(frozen, training=False)

@@ -65,7 +65,7 @@ class TaskState:
             return None
         if self._world.size == 1:
             return [self._copy()]
-        sent = self._world.gather(_packed(self._copy()))
+        sent = self._world.gather_bytes(_packed(self._copy()))
         return None if sent is None else [_unpacked(data) for data in sent]
 
     def restore(self, saved: Sequence[Mapping[str, Any]] | None) -> None:
@@ -132,10 +132,11 @@ class TaskState:
 
 
 def _packed(state: dict[str, Any]) -> Tensor:
-    # messages between ranks are JSON, which would turn tuples into lists, and integers as keys into strings
+    # messages between ranks are JSON, which would turn tuples into lists, and integers as keys into strings, and takes
+    # seconds for tens of megabytes
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
+    return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
 
 
 def _unpacked(data: Tensor) -> dict[str, Any]:

@@ -36,6 +36,13 @@ class FreezingItself(Backbone):
         return super().train(False)
 
 
+class Exported(nn.Linear):
+    """As `torch.export.export(...).module()` is, whose making takes seconds."""
+
+    def train(self, mode=True):
+        raise NotImplementedError("Calling train() is not supported yet.")
+
+
 BACKBONE = ["backbone", "backbone.0", "backbone.1", "backbone.2"]
 
 
@@ -79,6 +86,13 @@ def test_a_part_whose_own_train_does_nothing_stays_frozen_even_in_a_model_in_eva
     model.backbone.train = lambda mode=True: model.backbone
     begin_training(model)
     assert names_in_evaluation_mode(model) == BACKBONE
+
+
+def test_a_module_that_has_no_modes_can_be_trained():
+    model = Model()
+    model.backbone = Exported(2, 2)
+    assert not begin_training(model)
+    assert not begin_training(model.backbone)
 
 
 @pytest.mark.parametrize("kind", [Model, Freezing])
