@@ -52,6 +52,7 @@ class Evaluation:
         dataset: the held-out samples.
         model: from `replicate`; the module inside is evaluated, so that ranks may have different numbers of batches.
         world: the ranks.
+        task_state: of the task.
         precision: the kind, which decides the autocast.
         workers: how samples are loaded.
         micro_batch_size: samples per forward.
@@ -68,6 +69,7 @@ class Evaluation:
         model: nn.Module,
         world: World,
         *,
+        task_state: TaskState,
         precision: str,
         workers: Workers,
         micro_batch_size: int,
@@ -75,7 +77,7 @@ class Evaluation:
     ) -> None:
         self.num_batches = 0
         self._task = task
-        self._task_state = TaskState(task, world)
+        self._task_state = task_state
         self._model = inner(model)
         self._world = world
         self._autocast = autocast(precision, world.device)

@@ -15,6 +15,7 @@ from hpctrain.data.order import Order, ShuffledOrder, sequential
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.workers import Workers, default_num_workers
 from hpctrain.distributed.determinism import seed_everything
+from hpctrain.distributed.replica import inner
 from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
@@ -66,6 +67,7 @@ class Parts:
         network = build_network(config, self.task, world, fresh=fresh)
         self.model = network.model
         self.module = network.module
+        self.task_state.leave_out(inner(self.module))
         self.optimizer = build_optimizer(config.optimizer, self.module, config.trainer.global_batch_size)
         self.scaler = gradient_scaler(config.precision, world.device)
         decay = config.trainer.ema_decay
@@ -101,6 +103,7 @@ class Parts:
             dataset,
             self.model,
             self.world,
+            task_state=self.task_state,
             precision=self.config.precision.kind,
             workers=self._workers(dataset),
             micro_batch_size=self.plan.micro_batch_size,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hpctrain.checkpoint.host_memory import HostCopy
-from hpctrain.data.micro_batch import map_tensors
+from hpctrain.data.micro_batch import iterate_tensors, map_tensors
 from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointError, TaskError
 from hpctrain.tasks.task import Task
@@ -38,6 +38,8 @@ class TaskState:
         self._task: Any = task
         self._world = world
         self._name = type(task).__name__
+        self._inherits = all(getattr(type(task), name, None) is getattr(nn.Module, name) for name in METHODS)
+        self._left_out: set[str] = set()
         found = [method for method in METHODS if callable(getattr(task, method, None))]
         if len(found) == 1:
             (missing,) = {*METHODS} - {*found}
@@ -45,6 +47,20 @@ class TaskState:
                 f"{self._name} has {found[0]}, but no {missing}: its state would be lost on resume; define both"
             )
         self._exists = bool(found)
+
+    def leave_out(self, model: nn.Module) -> None:
+        """Save no modules of the model, if the task inherits its methods from `nn.Module`.
+
+        Such a task may hold the model as an attribute, and then has it in its state dict.
+
+        Args:
+            model: in training, not wrapped.
+        """
+        if self._inherits:
+            inside = {id(module) for module in model.modules()}
+            modules = self._task.named_modules(remove_duplicate=False)
+            self._left_out = {path for path, module in modules if id(module) in inside}
+            self._exists = bool(self._state())
 
     def check(self) -> None:
         """Check on this rank that the state can be saved; not collective.
@@ -57,6 +73,9 @@ class TaskState:
 
     def gather(self) -> list[dict[str, Any]] | None:
         """The state of every rank at rank zero, in rank order; None elsewhere, and if the task has none; collective.
+
+        Returns:
+            For each rank its ``state``, on the CPU, and the ``places`` of the state's tensors (`place_of`).
 
         Raises:
             TaskError: as from `check`.
@@ -71,7 +90,8 @@ class TaskState:
     def restore(self, saved: Sequence[Mapping[str, Any]] | None) -> None:
         """Give the task its state from a checkpoint; not collective.
 
-        Its tensors arrive on the CPU. At another world size each rank gets the state of rank zero.
+        Tensors that were saved from a GPU arrive on the same one of this rank's devices, and others on the CPU. At
+        another world size each rank gets the state of rank zero.
 
         Args:
             saved: a result of `gather`; None if the checkpoint has none: then the task's state starts afresh.
@@ -92,19 +112,22 @@ class TaskState:
                 len(saved),
                 self._world.size,
             )
+        entry = saved[self._world.rank if same_size else 0]
+        places = zip(iterate_tensors(entry["state"]), entry["places"], strict=True)
+        devices = {id(tensor): device_at(place, self._world.devices) for tensor, place in places}
         # a copy: the tensors of a loaded checkpoint are mapped from its files, which retention removes
-        self._task.load_state_dict(self._plain(saved[self._world.rank if same_size else 0]))
+        self._load(_copied(entry["state"], lambda tensor: tensor.to(devices[id(tensor)], copy=True)))
 
     def snapshot(self) -> Any:
         """Return a copy of this rank's state, its tensors on their own devices; None if the task has none."""
         if not self._exists:
             return None
-        return map_tensors(lambda tensor: tensor.detach().clone(), self._task.state_dict())
+        return _copied(self._state(), lambda tensor: tensor.detach().clone())
 
     def put_back(self, snapshot: Any) -> None:
         """Restore a result of `snapshot`."""
         if snapshot is not None:
-            self._task.load_state_dict(snapshot)
+            self._load(snapshot)
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -116,19 +139,53 @@ class TaskState:
             self.put_back(before)
 
     def _copy(self) -> dict[str, Any]:
-        state = self._task.state_dict()
+        state, copy = self._state(), HostCopy()
         if not isinstance(state, Mapping):
             raise TaskError(f"{self._name}.state_dict must return a dict, but it returned a {type(state).__name__}")
         try:
-            return self._plain(state)
+            plain = copy.of(state, name=f"{self._name}.state_dict()")
         except CheckpointError as error:
             raise TaskError(str(error)) from None
-
-    def _plain(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        copy = HostCopy()
-        found: dict[str, Any] = copy.of(state, name=f"{self._name}.state_dict()")
         copy.finish()
-        return found
+        places = [place_of(tensor.device, self._world.devices) for tensor in iterate_tensors(state)]
+        return {"state": plain, "places": places}
+
+    def _state(self) -> Any:
+        state = self._task.state_dict()
+        if not self._inherits:
+            return state
+        return {name: value for name, value in state.items() if name.rpartition(".")[0] not in self._left_out}
+
+    def _load(self, state: Any) -> None:
+        if self._inherits:
+            # not strict: the model's own entries are left out
+            self._task.load_state_dict(state, strict=False)
+        else:
+            self._task.load_state_dict(state)
+
+
+def place_of(device: torch.device, devices: Sequence[torch.device]) -> int | None:
+    """Return the position of a tensor's device among its rank's devices; None for the CPU."""
+    if device.type == "cpu":
+        return None
+    return devices.index(device) if device in devices else 0
+
+
+def device_at(place: int | None, devices: Sequence[torch.device]) -> torch.device:
+    """Return the device for a result of `place_of`; the last one if this rank has fewer devices."""
+    return torch.device("cpu") if place is None else devices[min(place, len(devices) - 1)]
+
+
+def _copied(state: Any, copy: Callable[[Tensor], Tensor]) -> Any:
+    """Copy each tensor once, so that a tensor with two names stays one."""
+    copies: dict[int, Tensor] = {}
+
+    def once(tensor: Tensor) -> Tensor:
+        if id(tensor) not in copies:
+            copies[id(tensor)] = copy(tensor)
+        return copies[id(tensor)]
+
+    return map_tensors(once, state)
 
 
 def _packed(state: dict[str, Any]) -> Tensor:

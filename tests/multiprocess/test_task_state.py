@@ -42,8 +42,8 @@ def test_killed_before_and_after_the_first_evaluation(train, kind, world_size, c
     assert (run.digest, run.metrics) == (straight.digest, straight.metrics)
     if kind == "unfrozen":
         saved = torch.load(run.directory.checkpoint(10) / "state.pt", weights_only=True)["extra"]
-        assert [state["losses"] for state in saved["task"]] == [10] * world_size
-        assert len({state["mean"].item() for state in saved["task"]}) == world_size
+        assert [entry["state"]["losses"] for entry in saved["task"]] == [10] * world_size
+        assert len({entry["state"]["mean"].item() for entry in saved["task"]}) == world_size
         assert saved["evaluation_mode"] == []
 
 

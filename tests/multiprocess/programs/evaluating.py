@@ -19,6 +19,7 @@ from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.distributed.world import join
 from hpctrain.tasks.task import Task
 from hpctrain.train.evaluation import Evaluation
+from hpctrain.train.task_state import TaskState
 
 
 class Numbers(Dataset):
@@ -82,6 +83,7 @@ def be_rank(num_samples, micro_batch_size, num_workers, signal_at, stream):
         (Stream if stream else Numbers)(num_samples),
         model,
         world,
+        task_state=TaskState(task, world),
         precision="fp32",
         workers=Workers(num_workers),
         micro_batch_size=micro_batch_size,

@@ -55,14 +55,16 @@ def test_nothing_is_evaluated_where_no_samples_are_held_out(compose_small, lone_
     assert Parts(compose_small("+task.eval_samples=0"), lone_world).evaluation is None
 
 
-def test_a_stop_abandons_it_and_leaves_the_random_state_and_the_tasks_state_alone(compose_small, lone_world):
+def test_a_stop_abandons_it_and_leaves_the_random_state_and_the_tasks_state_alone(
+    compose_small, lone_world, monkeypatch
+):
+    monkeypatch.setattr("small_task.Small.state_dict", lambda task: task.calls, raising=False)
+    monkeypatch.setattr("small_task.Small.load_state_dict", lambda task, state: task.calls.update(state), raising=False)
     handler = signal.getsignal(signal.SIGUSR1)
     request = StopRequest()
     request.install()
     try:
         parts = Parts(compose_small("+task.signal_in=evaluate", "+task.signal_at=2"), lone_world)
-        calls = parts.task.calls
-        parts.task.state_dict, parts.task.load_state_dict = lambda: calls, calls.update
         before = torch.get_rng_state()
         evaluated = parts.evaluation(Agreement(lone_world, request))
     finally:
@@ -70,7 +72,7 @@ def test_a_stop_abandons_it_and_leaves_the_random_state_and_the_tasks_state_alon
     assert evaluated.stop == Stop(StopKind.SIGNAL, signal.SIGUSR1)
     assert not evaluated.means
     assert torch.equal(torch.get_rng_state(), before)
-    assert calls == {"loss": 0, "evaluate": 0}
+    assert parts.task.calls == {"loss": 0, "evaluate": 0}
 
 
 def test_a_model_may_keep_a_tensor_of_an_evaluation_for_its_training(compose_small, lone_world, agreement, monkeypatch):

@@ -10,7 +10,7 @@ from torch import nn
 
 from hpctrain.errors import TaskError
 from hpctrain.tasks.task import Task
-from hpctrain.train.task_state import TaskState
+from hpctrain.train.task_state import TaskState, device_at, place_of
 
 
 class Stateless(Task):
@@ -59,12 +59,12 @@ def test_it_is_saved_as_plain_copies_and_restored(lone_world, caplog):
     (saved,) = state.gather()
     with torch.no_grad():
         task.state["total"].add_(1)
-    assert saved["total"].tolist() == [1, 1]
-    assert type(saved["best"][3]) is float
+    assert saved["state"]["total"].tolist() == [1, 1]
+    assert type(saved["state"]["best"][3]) is float
     state.restore([saved])
     assert task.state["best"] == {3: 0.5}
     assert task.state["total"].tolist() == [1, 1]
-    assert task.state["total"].data_ptr() != saved["total"].data_ptr()
+    assert task.state["total"].data_ptr() != saved["state"]["total"].data_ptr()
     assert caplog.messages == []
 
 
@@ -75,6 +75,60 @@ def test_a_task_that_is_a_module_has_its_buffers_saved(lone_world):
     task.total += 1
     state.restore(saved)
     assert task.total.tolist() == [0, 0]
+
+
+def test_the_model_that_a_task_holds_as_a_module_is_not_saved_again(lone_world):
+    class Holding(Derived):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+            self.critic = nn.Linear(2, 1)
+
+    task = Holding()
+    model = nn.Sequential(task.net, nn.Linear(2, 2))
+    state = TaskState(task, lone_world)
+    state.leave_out(model)
+    saved = state.gather()
+    assert [*saved[0]["state"]] == ["total", "critic.weight", "critic.bias"]
+    with torch.no_grad():
+        task.critic.weight.add_(1)
+        task.net[0].weight.add_(1)
+    trained, state_of_model = task.net[0].weight.clone(), state.snapshot()
+    state.restore(saved)
+    state.put_back(state_of_model)
+    assert torch.equal(task.net[0].weight, trained)
+    del task.total, task.critic
+    state.leave_out(model)
+    assert state.gather() is None
+
+
+def test_tensors_arrive_on_the_device_from_which_they_were_saved(lone_world):
+    task = Counting()
+    # of a rank with another device than the CPU that exists everywhere
+    elsewhere = replace(lone_world, devices=(torch.device("meta"),))
+    state = {"queue": torch.ones(2), "seen": [torch.ones(1)]}
+    TaskState(task, elsewhere).restore([{"state": state, "places": [0, None]}])
+    assert (task.state["queue"].device.type, task.state["seen"][0].device.type) == ("meta", "cpu")
+    # a run that goes on without GPUs
+    TaskState(task, lone_world).restore([{"state": state, "places": [0, None]}])
+    assert task.state["queue"].tolist() == [1, 1]
+    first, second = torch.device("cuda", 4), torch.device("cuda", 5)
+    places = [place_of(device, (first, second)) for device in (torch.device("cpu"), first, second)]
+    assert places == [None, 0, 1]
+    assert [device_at(place, (first, second)) for place in places] == [torch.device("cpu"), first, second]
+    assert device_at(1, (first,)) == first
+
+
+def test_a_tensor_with_two_names_stays_one(lone_world):
+    shared = torch.ones(2)
+    task = Counting(queue=shared, same=shared)
+    state = TaskState(task, lone_world)
+    saved = state.gather()
+    with state.restored():
+        pass
+    assert task.state["queue"] is task.state["same"]
+    state.restore(saved)
+    assert task.state["queue"] is task.state["same"]
 
 
 def test_a_task_without_state_saves_none(lone_world, caplog):
@@ -98,7 +152,7 @@ def test_a_checkpoint_of_an_earlier_version_leaves_the_state_as_it_is_built(lone
 
 def test_each_rank_gets_its_own_and_that_of_rank_zero_at_another_world_size(lone_world, caplog):
     task = Counting()
-    saved = [{"total": 0}, {"total": 1}]
+    saved = [{"state": {"total": total}, "places": []} for total in (0, 1)]
     TaskState(task, replace(lone_world, rank=1, size=2)).restore(saved)
     assert task.state == {"total": 1}
     assert caplog.messages == []
