@@ -146,7 +146,7 @@ def test_an_error_of_one_rank_fails_the_job(sandbox: SlurmSandbox, submit: Submi
     for script, job in zip(scripts, jobs, strict=True):
         assert sandbox.wait_job(job, {"FAILED", "COMPLETED"}, timeout=200)["JobState"] == "FAILED"
         printed = (tmp_path / f"slurm-{job}.out").read_text()
-        assert re.search(r"rank 1 on n\d failed", printed)
+        assert re.search(r"rank 1 on n\d(, after step| failed:)", printed)
         assert "ValueError: no data on this node" in printed
         status = json.loads(sandbox.run([*HPCTRAIN, "status", script, "--json"], cwd=tmp_path).stdout)
         assert (status["state"], status["job_ids"]) == ("failed", [job])
