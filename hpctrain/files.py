@@ -39,13 +39,14 @@ def fsync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+def write_atomic(path: Path, content: str | bytes, *, durable: bool = True, mode: int = 0o666) -> None:
     """Replace the content of a file, or leave it as it was.
 
     Args:
         path: the file; its directory exists.
         content: the whole new content; text is written as UTF-8.
         durable: also wait until the content survives a power failure.
+        mode: the file's permissions, of which the umask takes some away.
 
     Raises:
         OSError: the file system's error; no temporary file is left.
@@ -53,7 +54,7 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> N
     data = content.encode() if isinstance(content, str) else content
     temporary = temporary_name(path)
     try:
-        with temporary.open("xb") as file:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(data)
             if durable:
                 file.flush()

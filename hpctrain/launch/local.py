@@ -33,7 +33,6 @@ from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.run.process import environ_replaced, signals_blocked
 from hpctrain.run.reason import Reason
-from hpctrain.run.secret import write_secret
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.worker.entry import run_rank
 
@@ -62,7 +61,9 @@ def launch_local(run: RunPlan) -> int:
 def _launch(run: RunPlan) -> int:
     directory, world_size = run.directory, run.resources.world_size
     UnrecordedEnds(directory, Slurm()).close(world_size)
-    attempt = Ledger(directory).claim()
+    # by themselves, local ranks meet at a file that only their user can open
+    chosen = world_size > 1 and run.config.parallel.init_method != "env://"
+    attempt = Ledger(directory).claim(secret=chosen)
     Owner.write(directory.claim(attempt))
     kills = oom_kills()
     if world_size == 1:
@@ -161,7 +162,6 @@ class LocalRanks:
 
     def run(self, command: Sequence[str] = (sys.executable, "-u", "-m", "hpctrain.worker")) -> None:
         """Start the ranks and return when all have ended."""
-        write_secret(self.directory.claim(self.attempt))  # for a parallel.init_method that the user chose
         with contextlib.ExitStack() as stack:
             # the system's folder for temporary files, because locks are slow or missing on a network file system
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hpctrain-", ignore_cleanup_errors=True))

@@ -14,6 +14,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.disk_reserve import release, reserve, write_with_reserve
 from hpctrain.run.reason import Reason
 from hpctrain.run.record import COUNT, NUMBER, TEXT, TEXTS, TIME, require_fields
+from hpctrain.run.secret import discard_secret, write_secret
 from hpctrain.run.times import SPENT, read_times
 
 BETWEEN_MARK_AND_RECORD_S = 5.0
@@ -112,8 +113,11 @@ class Ledger:
         """The number of the newest claim; 0 before the first attempt."""
         return max(self.directory.claimed_attempts(), default=0)
 
-    def claim(self) -> int:
+    def claim(self, *, secret: bool = False) -> int:
         """Claim the run for a new attempt.
+
+        Args:
+            secret: also write one into the claim, by which the attempt's ranks recognise each other.
 
         Returns:
             The attempt's number, counted from 1.
@@ -122,7 +126,7 @@ class Ledger:
             RunDirectoryError: the run directory is gone or can't be written.
         """
         try:
-            number = self._make_claim()
+            number = self._make_claim(secret=secret)
         except OSError as error:
             raise RunDirectoryError(
                 f"{self.directory.path}: a new attempt can't be claimed ({error.strerror}); "
@@ -131,7 +135,7 @@ class Ledger:
         reserve(self.directory.claim(number))
         return number
 
-    def _make_claim(self) -> int:
+    def _make_claim(self, *, secret: bool) -> int:
         number = self.last_claim()
         while True:
             number += 1
@@ -142,8 +146,11 @@ class Ledger:
                 continue
             try:
                 fsync_directory(self.directory.claims)
+                if secret:
+                    write_secret(claim)
             except OSError:
                 # without this, it would count as an attempt that was killed
+                discard_secret(claim)
                 with contextlib.suppress(OSError):
                     claim.rmdir()
                 raise

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpctrain.errors import RendezvousError
-from hpctrain.files import temporary_name
+from hpctrain.files import temporary_name, write_atomic
 from hpctrain.retry import retry
 
 VARIABLE = "HPCTRAIN_SECRET"
@@ -25,7 +25,7 @@ def write_secret(claim: Path) -> None:
     Raises:
         OSError: the file system's error.
     """
-    _write(claim / FILE_NAME)
+    write_atomic(claim / FILE_NAME, _new_secret(), mode=0o600)
 
 
 def read_secret(claim: Path) -> bytes:
@@ -68,8 +68,7 @@ def user_secret(variables: Mapping[str, str]) -> bytes:
         path = Path(variables.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hpctrain" / FILE_NAME
         if not path.exists():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError):  # another rank was faster
-                _write(path)
+            _write_once(path)
         secret = path.read_bytes()
         mode = stat.S_IMODE(path.stat().st_mode)
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
@@ -79,12 +78,16 @@ def user_secret(variables: Mapping[str, str]) -> bytes:
     return secret
 
 
-def _write(path: Path) -> None:
-    # complete or absent, and never replaced: a link fails if the file exists, on NFS as well
+def _new_secret() -> str:
+    return secrets.token_hex(32)
+
+
+def _write_once(path: Path) -> None:
+    # ranks that start together all come here: a link fails if the file exists, on NFS as well, and a rename doesn't
     temporary = temporary_name(path)
+    write_atomic(temporary, _new_secret(), mode=0o600)
     try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(secrets.token_hex(32).encode())
-        os.link(temporary, path)
+        with contextlib.suppress(FileExistsError):  # another rank was faster
+            os.link(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -65,11 +65,11 @@ class CurrentJob:
         self._ledger = Ledger(directory)
         self._claiming = threading.Lock()
 
-    def claim(self) -> int:
+    def claim(self, *, secret: bool = False) -> int:
         """Claim the run for a new attempt, as `Ledger.claim`."""
         self.began = time.time()  # before the claim: a cancel may follow it at once
         with self._claiming:
-            self.attempt = self._ledger.claim()
+            self.attempt = self._ledger.claim(secret=secret)
         return self.attempt
 
     @property

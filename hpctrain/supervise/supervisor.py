@@ -17,7 +17,6 @@ from hpctrain.retry import retry
 from hpctrain.run.handover import Handover
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.run.secret import write_secret
 from hpctrain.scheduler.slurm import SILENCE_S, Slurm
 from hpctrain.supervise.allocation import Allocation
 from hpctrain.supervise.current_job import CurrentJob
@@ -120,17 +119,11 @@ class Supervisor:
 
     def _claim(self) -> int:
         return retry(
-            self._claim_with_secret,
+            lambda: self.job.claim(secret=self.plan.resources.world_size > 1),
             on=STORAGE_ERRORS,
             for_s=self._storage_before_ranks_s,
             problem="the run can't be claimed yet",
         )
-
-    def _claim_with_secret(self) -> int:
-        attempt = self.job.claim()
-        if self.plan.resources.world_size > 1:
-            write_secret(self.directory.claim(attempt))
-        return attempt
 
     def _run_ranks(self, attempt: int) -> str:
         """Run the ranks until all have ended; return srun's complaints."""

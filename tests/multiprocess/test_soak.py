@@ -30,7 +30,6 @@ from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.handover import Handover
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.run.secret import write_secret
 from hpctrain.scheduler.slurm import Slurm
 
 SEED = int(os.environ.get("HPCTRAIN_SOAK_SEED") or secrets.randbelow(10**6))
@@ -161,8 +160,6 @@ class InterruptedRun:
         else:
             claimed = self.claim() if attempt.launched else None
             common |= Handover(attempt=claimed).variables()
-            if claimed is not None:
-                write_secret(self.directory.claim(claimed))
             port = free_port()
             places = [rank_variables(rank, self.world_size, port) for rank in range(self.world_size)]
             numbers = [self.fork_server.start("signalled:rank", plan, path, **place, **common) for place in places]
@@ -180,7 +177,7 @@ class InterruptedRun:
     def claim(self):
         """Begin an attempt as a launcher does."""
         UnrecordedEnds(self.directory, Slurm({})).close(self.world_size)
-        return self.ledger.claim()
+        return self.ledger.claim(secret=self.world_size > 1)
 
     def wait(self, numbers):
         """Wait for the ranks as srun does: once one has failed, the others have a bounded time."""

@@ -15,6 +15,7 @@ from hpctrain.files import append_json_line, read_json_lines
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
+from hpctrain.run.secret import read_secret
 
 
 @pytest.fixture
@@ -141,6 +142,30 @@ def test_a_claim_that_the_file_system_refuses_leaves_nothing(ledger, monkeypatch
         with pytest.raises(RunDirectoryError, match=r"can't be claimed \(Stale"):
             ledger.claim()
     assert ledger.claim() == 1
+
+
+def test_a_claim_whose_secret_cannot_be_written_leaves_nothing(ledger):
+    """Else each retry on a full disk would make a further attempt, which counts as killed."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # directories can be made, but nothing be written
+    try:
+        with pytest.raises(RunDirectoryError, match=r"can't be claimed \(File too large"):
+            ledger.claim(secret=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(ledger.directory.claims.iterdir()) == []
+    assert ledger.claim(secret=True) == 1
+    assert len(read_secret(ledger.directory.claim(1))) == 64
+
+
+@pytest.mark.parametrize("secret", [False, True])
+def test_a_claim_needs_no_hard_links(ledger, monkeypatch, secret):
+    def refused(*_, **__):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refused)
+    assert ledger.claim(secret=secret) == 1
+    assert (ledger.directory.claim(1) / "secret").exists() is secret
 
 
 def test_no_two_claims_are_the_same(ledger):

@@ -48,6 +48,20 @@ def supervisor(slurm, composer, tmp_path):
 
 
 @pytest.fixture
+def without_space(monkeypatch):
+    """Makes the first secret of an attempt fail, as on a full disk, where folders can still be made."""
+    real, left = os.open, [1]
+
+    def open_(path, *more, **options):
+        if "secret" in str(path) and left[0]:
+            left[0] -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return real(path, *more, **options)
+
+    monkeypatch.setattr(os, "open", open_)
+
+
+@pytest.fixture
 def unwritable(monkeypatch):
     """Makes so many claims fail, or all of them."""
 

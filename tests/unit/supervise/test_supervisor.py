@@ -366,6 +366,22 @@ def test_a_requeued_job_gives_its_run_directory_time(slurm, supervisor, unwritab
     assert story(one) == [(0, "completed", 80, None)]
 
 
+@pytest.mark.usefixtures("without_space")
+def test_a_retry_of_a_claim_is_not_a_further_attempt(slurm, supervisor):
+    slurm.plan(COMPLETES)
+    one = supervisor(SLURM_RESTART_COUNT="1")
+    assert one.run() == ExitCode.FINISHED
+    assert (one.directory.claimed_attempts(), story(one)) == ([1], [(0, "completed", 80, None)])
+
+
+@pytest.mark.usefixtures("without_space")
+def test_a_new_run_without_space_for_its_claim_has_failed(supervisor, capfd):
+    one = supervisor()
+    assert one.run() == ExitCode.FAILED
+    assert "can't be claimed (No space left on device)" in capfd.readouterr().err
+    assert one.directory.claimed_attempts() == []
+
+
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_a_new_supervisor_ends_the_ranks_of_one_that_was_killed_in_the_same_allocation(slurm, supervisor, restarts):
     slurm.plan({}, {**COMPLETES, "start": 14})
