@@ -58,6 +58,14 @@ class EvalLoader:
         """One pass over this rank's share, as batches."""
         return (batch for batch in self.turns() if batch is not None)
 
+    @property
+    def num_turns(self) -> int | None:
+        """Number of turns of a whole pass; None for an iterable dataset, whose end may not be known."""
+        num_samples = None if isinstance(self._fetcher, EpochFetcher) else self._fetcher.num_samples
+        if num_samples is None:
+            return None
+        return math.ceil(math.ceil(num_samples / self._world_size) / self._micro_batch_size)
+
     def turns(self, at_most: int | None = None) -> Generator[Any, None, None]:
         """One pass over this rank's share, with the same number of turns on every rank.
 
@@ -69,11 +77,12 @@ class EvalLoader:
         return self._turns_of_stream(at_most) if isinstance(self._fetcher, EpochFetcher) else self._turns(at_most)
 
     def _turns(self, at_most: int | None) -> Generator[Any, None, None]:
-        size, num_samples = self._micro_batch_size, self._fetcher.num_samples
+        size, num_samples, most = self._micro_batch_size, self._fetcher.num_samples, self.num_turns
         assert num_samples is not None
+        assert most is not None
         begin, end = (num_samples * edge // self._world_size for edge in (self._rank, self._rank + 1))
         requests = ((0, np.arange(first, min(first + size, end))) for first in range(begin, end, size))
-        own, most = (math.ceil(count / size) for count in (end - begin, math.ceil(num_samples / self._world_size)))
+        own = math.ceil((end - begin) / size)
         if at_most is not None:
             own, most = min(own, at_most), min(most, at_most)
         batches = self._fetch(itertools.islice(requests, own), own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -25,10 +26,12 @@ from hpctrain.tasks.task import Task
 from hpctrain.train.ema import Ema
 from hpctrain.train.modes import evaluation_mode
 from hpctrain.train.precision import autocast
-from hpctrain.train.task_state import TaskState
+from hpctrain.train.task_state import TaskState, remember_attributes
 
 PREFIX = "eval/"
 """Begins the logged names of metrics."""
+
+log = logging.getLogger("hpctrain.train")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +117,13 @@ class Evaluation:
             self._task_state.put_back(task_state)
             return Evaluated(stop=stop)
         means = self._means(meter)
-        return Evaluated(means | self._derived(means))
+        return Evaluated(means | self._checked(self._derive(means)))
 
     def try_out(self, num_batches: int) -> dict[str, float]:
         """Evaluate a few micro-batches on each rank, and leave no trace; collective.
 
-        Weights, buffers, modes, random states, the task's own state and `num_batches` are as before.
+        Weights, buffers, modes, random states, the task's own state and `num_batches` are as before. Other attributes
+        of the task are as `evaluate` and `derive` leave them, unless `derive` fails (`remember_attributes`).
 
         Args:
             num_batches: at most so many on each rank.
@@ -130,7 +134,7 @@ class Evaluation:
         Raises:
             TaskError: `evaluate` or `derive` broke its contract.
         """
-        meter = self._new_meter()
+        meter, undo = self._new_meter(), remember_attributes(self._task)
         with self._task_state.restored(), buffers_and_rng_restored(self._model, self._world):
             with uncompiled(), self._evaluating(), closing(self._loader.turns(num_batches)) as turns:
                 for batch in turns:
@@ -138,11 +142,28 @@ class Evaluation:
                         self._add(meter, batch)
             means = self._means(meter)
             try:
-                return means | self._derived(means)
-            except (ArithmeticError, ValueError):
-                # the batches may be to blame, and not the code: the loss of an untrained model can be too large for an
-                # exponential
+                derived = self._derive(means)
+            except Exception as error:
+                if not self._is_excused(error, num_batches):
+                    raise
+                undo()
                 return {}
+            return means | self._checked(derived)
+
+    def _is_excused(self, error: Exception, num_batches: int) -> bool:
+        """Whether an error of `derive` may be due to the few batches, or the untrained model, and not to the code."""
+        most = self._loader.num_turns
+        # the loss of an untrained model can be too large for an exponential
+        is_excused = most is None or most > num_batches or isinstance(error, ArithmeticError | ValueError)
+        if is_excused and self._world.is_rank_zero:
+            log.warning(
+                "%s.derive failed in the evaluation before the first step (trainer.sanity_batches=%d); if it needs all "
+                "held-out samples, or a trained model, nothing is wrong",
+                type(self._task).__name__,
+                num_batches,
+                exc_info=error,
+            )
+        return is_excused
 
     def _new_meter(self) -> Meter:
         return Meter(self._world.device, self._world.sum_ if self._world.size > 1 else None)
@@ -177,8 +198,10 @@ class Evaluation:
         meter.expect(self._names_everywhere(meter))
         return meter.means()
 
-    def _derived(self, means: Mapping[str, float]) -> dict[str, float]:
-        derived = self._task.derive({name.removeprefix(PREFIX): value for name, value in means.items()})
+    def _derive(self, means: Mapping[str, float]) -> Any:
+        return self._task.derive({name.removeprefix(PREFIX): value for name, value in means.items()})
+
+    def _checked(self, derived: Any) -> dict[str, float]:
         return {f"{PREFIX}{name}": value for name, value in checked_values(self._task, derived).items()}
 
     def _names_everywhere(self, meter: Meter) -> list[str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import logging
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import torch
@@ -18,6 +20,9 @@ from hpctrain.errors import CheckpointError, TaskError
 from hpctrain.tasks.task import Task
 
 METHODS = ("state_dict", "load_state_dict")
+
+CONTAINERS = (list, deque, dict, defaultdict, OrderedDict, Counter, set)
+"""Whose contents are remembered; a subclass of them may not let itself be changed."""
 
 log = logging.getLogger("hpctrain.train")
 
@@ -139,14 +144,14 @@ class TaskState:
             self.put_back(before)
 
     def _copy(self) -> dict[str, Any]:
-        state, copy = self._state(), HostCopy()
+        state, host = self._state(), HostCopy()
         if not isinstance(state, Mapping):
             raise TaskError(f"{self._name}.state_dict must return a dict, but it returned a {type(state).__name__}")
         try:
-            plain = copy.of(state, name=f"{self._name}.state_dict()")
+            plain = host.of(state, name=f"{self._name}.state_dict()")
         except CheckpointError as error:
             raise TaskError(str(error)) from None
-        copy.finish()
+        host.finish()
         places = [place_of(tensor.device, self._world.devices) for tensor in iterate_tensors(state)]
         return {"state": plain, "places": places}
 
@@ -164,6 +169,30 @@ class TaskState:
             self._task.load_state_dict(state)
 
 
+def remember_attributes(task: Task) -> Callable[[], None]:
+    """Return a function that undoes changes of the task's numbers, and of its lists, dicts and sets, also inner ones.
+
+    Other attributes stay: an object that is made in the first evaluation, such as a hook, would be made twice.
+    """
+    numbers = {name: value for name, value in vars(task).items() if type(value) in (int, float)}
+    contents: dict[int, tuple[Any, Any]] = {}
+    unseen = [value for value in vars(task).values() if type(value) in CONTAINERS]
+    while unseen:
+        value = unseen.pop()
+        if id(value) not in contents:
+            contents[id(value)] = value, copy(value)
+            items = value.values() if isinstance(value, dict) else value
+            unseen.extend(item for item in items if type(item) in CONTAINERS)
+
+    def undo() -> None:
+        vars(task).update(numbers)
+        for value, content in contents.values():
+            value.clear()
+            value.extend(content) if isinstance(value, list | deque) else value.update(content)
+
+    return undo
+
+
 def place_of(device: torch.device, devices: Sequence[torch.device]) -> int | None:
     """Return the position of a tensor's device among its rank's devices; None for the CPU."""
     if device.type == "cpu":
@@ -176,13 +205,13 @@ def device_at(place: int | None, devices: Sequence[torch.device]) -> torch.devic
     return torch.device("cpu") if place is None else devices[min(place, len(devices) - 1)]
 
 
-def _copied(state: Any, copy: Callable[[Tensor], Tensor]) -> Any:
+def _copied(state: Any, duplicate: Callable[[Tensor], Tensor]) -> Any:
     """Copy each tensor once, so that a tensor with two names stays one."""
     copies: dict[int, Tensor] = {}
 
     def once(tensor: Tensor) -> Tensor:
         if id(tensor) not in copies:
-            copies[id(tensor)] = copy(tensor)
+            copies[id(tensor)] = duplicate(tensor)
         return copies[id(tensor)]
 
     return map_tensors(once, state)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import random
+from collections import deque
 
 import numpy as np
 import pytest
@@ -11,10 +12,13 @@ from small_task import Small
 from torch import nn
 
 from hpctrain.checkpoint.rng import rng_state
+from hpctrain.distributed.agreement import Agreement
+from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.train.modes import names_in_evaluation_mode
 from hpctrain.train.parts import Parts
 from hpctrain.train.sanity import check_evaluation
+from hpctrain.train.task_state import remember_attributes
 
 
 @pytest.fixture
@@ -29,6 +33,11 @@ def check(compose_small, lone_world, monkeypatch):
         return parts
 
     return run
+
+
+@pytest.fixture
+def agreement(lone_world):
+    return Agreement(lone_world, StopRequest())
 
 
 def returning(*names):
@@ -111,6 +120,59 @@ def test_a_derived_metric_that_an_untrained_model_cannot_have_is_no_mistake(chec
     )
     with pytest.raises(KeyError, match="los"):
         check(derive=lambda task, means: {"perplexity": means["los"]})
+
+
+@pytest.mark.parametrize("error", [AssertionError, IndexError, RuntimeError])
+def test_a_derived_metric_that_needs_all_samples_is_computed_later(check, agreement, monkeypatch, caplog, error):
+    def evaluate(task, model, batch):
+        task.seen += len(batch[1])
+        task.outputs["labels"].append(batch[1])
+        return {"loss": (1.0, 1)}
+
+    def derive(task, means):
+        labels = torch.cat(task.outputs["labels"])
+        seen, task.seen = task.seen, 0
+        if seen != len(labels) or len(labels) != 6:
+            raise error("not all of them")
+        task.outputs["labels"].clear()
+        return {"f1": 0.5}
+
+    def train_dataset(task):
+        task.seen, task.outputs = 0, {"labels": []}
+        return build(task)
+
+    monkeypatch.setattr(Small, "metric", "f1")
+    build = Small.train_dataset
+    monkeypatch.setattr(Small, "train_dataset", train_dataset)
+    caplog.set_level("WARNING", "hpctrain.train")
+    parts = check("trainer.sanity_batches=1", evaluate=evaluate, derive=derive)
+    assert "Small.derive failed in the evaluation before the first step (trainer.sanity_b" in caplog.messages[0]
+    assert "not all of them" in caplog.text
+    assert parts.evaluation(agreement).means["eval/f1"] == 0.5
+    # all were evaluated: then it's a mistake
+    with pytest.raises(error, match="not all of them"):
+        check("+task.eval_samples=5")
+
+
+def test_numbers_and_containers_of_a_task_are_restored_in_place_and_other_objects_are_not():
+    task = Small()
+    made, inner, kept = object(), [1], {"a": [1]}
+    task.number, task.lists, task.table, task.made, task.flag = 1.5, deque([inner]), kept, None, False
+    task.names = {"a"}
+    task.circle = [task.lists]
+    task.circle.append(task.circle)
+    undo = remember_attributes(task)
+    task.number, task.made, task.flag = 3, made, True
+    inner.append(2)
+    task.lists.append(3)
+    task.table["a"].append(2)
+    task.table["b"] = 1
+    task.names.add("b")
+    undo()
+    assert (task.number, task.lists, task.table, task.names) == (1.5, deque([[1]]), {"a": [1]}, {"a"})
+    assert task.table is kept
+    assert task.lists[0] is inner
+    assert (task.made, task.flag) == (made, True)
 
 
 def test_a_mistake_shows_before_the_first_step_of_a_new_run_and_not_of_a_resumed_one(attempt, directory, monkeypatch):
