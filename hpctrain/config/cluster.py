@@ -47,7 +47,7 @@ OWN_VARIABLES = {
     "MASTER_PORT": "set cluster.master_port",
     "MASTER_ADDR": "set parallel.init_method=tcp://HOST:PORT",
     r"(GROUP_|ROLE_|LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|ROLE_NAME": "remove it: each rank has its own",
-    "HPCTRAIN_(ATTEMPT|LOGGED|TOKEN|PARENT)": "remove it: each attempt has its own",
+    "HPCTRAIN_(ATTEMPT|LOGGED|STORE|PARENT)": "remove it: each attempt has its own",
     r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC)_\w+": "use cluster.srun_args or cluster.sbatch for options of SLURM",
     r"(TORCHELASTIC|SUBMITIT|PMI2?|JSM|PALS|MPISPAWN|OMPI_COMM_WORLD|(MV2|MVP)_COMM_WORLD)_\w+": THE_LAUNCHERS,
     r"PMIX_(RANK|NAMESPACE)|MPI_LOCAL(RANKID|NRANKS)|FLUX_(TASK_RANK|TASK_LOCAL_ID|JOB_SIZE|JOB_NNODES)": THE_LAUNCHERS,
@@ -70,6 +70,9 @@ def _check_env(key: str, variables: Mapping[str, object]) -> None:
             raise ConfigError(f"{key}.{name}", value, "is not a variable name", "use letters, digits and _")
         if not isinstance(value, str):
             raise ConfigError(f"{key}.{name}", value, "is not a text", f"write {key}.{name}=VALUE")
+        if name == "HPCTRAIN_SECRET":
+            problem = "would be in config.yaml, which others may read"
+            raise ConfigError(f"{key}.{name}", "***", problem, "export it where you start the ranks")
         for pattern, remedy in OWN_VARIABLES.items():
             if re.fullmatch(pattern, name):
                 raise ConfigError(f"{key}.{name}", value, "is set by hpctrain or the launcher", remedy)

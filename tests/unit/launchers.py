@@ -65,7 +65,7 @@ JSRUN = {
     "JSM_NAMESPACE_LOCAL_SIZE": "3",
     "MASTER_ADDR": "n1",
 }
-# as mpiexec of MPICH 4.3 and of Intel MPI 2021 set them
+# as mpiexec of MPICH 4.3 sets them
 HYDRA = {
     "PMI_RANK": "5",
     "PMI_SIZE": "6",

@@ -1,8 +1,12 @@
+import dataclasses
+
 import pytest
 
 from hpctrain.cluster import mpi
 from hpctrain.config.cluster import Local, Slurm
 from hpctrain.errors import ConfigError
+from hpctrain.run import secret
+from hpctrain.run.handover import PREFIX, Handover
 
 GPUS = {
     "gres": ["gpu", "gpu:4", "gpu:a100:4", "nvme:1,gpu:2", "gpu:a100:2(S:0)", "gres/gpu:1", "gres:gpu:1"],
@@ -46,11 +50,20 @@ def test_no_variable_of_a_launcher_can_be_set_by_hand():
         "SLURM_STEP_NUM_TASKS",
         "TORCHELASTIC_RUN_ID",
         "GROUP_RANK",
-        "HPCTRAIN_TOKEN",
         "MASTER_ADDR",
     }
+    # the layer of config can't import Handover, and lists these names itself
+    names |= {PREFIX + field.name.upper() for field in dataclasses.fields(Handover)}
     for name in names:
         with pytest.raises(ConfigError, match=f"cluster.env.{name}=1: is set by hpctrain or the launcher"):
             Local(env={name: "1"})
     # settings of libraries stay the user's
     Local(env=dict.fromkeys(["NCCL_SOCKET_IFNAME", "OMPI_MCA_btl", "OMP_NUM_THREADS", "PMIX_MCA_psec", "RANKING"], "1"))
+    Local(env=dict.fromkeys(["HPCTRAIN_PYTHON", "HPCTRAIN_STORES"], "1"))
+
+
+def test_a_secret_is_not_for_a_file_that_others_may_read():
+    with pytest.raises(ConfigError, match=r"would be in config\.yaml.*; export it where you start the ranks") as caught:
+        Local(env={secret.VARIABLE: "hunter2"})
+    assert caught.value.key == f"cluster.env.{secret.VARIABLE}"
+    assert "hunter2" not in str(caught.value)
