@@ -168,12 +168,15 @@ def submit(runs: Sequence[RunPlan], home: RunDirectory) -> list[str]:
     Raises:
         ConfigError: SLURM refuses the request.
         SchedulerError: sbatch failed otherwise.
+        RunDirectoryError: the script can't be written, or another user could replace it.
     """
     array = len(runs) > 1
     log = _batch_log(home, array=array)
     # the umask also reaches the job: sbatch hands it to the batch script
-    with home.permissions():
-        home.logs.mkdir(exist_ok=True)
+    mode = runs[0].config.mode
+    with home.permissions(mode):
+        for folder in (home.logs, submitit_folder(home)):
+            home.close_folder(folder, mode)
         executor = _executor(runs[0], submitit_folder(home), log)
         # submitit prints to standard error what sbatch answers; the exception has it as well
         with (

@@ -206,16 +206,39 @@ class RunDirectory:
             ) from error
 
     @contextmanager
-    def permissions(self) -> Iterator[None]:
+    def permissions(self, mode: int = 0o777) -> Iterator[None]:
         """Inside the context, all that this process creates has the directory's permissions, whatever the umask.
 
         The umask belongs to the process, so it changes for all threads.
+
+        Args:
+            mode: the most to give, for the directory of a sweep: its user may have made it, for other things as well.
         """
-        before = os.umask(umask_of(self.path.stat().st_mode))
+        before = os.umask(umask_of(self.path.stat().st_mode & mode))
         try:
             yield
         finally:
             os.umask(before)
+
+    def close_folder(self, folder: Path, mode: int) -> None:
+        """Create a folder whose files others may replace only if both the directory and ``mode`` let them write.
+
+        Raises:
+            RunDirectoryError: another user has created it, or it can't be created.
+        """
+        with self._explained():
+            folder.mkdir(exist_ok=True)
+            home, found = self.path.stat(), folder.stat()
+            allowed = home.st_mode & mode
+            strangers = {found.st_uid, folder.lstat().st_uid} - {os.geteuid(), 0, home.st_uid}
+            # in a folder such as /scratch, any user may have come first; in that of a group, one of its members
+            if strangers and (home.st_mode & stat.S_IWOTH or not allowed & stat.S_IWGRP):
+                raise RunDirectoryError(
+                    f"run_dir={self.path}: {folder} belongs to another user, who could replace what your jobs execute; "
+                    "choose another folder"
+                )
+            if excess := found.st_mode & ~allowed & (stat.S_IWGRP | stat.S_IWOTH):
+                folder.chmod(stat.S_IMODE(found.st_mode) & ~excess)
 
     def record_job(self, record: dict[str, object]) -> None:
         """Record one submission: ``job_id``, ``time`` (epoch seconds), ``log`` (the batch script's)."""

@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain.config.compose import Composer
 from hpctrain.config.resources import resources_of
-from hpctrain.errors import ConfigError, SchedulerError, SchedulerMissingError
+from hpctrain.errors import ConfigError, RunDirectoryError, SchedulerError, SchedulerMissingError
 from hpctrain.launch import submission
 from hpctrain.launch.prepare import RunPlan, plan
 from hpctrain.launch.submission import SETUP_TRAP, SHELL, script, submit
@@ -190,6 +190,69 @@ def test_submitting_from_inside_an_allocation_leaks_nothing(planned, fresh, tmp_
     assert os.environ["SLURM_JOB_ID"] == "5"
     assert fresh.job_records()[0]["job_id"] == "77"
     assert fresh.job_records()[0]["log"] == f"{fresh.logs}/batch_77.log"
+
+
+@pytest.fixture
+def sweep_in(planned, tmp_path, monkeypatch):
+    """Submits a sweep of two runs in a folder that exists, with a umask of 022."""
+    fake_sbatch(tmp_path, monkeypatch, f"umask > {tmp_path}/seen\necho Submitted batch job 78\n")
+
+    def submit_in(home):
+        home = RunDirectory.at(home)
+        before = os.umask(0o022)
+        try:
+            runs = [RunDirectory.at(home.path / name) for name in ("0", "1")]
+            home.create_for_sweep(0o750)
+            for run in runs:
+                run.create(0o750)
+            submit([planned(run) for run in runs], home)
+        finally:
+            os.umask(before)
+        return home
+
+    return submit_in
+
+
+@pytest.mark.parametrize(
+    ("mode", "folder", "file", "umask"),
+    [(0o777, 0o750, 0o640, "0027"), (0o1777, 0o750, 0o640, "0027"), (0o700, 0o700, 0o600, "0077")],
+)
+def test_a_sweep_in_an_open_folder_is_no_more_open_than_its_runs(tmp_path, sweep_in, mode, folder, file, umask):
+    """Whoever writes the pickle of a job executes code as its user."""
+    (tmp_path / "S" / "older").mkdir(parents=True)
+    (tmp_path / "S").chmod(mode)
+    home = sweep_in(tmp_path / "S")
+    written = [home.logs, *home.logs.rglob("*")]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in written if path.is_dir()} == {folder}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in written if path.suffix == ".pkl"} == {file}
+    assert stat.S_IMODE(home.path.stat().st_mode) == mode
+    assert (tmp_path / "seen").read_text() == f"{umask}\n"
+
+
+def test_open_folders_of_an_earlier_submission_are_closed(tmp_path, sweep_in):
+    submitit = tmp_path / "S" / "logs" / "submitit"
+    submitit.mkdir(parents=True)
+    for path in (submitit, submitit.parent, submitit.parent.parent):
+        path.chmod(0o777)
+    sweep_in(tmp_path / "S")
+    assert [stat.S_IMODE(path.stat().st_mode) & 0o022 for path in (submitit, submitit.parent)] == [0, 0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_folder_for_pickles_that_another_user_put_there_is_refused(tmp_path, sweep_in, linked):
+    logs = tmp_path / "S" / "logs"
+    logs.parent.mkdir()
+    logs.parent.chmod(0o1777)
+    if linked:
+        (tmp_path / "own").mkdir()
+        logs.symlink_to(tmp_path / "own")
+    else:
+        logs.mkdir()
+    os.chown(logs, 65_534, 65_534, follow_symlinks=False)
+    with pytest.raises(RunDirectoryError, match=r"S/logs belongs to another user, .*; choose another folder"):
+        sweep_in(tmp_path / "S")
+    assert list(logs.iterdir()) == []
 
 
 def test_a_generous_umask_opens_neither_pickles_nor_logs(planned, tmp_path, monkeypatch):
