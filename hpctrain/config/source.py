@@ -18,6 +18,7 @@ MAX_HOPS = 8
 """Imports to follow from module to module until a name is defined."""
 DYNAMIC = (b"globals(", b"locals(", b"vars(", b"exec(", b"sys.modules", b"__path__")
 """A module whose source contains one of these may define names that the source doesn't show."""
+CONSTRUCTORS = ("__init__", "__new__")
 
 Definition = ast.ClassDef | ast.FunctionDef
 
@@ -213,17 +214,23 @@ def _names(path: Path, _mtime_ns: int) -> dict[str, list[ast.AST]]:
         raise UnknownError
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of its string literals: Python gives them again at the import
-        body = ast.parse(text, str(path)).body
+        module = ast.parse(text, str(path))
     names: dict[str, list[ast.AST]] = {}
-    for name, statement in bindings(body):
+    for name, statement in bindings(module.body):
         names.setdefault(name, []).append(statement)
+    for each in ast.walk(module) if b"global" in text else ():
+        for name in each.names if isinstance(each, ast.Global) else ():
+            names.setdefault(name, []).append(each)
     if "*" in names or "__getattr__" in names:
         raise UnknownError
     return names
 
 
 def bindings(body: Sequence[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
-    """Yield each name that the statements of a module or class bind, with the statement."""
+    """Yield each name that the statements of a module or class bind, with the statement.
+
+    A statement that may replace a class's constructor counts, too.
+    """
     for statement in body:
         if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield statement.name, statement
@@ -233,4 +240,18 @@ def bindings(body: Sequence[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
         elif isinstance(statement, ast.Name) and not isinstance(statement.ctx, ast.Load):
             yield statement.id, statement
         else:
+            if isinstance(statement, ast.MatchAs | ast.MatchStar | ast.MatchMapping | ast.ExceptHandler):
+                captured = statement.rest if isinstance(statement, ast.MatchMapping) else statement.name
+                yield from [(captured, statement)] if captured else []
+            elif isinstance(changed := _changed(statement), ast.Name):
+                yield changed.id, statement
             yield from bindings(list(ast.iter_child_nodes(statement)))
+
+
+def _changed(statement: ast.AST) -> ast.AST | None:
+    """Return the class that `class.__init__ = value` or a `setattr` may give another constructor; None for others."""
+    if isinstance(statement, ast.Attribute) and not isinstance(statement.ctx, ast.Load):
+        return statement.value if statement.attr in CONSTRUCTORS else None
+    if isinstance(statement, ast.Call) and isinstance(statement.func, ast.Name) and statement.func.id == "setattr":
+        return statement.args[0] if statement.args else None
+    return None

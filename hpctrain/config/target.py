@@ -230,21 +230,24 @@ def _generates_constructor(node: ast.ClassDef) -> bool:
 def _of_fields(chain: Sequence[tuple[Source, ast.ClassDef]]) -> Signature:
     """Return the arguments of the constructor that `@dataclass` makes for the first of these classes."""
     known: dict[str, bool] = {}
+    attributes: set[str] = set()  # of the classes: @dataclass takes one, inherited or not, as its field's default
     for source, node in reversed(chain):
-        if not node.decorator_list:
-            continue
+        unannotated = [statement for statement in node.body if not isinstance(statement, ast.AnnAssign)]
+        attributes.update(name for name, _ in bindings(unannotated))
         for statement in node.body:
             if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
                 continue
             name, annotation = statement.target.id, ast.unparse(statement.annotation).strip("'\"")
-            if annotation.rpartition("KW_ONLY")[1:] == ("KW_ONLY", "") or "ClassVar" in annotation:
-                continue
             options = _field_options(source, statement.value)
+            if "default" in options:
+                attributes.add(name)
+            by_keyword_from_here = annotation.rpartition("KW_ONLY")[1:] == ("KW_ONLY", "")
+            if not node.decorator_list or by_keyword_from_here or "ClassVar" in annotation:
+                continue
             if "False" in options.get("init", ""):
                 known.pop(name, None)
             else:
-                # a base's default is an attribute, which the class inherits
-                known[name] = known.get(name, False) or options.keys() & {"default", "default_factory"} != set()
+                known[name] = name in attributes or "default_factory" in options
     return Signature(known)
 
 

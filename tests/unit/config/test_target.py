@@ -71,6 +71,27 @@ class ByHand(Record):
     def __init__(self, given):
         pass
 
+class Defaults(Plain):
+    width = 4
+    seed: int = 5
+    depth: int
+
+    def names(self):
+        pass
+
+@dataclass
+class Filled(Defaults):
+    depth: int
+    width: int
+    seed: int
+    names: list[str]
+
+@dataclass
+class Refilled(Record):
+    _: KW_ONLY
+    names: list[str]
+    depth: int
+
 def make(width, depth=1):
     pass
 
@@ -117,6 +138,24 @@ if T:
 else:
     Twice = Plain
 
+class Patched(Plain):
+    pass
+
+class SetLater(Plain):
+    pass
+
+Patched.__init__ = make
+setattr(SetLater, "__init__", make)
+
+def bind():
+    global Global
+    Global = Plain
+
+bind()
+match Plain, [Plain], {}:
+    case Matched, [*Starred], {**Rested}:
+        pass
+
 Alias = Plain
 cached = functools.lru_cache(make)
 """
@@ -143,6 +182,8 @@ FITTING = {
     "parts.Record": "width seed depth names",
     "parts.More": "seed rate",
     "parts.ByHand": "given",
+    "parts.Filled": "depth",
+    "parts.Refilled": "width seed names",
     "parts.make": "width",
     "Plain": "width",
     "Row": "width seed",
@@ -162,6 +203,8 @@ NOT_FITTING = {
     ("parts.Record", "width seed count"): "has no argument count",
     ("parts.Record", "width seed cache"): "has no argument cache",
     ("parts.ByHand", "given other"): "has no argument other",
+    ("parts.Filled", ""): "needs the argument depth;",
+    ("parts.Refilled", "width seed"): "needs the argument names;",
     ("parts.make", "zzz width"): "has no argument zzz",
     ("Row", "width"): "needs the argument seed",
     ("inner.module.Plain", ""): "needs the argument width",
@@ -170,6 +213,7 @@ NOT_FITTING = {
 UNKNOWN = [
     *("parts.Meta", "parts.Made", "parts.Registered", "parts.Decorated", "parts.Wrapped", "parts.Several"),
     *("parts.Assigned", "parts.FromElsewhere", "parts.Twice", "parts.Alias", "parts.cached", "parts.Plain.make"),
+    *("parts.Patched", "parts.SetLater", "parts.Global", "parts.Matched", "parts.Starred", "parts.Rested"),
     *(
         "Gone",
         "lazy.Any",
