@@ -127,7 +127,7 @@ def test_a_run_that_is_over_is_an_error_that_names_the_stacks_it_has(directory):
 
 
 def test_a_run_that_never_began_is_an_error(directory):
-    with pytest.raises(RunDirectoryError, match=r"now is unknown, and only a running run has stacks to show$"):
+    with pytest.raises(RunDirectoryError, match=r"now is prepared, and only a running run has stacks to show$"):
         main(["digits"])
 
 
