@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hpctrain.attempt.outcome import Outcome
+from hpctrain.attempt.outcome import LOST_WORKER, Outcome
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.root import Config
+from hpctrain.run.exit_record import ExitRecord
+from hpctrain.run.process import memory_groups
 from hpctrain.run.reason import Reason
 
-VMSTAT = Path("/proc/vmstat")
+KILLS_FILES = {1: "memory.oom_control", 2: "memory.events"}
+"""Where a control group has its count of kills, by the version of control groups."""
 
 
 def with_memory(outcome: Outcome, config: Config) -> Outcome:
@@ -21,14 +26,39 @@ def with_memory(outcome: Outcome, config: Config) -> Outcome:
     return replace(outcome, report=f"killed for memory; {_remedy(config)}: {outcome.report}")
 
 
-def oom_kills(vmstat: Path = VMSTAT) -> int:
-    """Processes that this machine's kernel has killed for lack of memory since it started, in control groups too."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in vmstat.read_text().splitlines():
-            name, _, count = line.partition(" ")
-            if name == "oom_kill":
-                return int(count)
+def oom_kills(proc: Path = Path("/proc"), mount: Path = Path("/sys/fs/cgroup")) -> int:
+    """Processes that the kernel has killed for lack of memory in this process's control group; 0 if it isn't known.
+
+    The count of /proc/vmstat is no evidence: it has the kills of all users of the machine.
+
+    Args:
+        proc: where procfs is mounted.
+        mount: where control groups are mounted.
+    """
+    for version, group in memory_groups(proc, mount):
+        with contextlib.suppress(OSError, ValueError):
+            for line in (group / KILLS_FILES[version]).read_text().splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill":
+                    return int(count)
     return 0
+
+
+def kill_complaint(before: int, codes: Sequence[int | None], records: Mapping[int, ExitRecord]) -> str:
+    """Return what to say of ranks of this machine that the kernel may have killed for their memory; else nothing.
+
+    The user's other processes may be in the same control group, so a rank, or a process of one, must have been killed.
+
+    Args:
+        before: `oom_kills` before the attempt.
+        codes: the exit codes of the ranks, None for one that its launcher killed; empty if they aren't known.
+        records: the ranks' exit records.
+    """
+    killed = any(code == -signal.SIGKILL and rank not in records for rank, code in enumerate(codes))
+    lost_worker = any(LOST_WORKER.search(record.message) for record in records.values())
+    if oom_kills() <= before or not (killed or lost_worker or not codes):
+        return ""
+    return "the kernel killed a process of this control group, out of memory"
 
 
 def _remedy(config: Config) -> str:

@@ -19,6 +19,8 @@ from hpctrain.run.times import read_times
 
 OUT_OF_MEMORY = re.compile(r"out of memory|oom.kill", re.IGNORECASE)
 """What srun and slurmstepd print when the kernel killed a rank that used too much memory."""
+LOST_WORKER = re.compile(r"DataLoader worker \(pid.*(is killed by signal: Killed|exited unexpectedly)")
+"""What torch says of a DataLoader worker that the kernel may have killed for its memory."""
 
 log = logging.getLogger("hpctrain.attempt")
 
@@ -87,8 +89,8 @@ class Outcome:
             at_fault = cause.reason.meaning.machine_failure and not cause.blames_peer
             suspect = cause.rank if at_fault else None
             reason = cause.reason
-            if reason is Reason.INFRASTRUCTURE and OUT_OF_MEMORY.search(complaints):
-                reason = Reason.OUT_OF_MEMORY  # of a process that the rank had started, such as a DataLoader worker
+            if LOST_WORKER.search(cause.message) and OUT_OF_MEMORY.search(complaints):
+                reason = Reason.OUT_OF_MEMORY
             return cls(reason, step, describe(cause), suspect_rank=suspect, stop_signal=cause.stop_signal)
         orderly = [record.reason for record in records.values() if record.reason.meaning.orderly]
         if stopped := [reason for reason in orderly if reason is not Reason.COMPLETED]:

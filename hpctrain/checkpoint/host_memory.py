@@ -13,16 +13,14 @@ import torch
 from torch import Tensor
 
 from hpctrain.errors import CheckpointError
+from hpctrain.run.process import memory_groups
 
 _HUGE_PAGE_BYTES = 2 << 20
 _CHUNK_BYTES = 64 << 20
 _CHUNKED_FROM_BYTES = 1 << 20
 _STORED_AS_THEY_ARE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-_GROUP_FILES = {
-    "": ("memory.max", "memory.current"),
-    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-}
-"""Files of a control group, limit and use, by controller: version 2 has one tree for all, version 1 one for memory."""
+_GROUP_FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
+"""Files of a control group, limit and use, by the version of control groups."""
 
 
 def available_memory_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -34,7 +32,9 @@ def available_memory_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys
         proc: where procfs is mounted.
         groups: where control groups are mounted.
     """
-    known = [_left_on_machine(proc / "meminfo"), *_left_in_groups(proc / "self" / "cgroup", groups)]
+    # the limits of all groups above apply as well
+    in_groups = (_left_in(group, *_GROUP_FILES[version]) for version, group in memory_groups(proc, groups))
+    known = [_left_on_machine(proc / "meminfo"), *in_groups]
     return min((count for count in known if count is not None), default=None)
 
 
@@ -226,22 +226,6 @@ def _left_on_machine(meminfo: Path) -> int | None:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return None
-
-
-def _left_in_groups(membership: Path, mount: Path) -> list[int | None]:
-    found = []
-    for line in _lines(membership):
-        _, controllers, path = line.split(":", 2)
-        if controllers not in _GROUP_FILES:
-            continue
-        root = mount / controllers
-        group = root / path.lstrip("/")
-        # the limits of all groups above apply as well
-        for place in [group, *group.parents]:
-            if not place.is_relative_to(root):
-                break
-            found.append(_left_in(place, *_GROUP_FILES[controllers]))
-    return found
 
 
 def _left_in(group: Path, limit_name: str, use_name: str) -> int | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from hpctrain.attempt.memory import oom_kills, with_memory
+from hpctrain.attempt.memory import kill_complaint, oom_kills, with_memory
 from hpctrain.attempt.outcome import Outcome, record_end, resume_advice
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.cluster.scrub import scrubbed
@@ -74,21 +74,23 @@ def _launch(run: RunPlan) -> int:
         return _conclude(run, attempt, kills)
     ranks = LocalRanks(directory, attempt, world_size, port=run.config.cluster.master_port or free_port())
     ranks.run()
-    return _conclude(run, attempt, kills, cut_short=ranks.cut_short)
+    return _conclude(run, attempt, kills, codes=ranks.codes, cut_short=ranks.cut_short)
 
 
-def _conclude(run: RunPlan, attempt: int, kills: int, *, cut_short: bool = False) -> int:
+def _conclude(
+    run: RunPlan, attempt: int, kills: int, *, codes: Sequence[int | None] = (), cut_short: bool = False
+) -> int:
     """Record and print how the attempt ended; return the exit code.
 
     Args:
         run: the run.
         attempt: the attempt's number.
         kills: the kernel's count of processes that it killed for their memory, before the attempt.
+        codes: the ranks' exit codes, if this process isn't the only rank; None for one that hadn't ended by itself.
         cut_short: whether a second Ctrl-C ended the ranks.
     """
     directory, world_size = run.directory, run.resources.world_size
-    # the kernel counts kills for the whole machine; a rank that died without a record was probably one of them
-    complaint = "the kernel killed a process of this machine, out of memory" if oom_kills() > kills else ""
+    complaint = kill_complaint(kills, codes, read_exit_records(directory.claim(attempt)))
     outcome = with_memory(Outcome.of_attempt(directory, attempt, world_size, complaint), run.config)
     if cut_short and outcome.reason in (Reason.INFRASTRUCTURE, Reason.OUT_OF_MEMORY):
         # the ranks were killed because their user asked for it, and left no exit record
@@ -145,6 +147,7 @@ class LocalRanks:
 
     Attributes:
         processes: by rank, once they are started.
+        codes: by rank, the exit code; None for a rank that `run` had to kill.
         interrupts: how often Ctrl-C was pressed.
     """
 
@@ -153,6 +156,7 @@ class LocalRanks:
     world_size: int
     port: int
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False)
+    codes: list[int | None] = field(default_factory=list, init=False)
     interrupts: int = field(default=0, init=False)
 
     @property
@@ -179,6 +183,7 @@ class LocalRanks:
                     if process.stdout is not None:
                         copier = self._copy(process.stdout)
             self._watch()
+            self.codes = [process.poll() for process in self.processes]
             self._kill_all()
             copier.join(timeout=GRACE_S)
 

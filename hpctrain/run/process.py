@@ -1,4 +1,4 @@
-"""Processes of this machine: their age, and the signals and environment that a new one inherits."""
+"""Processes of this machine: their age and control groups, and the signals and environment that a new one inherits."""
 
 from __future__ import annotations
 
@@ -27,6 +27,31 @@ def process_start(pid: int) -> float | None:
 def process_age_s() -> float:
     """Seconds since Python began in this process."""
     return time.monotonic() - BEGAN_S
+
+
+def memory_groups(proc: Path = Path("/proc"), mount: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[int, Path]]:
+    """Yield the control groups that this process's memory counts in, from its own outwards: version and folder.
+
+    cgroups(7). In a container, the outermost may be the only one that exists.
+
+    Args:
+        proc: where procfs is mounted.
+        mount: where control groups are mounted.
+    """
+    try:
+        membership = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in membership:
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            # version 2 has one tree for all, version 1 one for memory
+            root = mount / controllers
+            group = root / path.lstrip("/")
+            for place in [group, *group.parents]:
+                if not place.is_relative_to(root):
+                    break
+                yield (1 if controllers else 2), place
 
 
 def _stat_fields(pid: int) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.attempt.memory import oom_kills
 from hpctrain.launch.local import rank_variables
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.ledger import Ledger
@@ -430,3 +431,20 @@ def test_a_rank_that_the_kernel_kills_for_its_memory(little_memory, variables, r
     )
     assert "out_of_memory: killed for memory; use fewer data.num_workers" in done.stderr
     assert [reason for _, reason, _ in run_at(tmp_path / "run").attempts] == ["out_of_memory"]
+
+
+KILLS = """
+import subprocess, sys
+from hpctrain.attempt.memory import oom_kills
+before = oom_kills()
+code = subprocess.run([sys.executable, "-S", "-c", "held = b'x' * 2_000_000_000"]).returncode
+print(code, oom_kills() - before)
+"""
+
+
+def test_a_kill_is_counted_in_its_control_group_alone(little_memory):
+    before = oom_kills()
+    command = f'echo $$ > {little_memory}; exec {sys.executable} -c "$1"'
+    done = subprocess.run(["sh", "-c", command, "sh", KILLS], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{-signal.SIGKILL} 1\n"
+    assert oom_kills() == before

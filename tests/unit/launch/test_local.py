@@ -213,6 +213,12 @@ def test_a_rank_that_stopped_does_not_wait_for_ever_for_one_that_is_stuck(ranks,
     gone([entry[0] for entry in there()])
 
 
+def test_a_rank_that_was_killed_is_known_from_those_that_are_killed_because_of_it(ranks, command, monkeypatch):
+    monkeypatch.setattr(local, "GRACE_S", 0.1)
+    ranks.run(command("time.sleep(1000) if rank == '0' else os.kill(os.getpid(), signal.SIGKILL)"))
+    assert ranks.codes == [None, -signal.SIGKILL]
+
+
 def test_a_console_whose_reader_goes_costs_neither_the_run_nor_its_log(ranks, command, directory, monkeypatch):
     reader, writer = os.pipe()
     os.close(reader)
