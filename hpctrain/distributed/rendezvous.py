@@ -19,6 +19,7 @@ from torch.distributed import DistNetworkError, DistStoreError
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.distributed.sealed_store import ZERO_KEY, Handshake, SealedStore
 from hpctrain.errors import RendezvousError
+from hpctrain.run.secret import VARIABLE
 
 LOOPBACK = "127.0.0.1"
 HANDSHAKE_S = 5.0
@@ -29,6 +30,11 @@ CHOSEN_PORT_SPARES = 5
 """Number of ports to try, starting with the one that the user chose."""
 FILE_S = 60.0
 """Seconds in which a store's file has to become usable: an NFS client may take a minute to see a new folder."""
+
+OTHER_SECRET = (
+    f"if you started the ranks by hand, on nodes that don't share a home, set {VARIABLE} to the same text for all"
+)
+"""What to do if each node has made its own secret."""
 
 
 def meet(
@@ -106,7 +112,8 @@ def _awaited(store: Store, path: Path, handshake: Handshake, timeout_s: float) -
         store.wait([ZERO_KEY])
     except RuntimeError as error:  # which a FileStore raises
         raise RendezvousError(
-            f"rank zero did not open the store's file {path} in {timeout_s:.0f} s; check its log", waited=True
+            f"rank zero did not open the store's file {path} in {timeout_s:.0f} s; check its log first; {OTHER_SECRET}",
+            waited=True,
         ) from error
     if not handshake.recognises(store):
         raise RendezvousError(f"the store's file {path} is not this run's: remove it")
@@ -171,12 +178,13 @@ def _connect(address: str, ports: Sequence[int], handshake: Handshake, timeout_s
             if store is not None:
                 store.set_timeout(timedelta(seconds=timeout_s))
                 return store
-            stranger = f"the program on port {port} is not this run's rank zero"
+            stranger = f"the program on port {port} is not this run's rank zero, or has another secret"
         time.sleep(PAUSE_S)
+    # the network is not to blame if it has carried an answer
+    network = "if it waits as well, set cluster.network_interface to a network that joins the nodes"
     raise RendezvousError(
         f"rank zero did not answer at {address}, ports {', '.join(map(str, ports))}, in {timeout_s:.0f} s "
-        f"({stranger or problem}); "
-        "check its log first; if it waits as well, set cluster.network_interface to a network that joins the nodes",
+        f"({stranger or problem}); check its log first; {OTHER_SECRET if stranger else network}",
         waited=True,
     )
 

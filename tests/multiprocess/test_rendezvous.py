@@ -59,6 +59,11 @@ def mute_meeting(fork_server, free_ports):
         yield ports, [fork_server.start("meeting:be_rank", rank, 2, ports, {}) for rank in range(2)]
 
 
+OTHER_SECRET = (
+    "if you started the ranks by hand, on nodes that don't share a home, set HPCTRAIN_SECRET to the same text for all"
+)
+
+
 def all_heard(size):
     return [f"hello from {rank}" for rank in range(size)]
 
@@ -103,7 +108,9 @@ def test_no_rank_zero(meeting, ports):
 def test_only_another_run_answers(meeting, stranger, ports):
     stranger("another run's")
     (answer,) = meeting(2, {"timeout_s": 1.0}, ranks=[1], candidates=ports[:2])
-    assert f"the program on port {ports[0]} is not this run's rank zero" in answer["error"]
+    assert f"the program on port {ports[0]} is not this run's rank zero, or has another secret" in answer["error"]
+    assert answer["error"].endswith(OTHER_SECRET)
+    assert "cluster.network_interface" not in answer["error"], "the network has carried an answer"
     assert answer["seconds"] < 20
 
 
@@ -115,6 +122,14 @@ def test_tcp(meeting, ports):
 def test_file(meeting, tmp_path):
     method = {"init_method": f"file://{tmp_path}/meeting"}
     assert meeting(3, method) == [{"port": None, "heard": all_heard(3)}] * 3
+
+
+def test_a_file_of_ranks_that_have_another_secret(meeting, tmp_path):
+    method = {"init_method": f"file://{tmp_path}/meeting", "timeout_s": 0.5}
+    zero, one = meeting(2, [method, method | {"secret": "another node's"}])
+    assert zero["error"].startswith("rank 1 did not arrive")
+    assert one["error"].startswith("rank zero did not open the store's file")
+    assert one["error"].endswith(OTHER_SECRET)
 
 
 def test_a_file_that_an_earlier_attempt_left_behind(meeting, fork_server, tmp_path):
