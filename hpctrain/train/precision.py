@@ -129,8 +129,27 @@ class MasterWeights:
         buffers = zip(model.buffers(), self.copy.buffers(), strict=True)
         self._buffers = [(master, half) for master, half in buffers if master is not half]
         self._frozen = [(master.detach(), half.detach()) for master, half in apart if not master.requires_grad]
+        self._modules = [*zip(model.modules(), self.copy.modules(), strict=True)]
+        self._modes = [half.training for _, half in self._modules]
         model.register_state_dict_pre_hook(self._before_saving)  # type: ignore[no-untyped-call]  # torch leaves both untyped
         model.register_load_state_dict_post_hook(self._after_loading)  # type: ignore[no-untyped-call]  # as above
+
+    def begin_step(self) -> None:
+        """Give the modules of the model the modes of the copy's, to notice later which ones a task's loss changes."""
+        # setting a module's attribute is slow, and its mode is almost never another one
+        for module, half in self._modules:
+            if module.training != half.training:
+                module.training = half.training
+        self._modes = [half.training for _, half in self._modules]
+
+    def end_step(self) -> None:
+        """Change the modes in the copy that were changed in the model since `begin_step`.
+
+        A task that freezes or unfreezes modules knows those that it built, and not the copy.
+        """
+        for (module, half), mode in zip(self._modules, self._modes, strict=True):
+            if module.training != mode:
+                half.training = module.training
 
     def collect_gradients(self) -> None:
         """Move the gradients from the copy to the fp32 weights, in fp32."""

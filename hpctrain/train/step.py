@@ -53,7 +53,7 @@ class TrainStep:
         """
         if timer is not None:
             timer.begin()
-        self.update.set_learning_rate(step)
+        self.update.begin(step)
         for micro_batch in micro_batches:
             if timer is not None:
                 timer.mark("data")

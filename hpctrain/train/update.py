@@ -99,8 +99,10 @@ class Update:
             values["train/skipped_updates"] = self.num_skipped
         return values
 
-    def set_learning_rate(self, step: int) -> None:
-        """Set the learning rates for step ``step``, counted from 0; skipped updates don't advance the schedule."""
+    def begin(self, step: int) -> None:
+        """Prepare step ``step``, counted from 0: set its learning rates; skipped updates don't advance the schedule."""
+        if self._master is not None:
+            self._master.begin_step()
         factor = self._learning_rate(step - self.num_skipped)
         for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = base * factor
@@ -117,6 +119,7 @@ class Update:
             the same updates.
         """
         if self._master is not None:
+            self._master.end_step()
             self._master.collect_gradients()
         norm = None
         # unscale gradients before clipping, or the bound would depend on the loss scale

@@ -5,7 +5,10 @@ from itertools import islice
 
 import pytest
 import torch
+from small_task import Small
 
+from hpctrain.distributed.agreement import Agreement
+from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import TaskError
 from hpctrain.train.parts import Parts
 
@@ -55,6 +58,37 @@ def test_a_model_that_is_built_in_evaluation_mode_is_trained_and_a_part_of_it_is
     assert "the model was built in evaluation mode: train() is called for it and all modules in it" in caplog.messages
     parts = Parts(compose_small("+task.frozen=true", f"precision={precision}"), lone_world)
     assert [module.training for module in parts.model] == [True, False, True]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16_master"])
+def test_a_task_changes_modes_in_its_loss_by_the_modules_that_it_built(
+    compose_small, lone_world, monkeypatch, precision
+):
+    build, compute = Small.build_model, Small.loss
+
+    def keep(task):
+        task.net = build(task)
+        return task.net
+
+    def loss(task, model, batch):
+        task.net[1].train(task.calls["loss"] % 4 < 2)  # two micro-batches per step
+        return compute(task, model, batch)
+
+    def evaluate(task, model, batch):
+        task.net.eval()
+        return {"loss": (1.0, 1)}
+
+    monkeypatch.setattr(Small, "build_model", keep)
+    monkeypatch.setattr(Small, "loss", loss)
+    monkeypatch.setattr(Small, "evaluate", evaluate)
+    parts = Parts(compose_small(f"precision={precision}"), lone_world)
+    modes, micro_batches = [], iter(parts.loader(0))
+    for step in range(4):
+        parts.step(step, micro_batches)
+        # what an evaluation changes isn't kept, in any precision
+        parts.evaluation(Agreement(lone_world, StopRequest()))
+        modes.append([module.training for module in parts.model])
+    assert modes == [[True, True, True], [True, False, True]] * 2
 
 
 def test_a_task_with_half_of_a_state_is_refused_before_its_data_is_read(compose_small, lone_world, monkeypatch):
