@@ -184,7 +184,7 @@ class Slurm(Cluster):
     signal_delay_s: Annotated[int, require.at_least(0, " s", most=65_535)] = 90
     """Seconds between the signal and the time limit; must be long enough for a save."""
     setup: list[str] = field(default_factory=list)
-    """Shell lines of the batch script before the run, such as `module load cuda`; the job ends at one that fails."""
+    """Shell lines of the batch script before the run, such as `module load cuda`; its log names those that fail."""
     srun_args: Annotated[list[str], require.each(require.single_line)] = field(default_factory=list)
     """Additional arguments for srun, such as --cpu-bind=cores."""
     sbatch: Annotated[dict[str, Any], _check_sbatch] = field(default_factory=dict)

@@ -25,16 +25,19 @@ from hpctrain.launch.job import Job
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.process import environ_replaced
+from hpctrain.status.log import SETUP_WARNING
 
 USER_MISTAKES = ("invalid", "not permitted", "more processors", "not available", "unavailable", "unrecognized", "limit")
 """Parts of sbatch's error messages that mean that the request itself was wrong."""
 
 # BASH_COMMAND would name the last command in a function such as `module`. A sourced file, such as a site's profile, may
-# have commands that fail on purpose
-SETUP_TRAP = """\
-trap 'code=$? line=$LINENO; if [ ${#BASH_SOURCE[@]} -eq 1 ]; then echo "hpctrain: error: the line of cluster.setup \
-failed with exit code $code: $(sed -n ${line}p "$0")" >&2; exit 2; fi' ERR"""
-"""The line before cluster.setup: without it, the run would start without what a failed line was to set up."""
+# have commands that fail on purpose. The job continues, since a line that works may return 1: `source ~/.bashrc`, if
+# the last line of that file is a test; `module load`, after a warning
+SETUP_TRAP = f"""\
+trap '_code=$? _line=$LINENO; if [ ${{#BASH_SOURCE[@]}} -eq 1 ]; then \\
+mapfile -t -s $((_line - 1)) -n 1 _text <"$0"; \\
+echo "{SETUP_WARNING}$_text (exit code $_code)" >&2; fi' ERR"""
+"""The line before cluster.setup: it names the lines that fail, which `status` shows if the supervisor doesn't start."""
 
 SBATCH_TIMEOUT_S = 180.0
 """Seconds that sbatch may take: longer than a failover of the controller, `SlurmctldTimeout`, 120 s by default."""

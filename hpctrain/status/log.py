@@ -13,7 +13,9 @@ from hpctrain.terminal import LogOutput
 
 CHUNK_BYTES = 2**20
 ERROR = "hpctrain: error: "
-"""Beginning of a line with which a command of hpctrain, or a line of the batch script, reports that it failed."""
+"""Beginning of a line with which a command of hpctrain reports that it failed."""
+SETUP_WARNING = "hpctrain: warning: a line of cluster.setup failed: "
+"""Beginning of a line with which the batch script names a line of cluster.setup that failed; the job continues."""
 
 
 class Tail:
@@ -67,7 +69,11 @@ def batch_scripts_error(directory: RunDirectory, *, ran: bool) -> str:
         return f"it left no log: if its node can't see {path.parent}, put that on a file system that all nodes share"
     except OSError:
         return ""
-    return next((line.removeprefix(ERROR) for line in reversed(lines) if line.startswith(ERROR)), "")
+    error = next((line.removeprefix(ERROR) for line in reversed(lines) if line.startswith(ERROR)), "")
+    # once each: the log of a requeued job holds what its earlier starts printed
+    failed = dict.fromkeys(line.removeprefix(SETUP_WARNING) for line in lines if line.startswith(SETUP_WARNING))
+    named = f"failed in cluster.setup: {', '.join(failed)}" if failed else ""
+    return "; ".join(filter(None, [error, named]))
 
 
 def start_of_last_lines(path: Path, lines: int) -> int:

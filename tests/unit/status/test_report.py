@@ -16,6 +16,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord, JobState
+from hpctrain.status.log import SETUP_WARNING
 from hpctrain.status.report import job_ids, read_status
 from hpctrain.status.state import RunState
 
@@ -144,8 +145,12 @@ def test_an_unreadable_configuration_leaves_the_rest(directory, config):
     ("log", "reason"),
     [
         (
-            "hpctrain: error: too early\nhpctrain: error: the line of cluster.setup failed: x\nmore\n",
-            "; the line of .*: x",
+            "hpctrain: error: too early\nhpctrain: error: the run is gone\nmore\n",
+            "; the run is gone",
+        ),
+        (
+            f"{SETUP_WARNING}x\n{SETUP_WARNING}y\n{SETUP_WARNING}x\nhpctrain: error: late\n",
+            "; late; failed in cluster.setup: x, y",
         ),
         ("no error of ours\n", ""),
         (None, "; it left no log: if its node can't see .*/logs, put that on a file system that all nodes share"),
