@@ -25,7 +25,7 @@ from hpctrain.config.checks import check
 from hpctrain.config.explain import MISTAKES, Explainer, unreadable
 from hpctrain.config.folders import conf_dir, own_folders
 from hpctrain.config.overrides import apply, keys_of, open_overrides
-from hpctrain.config.root import Config
+from hpctrain.config.root import Config, with_absolute_init
 from hpctrain.config.several import first_of, single
 from hpctrain.config.stored import to_config
 from hpctrain.errors import ConfigError
@@ -100,7 +100,7 @@ class Composer:
         with self.explaining(overrides):
             config = to_config(self._raw(overrides))
         check(config, world_size=world_size)
-        return config
+        return with_absolute_init(config)
 
     def parse(self, overrides: Sequence[str]) -> list[Override]:
         """Parse overrides by Hydra's grammar.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 from hpctrain.config import require
@@ -88,3 +89,13 @@ class Config(require.Checked):
     def mode(self) -> int:
         """Permissions of the run directory."""
         return int(self.run_mode, 8)
+
+
+def with_absolute_init(config: Config) -> Config:
+    """Return the configuration with `init_from` as an absolute path, as it is stored.
+
+    The ranks may run in another folder, and the same words typed again must mean the same run.
+    """
+    if config.init_from is None:
+        return config
+    return replace(config, init_from=str(Path(config.init_from).absolute()))

@@ -15,7 +15,7 @@ from hpctrain.config.checks import check
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.identity import decides_the_weights, flat
 from hpctrain.config.resources import Resources, resources_of
-from hpctrain.config.root import Config
+from hpctrain.config.root import Config, with_absolute_init
 from hpctrain.config.stored import OPEN_GROUPS, load, to_yaml
 from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.files import write_json
@@ -80,10 +80,7 @@ def prepare(
     if config.run_dir is None:
         assert config.name is not None
         config = dataclasses.replace(config, run_dir=str(claim_default_path(config.name)))
-    if config.init_from is not None:
-        # the ranks may run in another folder
-        config = dataclasses.replace(config, init_from=str(Path(config.init_from).absolute()))
-    run = plan(config)
+    run = plan(with_absolute_init(config))
     directory = run.directory
     if directory.config.exists():
         refuse_other_run(load(directory.config), run.config)

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import re
 
@@ -55,7 +56,8 @@ def test_a_plan_has_the_resources_and_writes_nothing(composer, folder):
 
 def test_preparing_leaves_the_given_configuration_as_it_is(composer, folder):
     (folder / "W.pt").write_bytes(b"PK\x03\x04")
-    config = composer.compose(["init_from=W.pt", "resume.allow_config_change=true"])
+    composed = composer.compose(["resume.allow_config_change=true"])
+    config = dataclasses.replace(composed, init_from="W.pt")  # as `resume RUN init_from=W.pt` has it
     run = prepare(config, COMMAND)
     assert (config.run_dir, config.init_from, config.resume.allow_config_change) == (None, "W.pt", True)
     assert (run.config.init_from, run.config.resume.allow_config_change) == (str(folder / "W.pt"), False)

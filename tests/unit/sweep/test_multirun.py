@@ -135,6 +135,18 @@ def test_adding_a_value_to_a_finished_sweep_trains_that_one_alone(tmp_path, caps
     assert read_varied(RunDirectory.at(sweep / "3")) == {"optimizer.lr": "0.1", "seed": "7"}
 
 
+def test_the_same_relative_init_from_makes_the_same_run(tmp_path, capsys):
+    assert main([*SHORT, "run_dir=first"]) == 0
+    words = ["-m", "run_dir=sweep", *SHORT, "init_from=first"]
+    assert main([*words, "optimizer.lr=0.1"]) == 0
+    assert main([*words, "optimizer.lr=0.1"]) == 0
+    assert numbers(tmp_path / "sweep") == ["0"]
+    single = [*SHORT, "run_dir=second", "init_from=first"]
+    assert main(single) == main(single) == 0
+    assert reasons(tmp_path / "sweep" / "0") == reasons(tmp_path / "second") == ["completed"]
+    assert capsys.readouterr().out.count("already completed, at step 2") == 2
+
+
 def test_resume_of_a_sweep_trains_what_is_missing(tmp_path, capsys, monkeypatch):
     ended = iter([ExitCode.FINISHED, ExitCode.INTERRUPTED])
     with monkeypatch.context() as patched:
