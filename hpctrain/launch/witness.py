@@ -10,57 +10,82 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
+from hpctrain.distributed.stop_request import STOP_SIGNALS
 from hpctrain.errors import ExitCode
+from hpctrain.run.process import signals_blocked
 from hpctrain.worker.entry import PR_SET_PDEATHSIG
 
 LOOK_S = 5.0
 """Seconds between two looks at the parent, for a kernel without the signal below."""
+CONCLUDE_S = 60
+"""Seconds to conclude in, whole ones: on a file system that doesn't answer, the witness ends without a record."""
 
 
 @contextlib.contextmanager
 def witnessed(conclude: Callable[[], object]) -> Iterator[None]:
     """Inside the context, the death of this process has another one call ``conclude``: a crash, a kill, `os._exit`.
 
-    A process in which a task calls `os._exit(0)` ends with an exit code that isn't success.
+    The other process is a fork of this one, which has of its files only the standard streams; ``conclude`` opens its
+    own. A process in which a task calls `os._exit(0)` ends with an exit code that isn't success.
     """
     # what is buffered would be written twice
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
     witness = 0
-    ready, is_ready = os.pipe()
-    with contextlib.suppress(OSError):  # no memory for another process
-        witness = os.fork()
-        if not witness:
-            _wait_and_conclude(parent, is_ready, conclude)
-    os.close(is_ready)
-    os.read(ready, 1)
-    os.close(ready)
     really_exit = os._exit
 
     def exit_failed(status: int) -> NoReturn:
         # loading processes, which were forked, end by it in good order
         really_exit(status or ExitCode.FAILED if os.getpid() == parent else status)
 
-    os._exit = exit_failed
     try:
+        # a Ctrl-C at the fork would run the rest of the program twice, or leave the witness behind
+        with signals_blocked(STOP_SIGNALS):
+            witness = _start(conclude)
+        os._exit = exit_failed
         yield
     finally:
         os._exit = really_exit
         if witness:
-            os.kill(witness, signal.SIGKILL)
-            os.waitpid(witness, 0)
+            # the task may have waited for all of its children, or ignore SIGCHLD, as its starter may have done
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(witness, signal.SIGKILL)
+                os.waitpid(witness, 0)
 
 
-def _wait_and_conclude(parent: int, is_ready: int, conclude: Callable[[], object]) -> NoReturn:
+def _start(conclude: Callable[[], object]) -> int:
+    """Return the witness's process id once it watches; 0 if there is no memory, or no room, for another process."""
+    parent = os.getpid()
+    ready, is_ready = os.pipe()
+    witness = 0
+    with contextlib.suppress(OSError):
+        witness = os.fork()
+        if not witness:
+            _wait_and_conclude(parent, conclude)
+    os.close(is_ready)
+    os.read(ready, 1)
+    os.close(ready)
+    return witness
+
+
+def _wait_and_conclude(parent: int, conclude: Callable[[], object]) -> NoReturn:
     try:
         # not the terminal's signals, and not those for the parent's process group
         os.setsid()
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGUSR2, 0, 0, 0)
-        os.close(is_ready)
+        # the parent's ports, locks and devices: a resume may need them while this process concludes
+        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers
+            if int(name) > 2:
+                with contextlib.suppress(OSError):  # that of this list is closed already
+                    os.close(int(name))
         while os.getppid() == parent:
             signal.sigtimedwait({signal.SIGUSR2}, LOOK_S)
+        # the kernel's, not Python's: a thread of the parent may have held a lock at the fork
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+        signal.alarm(CONCLUDE_S)
         conclude()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from hpctrain.launch.witness import witnessed
+from hpctrain.run.process import process_start
 
 
 @pytest.fixture
@@ -80,3 +84,86 @@ def test_the_signals_of_the_terminal_leave_the_witness(concluded):
 
     assert in_a_process(act) == -signal.SIGKILL
     assert wait()
+
+
+def children():
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+
+def test_the_witness_keeps_no_file_and_no_port(concluded, tmp_path):
+    conclude, _ = concluded
+    with (tmp_path / "file").open("w"), socket.create_server(("127.0.0.1", 0)), witnessed(conclude):
+        (witness,) = children()
+        assert {path.name for path in Path(f"/proc/{witness}/fd").iterdir()} == {"0", "1", "2"}
+
+
+@pytest.mark.parametrize("take", [lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN), lambda: reap(children())])
+def test_a_task_that_takes_the_witnesses_end_disturbs_nothing(concluded, take):
+    conclude, _ = concluded
+
+    def act():
+        with witnessed(conclude):
+            take()
+        os._exit(5)
+
+    assert in_a_process(act) == 5
+
+
+def reap(pids):
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("where", ["after_in_child", "after_in_parent"])
+def test_a_ctrl_c_at_the_fork_neither_runs_the_program_twice_nor_leaves_the_witness(concluded, tmp_path, where):
+    conclude, wait = concluded
+    interrupted, forks = tmp_path / "interrupted", tmp_path / "forks"
+
+    def interrupt():
+        with forks.open("a") as file:
+            file.write("x")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def act():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.register_at_fork(**{where: interrupt})
+        try:
+            with witnessed(conclude):
+                pass
+        except KeyboardInterrupt:
+            with interrupted.open("a") as file:
+                file.write("x")
+        os._exit(6 if children() else 5)
+
+    assert in_a_process(act) == 5
+    assert forks.read_text() == "x"
+    # the group's Ctrl-C reaches both; the one that the witness gets is blocked
+    assert interrupted.exists() is (where == "after_in_parent")
+    assert not wait(0.3)
+
+
+def test_a_witness_that_can_not_conclude_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr("hpctrain.launch.witness.CONCLUDE_S", 1)
+    lock = threading.Lock()
+    pid = tmp_path / "pid"
+
+    def conclude():
+        pid.write_text(str(os.getpid()))
+        lock.acquire()
+
+    def act():
+        # as another thread may have at the fork
+        lock.acquire()
+        with witnessed(conclude):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    in_a_process(act)
+    deadline = time.monotonic() + 20
+    while not (pid.exists() and pid.read_text() and not is_alive(pid.read_text())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_alive(pid.read_text())
+
+
+def is_alive(pid):
+    return process_start(int(pid)) is not None
