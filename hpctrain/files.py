@@ -7,9 +7,11 @@ the final name, fsync the directory (POSIX rename(2); "All File Systems Are Not 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -81,7 +83,7 @@ def read_json(path: Path) -> dict[str, Any]:
         RunDirectoryError: it doesn't hold a JSON object.
     """
     try:
-        record = json.loads(_read(path))
+        record = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
         raise RunDirectoryError(f"{path}: expected a JSON object, but can't parse it: {error}") from error
     if not isinstance(record, dict):
@@ -89,13 +91,29 @@ def read_json(path: Path) -> dict[str, Any]:
     return record
 
 
-def _open(path: Path) -> BinaryIO:
-    # without waiting: a named pipe in a run directory would keep `status` waiting for a writer
-    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+def open_file(path: Path) -> BinaryIO:
+    """Open a file for reading bytes, and no pipe or device, which could block its reader or never end.
+
+    Raises:
+        OSError: the file system's error, or ``path`` isn't a regular file.
+    """
+    # O_NONBLOCK: a named pipe is opened without waiting for a writer
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
 
 
-def _read(path: Path) -> bytes:
-    with _open(path) as file:
+def read_bytes(path: Path, *, last_bytes: int | None = None) -> bytes:
+    """Read a file, or only its last bytes.
+
+    Raises:
+        OSError: as `open_file`.
+    """
+    with open_file(path) as file:
+        if last_bytes is not None:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - last_bytes))
         return file.read()
 
 
@@ -152,11 +170,8 @@ def read_json_lines(path: Path, *, last_bytes: int | None = None) -> Iterator[di
         last_bytes: read only this many bytes at the end; None reads the whole file.
     """
     try:
-        with _open(path) as file:
-            if last_bytes is not None:
-                # the seek is likely to land within a line; the rest of that line isn't valid JSON
-                file.seek(max(0, file.seek(0, os.SEEK_END) - last_bytes))
-            data = file.read()
+        # the last bytes are likely to begin within a line; the rest of that line isn't valid JSON
+        data = read_bytes(path, last_bytes=last_bytes)
     except FileNotFoundError:
         return
     for line in data.splitlines():

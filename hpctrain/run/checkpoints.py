@@ -18,6 +18,7 @@ from typing import Any
 import xxhash
 
 from hpctrain.errors import CheckpointDamagedError
+from hpctrain.files import read_bytes
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.record import COUNT, TEXT, TIME, find_mistake
 from hpctrain.run.score import Score, score_of
@@ -86,7 +87,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     file = path / MANIFEST
     try:
-        data = file.read_bytes()
+        data = read_bytes(file)
     except FileNotFoundError:
         raise CheckpointDamagedError(f"{MANIFEST} is missing" if path.is_dir() else "no such directory") from None
     except OSError as error:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
+from hpctrain.files import open_file, read_bytes
 from hpctrain.run.directory import RunDirectory
 from hpctrain.terminal import LogOutput
 
@@ -38,7 +39,7 @@ class Tail:
         """
         try:
             # opened anew each time: over NFS, only an open is sure to show what another node appended
-            with self.path.open("rb", buffering=0) as file:
+            with open_file(self.path) as file:
                 # cut: by `> rank_0.log`, or by a rotation that copies and truncates
                 if file.seek(0, os.SEEK_END) < self._position:
                     self._position = 0
@@ -62,7 +63,7 @@ def batch_scripts_error(directory: RunDirectory, *, ran: bool) -> str:
     if path is None:
         return ""
     try:
-        lines = path.read_bytes()[-CHUNK_BYTES:].decode(errors="replace").splitlines()
+        lines = read_bytes(path, last_bytes=CHUNK_BYTES).decode(errors="replace").splitlines()
     except FileNotFoundError:
         if not ran:
             return ""
@@ -78,7 +79,7 @@ def batch_scripts_error(directory: RunDirectory, *, ran: bool) -> str:
 
 def start_of_last_lines(path: Path, lines: int) -> int:
     """The offset, in bytes, at which the last ``lines`` lines of a file begin."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         if file.seek(0, os.SEEK_END) == 0:
             return 0  # an empty file can't be mapped
         # mapped, since a log may be huge, and have no line break if progress bars wrote it

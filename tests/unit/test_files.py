@@ -11,7 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hpctrain.errors import RunDirectoryError
-from hpctrain.files import append_json_line, read_json, read_json_lines, temporary_name, write_atomic, write_json
+from hpctrain.files import (
+    append_json_line,
+    read_bytes,
+    read_json,
+    read_json_lines,
+    temporary_name,
+    write_atomic,
+    write_json,
+)
 
 
 def names(directory):
@@ -172,3 +180,18 @@ def test_lines_of_several_writers_never_mix(tmp_path):
     for writer in range(3):
         assert [record["number"] for record in records if record["writer"] == writer] == list(range(200))
     assert names(tmp_path) == ["lines.jsonl"]
+
+
+@pytest.mark.timeout(20)
+def test_what_could_block_a_reader_or_never_end_is_refused(tmp_path):
+    pipe, device = tmp_path / "pipe", tmp_path / "device"
+    os.mkfifo(pipe)
+    device.symlink_to("/dev/zero")
+    with pytest.raises(OSError, match="not a regular file"):
+        read_bytes(pipe)
+    writer = os.open(pipe, os.O_RDWR)
+    for path in (pipe, device):
+        for last_bytes in (None, 100):
+            with pytest.raises(OSError, match="not a regular file"):
+                list(read_json_lines(path, last_bytes=last_bytes))
+    os.close(writer)

@@ -127,6 +127,7 @@ WHOLE_FILES = {
     "empty": lambda path: path.write_bytes(b""),
     "a folder": lambda path: path.mkdir(),
     "a pipe": os.mkfifo,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
     "a loop": lambda path: path.symlink_to(path.name),
 }
 
@@ -231,6 +232,8 @@ GATE = [
     ("empty", "attempts"),
     ("a folder", "attempts.jsonl"),
     ("a pipe", "metrics.jsonl"),
+    ("a pipe", f"checkpoints/step_00000020/{MANIFEST}"),
+    ("a device", "metrics.jsonl"),
     ("a loop", "config.yaml"),
 ]
 NAMES = [*LINES, *OBJECTS, "attempts", "checkpoints", "attempts/0001", "config.yaml"]
@@ -247,7 +250,7 @@ def test_something_else_in_place_of_a_file(runs, kind, name):
     elif kind != "cut":
         shutil.rmtree(path) if path.is_dir() else path.unlink()
         WHOLE_FILES[kind](path)
-    if name == "config.yaml" and kind in ("a folder", "a pipe", "a loop"):
+    if name == "config.yaml" and kind in ("a folder", "a pipe", "a device", "a loop"):
         assert [line.split()[0] for line in type_in("status")[1].splitlines()] == ["RUN", "good"]
     else:
         assert_commands_cope()
