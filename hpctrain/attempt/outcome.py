@@ -185,6 +185,7 @@ def record_end(
     world_size: int,
     job_id: str | None = None,
     nodes: Sequence[str] = (),
+    ends_run: bool = False,
     **extra: object,
 ) -> None:
     """Record the end of an attempt, and its start if the ranks didn't get that far; the first recorded end counts.
@@ -196,6 +197,8 @@ def record_end(
         world_size: number of ranks; this, `job_id` and `nodes` are fields of the start.
         job_id: its job's id.
         nodes: the nodes of its ranks.
+        ends_run: no attempt follows by itself. If this one failed before its start, the configuration's change, with
+            which it would have begun, is taken back.
         extra: more fields of the end.
 
     Raises:
@@ -207,7 +210,8 @@ def record_end(
         return
     if entry.start_time is None:
         ledger.start(attempt, job_id=job_id, nodes=nodes, world_size=world_size, step=saved)
-        if outcome.reason is Reason.FAILED and take_back_config(directory):
+        # after a stop or a cancellation, the advice is a plain `resume`, which is to continue with the change
+        if ends_run and not outcome.reason.meaning.orderly and take_back_config(directory):
             log.warning("the attempt didn't begin: the configuration is again the one from before this resume")
     if outcome.error_after_signal:
         extra["error_after_signal"] = True

@@ -81,7 +81,16 @@ class UnrecordedEnds:
         log.info("closing attempt %d, which recorded no end: %s", entry.attempt, ended)
         # hpctrain closes an attempt before it asks for a requeue, so this one was SLURM's own
         by = {"requeued_by": "slurm"} if self._requeued(entry) else {}
-        record_end(self.directory, entry.attempt, outcome, world_size=entry.world_size, closed_late=True, **by)
+        # the configuration may have been changed since then, for the attempt that is about to begin
+        record_end(
+            self.directory,
+            entry.attempt,
+            outcome,
+            world_size=entry.world_size,
+            ends_run=False,
+            closed_late=True,
+            **by,
+        )
 
     def _requeued(self, entry: Attempt) -> bool:
         """Whether the attempt ran in this very job, before it was requeued."""

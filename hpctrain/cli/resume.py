@@ -25,7 +25,8 @@ examples:
   python -m hpctrain resume sweep                             # what is missing of all runs under runs/sweep
 
 Of several runs, the completed and the running ones are left alone. Those of a sweep are submitted as an array. If the
-resume fails before its attempt begins, the run's configuration stays as it was.
+resume fails before its attempt begins, the run's configuration stays as it was; if you stop or cancel it before, its
+changes are kept for the next one.
 
 Exit code: the run's, or that of the first of several runs that didn't finish; 0 once it is submitted, and for a
 completed run; 2 if RUN is not a run, is running or may be, or can't use an override."""

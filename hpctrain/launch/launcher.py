@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +35,9 @@ def launch(config: Config, command: Sequence[str]) -> int:
         print_plan(plan(config))
         return ExitCode.FINISHED
     place = Path(config.run_dir or default_path(str(config.name)))
-    with folders_removed_on_error(place), undone_on_error(RunDirectory.at(place)):
+    # a run that is at the default path already is another launch's, of the same second
+    undo = undone_on_error(RunDirectory.at(place)) if config.run_dir else contextlib.nullcontext()
+    with folders_removed_on_error(place), undo:
         if isinstance(config.cluster, Slurm):
             from hpctrain.launch.submission import require_commands
 

@@ -95,7 +95,7 @@ def _conclude(
     if cut_short and outcome.reason in (Reason.INFRASTRUCTURE, Reason.OUT_OF_MEMORY):
         # the ranks were killed because their user asked for it, and left no exit record
         outcome = replace(outcome, reason=Reason.INTERRUPTED, report="ended at once by a second Ctrl-C, without a save")
-    record_end(directory, attempt, outcome, world_size=world_size)
+    record_end(directory, attempt, outcome, world_size=world_size, ends_run=True)
     if outcome.report:
         print(f"hpctrain: {_end(outcome, directory, attempt)}", file=sys.stderr)
         print(resume_advice(directory, outcome.reason), file=sys.stderr)

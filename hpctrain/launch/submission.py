@@ -11,12 +11,13 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import submitit
-from submitit.core.utils import FailedJobError, FailedSubmissionError
+from submitit.core.utils import DelayedSubmission, FailedJobError, FailedSubmissionError, JobPaths
 
 from hpctrain.cluster.scrub import scrubbed
 from hpctrain.config.cluster import Slurm
@@ -67,6 +68,30 @@ class BatchExecutor(submitit.SlurmExecutor):
     def affinity(cls) -> int:
         """Always usable; a missing sbatch is an error only when a job is submitted."""
         return 2
+
+    def _submit_command(self, command: str) -> submitit.Job[Any]:
+        # sbatch alone: writing the calls of a large array to a busy file system may take longer
+        with _bounded(SBATCH_TIMEOUT_S):
+            return super()._submit_command(command)
+
+    def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[submitit.Job[Any]]:
+        if len(delayed_submissions) == 1:
+            return super()._internal_process_submissions(delayed_submissions)
+        # submitit would submit an array by another executor, of its own class, and so without the bound
+        folder = JobPaths.get_first_id_independent_folder(self.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        pickles = [folder / f"{uuid.uuid4().hex}.pkl" for _ in delayed_submissions]
+        for delayed, pickle in zip(delayed_submissions, pickles, strict=True):
+            delayed.set_timeout(self.parameters["time"], self.max_num_timeout)
+            delayed.dump(pickle)
+        self.parameters["map_count"] = len(pickles)
+        job_id = self._submit_command(self._submitit_command_str).job_id
+        tasks = list(range(self._num_tasks()))
+        jobs: list[submitit.Job[Any]] = []
+        for index, pickle in enumerate(pickles):
+            jobs.append(submitit.SlurmJob(self.folder, f"{job_id}_{index}", tasks))
+            jobs[-1].paths.move_temporary_file(pickle, "submitted_pickle")
+        return jobs
 
 
 def sbatch_parameters(run: RunPlan, log: str) -> dict[str, Any]:
@@ -218,8 +243,7 @@ def _bounded(seconds: float) -> Iterator[None]:
 @contextlib.contextmanager
 def _explained(name: str | None) -> Iterator[None]:
     try:
-        with _bounded(SBATCH_TIMEOUT_S):
-            yield
+        yield
     except (FileNotFoundError, PermissionError) as error:
         raise SchedulerMissingError(MISSING.format("sbatch")) from error
     except TimeoutError as error:

@@ -228,6 +228,7 @@ class Supervisor:
                     world_size=self.plan.resources.world_size,
                     job_id=self.job.job_id,
                     nodes=self.allocation.step_nodes,
+                    ends_run=decision.action is Action.END,
                     **decision.fields(suspects),
                 ),
                 on=STORAGE_ERRORS,

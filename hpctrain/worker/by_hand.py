@@ -43,4 +43,5 @@ def record_own_end(directory: RunDirectory, attempt: int, outcome: Outcome, envi
         world_size=environment.world_size,
         job_id=environment.job_id,
         nodes=environment.nodes,
+        ends_run=True,
     )

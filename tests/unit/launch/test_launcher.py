@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from hpctrain.cli import main
@@ -62,3 +64,21 @@ def test_an_sbatch_that_fails_leaves_no_folder(folder, tmp_path_factory, monkeyp
     assert err.count("\n") == 1
     assert error in err
     assert list(folder.iterdir()) == []
+
+
+def test_a_submission_that_fails_leaves_the_run_of_another_launch_in_the_same_second(
+    folder, tmp_path_factory, monkeypatch
+):
+    for ahead_s in range(10):
+        moment = time.localtime(time.time() + ahead_s)
+        other = folder / "runs" / "mine" / time.strftime("%Y-%m-%d_%H-%M-%S", moment)
+        other.mkdir(parents=True)
+        (other / "config.yaml").write_text("name: mine\n")
+    place = tmp_path_factory.mktemp("bin")
+    sbatch = place / "sbatch"
+    # meanwhile the other launch writes its files
+    sbatch.write_text(f"#!/bin/sh\nfor run in {folder}/runs/mine/*; do echo > $run/new; done; exit 1\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(place))
+    assert main(["cluster=slurm", "name=mine"]) == 1
+    assert len(list(folder.glob("runs/mine/*/new"))) == 10

@@ -3,9 +3,11 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import submitit
 
 from hpctrain.config.compose import Composer
 from hpctrain.config.resources import resources_of
@@ -341,6 +343,29 @@ def test_an_sbatch_that_never_answers_is_killed(planned, fresh, tmp_path, monkey
     )
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
     assert (signal.getsignal(signal.SIGALRM), fresh.job_records()) == (before, [])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_only_sbatch_is_bounded_and_not_the_files_of_an_array(planned, tmp_path, monkeypatch, count):
+    monkeypatch.setattr(submission, "SBATCH_TIMEOUT_S", 0.5)
+    home = RunDirectory.at(tmp_path / "S")
+    home.create_for_sweep(0o750)
+    runs = [RunDirectory.at(home.path / str(number)) for number in range(count)]
+    for run in runs:
+        run.create(0o750)
+    dump = submitit.core.utils.cloudpickle_dump
+
+    def dump_slowly(*words):
+        time.sleep(0.6)
+        dump(*words)
+
+    monkeypatch.setattr(submitit.core.utils, "cloudpickle_dump", dump_slowly)
+    fake_sbatch(tmp_path, monkeypatch, "echo Submitted batch job 79\n")
+    assert len(submit([planned(run) for run in runs], home)) == count
+    assert len(list(home.logs.rglob("*_submitted.pkl"))) == count
+    fake_sbatch(tmp_path, monkeypatch, "exec sleep 60\n")
+    with pytest.raises(SchedulerError, match="did not answer within"):
+        submit([planned(run) for run in runs], home)
 
 
 def test_an_answer_without_a_number_may_be_a_job(planned, fresh, tmp_path, monkeypatch):

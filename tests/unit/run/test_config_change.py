@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from hpctrain.attempt.outcome import Outcome, record_end
+from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.run.config_change import change_config, keep_config, take_back_config
+from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
+from hpctrain.scheduler.slurm import Slurm
 
 
 def files(directory):
@@ -46,12 +51,34 @@ def test_a_change_stays_once_an_attempt_has_begun(directory):
     assert files(directory) == {"config.yaml": "lr: 2\n"}
 
 
-def test_an_attempt_that_failed_before_it_began_takes_it_back(directory):
+@pytest.mark.parametrize(
+    ("reason", "began", "ends_run", "lr"),
+    [
+        (Reason.FAILED, False, True, 1),
+        (Reason.OUT_OF_MEMORY, False, True, 1),
+        (Reason.STALLED, False, True, 1),
+        (Reason.FAILED, True, True, 2),
+        (Reason.OUT_OF_MEMORY, False, False, 2),
+        (Reason.PREEMPTED, False, False, 2),
+        (Reason.INTERRUPTED, False, True, 2),
+    ],
+)
+def test_a_run_that_ends_before_its_attempt_began_takes_it_back(directory, reason, began, ends_run, lr):
     ledger = Ledger(directory)
-    for reason, began, lr in ((Reason.PREEMPTED, False, 2), (Reason.FAILED, True, 2), (Reason.FAILED, False, 1)):
-        change(directory)
-        attempt = ledger.claim()
-        if began:
-            ledger.start(attempt, job_id=None, nodes=[], world_size=1, step=0)
-        record_end(directory, attempt, Outcome(reason, 0), world_size=1)
-        assert directory.config.read_text() == f"lr: {lr}\n"
+    change(directory)
+    attempt = ledger.claim()
+    if began:
+        ledger.start(attempt, job_id=None, nodes=[], world_size=1, step=0)
+        keep_config(directory)
+    record_end(directory, attempt, Outcome(reason, 0), world_size=1, ends_run=ends_run)
+    assert directory.config.read_text() == f"lr: {lr}\n"
+
+
+def test_an_attempt_that_is_closed_late_leaves_the_change_of_the_resume_that_closes_it(directory, slurm):
+    change(directory)
+    claim = directory.claim(Ledger(directory).claim())
+    ExitRecord(rank=0, host="n1", reason=Reason.FAILED, step=0, message="no").write(claim)
+    change_config(directory, "lr: 3\n")
+    UnrecordedEnds(directory, Slurm(slurm.environ, run=slurm.run)).close(1)
+    assert Ledger(directory).attempts()[0].reason is Reason.FAILED
+    assert directory.config.read_text() == "lr: 3\n"
