@@ -136,16 +136,15 @@ class Slurm:
         except UnknownJobError:
             return  # the controller forgets a job some minutes after its end (MinJobAge)
 
-    def steps(self, job_id: str) -> tuple[str, ...]:
-        """The ids of the steps that srun has started in a job and that still run, such as `12.0` or `12_3.0`."""
+    def steps(self, job_id: str, name: str) -> tuple[str, ...]:
+        """The ids of a job's steps of this name that still run, such as `12.0` or `12_3.0`."""
         try:
             # a job's id names all tasks of its array
-            answer = self._run("squeue", "--noheader", "--steps", "--format=%i", f"--jobs={_checked(job_id)}")
+            answer = self._run("squeue", "--noheader", "--steps", "--format=%i|%j", f"--jobs={_checked(job_id)}")
         except UnknownJobError:
             return ()
-        # the batch script and an interactive shell are steps with names
-        places = (line.strip().rpartition(".") for line in answer.splitlines())
-        return tuple(f"{job}.{number}" for job, _, number in places if job == job_id and number.isdecimal())
+        rows = (line.strip().partition("|") for line in answer.splitlines())
+        return tuple(step for step, _, named in rows if named == name and step.rpartition(".")[0] == job_id)
 
     def signal_step(self, step_id: str, number: signal.Signals) -> None:
         """Send a signal to the tasks of a step; do nothing if it is over."""

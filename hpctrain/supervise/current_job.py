@@ -17,13 +17,15 @@ from hpctrain.cluster.nodelist import expand
 from hpctrain.errors import SchedulerError, SupersededError
 from hpctrain.retry import retry
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.command import SchedulerSilentError
 from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import SILENCE_S, Slurm
-from hpctrain.supervise.step import ENDING_S
+from hpctrain.supervise.step import step_name
 
+ENDING_S = 60
+"""Seconds for the ranks of an earlier supervisor to save and stop."""
 KILLING_S = 10
 """Seconds to wait for killed ranks of an earlier supervisor to disappear from SLURM's records."""
 
@@ -111,8 +113,13 @@ class CurrentJob:
         """
         self._retry(lambda: self.slurm.cancel(self.job_id))
 
+    def may_have_run(self, attempt: Attempt) -> bool:
+        """Whether the ranks of an attempt may have been started in this allocation, as far as its start is recorded."""
+        restarts = attempt.extra.get("restart_count", self.restarts)
+        return attempt.job_id in (None, self.job_id) and restarts == self.restarts
+
     def end_steps(self) -> None:
-        """End the steps of a supervisor that was killed in this allocation; their ranks get the time to save."""
+        """End the ranks that a supervisor of this run left when it was killed; they get the time to save."""
         # SLURM may have forgotten that a step has ended, or that it exists: don't wait for ever
         for number, ending_s in ((signal.SIGTERM, ENDING_S), (signal.SIGKILL, KILLING_S)):
             if not (steps := self._steps()):
@@ -126,7 +133,7 @@ class CurrentJob:
                 time.sleep(0.5)
 
     def _steps(self) -> tuple[str, ...]:
-        return self._ask(lambda: self.slurm.steps(self.job_id)) or ()
+        return self._ask(lambda: self.slurm.steps(self.job_id, step_name(self.directory))) or ()
 
     def _termination(self, received: int | None) -> Termination | None:
         record = self.slurm.show(self.job_id)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpctrain.launch.prepare import RunPlan
+from hpctrain.run.directory import RunDirectory
 
 COMPLAINT = re.compile(r"(?:srun|slurmstepd\S*): (?:error: |fatal: )?(?P<text>.*)")
 NOT_OF_INTEREST = re.compile(r"launch/slurm: |Job step aborted|Force Terminated")
@@ -20,16 +23,26 @@ NODE_FAILED = re.compile(r"srun: error: Node failure on \S")
 NO_LOG = re.compile(r"srun: error: task (?P<rank>\d+) launch failed: Slurmd could not connect IO")
 """Printed when a node can't open the log of a rank: it doesn't see the run directory, or can't reach srun."""
 KEPT_LINES = 8
-ENDING_S = 60
-"""Seconds until srun kills the other ranks after one of them completed or stopped; all of them have saved by then."""
+EXITING_S = 15
+"""Seconds until srun kills the other ranks after one of them exited in good order.
+
+All ranks saved before their last barrier. What is left takes a few seconds: to destroy the process group, and to write
+an exit record. Some NCCL teardowns hang, and the job has to be requeued within a grace time of 30 s all the same.
+"""
 
 
-def srun_command(plan: RunPlan, nodes: Sequence[str] = ()) -> list[str]:
+def step_name(directory: RunDirectory) -> str:
+    """The name of the steps of a run, by which a new supervisor finds its ranks: others in the job are the user's."""
+    return f"hpctrain_{zlib.crc32(os.fsencode(directory.path)):08x}"
+
+
+def srun_command(plan: RunPlan, nodes: Sequence[str] = (), job_name: str | None = None) -> list[str]:
     """The srun line that starts the ranks; their output is appended to a log per rank.
 
     Args:
         plan: of the run.
         nodes: the nodes for the ranks, in a job with spare nodes; empty if it has none.
+        job_name: of the job, for the ranks' environment; None leaves them the name of the step.
     """
     resources, directory = plan.resources, plan.directory
     command = [
@@ -38,7 +51,8 @@ def srun_command(plan: RunPlan, nodes: Sequence[str] = ()) -> list[str]:
         f"--ntasks={resources.world_size}",
         f"--ntasks-per-node={resources.processes_per_node}",
         "--kill-on-bad-exit=1",
-        f"--wait={ENDING_S}",
+        f"--wait={EXITING_S}",
+        f"--job-name={step_name(directory)}",
         "--export=ALL",  # with a site's --export=NONE srun would keep this process's environment from the ranks, too
         "--open-mode=append",
         f"--output={str(directory.logs).replace('%', '%%')}/rank_%t.log",
@@ -49,7 +63,10 @@ def srun_command(plan: RunPlan, nodes: Sequence[str] = ()) -> list[str]:
     if resources.cpus_per_process is not None:
         # since SLURM 22.05, srun doesn't inherit it from sbatch
         command.append(f"--cpus-per-task={resources.cpus_per_process}")
-    return [*command, *plan.slurm.srun_args, sys.executable, "-u", "-m", "hpctrain.worker", str(directory.path)]
+    # --job-name also changes SLURM_JOB_NAME in the environment of the ranks
+    restored = [] if job_name is None else ["env", f"SLURM_JOB_NAME={job_name}"]
+    worker = [sys.executable, "-u", "-m", "hpctrain.worker", str(directory.path)]
+    return [*command, *plan.slurm.srun_args, *restored, *worker]
 
 
 @dataclass

@@ -99,7 +99,8 @@ class Supervisor:
     def _begin(self) -> bool:
         """End and close earlier attempts; return whether the run is completed already."""
         with contextlib.suppress(OSError):  # if their ranks still run, the next claim stops them
-            if (newest := self.ledger.last_claim()) and self.ledger.attempt(newest).open:
+            newest = self.ledger.attempt(self.ledger.last_claim())
+            if newest.attempt and newest.open and self.job.may_have_run(newest):
                 self.job.end_steps()
         ends = UnrecordedEnds(self.directory, self.slurm, self.job.job_id, self.job.restarts)
         with contextlib.suppress(OSError):  # they are left to a later attempt
@@ -130,7 +131,7 @@ class Supervisor:
         self._in_allocation += 1
         nodes, keeps_spares = self.allocation.step_nodes, self.allocation.keeps_spares
         log.info("attempt %d on %s", attempt, " ".join(nodes))
-        command = srun_command(self.plan, nodes if keeps_spares else ())
+        command = srun_command(self.plan, nodes if keeps_spares else (), self.environ.get("SLURM_JOB_NAME"))
         environ = {**self.environ, **Handover(attempt=attempt, logged=True).variables()}
         step = Step(command, environ, ends_with_a_node=keeps_spares)
         unseen = ""

@@ -308,12 +308,18 @@ def test_exit_code_zero_in_the_grace_time_does_not_end_the_run(runs: SubmittedRu
 
 
 def test_the_supervisor_is_killed(runs: SubmittedRuns) -> None:
-    """Its ranks live on until the next supervisor stops them."""
-    run = runs.train(OFTEN, pace_s=PACE_S)
+    """Its ranks live on until the next supervisor stops them, and other steps of the job stay."""
+    # the step of the user's own finds room without the ranks' cores and memory
+    server = "srun --overlap --nodes=1 --ntasks=1 --mem=0 --job-name=server sleep 600 &"
+    run = runs.train(OFTEN, f"cluster.setup=['{server}']", "name=digits", pace_s=PACE_S)
     run.until_step(5)
+    assert b"SLURM_JOB_NAME=digits\0" in Path(f"/proc/{run.rank(1)}/environ").read_bytes()
     supervisor = run.supervisor
     assert supervisor is not None
     os.kill(supervisor, signal.SIGKILL)
+    run.until_attempt(2)
+    steps = runs.sandbox.ask("squeue", "--steps", "--noheader", "--format=%j", f"--jobs={run.job_id}").split()
+    assert steps.count("server") == 1
     assert let_it_end(run, 2) == "COMPLETED"
     assert_survived(runs, run, "interrupted")
     assert runs.sandbox.job(run.job_id)["Restarts"] == "0"

@@ -107,6 +107,16 @@ def test_without_grace_time_killwait_is_enough_for_a_small_save(runs: SubmittedR
 
 
 @pytest.mark.nightly
+@pytest.mark.sandbox("--grace-time=30")
+def test_a_rank_that_hangs_at_its_exit_does_not_cost_the_requeue(runs: SubmittedRuns) -> None:
+    run = runs.train("+task.act='1:1:1:linger'")
+    assert preempt_once(run) == "COMPLETED"
+    assert run.reasons == ["preempted", "completed"]
+    assert_nothing_was_lost(run)
+    assert "preempted: back to the queue" in run.batch_log, "the supervisor was killed before it could decide"
+
+
+@pytest.mark.nightly
 @pytest.mark.sandbox("--signal-children")
 def test_a_child_process_that_the_signal_ends_fails_no_run(runs: SubmittedRuns) -> None:
     """Such as a compiler, which doesn't handle the signal."""

@@ -125,10 +125,14 @@ class FakeSlurm:
         """SLURM's signal for the job ends the next `scontrol requeue` too, once the controller has its request."""
         (self.home / "kills").touch()
 
-    def run_steps(self, **steps: str) -> None:
-        """The steps that squeue shows, and the signal that ends each; s7_0 stands for 7.0."""
-        running = {name[1:].replace("_", ".", 1): ended_by for name, ended_by in steps.items()}
+    def run_steps(self, name: str = "bash", **steps: str) -> None:
+        """The steps of this name that squeue shows, and the signal that ends each; s7_0 stands for 7.0.
+
+        Each job also has steps of other names, numbered from 90.
+        """
+        running = {step[1:].replace("_", ".", 1): ended_by for step, ended_by in steps.items()}
         (self.home / "running_steps.json").write_text(json.dumps(running))
+        (self.home / "step_name").write_text(name)
 
     def watch(self, path: Path) -> None:
         """Keep what a file holds when scancel is called, for `watched`."""
@@ -211,7 +215,10 @@ class _Programs:
         self._record("questions", str(options.get("jobs")))
         self._answer_or_not("squeue")
         if "steps" in options:
-            return "".join(f"{step}\n" for step in json.loads((self.home / "running_steps.json").read_text()))
+            name = (self.home / "step_name").read_text()
+            steps = json.loads((self.home / "running_steps.json").read_text())
+            others = f"{options['jobs']}.90|bash\n{options['jobs']}.batch|batch\n"
+            return others + "".join(f"{step}|{name}\n" for step in steps)
         jobs, asked = json.loads((self.home / "queue.json").read_text()), options["jobs"].split(",")
         if len(asked) == 1 and asked[0] not in jobs:
             raise RefusedError("slurm_load_jobs error: Invalid job id specified")

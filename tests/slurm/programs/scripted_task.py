@@ -29,9 +29,10 @@ class ScriptedTask(Task):
         pace: a file with the seconds that a step takes; it may change at any time, and a step that has begun can
             become shorter. 0 where there is none.
         act: `ATTEMPT:RANK:CALL:ACTION`, several joined by commas: in that attempt (`*`: in each) that rank's n-th loss,
-            counted from 1, begins with `raise`, `memory`, `polite`, `child` or a signal to itself. A polite rank ends
-            with code 0 when it gets a SIGTERM; with `child` it waits for a child process that must succeed; one that
-            stops itself waits for a save in progress first, and continues at a SIGCONT.
+            counted from 1, begins with `raise`, `memory`, `polite`, `linger`, `child` or a signal to itself. A polite
+            rank ends with code 0 when it gets a SIGTERM; one that lingers never leaves the process group; with `child`
+            it waits for a child process that must succeed; one that stops itself waits for a save in progress first,
+            and continues at a SIGCONT.
         ballast_mb: a buffer of so many megabytes, so that a save takes time.
         eval_samples: held out; 0 for no evaluation.
     """
@@ -108,6 +109,9 @@ def _act(action: str) -> None:
         subprocess.run(["sleep", "300"], check=True)
     if action == "polite":
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        return
+    if action == "linger":
+        torch.distributed.destroy_process_group = lambda *_: time.sleep(600)
         return
     number = getattr(signal, action)
     if number == signal.SIGSTOP:

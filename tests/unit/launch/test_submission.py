@@ -17,7 +17,7 @@ from hpctrain.launch.prepare import RunPlan, plan
 from hpctrain.launch.submission import SETUP_TRAP, SHELL, script, submit
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.log import SETUP_WARNING
-from hpctrain.supervise.step import srun_command
+from hpctrain.supervise.step import srun_command, step_name
 
 EVERYTHING = [
     "cluster=slurm",
@@ -170,7 +170,8 @@ def test_srun_gets_what_sbatch_would_not_hand_on(composer, run):
         "--ntasks=4",
         "--ntasks-per-node=2",
         "--kill-on-bad-exit=1",
-        "--wait=60",
+        "--wait=15",
+        f"--job-name={step_name(run)}",
         "--export=ALL",
         "--open-mode=append",
         "--output=/runs/R/logs/rank_%t.log",
@@ -182,6 +183,19 @@ def test_srun_gets_what_sbatch_would_not_hand_on(composer, run):
         "hpctrain.worker",
         "/runs/R",
     ]
+
+
+def test_the_name_of_the_step_does_not_hide_that_of_the_job_from_the_ranks(composer):
+    # a program among the arguments, such as numactl, comes before all that is the worker's
+    made = plan(composer.compose(["cluster=slurm", "cluster.srun_args=[numactl,'--localalloc']"]))
+    command = srun_command(made, job_name="my digits")
+    environment = ["numactl", "--localalloc", "env", "SLURM_JOB_NAME=my digits", sys.executable]
+    assert command[command.index("numactl") :][:5] == environment
+
+
+def test_a_rank_that_hangs_at_its_exit_costs_no_more_than_half_of_a_short_grace_time(composer, run):
+    (wait,) = (word for word in srun_command(plan(composer.compose(["cluster=slurm"]))) if word.startswith("--wait="))
+    assert int(wait.partition("=")[2]) <= 30 / 2
 
 
 @pytest.fixture

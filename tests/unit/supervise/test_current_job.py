@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 from supervising import STOPS
 
 from hpctrain.errors import SchedulerError
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobState
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.supervise import current_job
 from hpctrain.supervise.current_job import CurrentJob
+from hpctrain.supervise.step import step_name
 
 
 @pytest.fixture
@@ -127,15 +130,33 @@ def test_a_refused_requeue_is_an_error(job, slurm):
 
 
 @pytest.mark.parametrize(("ended_by", "signals"), [("TERM", ["TERM"]), ("KILL", ["TERM", "KILL"])])
-def test_the_steps_of_a_killed_supervisor_may_save_before_they_are_killed(job, slurm, monkeypatch, ended_by, signals):
+def test_the_steps_of_a_killed_supervisor_may_save_before_they_are_killed(
+    job, slurm, directory, monkeypatch, ended_by, signals
+):
     monkeypatch.setattr(current_job, "ENDING_S", 0.1)
     monkeypatch.setattr(current_job, "KILLING_S", 0.1)
-    slurm.run_steps(s7_batch="never", s7_0=ended_by, s70_0="never")
+    slurm.run_steps(step_name(directory), s7_0=ended_by, s70_0="never")
     job().end_steps()
     assert slurm.cancelled == [f"--signal={name} 7.0" for name in signals]
 
 
-def test_an_allocation_without_steps_is_left_alone(job, slurm):
-    slurm.run_steps(s7_batch="never", s7_extern="never")
+@pytest.mark.parametrize("other", ["server", "bash", "python", step_name(RunDirectory(Path("/runs/another")))])
+def test_the_steps_of_others_in_the_job_are_left_alone(job, slurm, other):
+    slurm.run_steps(other, s7_0="never", s7_1="never")
     job().end_steps()
     assert not slurm.cancelled
+
+
+@pytest.mark.parametrize(
+    ("recorded", "may"),
+    [
+        ({}, True),  # its ranks hadn't recorded their start
+        ({"job_id": "7", "restart_count": 1}, True),
+        ({"job_id": "7", "restart_count": 0}, False),
+        ({"job_id": "6", "restart_count": 1}, False),
+    ],
+)
+def test_an_attempt_ran_in_this_allocation_unless_its_start_names_another(job, recorded, may):
+    extra = {name: count for name, count in recorded.items() if name == "restart_count"}
+    attempt = Attempt(attempt=1, job_id=recorded.get("job_id"), extra=extra)
+    assert job(SLURM_RESTART_COUNT="1").may_have_run(attempt) is may
