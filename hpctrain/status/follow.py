@@ -128,7 +128,7 @@ def wait_for(directory: RunDirectory, *, skip_bytes: int = 0) -> ExitCode:
     log = RunLog(directory, 0, log_output(sys.stdout), skip_bytes=skip_bytes)
     follower = Follower(log, sys.stdout, until_job_ends=True)
     status = follower.follow()
-    last = status.attempts[-1] if status.attempts else None
+    last = status.attempts[-1] if status.attempts and not status.unstarted else None
     if last is not None and last.reason is not None:
         follower.print_message(f"{last.reason} at step {last.end_step}; run directory {directory.path}")
         code = last.reason.meaning.exit_code

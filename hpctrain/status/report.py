@@ -28,7 +28,7 @@ from hpctrain.status.accounting import Account, WallTime, account
 from hpctrain.status.log import batch_scripts_error
 from hpctrain.status.metrics import read_metrics
 from hpctrain.status.plain_config import read_plain_config
-from hpctrain.status.state import RunFacts, RunState, derive_state, job_that_may_run
+from hpctrain.status.state import RunFacts, RunState, derive_state, job_that_may_run, unstarted_job
 
 TAIL_BYTES = 64 * 2**10
 """Bytes to read at the end of metrics.jsonl: a few hundred records."""
@@ -60,6 +60,7 @@ class RunStatus:
         verdict: the newest bottleneck that an attempt recorded; None without one.
         job_ids: every job of the run, oldest first.
         may_start: when a queued run is expected to start.
+        unstarted: whether the newest job ended before it began an attempt, so that the last one has another job.
     """
 
     name: str
@@ -80,6 +81,7 @@ class RunStatus:
     verdict: Bottleneck | None = None
     job_ids: tuple[str, ...] = ()
     may_start: float | None = None
+    unstarted: bool = False
 
     @property
     def described(self) -> str:
@@ -199,7 +201,8 @@ def read_status(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
     attempts = [_with_times(attempt, directory) for attempt in Ledger(directory).attempts()]
     facts = _facts(directory, attempts, jobs)
     state, note = derive_state(facts)
-    if facts.attempt.attempt == 0 and state in (RunState.FAILED, RunState.INTERRUPTED):
+    unstarted = unstarted_job(facts) is not None and state is not RunState.COMPLETED
+    if (unstarted or facts.attempt.attempt == 0) and state in (RunState.FAILED, RunState.INTERRUPTED):
         note = "; ".join(filter(None, [note, batch_scripts_error(directory, ran=state is RunState.FAILED)]))
     metrics_step, metrics_time, metrics = _last_metrics(directory.metrics)
     evaluation = last_evaluation(directory)
@@ -229,6 +232,7 @@ def read_status(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
         verdict=last_bottleneck(directory),
         job_ids=facts.job_ids,
         may_start=pending[-1].start_time if pending and state is RunState.QUEUED else None,
+        unstarted=unstarted,
     )
 
 

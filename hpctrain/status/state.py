@@ -71,13 +71,29 @@ def job_that_may_run(facts: RunFacts) -> str | None:
     For a caller that can't reach SLURM: each resume has required that the earlier jobs were over, so only the newest
     one counts.
     """
-    attempt, owner = facts.attempt, facts.owner
-    began = attempt.start_time if attempt.start_time is not None or owner is None else owner.written
-    newest = attempt.job_id
-    if facts.submission is not None and (began is None or facts.submission[1] > began):
-        newest = facts.submission[0]
+    attempt = facts.attempt
+    newest = _newest_job(facts)
     ended_for_good = attempt.reason is not None and not attempt.reason.meaning.requeued and "next" not in attempt.extra
     return None if newest == attempt.job_id and ended_for_good else newest
+
+
+def unstarted_job(facts: RunFacts) -> str | None:
+    """The newest job, if it is over, was submitted after the newest attempt, and began none of its own."""
+    newest = _newest_job(facts)
+    record = facts.known_jobs.get(newest or "")
+    if record is None or record.state.is_pending or record.state.is_running:
+        return None
+    # a claim alone doesn't name its job
+    claimed = facts.attempt.attempt > 0 and facts.attempt.start_time is None
+    return None if claimed or newest == facts.attempt.job_id else newest
+
+
+def _newest_job(facts: RunFacts) -> str | None:
+    attempt, owner = facts.attempt, facts.owner
+    began = attempt.start_time if attempt.start_time is not None or owner is None else owner.written
+    if facts.submission is not None and (began is None or facts.submission[1] > began):
+        return facts.submission[0]
+    return attempt.job_id
 
 
 def derive_state(facts: RunFacts) -> tuple[RunState, str]:
@@ -101,7 +117,13 @@ def derive_state(facts: RunFacts) -> tuple[RunState, str]:
         return RunState.COMPLETED, ""
     if cancelled:
         return RunState.CANCELLED, ""
-    return _state_without_end(facts) if attempt.open else _state_by_reason(facts)
+    return _state_when_stopped(facts)
+
+
+def _state_when_stopped(facts: RunFacts) -> tuple[RunState, str]:
+    if (job_id := unstarted_job(facts)) is not None:
+        return _state_by_job(job_id, facts.known_jobs[job_id], Attempt(attempt=0))
+    return _state_without_end(facts) if facts.attempt.open else _state_by_reason(facts)
 
 
 def _state_by_reason(facts: RunFacts) -> tuple[RunState, str]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from hpctrain.errors import ExitCode
@@ -7,6 +9,7 @@ from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.status import follow
 from hpctrain.status.follow import wait_for
+from hpctrain.status.log import SETUP_WARNING
 
 
 class ScriptedTime:
@@ -123,6 +126,24 @@ def test_a_job_that_ended_without_a_record(submitted, slurm, script, capfd):
     assert code is ExitCode.FAILED
     note = "job 12 ended as NODE_FAIL, and attempt 1 recorded no end"
     assert lines[-1] == f"hpctrain: the run is interrupted ({note}); see {submitted.logs / 'batch_12.log'}"
+
+
+def test_a_resume_whose_job_began_no_attempt_ends_with_that_job_s_error(submitted, slurm, script, capfd):
+    begin(submitted)
+    Ledger(submitted).end(1, reason=Reason.TIME_LIMIT, step=10)
+    log = submitted.logs / "batch_13.log"
+    submitted.record_job({"job_id": "13", "time": time.time() + 1.0, "log": str(log)})
+    slurm.queue(j12={"State": "TIMEOUT"}, j13={"State": "PENDING", "Reason": "Licenses"})
+
+    def fail():
+        log.write_text(f"{SETUP_WARNING}module load cuda (exit code 1)\n")
+        slurm.queue(j12={"State": "TIMEOUT"}, j13={"State": "FAILED"})
+
+    script(fail)
+    code, lines = waited(submitted, capfd)
+    assert code is ExitCode.FAILED
+    note = "job 13 ended as FAILED, and no attempt began; failed in cluster.setup: module load cuda (exit code 1)"
+    assert lines[-1] == f"hpctrain: the run is failed ({note}); see {log}"
 
 
 def test_while_slurm_is_silent_the_run_is_not_over(submitted, slurm, script, capfd):

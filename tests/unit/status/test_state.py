@@ -101,6 +101,24 @@ def test_a_resume_after_a_failure_is_a_new_job():
     assert derive_state(facts)[0] == RunState.STARTING
 
 
+@pytest.mark.parametrize(
+    ("attempt", "number", "submitted", "state"),
+    [
+        (ended(Reason.INTERRUPTED), "15", 300.0, RunState.FAILED),
+        (OPEN, "15", 300.0, RunState.FAILED),
+        (ended(Reason.COMPLETED), "15", 300.0, RunState.COMPLETED),
+        (ended(Reason.INTERRUPTED), "15", 50.0, RunState.INTERRUPTED),  # two clocks
+        (ended(Reason.INTERRUPTED), "12", 300.0, RunState.INTERRUPTED),  # two clocks
+    ],
+)
+def test_a_newer_job_that_began_no_attempt_decides_the_state(attempt, number, submitted, state):
+    jobs = {"12": job("TIMEOUT"), "15": job("FAILED")}
+    facts = RunFacts(attempt=attempt, job_ids=("12", "15"), submission=(number, submitted), jobs=jobs)
+    found, note = derive_state(facts)
+    assert found is state
+    assert note.endswith("no attempt began") is (found is RunState.FAILED)
+
+
 def test_a_completed_run_may_be_made_longer():
     for record, state in ((PENDING, RunState.QUEUED), (RUNNING, RunState.STARTING), (None, RunState.COMPLETED)):
         facts = RunFacts(attempt=ended(Reason.COMPLETED), job_ids=("12", "15"), jobs={"12": None, "15": record})
