@@ -304,6 +304,7 @@ def test_json_of_one_run_is_an_object(make_run, capsys):
         "verdict": None,
         "job_ids": [],
         "may_start": None,
+        "unstarted": False,
     }
 
 
