@@ -62,14 +62,14 @@ def _start(conclude: Callable[[], object]) -> int:
     with contextlib.suppress(OSError):
         witness = os.fork()
         if not witness:
-            _wait_and_conclude(parent, conclude)
+            _wait_and_conclude(parent, is_ready, conclude)
     os.close(is_ready)
     os.read(ready, 1)
     os.close(ready)
     return witness
 
 
-def _wait_and_conclude(parent: int, conclude: Callable[[], object]) -> NoReturn:
+def _wait_and_conclude(parent: int, is_ready: int, conclude: Callable[[], object]) -> NoReturn:
     try:
         # not the terminal's signals, and not those for the parent's process group
         os.setsid()
@@ -77,9 +77,10 @@ def _wait_and_conclude(parent: int, conclude: Callable[[], object]) -> NoReturn:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGUSR2, 0, 0, 0)
         # the parent's ports, locks and devices: a resume may need them while this process concludes
         for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers
-            if int(name) > 2:
+            if int(name) > 2 and int(name) != is_ready:
                 with contextlib.suppress(OSError):  # that of this list is closed already
                     os.close(int(name))
+        os.close(is_ready)
         while os.getppid() == parent:
             signal.sigtimedwait({signal.SIGUSR2}, LOOK_S)
         # the kernel's, not Python's: a thread of the parent may have held a lock at the fork
