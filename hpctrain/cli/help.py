@@ -17,6 +17,7 @@ from hpctrain.config.documented import about, documented
 from hpctrain.config.overrides import open_overrides
 from hpctrain.config.root import Config
 from hpctrain.config.schema import GROUPS
+from hpctrain.config.several import quoted
 from hpctrain.errors import ConfigError
 
 SCREEN = """\
@@ -67,7 +68,7 @@ def help_text(composer: Composer, words: Sequence[str]) -> str:
         keys = textwrap.wrap(" ".join(_top_level()), WIDTH - 10)
         return SCREEN.format(groups="\n          ".join(groups), keys="\n          ".join(keys))
     with composer.explaining(overrides):
-        node = composer.hydras(open_overrides(overrides), RunMode.RUN)
+        node = composer.hydras(list(map(quoted, open_overrides(overrides))), RunMode.RUN)
     return "\n".join("\n".join(_described(composer, node, name)) for name in dict.fromkeys(named)) + "\n"
 
 

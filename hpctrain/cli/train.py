@@ -16,6 +16,7 @@ from hpctrain.cli.search_path import search_folder
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.compose import PRIMARY, Composer
 from hpctrain.config.overrides import open_overrides
+from hpctrain.config.several import quoted
 from hpctrain.config.stored import load
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError
 from hpctrain.run.directory import RunDirectory
@@ -82,7 +83,7 @@ def _command(arguments: Sequence[str]) -> list[str]:
 
 
 def _show(composer: Composer, options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    hydra, overrides = composer.hydra, open_overrides(options.overrides)
+    hydra, overrides = composer.hydra, list(map(quoted, open_overrides(options.overrides)))
     with composer.explaining(options.overrides):
         if options.help:
             from hpctrain.cli.help import help_text

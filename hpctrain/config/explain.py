@@ -50,7 +50,8 @@ class Explainer:
             (r"Could not (?:find|load) '([^']+)'", self._missing_choice),
             (r"Could not override '([\w/@.-]+)'\.\s*No match in the defaults list", self._unknown_group),
             (r"Could not override '([^']+)'", self._unknown_key),
-            (r"Could not delete from config\. '([^']+)'", self._unknown_key),
+            (r"Could not delete from config\. '([^']+)'", self._undeletable),
+            (r"Error merging override ~([\w.]+)[\s\S]* does not support deletion", self._undeletable),
             (r"Key '[^']+' (?:is )?not in [\s\S]*?full_key: (.+)", self._unknown_key),
             (r"Key '([^']+)' (?:is )?not in", self._unknown_key),
             (r"Missing mandatory value", self._missing_value),
@@ -109,6 +110,13 @@ class Explainer:
             remedy = "start the file with `defaults: [slurm, _self_]`" if self._file else "add cluster=slurm"
             return self._about(key, "exists only with cluster=slurm", remedy)
         return self._about(key, "is not a known key", self._suggest(key))
+
+    def _undeletable(self, match: re.Match[str]) -> ConfigError:
+        key = match[1]
+        # OmegaConf also reports a key that is null as missing
+        if "does not exist" in self.text and key not in self.keys():
+            return self._unknown_key(match)
+        return ConfigError(f"~{key}", self._value(key) or "", "can't be removed", f"set a value instead: {key}=VALUE")
 
     def _missing_value(self, _match: re.Match[str]) -> ConfigError:
         return ConfigError(self._full_key, "???", "is required", f"add {self._full_key}=VALUE")

@@ -47,6 +47,13 @@ def single(override: Override, *, sweeps: bool = True) -> Override:
     raise ConfigError(key, typed, "has several values", ", or ".join(remedies or ["write one value"]))
 
 
+def quoted(override: str) -> str:
+    """Quote the list of an override that `single` takes as it is typed; Hydra's own commands would refuse it."""
+    key, _, value = override.partition("=")
+    is_list = "," in value and not re.search(r"['\"\\()\[\]{}]", value)
+    return f"{key}='{value}'" if is_list and TAKES_COMMAS.fullmatch(key.lstrip("+")) else override
+
+
 def first_of(override: Override) -> Override:
     """Return the override with the first of its values, to stand for all runs of a sweep."""
     if not override.is_discrete_sweep():

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from hpctrain.cli.train import REFUSED, main
@@ -18,3 +20,9 @@ def test_nor_in_the_answer_to_a_flag_that_is_unknown(capsys):
     with pytest.raises(SystemExit):
         main(["--fly"])
     assert named(capsys.readouterr().err) == []
+
+
+@pytest.mark.parametrize("words", [["--cfg", "job"], ["--help", "cluster.partition"]], ids=["cfg", "help"])
+def test_a_list_of_slurms_is_shown_as_a_job_would_use_it(words, capsys):
+    assert main([*words, "cluster=slurm", "cluster.partition=low,high", "cluster.sbatch.mail-type=END,FAIL"]) == 0
+    assert re.search(r"partition[:=] ?low,high\n", capsys.readouterr().out)

@@ -92,6 +92,11 @@ def test_a_mistake_in_a_default_is_told_though_the_defaults_cannot_be_composed(t
             ["model=gpt", "task=text", "model.num_haeds=3"],
             "model.num_haeds=3: is not a known key; did you mean model.num_h",
         ),
+        (["~optimizer.eps"], "~optimizer.eps=: can't be removed; set a value instead: optimizer.eps=VALUE"),
+        (["~optimizer.eps=1e-8"], "~optimizer.eps=1e-8: can't be removed; set a value instead: "),
+        (["~trainer.max_steps"], "~trainer.max_steps=: can't be removed; set a value instead: trainer.max_steps=VALUE"),
+        (["~cluster.env"], "~cluster.env=: can't be removed; set a value instead: cluster.env=VALUE"),
+        (["~trainer.max_step"], "trainer.max_step=: is not a known key; did you mean trainer.max_steps?"),
         (["cluster=slurm", "cluster.setup=foo"], "cluster.setup=foo: must be a list; write it in brackets: cluster."),
     ],
 )
