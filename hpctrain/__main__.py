@@ -6,14 +6,14 @@ import sys
 
 def main() -> int:
     """Run the command line; modules of the folder where it was typed are found only once a command trains."""
-    forget_folder()
+    exclude_working_directory()
     # imports a good part of the standard library, which must not come from that folder
     from hpctrain.cli import main as run
 
     return run()
 
 
-def forget_folder() -> None:
+def exclude_working_directory() -> None:
     """Remove the folder where the command was typed from Python's search path.
 
     `python -m` searches it first, and an empty entry in PYTHONPATH means it, too. It may be another user's, with a file

@@ -34,7 +34,7 @@ class ExitCode(IntEnum):
     INTERRUPTED = 4
 
 
-LONGEST_SHOWN = 500
+MAX_SHOWN_CHARS = 500
 """Characters of a value that an error repeats."""
 
 
@@ -70,7 +70,7 @@ class ConfigError(HpctrainError):
         self.problem = problem
         self.remedy = remedy
         text = "null" if value is None else str(value)
-        shown = f"{key}={text if len(text) <= LONGEST_SHOWN else f'{text[:LONGEST_SHOWN]}...'}"
+        shown = f"{key}={text if len(text) <= MAX_SHOWN_CHARS else f'{text[:MAX_SHOWN_CHARS]}...'}"
         super().__init__(" ".join(f"{shown}: {problem}; {remedy}".split()))
 
 

@@ -31,7 +31,7 @@ def open_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def discard(stream: TextIO) -> None:
+def discard_output(stream: TextIO) -> None:
     """Discard what a stream still holds, and what is printed later: its reader is gone, or its disk is full."""
     with contextlib.suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
@@ -39,7 +39,7 @@ def discard(stream: TextIO) -> None:
         os.close(null)
 
 
-def outlive_readers() -> None:
+def ignore_write_errors() -> None:
     """Let a training go on once nobody reads its output any more, as after `| head`."""
     for name in ("stdout", "stderr"):
         found = getattr(sys, name)
@@ -47,7 +47,7 @@ def outlive_readers() -> None:
         # a stream that a test put there, or that a program replaced, is its owner's
         if stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper):
             stream.flush()
-            raw = _Forgiving(stream.fileno(), "w", closefd=False)
+            raw = _ErrorIgnoringFile(stream.fileno(), "w", closefd=False)
             made = io.TextIOWrapper(
                 io.BufferedWriter(raw),
                 encoding=stream.encoding,
@@ -59,7 +59,7 @@ def outlive_readers() -> None:
             setattr(sys, f"__{name}__", made)
 
 
-class _Forgiving(io.FileIO):
+class _ErrorIgnoringFile(io.FileIO):
     def write(self, data: object, /) -> int:
         try:
             return super().write(data)  # type: ignore[arg-type]

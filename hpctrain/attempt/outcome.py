@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hpctrain.attempt.termination import Termination
 from hpctrain.phrases import numbered
 from hpctrain.run.checkpoints import saved_step
-from hpctrain.run.config_change import take_back_config
+from hpctrain.run.config_change import revert_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
 from hpctrain.run.ledger import Ledger
@@ -211,7 +211,7 @@ def record_end(
     if entry.start_time is None:
         ledger.start(attempt, job_id=job_id, nodes=nodes, world_size=world_size, step=saved)
         # after a stop or a cancellation, the advice is a plain `resume`, which is to continue with the change
-        if ends_run and not outcome.reason.meaning.orderly and take_back_config(directory):
+        if ends_run and not outcome.reason.meaning.orderly and revert_config(directory):
             log.warning("the attempt didn't begin: the configuration is again the one from before this resume")
     if outcome.error_after_signal:
         extra["error_after_signal"] = True

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hpctrain.errors import CheckpointError
-from hpctrain.run.process import memory_groups
+from hpctrain.run.process import memory_cgroups
 
 _HUGE_PAGE_BYTES = 2 << 20
 _CHUNK_BYTES = 64 << 20
@@ -33,7 +33,7 @@ def available_memory_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys
         groups: where control groups are mounted.
     """
     # the limits of all groups above apply as well
-    in_groups = (_left_in(group, *_GROUP_FILES[version]) for version, group in memory_groups(proc, groups))
+    in_groups = (_left_in(group, *_GROUP_FILES[version]) for version, group in memory_cgroups(proc, groups))
     known = [_left_on_machine(proc / "meminfo"), *in_groups]
     return min((count for count in known if count is not None), default=None)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from hpctrain.errors import ExitCode, HpctrainError
 from hpctrain.files import describe_os_error
-from hpctrain.streams import discard, open_streams
+from hpctrain.streams import discard_output, open_streams
 from hpctrain.terminal import guard_output
 
 COMMANDS = ("cancel", "completion", "drill", "env", "fit-batch", "inspect", "logs", "resume", "stacks", "status")
@@ -54,15 +54,15 @@ def _run(arguments: list[str]) -> int:
         return error.exit_code
     except BrokenPipeError:
         # the reader of the pipe, head for example, is gone; Python's flush at exit would fail too
-        discard(sys.stdout)
-        discard(sys.stderr)
+        discard_output(sys.stdout)
+        discard_output(sys.stderr)
         return ExitCode.FINISHED
     except OSError as error:
         _print_error(describe_os_error(error))
-        discard(sys.stdout)  # on a full disk, Python's flush at exit would fail
+        discard_output(sys.stdout)  # on a full disk, Python's flush at exit would fail
         return ExitCode.FAILED
     except KeyboardInterrupt:
-        end_echo()
+        end_echoed_line()
         return ExitCode.INTERRUPTED
     finally:
         sys.path[:] = search_path
@@ -72,10 +72,10 @@ def _print_error(text: str) -> None:
     try:
         print(f"hpctrain: error: {text}", file=sys.stderr, flush=True)
     except OSError:
-        discard(sys.stderr)
+        discard_output(sys.stderr)
 
 
-def end_echo() -> None:
+def end_echoed_line() -> None:
     """End the line in which a terminal has echoed ^C."""
     if sys.stderr.isatty():
         print(file=sys.stderr)
@@ -85,9 +85,9 @@ def _dispatch(arguments: list[str]) -> int:
     first = arguments[0] if arguments else ""
     # import only the modules that the command needs: on a busy login node, each one costs time
     if first in TRAINING:
-        from hpctrain.cli.search_path import search_folder
+        from hpctrain.cli.search_path import include_working_directory
 
-        search_folder()
+        include_working_directory()
     if first in COMMANDS:
         code: int = importlib.import_module(f"hpctrain.cli.{first.replace('-', '_')}").main(arguments[1:])
         return code

@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from omegaconf import Container, DictConfig, OmegaConf
 
 from hpctrain.config.compose import Composer
-from hpctrain.config.documented import about, documented
+from hpctrain.config.field_docs import all_fields, purpose_of
 from hpctrain.config.overrides import open_overrides
 from hpctrain.config.root import Config
 from hpctrain.config.schema import GROUPS
@@ -93,7 +93,7 @@ def _described(composer: Composer, node: DictConfig, name: str) -> Iterator[str]
 def _group(node: DictConfig, name: str, options: Sequence[str]) -> Iterator[str]:
     schemas = GROUPS.get(name)
     if schemas is not None:
-        yield f"{name}: {about(next(iter(schemas.values()))).partition(' Owner: ')[0]}"
+        yield f"{name}: {purpose_of(next(iter(schemas.values()))).partition(' Owner: ')[0]}"
     chosen = node.hydra.runtime.choices.get(name)
     shown = " ".join(f"[{option}]" if option == chosen else option for option in options)
     if shown != "[default]":
@@ -117,7 +117,7 @@ def _entry(node: Any, key: str, prefix: str) -> Iterator[str]:
             yield from _entry(value, name, f"{prefix}{key}.")
         return
     yield f"{prefix}{key}={_shown(value)}"
-    field = documented(schema).get(key) if schema is not None and dataclasses.is_dataclass(schema) else None
+    field = all_fields(schema).get(key) if schema is not None and dataclasses.is_dataclass(schema) else None
     if field is not None:
         yield from textwrap.wrap(f"{field.text} ({field.type})", WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from hpctrain.cli import end_echo
+from hpctrain.cli import end_echoed_line
 from hpctrain.cli.arguments import add_runs, chosen_run, command_parser
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.phrases import numbered
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
         elif not log.copy():
             _explain_silence(directory, log)
     except KeyboardInterrupt:  # the usual way to stop following
-        end_echo()
+        end_echoed_line()
     return ExitCode.FINISHED
 
 

@@ -10,7 +10,7 @@ from hpctrain.cli.arguments import command_parser
 from hpctrain.config.stored import load
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.launch.launcher import launch, print_completed
-from hpctrain.launch.prepare import changed_config, lengthens
+from hpctrain.launch.prepare import changed_config, has_more_to_train
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import read_varied
 from hpctrain.status.report import require_stopped
@@ -41,13 +41,13 @@ def main(arguments: list[str]) -> int:
     """
     options = _parse(arguments)
     command = ["python", "-m", "hpctrain", "resume", *arguments]
-    directories, overrides = _told_apart(options.words, Path(options.runs_dir))
+    directories, overrides = _split_words(options.words, Path(options.runs_dir))
     if len(directories) > 1:
         return _resume_all(directories, overrides, options, command)
     (directory,) = directories
     status = require_stopped(directory, force=options.force)
     config = changed_config(directory, overrides, options.config_dir)
-    if status.state is RunState.COMPLETED and not lengthens(load(directory.config), config):
+    if status.state is RunState.COMPLETED and not has_more_to_train(load(directory.config), config):
         print_completed(status, config)
         return ExitCode.FINISHED
     return launch(config, command)
@@ -65,7 +65,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_intermixed_args(arguments)
 
 
-def _told_apart(words: Sequence[str], runs_dir: Path) -> tuple[list[RunDirectory], list[str]]:
+def _split_words(words: Sequence[str], runs_dir: Path) -> tuple[list[RunDirectory], list[str]]:
     """Return the runs, each once, and the overrides: the words with an equals sign that aren't paths of runs."""
     named = [word for word in words if "=" not in word and not word.startswith("~")]
     named += [word for word in words if "=" in word and Path(word).is_dir()]

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 
-def search_folder() -> None:
+def include_working_directory() -> None:
     """Let Python find modules in the folder where the command was typed, as `python -m` does: a task may be there."""
     if not sys.flags.safe_path and (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hydra._internal.utils import get_args_parser
 
 from hpctrain.cli.arguments import OneLineParser
-from hpctrain.cli.search_path import search_folder
+from hpctrain.cli.search_path import include_working_directory
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.compose import PRIMARY, Composer
 from hpctrain.config.overrides import open_overrides
@@ -22,7 +22,7 @@ from hpctrain.errors import ConfigError, ExitCode, HpctrainError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.report import require_stopped
 from hpctrain.status.state import RunState
-from hpctrain.streams import outlive_readers
+from hpctrain.streams import ignore_write_errors
 
 EXPERIMENT = "write what it changes into conf/experiment/NAME.yaml, and add experiment=NAME"
 REFUSED = {
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
             raise ConfigError(f"--{flag.replace('_', '-')}", given, problem, remedy)
     if options.help or options.hydra_help or options.cfg or options.info or options.shell_completion:
         return _show(Composer(options.config_dir), options, parser)
-    search_folder()
+    include_working_directory()
     composer = Composer(options.config_dir)
     # `srun python -m hpctrain ...` and torchrun start ranks: launching from one would start a job within the job
     if is_rank(os.environ):
@@ -55,13 +55,13 @@ def main(arguments: Sequence[str]) -> int:
 
         return multirun(composer, options.overrides, _command(arguments))
     from hpctrain.launch.launcher import launch, print_completed
-    from hpctrain.launch.prepare import lengthens
+    from hpctrain.launch.prepare import has_more_to_train
 
     config = composer.compose(options.overrides)
     directory = None if config.run_dir is None or config.cluster.dry_run else RunDirectory.at(config.run_dir)
     if directory is not None and directory.config.is_file():
         status = require_stopped(directory)
-        if status.state is RunState.COMPLETED and not lengthens(load(directory.config), config):
+        if status.state is RunState.COMPLETED and not has_more_to_train(load(directory.config), config):
             print_completed(status, config)
             return ExitCode.FINISHED
     return launch(config, _command(arguments))
@@ -129,7 +129,7 @@ def _run_as_rank(composer: Composer, overrides: list[str]) -> int:
             _wait_for_rank_zero(error.exit_code)
             return error.exit_code
         raise
-    outlive_readers()
+    ignore_write_errors()
     code: int
     try:
         code = run_rank(config, None, lambda: prepare_as_rank(config, sys.argv, environment).directory)

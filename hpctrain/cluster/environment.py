@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
-from hpctrain.cluster import mpi, port, slurm_step, torchrun, unknown
+from hpctrain.cluster import mpi, port, slurm_step, torchrun, unknown_launcher
 from hpctrain.cluster.slurm_step import SlurmJob, in_step, own_node
 from hpctrain.cluster.variables import Place, Variables
 
@@ -117,7 +117,7 @@ def _source(variables: Variables) -> Source:
     # without these, each of several processes would train the whole run alone
     if (variables.number("WORLD_SIZE") or 1) > 1:
         torchrun.refuse_partial(variables)
-    unknown.refuse(variables)
+    unknown_launcher.refuse(variables)
     return Source.SINGLE
 
 

@@ -23,7 +23,7 @@ class Launcher:
         name: as `Source` has it.
         local_size: ranks on this node; None if only the number of nodes is known.
         num_nodes: the number of nodes; None if only the ranks on this node are known.
-        address: how to give every rank the address of rank zero.
+        address_option: how to give every rank the address of rank zero.
         whole: all variables must be set, since other launchers set the first two as well.
     """
 
@@ -33,8 +33,8 @@ class Launcher:
     local_rank: str
     local_size: str | None = None
     num_nodes: str | None = None
-    address: str
-    whole: bool = False
+    address_option: str
+    needs_all: bool = False
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ OPENMPI = Launcher(
     size="OMPI_COMM_WORLD_SIZE",
     local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
     local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
-    address="pass mpirun -x MASTER_ADDR=HOST",
+    address_option="pass mpirun -x MASTER_ADDR=HOST",
 )
 PALS = Launcher(
     name="pals",
@@ -57,7 +57,7 @@ PALS = Launcher(
     size="PMI_SIZE",  # PALS has no number of ranks of its own
     local_rank="PALS_LOCAL_RANKID",
     local_size="PALS_LOCAL_SIZE",
-    address="pass mpiexec --env MASTER_ADDR=HOST",
+    address_option="pass mpiexec --env MASTER_ADDR=HOST",
 )
 LAUNCHERS = (
     OPENMPI,
@@ -68,7 +68,7 @@ LAUNCHERS = (
         size="FLUX_JOB_SIZE",
         local_rank="FLUX_TASK_LOCAL_ID",
         num_nodes="FLUX_JOB_NNODES",
-        address="pass flux run --env=MASTER_ADDR=HOST",
+        address_option="pass flux run --env=MASTER_ADDR=HOST",
     ),
     PALS,
     *(
@@ -78,7 +78,7 @@ LAUNCHERS = (
             size=f"{prefix}_COMM_WORLD_SIZE",
             local_rank=f"{prefix}_COMM_WORLD_LOCAL_RANK",
             local_size=f"{prefix}_COMM_WORLD_LOCAL_SIZE",
-            address="pass mpirun_rsh MASTER_ADDR=HOST",
+            address_option="pass mpirun_rsh MASTER_ADDR=HOST",
         )
         for prefix in ("MV2", "MVP")  # MVAPICH2, and MVAPICH from 3.0 on
     ),
@@ -88,7 +88,7 @@ LAUNCHERS = (
         size="JSM_NAMESPACE_SIZE",
         local_rank="JSM_NAMESPACE_LOCAL_RANK",
         local_size="JSM_NAMESPACE_LOCAL_SIZE",
-        address="pass jsrun -E MASTER_ADDR=HOST",
+        address_option="pass jsrun -E MASTER_ADDR=HOST",
     ),
     # MPICH, Intel MPI and MVAPICH 4; the first two variables are also those of `srun --mpi=pmi2`
     Launcher(
@@ -97,8 +97,8 @@ LAUNCHERS = (
         size="PMI_SIZE",
         local_rank="MPI_LOCALRANKID",
         local_size="MPI_LOCALNRANKS",
-        address="pass mpiexec -genv MASTER_ADDR HOST",
-        whole=True,
+        address_option="pass mpiexec -genv MASTER_ADDR HOST",
+        needs_all=True,
     ),
 )
 """Innermost first."""
@@ -119,7 +119,7 @@ def _started(variables: Variables, launcher: Launcher) -> bool:
     if launcher is PALS:
         # on Cray machines, SLURM's own steps have its variables (--mpi=cray_shasta), in a shell of `srun --pty` too
         return there[0] and variables.text("SLURM_STEP_ID") is None and variables.number("PMI_SIZE") != 1
-    return (all(there) if launcher.whole else there[0]) and (variables.number(launcher.size) or 1) > 1
+    return (all(there) if launcher.needs_all else there[0]) and (variables.number(launcher.size) or 1) > 1
 
 
 def is_complete(variables: Variables, launcher: Launcher) -> bool:
@@ -206,7 +206,7 @@ def _master_addr(variables: Variables, launcher: Launcher, num_nodes: int, nodes
         if num_nodes > 1 and is_loopback(given):
             raise variables.error(
                 "expected MASTER_ADDR to reach rank zero from every node, got a loopback address; "
-                f"{launcher.address}, the first host of its list",
+                f"{launcher.address_option}, the first host of its list",
                 *("MASTER_ADDR", launcher.size),
             )
         return given
@@ -216,6 +216,6 @@ def _master_addr(variables: Variables, launcher: Launcher, num_nodes: int, nodes
         return nodes[0]
     raise variables.error(
         "expected MASTER_ADDR, since the ranks are on several nodes and no other variable names rank zero's; "
-        f"{launcher.address}, the first host of its list",
+        f"{launcher.address_option}, the first host of its list",
         *launcher.variables,
     )

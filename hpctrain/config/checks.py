@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpctrain.config.cluster import MOST_NODES, Slurm
+from hpctrain.config.cluster import MAX_NODES, Slurm
 from hpctrain.config.identity import flat
 from hpctrain.config.paths import check_run_directory, check_weights
 from hpctrain.config.resources import resources_of
@@ -128,7 +128,7 @@ def check_divisible(global_batch_size: int, micro_batch_size: int | None, world_
     each = f" with micro-batches of {micro_batch_size}" if micro_batch_size else ""
     pieces, rest = divmod(global_batch_size, micro_batch_size or 1)
     # a bound, since a batch may have billions of samples
-    fitting = [] if rest else [n for n in range(1, min(pieces, MOST_NODES) + 1) if pieces % n == 0]
+    fitting = [] if rest else [n for n in range(1, min(pieces, MAX_NODES) + 1) if pieces % n == 0]
     names = [str(n) for n in sorted(sorted(fitting, key=lambda n: abs(n - world_size))[:SHOWN])]
     noun = "process" if names == ["1"] else "processes"
     worlds = f", or run {' or '.join(filter(None, [', '.join(names[:-1]), names[-1]]))} {noun}" if names else ""

@@ -42,20 +42,20 @@ OWNED_SBATCH_KEYS = {
 ASKS_FOR_GPUS = re.compile(r"(^|,)\s*(gres[/:])?gpu\s*([:=(,]|$)")
 """Matches a value of sbatch's gres or tres-per-task that contains GPUs."""
 
-THE_LAUNCHERS = "remove it: the launcher sets it"
+BY_LAUNCHER = "remove it: the launcher sets it"
 OWN_VARIABLES = {
     "MASTER_PORT": "set cluster.master_port",
     "MASTER_ADDR": "set parallel.init_method=tcp://HOST:PORT",
     r"(GROUP_|ROLE_|LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|ROLE_NAME": "remove it: each rank has its own",
     "HPCTRAIN_(ATTEMPT|LOGGED|STORE|PARENT)": "remove it: each attempt has its own",
     r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC)_\w+": "use cluster.srun_args or cluster.sbatch for options of SLURM",
-    r"(TORCHELASTIC|SUBMITIT|PMI2?|JSM|PALS|MPISPAWN|OMPI_COMM_WORLD|(MV2|MVP)_COMM_WORLD)_\w+": THE_LAUNCHERS,
-    r"PMIX_(RANK|NAMESPACE)|MPI_LOCAL(RANKID|NRANKS)|FLUX_(TASK_RANK|TASK_LOCAL_ID|JOB_SIZE|JOB_NNODES)": THE_LAUNCHERS,
+    r"(TORCHELASTIC|SUBMITIT|PMI2?|JSM|PALS|MPISPAWN|OMPI_COMM_WORLD|(MV2|MVP)_COMM_WORLD)_\w+": BY_LAUNCHER,
+    r"PMIX_(RANK|NAMESPACE)|MPI_LOCAL(RANKID|NRANKS)|FLUX_(TASK_RANK|TASK_LOCAL_ID|JOB_SIZE|JOB_NNODES)": BY_LAUNCHER,
 }
 """Patterns of variables that hpctrain, SLURM or another launcher sets for each rank, and what to do instead."""
-MOST_NODES = 65_536
+MAX_NODES = 65_536
 """SLURM's own bound on a list of nodes."""
-MOST_CPUS = 65_535
+MAX_CPUS = 65_535
 """SLURM's own bound on the tasks and CPUs of a node, which it counts in 16 bits."""
 
 
@@ -123,13 +123,13 @@ class Cluster(require.Checked):
 
     kind: str = "local"
     """`local` for this machine, `slurm` for sbatch; set by the option, not by hand."""
-    gpus_per_node: Annotated[int | None, require.at_least(0, most=MOST_CPUS)] = None
+    gpus_per_node: Annotated[int | None, require.at_least(0, at_most=MAX_CPUS)] = None
     """GPUs per node; null: all visible ones with cluster=local, none with cluster=slurm."""
-    gpus_per_process: Annotated[int, require.at_least(1, most=MOST_CPUS)] = 1
+    gpus_per_process: Annotated[int, require.at_least(1, at_most=MAX_CPUS)] = 1
     """GPUs per process; more than 1 for a task that splits its model over several devices."""
-    processes_per_node: Annotated[int | None, require.at_least(1, most=MOST_CPUS)] = None
+    processes_per_node: Annotated[int | None, require.at_least(1, at_most=MAX_CPUS)] = None
     """Ranks per node; null: gpus_per_node / gpus_per_process, or 1 without a GPU."""
-    cpus_per_process: Annotated[int | None, require.at_least(1, most=MOST_CPUS)] = None
+    cpus_per_process: Annotated[int | None, require.at_least(1, at_most=MAX_CPUS)] = None
     """CPU cores per process; null: the scheduler's default, or an equal share of this machine's cores."""
     network_interface: Annotated[str | None, require.single_line, require.not_empty] = None
     """Network interface for gloo and NCCL, such as ib0 (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); null: they choose."""
@@ -166,13 +166,13 @@ class Slurm(Cluster):
     # at least a megabyte: SLURM takes 0 for all of a node's memory
     memory_gb: Annotated[float | None, require.between(0.001, 1e6)] = None
     """Memory per node in GB; null: the partition's default."""
-    time_limit_min: Annotated[int, require.at_least(1, " minute", most=5_256_000)] = 60
+    time_limit_min: Annotated[int, require.at_least(1, " minute", at_most=5_256_000)] = 60
     """Wall-clock bound of one attempt in minutes."""
     constraint: Annotated[str | None, require.single_line, require.not_empty] = None
     """Required node features, as in sbatch --constraint."""
     exclude: Annotated[str | None, require.single_line, require.not_empty] = None
     """Nodes not to use, as in sbatch --exclude."""
-    spare_nodes: Annotated[int, require.at_least(0, most=MOST_NODES)] = 0
+    spare_nodes: Annotated[int, require.at_least(0, at_most=MAX_NODES)] = 0
     """Nodes that the job requests in addition to `nodes`. If a node dies, the ranks restart on the others without going
     back to the queue. Until then the spare nodes are idle, and are charged."""
     reservation: Annotated[str | None, require.single_line, require.not_empty] = None
@@ -181,7 +181,7 @@ class Slurm(Cluster):
     signal: Annotated[str, require.one_of("USR1", "USR2")] = "USR2"
     """User signal that SLURM sends before the time limit: USR1 or USR2."""
     # SLURM checks about once a minute, so the signal may come up to 60 s early (sbatch(1), --signal)
-    signal_delay_s: Annotated[int, require.at_least(0, " s", most=65_535)] = 90
+    signal_delay_s: Annotated[int, require.at_least(0, " s", at_most=65_535)] = 90
     """Seconds between the signal and the time limit; must be long enough for a save."""
     setup: list[str] = field(default_factory=list)
     """Shell lines of the batch script before the run, such as `module load cuda`; its log names those that fail."""

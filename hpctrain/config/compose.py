@@ -24,9 +24,9 @@ from hpctrain.config import schema
 from hpctrain.config.checks import check
 from hpctrain.config.explain import MISTAKES, Explainer, unreadable
 from hpctrain.config.folders import conf_dir, own_folders
-from hpctrain.config.overrides import apply, keys_of, open_overrides
+from hpctrain.config.multiple_values import require_single_value, with_first_value
+from hpctrain.config.overrides import apply_override, keys_of, open_overrides
 from hpctrain.config.root import Config, with_absolute_init
-from hpctrain.config.several import first_of, single
 from hpctrain.config.stored import to_config
 from hpctrain.errors import ConfigError
 
@@ -159,19 +159,21 @@ class Composer:
         found = _schema_keys(text)
         for words in (overrides, []):
             with contextlib.suppress(ConfigError, *MISTAKES):
-                choices = [override for override in map(first_of, self.parse(words)) if self._is_choice(override)]
+                choices = [
+                    override for override in map(with_first_value, self.parse(words)) if self._is_choice(override)
+                ]
                 return sorted(found.union(keys_of(self._raw([str(choice.input_line) for choice in choices]))))
         return sorted(found)
 
     def _raw(self, overrides: Sequence[str]) -> DictConfig:
         choices: list[Override] = []
         values: list[Override] = []
-        for override in map(single, self.parse(overrides)):
+        for override in map(require_single_value, self.parse(overrides)):
             (choices if self._is_choice(override) else values).append(override)
         chosen, task = self._chosen(tuple(str(choice.input_line) for choice in choices))
         node: DictConfig = pickle.loads(chosen)  # five times as fast as a deepcopy of OmegaConf's nodes
         for override in values:
-            apply(override, node)
+            apply_override(override, node)
         if node.name is None:
             node.name = _name_of(task, node)
         OmegaConf.set_struct(node, False)

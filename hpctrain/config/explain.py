@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config.cluster import Slurm
-from hpctrain.errors import LONGEST_SHOWN, ConfigError
+from hpctrain.errors import MAX_SHOWN_CHARS, ConfigError
 
 MISTAKES = (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError)
 """What composing raises for mistakes on the command line and in configuration files."""
@@ -147,7 +147,7 @@ class Explainer:
         elif re.search("assigned None|not optional|not Optional|'None'", self.text):
             problem = "cannot be null"
         elif "is not a ListConfig" in self.text:
-            example = "" if given is None or self._file or len(given) > LONGEST_SHOWN else f": {key}=[{given}]"
+            example = "" if given is None or self._file or len(given) > MAX_SHOWN_CHARS else f": {key}=[{given}]"
             return self._about(key, "must be a list", f"write it in brackets{example}")
         else:
             problem = "has the wrong type"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import yaml
 
-SHORT_BYTES = 8192
+UNCHECKED_BYTES = 8192
 """YAML up to this size can't be nested too deeply for libyaml."""
-DEEPEST = 100
+MAX_DEPTH = 100
 """Levels that longer YAML may have."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -21,11 +21,11 @@ def refuse_deep(path: Path) -> None:
         ValueError: it is nested too deeply, or isn't UTF-8.
         YAMLError: it isn't YAML.
     """
-    if path.stat().st_size <= SHORT_BYTES:
+    if path.stat().st_size <= UNCHECKED_BYTES:
         return
     depth = 0
     with path.open(encoding="utf-8") as file:
         for event in yaml.parse(file, Loader=_LOADER):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > DEEPEST:
-                raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+            if depth > MAX_DEPTH:
+                raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")

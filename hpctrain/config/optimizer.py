@@ -59,7 +59,9 @@ class AdamW(Fusible):
     """Class to instantiate."""
     lr: Annotated[float, require.above(0)] = 3e-3
     """Learning rate at the schedule's factor 1."""
-    betas: Annotated[list[float], PAIR, require.each(require.below(0, 1))] = field(default_factory=lambda: [0.9, 0.999])
+    betas: Annotated[list[float], PAIR, require.each(require.half_open(0, 1))] = field(
+        default_factory=lambda: [0.9, 0.999]
+    )
     """Decay rates of the two moments."""
     eps: Annotated[float, require.at_least(0)] = 1e-8
     """Added to the denominator."""

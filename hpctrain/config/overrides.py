@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
 from hpctrain.config.explain import HELP, MISTAKES, Explainer
-from hpctrain.config.several import single, value_as_typed
+from hpctrain.config.multiple_values import require_single_value, value_as_typed
 from hpctrain.errors import ConfigError
 
 OPEN_NODES = re.compile(r"^cluster\.(env|sbatch)([.=])")
@@ -24,7 +24,7 @@ def open_overrides(overrides: Sequence[str]) -> list[str]:
     return [f"++{override}" if OPEN_NODES.match(override) else override for override in overrides]
 
 
-def change(node: DictConfig, overrides: Sequence[str]) -> None:
+def apply_overrides(node: DictConfig, overrides: Sequence[str]) -> None:
     """Apply overrides of values, as they are typed, to a stored configuration.
 
     Raises:
@@ -34,13 +34,13 @@ def change(node: DictConfig, overrides: Sequence[str]) -> None:
     for typed, override in zip(overrides, open_overrides(overrides), strict=True):
         try:
             for parsed in parser.parse_overrides([override]):
-                apply(single(parsed, sweeps=False), node)
+                apply_override(require_single_value(parsed, sweeps=False), node)
         except MISTAKES as error:
             text = "\n".join(filter(None, (str(error), str(error.__cause__ or ""))))
             raise Explainer(text, [typed], lambda: sorted(keys_of(node))).explain() from error
 
 
-def apply(override: Override, node: DictConfig) -> None:
+def apply_override(override: Override, node: DictConfig) -> None:
     """Apply one override of a value.
 
     Raises:

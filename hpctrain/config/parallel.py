@@ -35,7 +35,7 @@ class Parallel(require.Checked):
     find_unused_parameters: bool = False
     """For models that don't use all parameters in each forward pass; DDP then walks the graph in each step."""
     # DDP's own default
-    bucket_cap_mb: Annotated[int, require.at_least(1, most=1_000_000)] = 25
+    bucket_cap_mb: Annotated[int, require.at_least(1, at_most=1_000_000)] = 25
     """Gradients are reduced in buckets of this size in MB."""
     static_graph: bool = False
     """Declare that every step uses the same parameters in the same way, so that DDP doesn't search."""

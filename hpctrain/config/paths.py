@@ -8,9 +8,9 @@ from pathlib import Path
 
 from hpctrain.errors import ConfigError
 
-LONGEST_NAME_BYTES = 255
+MAX_NAME_BYTES = 255
 """Longest name of a file or folder on Linux's file systems."""
-LONGEST_PATH_BYTES = 3500
+MAX_PATH_BYTES = 3500
 """Longest run directory: Linux's bound is 4,095, and a run has paths of its own inside."""
 BEGINNINGS_OF_WEIGHTS = (b"PK\x03\x04", b"\x80\x02")
 """First bytes of what torch.save writes: a zip archive, and before torch 1.6 a pickle."""
@@ -56,12 +56,10 @@ def check_run_directory(path: str, *, in_batch_script: bool) -> None:
         ConfigError: it can't be.
     """
     whole = Path(os.path.abspath(path))  # noqa: PTH100 - as RunDirectory does: a link that the user wants is kept
-    if any(len(os.fsencode(name)) > LONGEST_NAME_BYTES for name in whole.parts):
-        raise ConfigError(
-            "run_dir", path, f"has a name of more than {LONGEST_NAME_BYTES} bytes", "choose a shorter one"
-        )
-    if len(os.fsencode(whole)) > LONGEST_PATH_BYTES:
-        raise ConfigError("run_dir", path, f"has more than {LONGEST_PATH_BYTES} bytes", "choose a shorter path")
+    if any(len(os.fsencode(name)) > MAX_NAME_BYTES for name in whole.parts):
+        raise ConfigError("run_dir", path, f"has a name of more than {MAX_NAME_BYTES} bytes", "choose a shorter one")
+    if len(os.fsencode(whole)) > MAX_PATH_BYTES:
+        raise ConfigError("run_dir", path, f"has more than {MAX_PATH_BYTES} bytes", "choose a shorter path")
     if in_batch_script and (character := next((one for one in "%\\" if one in str(whole)), None)):
         problem = f"contains a {character}, which SLURM replaces in the names of logs"
         raise ConfigError("run_dir", whole, problem, "choose a path without it")

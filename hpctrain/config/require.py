@@ -14,7 +14,7 @@ Check = Callable[[str, Any], None]
 """Takes the full key and its value, which is never None; raises a ConfigError with both and a remedy."""
 
 
-LARGEST = 2**63 - 1
+MAX_INTEGER = 2**63 - 1
 """Largest number that tensors, NumPy's arrays and SLURM's records can hold."""
 
 
@@ -71,10 +71,10 @@ def that(holds: Callable[[Any], object], problem: str, remedy: str, *, quoted: b
     return check
 
 
-def at_least(minimum: float, unit: str = "", *, most: float = LARGEST) -> Check:
-    """Refuse NaN, numbers below ``minimum``, and infinity or numbers above ``most``."""
+def at_least(minimum: float, unit: str = "", *, at_most: float = MAX_INTEGER) -> Check:
+    """Refuse NaN, numbers below ``minimum``, and infinity or numbers above ``at_most``."""
     low = that(lambda value: value >= minimum, f"must be at least {minimum}{unit}", f"set {{key}}={minimum} or more")
-    high = that(lambda value: value <= most, f"must be at most {most:,}{unit}", f"set {{key}}={most} or less")
+    high = that(lambda value: value <= at_most, f"must be at most {at_most:,}{unit}", f"set {{key}}={at_most} or less")
 
     def check(key: str, value: object) -> None:
         low(key, value)
@@ -95,7 +95,7 @@ def between(low: float, high: float) -> Check:
     return that(lambda value: low <= value <= high, problem, "set {key} to a number in this range")
 
 
-def below(low: float, bound: float) -> Check:
+def half_open(low: float, bound: float) -> Check:
     """Refuse NaN and numbers outside of [low, bound)."""
     problem = f"must be at least {low:g} and below {bound:g}"
     return that(lambda value: low <= value < bound, problem, "set {key} to such a number")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from hpctrain.config import require
 from hpctrain.config.checkpoint import Checkpoint
-from hpctrain.config.cluster import MOST_NODES, Cluster
+from hpctrain.config.cluster import MAX_NODES, Cluster
 from hpctrain.config.data import Data
 from hpctrain.config.health import Health
 from hpctrain.config.logger import Logger
@@ -40,7 +40,7 @@ class Config(require.Checked):
 
     prefix = ""
 
-    nodes: Annotated[int, require.at_least(1, most=MOST_NODES)] = 1
+    nodes: Annotated[int, require.at_least(1, at_most=MAX_NODES)] = 1
     """Number of machines."""
     seed: Annotated[int, require.between(0, 2**63 - 1)] = 0
     """Seed of everything random in the run."""

@@ -100,9 +100,9 @@ def load(path: Path, overrides: list[str] | None = None) -> Config:
         merged = OmegaConf.merge(root, stored)
         assert isinstance(merged, DictConfig)
         if overrides:
-            from hpctrain.config.overrides import change  # Hydra is slow to import, and ranks change nothing
+            from hpctrain.config.overrides import apply_overrides  # Hydra is slow to import, and ranks change nothing
 
-            change(merged, overrides)
+            apply_overrides(merged, overrides)
         config = to_config(merged)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise unreadable(error, [path.parent]) from error

@@ -9,9 +9,18 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from hpctrain.config.module_source import (
+    MAX_HOPS,
+    AbsentError,
+    ModuleSource,
+    UnknownError,
+    bindings,
+    find_definition,
+    find_module,
+    qualified_name,
+)
 from hpctrain.config.optimizer import HANDLING_KEYS
 from hpctrain.config.schema import OPTIONS
-from hpctrain.config.source import MAX_HOPS, AbsentError, Source, UnknownError, bindings, definition, find, qualified
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import listed
 
@@ -110,12 +119,12 @@ def _is_shipped(node: Mapping[str, Any]) -> bool:
 def _signature(key: str, target: str, positional: int) -> Signature:
     module, _, _ = target.rpartition(".")
     try:
-        found = find(module)
+        found = find_module(module)
         if found is None:
             raise _module_not_found(key, target)
         source, rest = found
         name, *inner = [*rest, target.rpartition(".")[2]]
-        source, defined = definition(source, name)
+        source, defined = find_definition(source, name)
         if inner:
             raise UnknownError
     except AbsentError as error:
@@ -163,7 +172,7 @@ def _of_function(node: ast.FunctionDef, *, method: bool = False) -> Signature:
     return Signature(dict(list(known.items())[method:]), takes_any=arguments.kwarg is not None)
 
 
-def _of_class(source: Source, node: ast.ClassDef) -> Signature:
+def _of_class(source: ModuleSource, node: ast.ClassDef) -> Signature:
     """Return the arguments of a class's constructor, which may be inherited."""
     chain, root = _chain(source, node)
     for number, (_, one) in enumerate(chain):
@@ -175,7 +184,7 @@ def _of_class(source: Source, node: ast.ClassDef) -> Signature:
     return root
 
 
-def _chain(source: Source, node: ast.ClassDef) -> tuple[list[tuple[Source, ast.ClassDef]], Signature]:
+def _chain(source: ModuleSource, node: ast.ClassDef) -> tuple[list[tuple[ModuleSource, ast.ClassDef]], Signature]:
     """Return a class and its bases up to one of `ORDINARY`, and that one's signature.
 
     Raises:
@@ -194,16 +203,16 @@ def _chain(source: Source, node: ast.ClassDef) -> tuple[list[tuple[Source, ast.C
             if not _is_dataclass(source, decorator):
                 raise UnknownError
         bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
-        names = [name for base in bases if (name := qualified(source, base)) not in NEUTRAL] or ["object"]
+        names = [name for base in bases if (name := qualified_name(source, base)) not in NEUTRAL] or ["object"]
         if len(names) > 1:
             raise UnknownError
         if names[0] in ORDINARY:
             return chain, ORDINARY[names[0]]
-        found = find(names[0].rpartition(".")[0])
+        found = find_module(names[0].rpartition(".")[0])
         if found is None or found[1]:
             raise UnknownError
         try:
-            base_source, base = definition(found[0], names[0].rpartition(".")[2])
+            base_source, base = find_definition(found[0], names[0].rpartition(".")[2])
         except AbsentError as error:
             raise UnknownError from error
         if not isinstance(base, ast.ClassDef):
@@ -211,9 +220,9 @@ def _chain(source: Source, node: ast.ClassDef) -> tuple[list[tuple[Source, ast.C
         chain.append((base_source, base))
 
 
-def _is_dataclass(source: Source, decorator: ast.expr) -> bool:
+def _is_dataclass(source: ModuleSource, decorator: ast.expr) -> bool:
     named = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return qualified(source, named) == "dataclasses.dataclass"
+    return qualified_name(source, named) == "dataclasses.dataclass"
 
 
 def _generates_constructor(node: ast.ClassDef) -> bool:
@@ -227,7 +236,7 @@ def _generates_constructor(node: ast.ClassDef) -> bool:
     return bool(node.decorator_list) and options.get("init", "True") == "True"
 
 
-def _of_fields(chain: Sequence[tuple[Source, ast.ClassDef]]) -> Signature:
+def _of_fields(chain: Sequence[tuple[ModuleSource, ast.ClassDef]]) -> Signature:
     """Return the arguments of the constructor that `@dataclass` makes for the first of these classes."""
     known: dict[str, bool] = {}
     attributes: set[str] = set()  # of the classes: @dataclass takes one, inherited or not, as its field's default
@@ -251,10 +260,10 @@ def _of_fields(chain: Sequence[tuple[Source, ast.ClassDef]]) -> Signature:
     return Signature(known)
 
 
-def _field_options(source: Source, value: ast.expr | None) -> dict[str, str]:
+def _field_options(source: ModuleSource, value: ast.expr | None) -> dict[str, str]:
     if value is None:
         return {}
-    if isinstance(value, ast.Call) and qualified(source, value.func) == "dataclasses.field":
+    if isinstance(value, ast.Call) and qualified_name(source, value.func) == "dataclasses.field":
         return {option.arg or "": ast.unparse(option.value) for option in value.keywords}
     return {"default": ""}
 
@@ -269,10 +278,10 @@ def constants_of(target: str) -> dict[str, object]:
     """
     module, _, name = target.rpartition(".")
     try:
-        found = find(module)
+        found = find_module(module)
         if found is None or found[1]:
             return {}
-        source, node = definition(found[0], name)
+        source, node = find_definition(found[0], name)
         chain = _chain(source, node)[0] if isinstance(node, ast.ClassDef) else []
     except (AbsentError, UnknownError, SyntaxError):
         return {}

@@ -183,7 +183,7 @@ def join(
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(
         backend,
-        store=_torchs_part(store, backend),
+        store=_store_for_torch(store, backend),
         rank=rank,
         world_size=size,
         timeout=timeout,
@@ -194,7 +194,7 @@ def join(
     return replace(world, control=control, store=store)
 
 
-def _torchs_part(store: Store, backend: str) -> Store:
+def _store_for_torch(store: Store, backend: str) -> Store:
     if isinstance(store, SealedStore) and backend != "gloo":
         # NCCL's threads use the store while others may hold Python's lock and wait for them
         return store.unsealed()

@@ -12,11 +12,11 @@ from hpctrain.config.cluster import Slurm
 from hpctrain.config.root import Config
 from hpctrain.errors import ExitCode, HpctrainError
 from hpctrain.launch.prepare import RunPlan, default_path, discard_unstarted, plan, prepare
-from hpctrain.launch.undo import folders_removed_on_error, undone_on_error
+from hpctrain.launch.rollback import new_folders_removed_on_error, run_restored_on_error
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.report import RunStatus
-from hpctrain.streams import outlive_readers
+from hpctrain.streams import ignore_write_errors
 
 
 def launch(config: Config, command: Sequence[str]) -> int:
@@ -36,8 +36,8 @@ def launch(config: Config, command: Sequence[str]) -> int:
         return ExitCode.FINISHED
     place = Path(config.run_dir or default_path(str(config.name)))
     # a run that is at the default path already is another launch's, of the same second
-    undo = undone_on_error(RunDirectory.at(place)) if config.run_dir else contextlib.nullcontext()
-    with folders_removed_on_error(place), undo:
+    undo = run_restored_on_error(RunDirectory.at(place)) if config.run_dir else contextlib.nullcontext()
+    with new_folders_removed_on_error(place), undo:
         if isinstance(config.cluster, Slurm):
             from hpctrain.launch.submission import require_commands
 
@@ -52,7 +52,7 @@ def launch_here(run: RunPlan) -> int:
     """Train on this machine and wait for the end; return an `ExitCode`."""
     from hpctrain.launch.local import launch_local  # imports much of the worker, which submitting doesn't need
 
-    outlive_readers()
+    ignore_write_errors()
     print(f"run directory {run.directory.path}", flush=True)
     return launch_local(run)
 

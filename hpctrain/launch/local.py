@@ -17,15 +17,15 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from hpctrain.attempt.memory import kill_complaint, oom_kills, with_memory
+from hpctrain.attempt.out_of_memory import oom_complaint, oom_kills, with_memory_advice
 from hpctrain.attempt.outcome import Outcome, record_end, resume_advice
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.cluster.scrub import scrubbed
 from hpctrain.distributed.stop_request import STOP_SIGNALS
 from hpctrain.errors import ExitCode
 from hpctrain.files import TEMPORARY_PREFIX
+from hpctrain.launch.crash_recorder import crash_recorder
 from hpctrain.launch.prepare import RunPlan
-from hpctrain.launch.witness import witnessed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.run.handover import Handover
@@ -69,7 +69,7 @@ def _launch(run: RunPlan) -> int:
     if world_size == 1:
         # inside an allocation, or in a shell with leftover variables, the launched rank is still the only one
         alone = environ_replaced(scrubbed(os.environ) | Handover(attempt=attempt).variables())
-        with witnessed(lambda: _conclude(run, attempt, kills)), alone:
+        with crash_recorder(lambda: _conclude(run, attempt, kills)), alone:
             run_rank(run.config, directory)
         return _conclude(run, attempt, kills)
     ranks = LocalRanks(directory, attempt, world_size, port=run.config.cluster.master_port or free_port())
@@ -90,8 +90,8 @@ def _conclude(
         cut_short: whether a second Ctrl-C ended the ranks.
     """
     directory, world_size = run.directory, run.resources.world_size
-    complaint = kill_complaint(kills, codes, read_exit_records(directory.claim(attempt)))
-    outcome = with_memory(Outcome.of_attempt(directory, attempt, world_size, complaint), run.config)
+    complaint = oom_complaint(kills, codes, read_exit_records(directory.claim(attempt)))
+    outcome = with_memory_advice(Outcome.of_attempt(directory, attempt, world_size, complaint), run.config)
     if cut_short and outcome.reason in (Reason.INFRASTRUCTURE, Reason.OUT_OF_MEMORY):
         # the ranks were killed because their user asked for it, and left no exit record
         outcome = replace(outcome, reason=Reason.INTERRUPTED, report="ended at once by a second Ctrl-C, without a save")

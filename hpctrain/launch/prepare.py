@@ -155,7 +155,7 @@ def changed_keys(old: Config, new: Config) -> list[str]:
     return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
 
 
-def lengthens(old: Config, new: Config) -> bool:
+def has_more_to_train(old: Config, new: Config) -> bool:
     """Return whether a completed run has something left to train: its length changed, or what decides the weights."""
     length = ("trainer.max_steps", "trainer.max_epochs")
     return any(key in length or decides_the_weights(key) for key in changed_keys(old, new))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpctrain.files import read_json_or_empty, write_json
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.record import COUNT, NUMBER, TEXT, TEXTS, Kind, find_mistake
+from hpctrain.run.record_fields import COUNT, NUMBER, TEXT, TEXTS, FieldType, describe_wrong_field
 
 FILE_NAME = "verdict.json"  # part of the run directory's format, and older than the name of the class
 STEP_PARTS = ("data", "forward", "backward", "gradient_sync", "optimizer")
@@ -18,12 +18,12 @@ PARTS = (*STEP_PARTS, "between_steps", "evaluation", "saving")
 """Categories of the time after an attempt's first step; together they cover all of it."""
 
 _NUMBERS = ("slowest_ratio", "samples_per_s_per_device", "flops_per_sample", "mfu", "memory_peak_bytes")
-_KINDS = {
+_FIELD_TYPES = {
     "text": TEXT,
     "also": TEXTS,
     "step": COUNT,
     "steps_timed": COUNT,
-    "shares": Kind(
+    "shares": FieldType(
         "numbers by name", lambda value: isinstance(value, dict) and all(map(NUMBER.accepts, value.values()))
     ),
     "slowest_rank": COUNT,
@@ -75,7 +75,7 @@ class Bottleneck:
 def read_bottleneck(claim: Path) -> Bottleneck | None:
     """Read the bottleneck of an attempt; None if the file is missing or unreadable."""
     record = read_json_or_empty(claim / FILE_NAME)
-    if find_mistake(record, _KINDS, required=("text",)):
+    if describe_wrong_field(record, _FIELD_TYPES, required=("text",)):
         return None
     # another version of hpctrain may have written other fields
     known = {field.name: record[field.name] for field in fields(Bottleneck) if record.get(field.name) is not None}

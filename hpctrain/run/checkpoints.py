@@ -20,7 +20,7 @@ import xxhash
 from hpctrain.errors import CheckpointDamagedError
 from hpctrain.files import read_bytes
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.record import COUNT, TEXT, TIME, find_mistake
+from hpctrain.run.record_fields import COUNT, TEXT, TIME, describe_wrong_field
 from hpctrain.run.score import Score, score_of
 
 FORMAT_VERSION = 1
@@ -30,7 +30,7 @@ _UNREADABLE = "can't be read"
 _OTHER_VERSION = "its format is version"
 _CHUNK_BYTES = 1 << 20
 _READERS = 4
-_KINDS = {
+_FIELD_TYPES = {
     **dict.fromkeys(("format_version", "step", "samples_seen", "world_size"), COUNT),
     **dict.fromkeys(("algorithm", "config_digest", "weights_digest"), TEXT),
     "time": TIME,
@@ -107,7 +107,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{_OTHER_VERSION} {version} with {record.get('algorithm')} checksums; "
             f"this hpctrain reads version {FORMAT_VERSION} with {ALGORITHM}"
         )
-    if find_mistake(record, _KINDS, required=tuple(_KINDS)) or not _are_files(record["files"]):
+    if describe_wrong_field(record, _FIELD_TYPES, required=tuple(_FIELD_TYPES)) or not _are_files(record["files"]):
         raise CheckpointDamagedError(f"{MANIFEST} lacks fields of the format")
     return dict(record)
 
@@ -115,7 +115,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
 def _are_files(files: object) -> bool:
     kinds = {"bytes": COUNT, "checksum": TEXT}
     return isinstance(files, dict) and all(
-        isinstance(entry, dict) and not find_mistake(entry, kinds, required=("bytes", "checksum")) and _is_name(name)
+        isinstance(entry, dict)
+        and not describe_wrong_field(entry, kinds, required=("bytes", "checksum"))
+        and _is_name(name)
         for name, entry in files.items()
     )
 

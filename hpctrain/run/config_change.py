@@ -34,7 +34,7 @@ def keep_config(directory: RunDirectory) -> None:
         directory.config_before.unlink(missing_ok=True)
 
 
-def take_back_config(directory: RunDirectory) -> bool:
+def revert_config(directory: RunDirectory) -> bool:
     """Take the change back; return whether there was one.
 
     Raises:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hpctrain.files import read_json_or_empty, write_json
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.record import COUNT, finite_numbers
+from hpctrain.run.record_fields import COUNT, finite_numbers
 from hpctrain.run.score import Score, score_of
 
 FILE_NAME = "evaluation.json"

@@ -11,9 +11,9 @@ from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json, write_json
 from hpctrain.run.disk_reserve import write_with_reserve
 from hpctrain.run.reason import Reason
-from hpctrain.run.record import COUNT, FLAG, TEXT, TIME, Kind, find_mistake
+from hpctrain.run.record_fields import COUNT, FLAG, TEXT, TIME, FieldType, describe_wrong_field
 
-_KINDS = {
+_FIELD_TYPES = {
     "rank": COUNT,
     "host": TEXT,
     "reason": TEXT,
@@ -21,7 +21,7 @@ _KINDS = {
     "message": TEXT,
     "traceback": TEXT,
     "blames_peer": FLAG,
-    "stop_signal": Kind("a signal", lambda value: value in set(signal.Signals)),
+    "stop_signal": FieldType("a signal", lambda value: value in set(signal.Signals)),
     "time": TIME,
 }
 
@@ -68,7 +68,7 @@ def read_exit_records(claim: Path) -> dict[int, ExitRecord]:
     for path in claim.glob("rank_*.json"):
         try:
             fields = {name: value for name, value in read_json(path).items() if value is not None}
-            if find_mistake(fields, _KINDS, required=("rank", "host", "reason", "step")):
+            if describe_wrong_field(fields, _FIELD_TYPES, required=("rank", "host", "reason", "step")):
                 continue
             record = ExitRecord(**{**fields, "reason": Reason(fields["reason"])})
         except (OSError, RunDirectoryError, ValueError, TypeError):

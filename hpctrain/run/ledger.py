@@ -13,14 +13,14 @@ from hpctrain.files import append_json_line, fsync_directory, read_json_lines
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.disk_reserve import release, reserve, write_with_reserve
 from hpctrain.run.reason import Reason
-from hpctrain.run.record import COUNT, NUMBER, TEXT, TEXTS, TIME, require_fields
+from hpctrain.run.record_fields import COUNT, NUMBER, TEXT, TEXTS, TIME, require_fields
 from hpctrain.run.secret import discard_secret, write_secret
 from hpctrain.run.times import SPENT, read_times
 
 BETWEEN_MARK_AND_RECORD_S = 5.0
 """Seconds that a busy machine may take between an end's marker and its record; the first marker's record counts."""
 
-_KINDS = {
+_FIELD_TYPES = {
     "job_id": TEXT,
     "nodes": TEXTS,
     "world_size": COUNT,
@@ -87,7 +87,7 @@ class Ledger:
             number = record.get("attempt")
             if not isinstance(number, int) or not COUNT.accepts(number):
                 continue
-            require_fields(self.directory.attempts, record, _KINDS)
+            require_fields(self.directory.attempts, record, _FIELD_TYPES)
             fields = found.setdefault(number, {"extra": {}})
             event = str(record.get("event"))
             names = _FIELDS.get(event)

@@ -10,10 +10,13 @@ from pathlib import Path
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json, write_json
 from hpctrain.run.process import process_start
-from hpctrain.run.record import NAME, WHOLE, Kind, require_fields
+from hpctrain.run.record_fields import NAME, WHOLE, FieldType, require_fields
 
 FILE_NAME = "owner.json"
-_KINDS = {"host": NAME, "pid": Kind("a process id", lambda value: WHOLE.accepts(value) and 0 < value < 2**31)}
+_FIELD_TYPES = {
+    "host": NAME,
+    "pid": FieldType("a process id", lambda value: WHOLE.accepts(value) and 0 < value < 2**31),
+}
 CLOCK_SLACK_S = 5.0
 """Seconds by which the clocks of a file server and of this machine may differ."""
 
@@ -38,7 +41,7 @@ class Owner:
         path = claim / FILE_NAME
         try:
             record = read_json(path)
-            require_fields(path, record, _KINDS, required=("host", "pid"))
+            require_fields(path, record, _FIELD_TYPES, required=("host", "pid"))
             return cls(record["host"], record["pid"], path.stat().st_mtime)
         except (OSError, RunDirectoryError):
             return None

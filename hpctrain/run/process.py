@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from hpctrain import BEGAN_S
+from hpctrain import PYTHON_STARTED_S
 
 
 def process_start(pid: int) -> float | None:
@@ -26,10 +26,10 @@ def process_start(pid: int) -> float | None:
 
 def process_age_s() -> float:
     """Seconds since Python began in this process."""
-    return time.monotonic() - BEGAN_S
+    return time.monotonic() - PYTHON_STARTED_S
 
 
-def memory_groups(proc: Path = Path("/proc"), mount: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[int, Path]]:
+def memory_cgroups(proc: Path = Path("/proc"), mount: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[int, Path]]:
     """Yield the control groups that this process's memory counts in, from its own outwards: version and folder.
 
     cgroups(7). In a container, the outermost may be the only one that exists.

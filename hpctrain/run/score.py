@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpctrain.run.record import NUMBER
+from hpctrain.run.record_fields import NUMBER
 
 MODES = ("min", "max")
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hpctrain.files import read_json_or_empty, write_json
-from hpctrain.run.record import TIME, finite_numbers
+from hpctrain.run.record_fields import TIME, finite_numbers
 
 FILE_NAME = "times.json"
 STARTING = ("import_s", "rendezvous_s", "build_s", "load_s", "first_step_s")

@@ -52,7 +52,7 @@ class Tail:
         return data
 
 
-def batch_scripts_error(directory: RunDirectory, *, ran: bool) -> str:
+def batch_script_error(directory: RunDirectory, *, ran: bool) -> str:
     """Why a job ended before an attempt began, by its batch script's log, in one line; empty if it has no error.
 
     Args:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.files import read_json_lines
-from hpctrain.run.record import COUNT, TIME, finite_numbers
+from hpctrain.run.record_fields import COUNT, TIME, finite_numbers
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,13 @@ from hpctrain.run.evaluation import last_evaluation
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.manifest import read_varied
 from hpctrain.run.owner import Owner
-from hpctrain.run.record import COUNT
+from hpctrain.run.record_fields import COUNT
 from hpctrain.run.score import Score
 from hpctrain.run.times import read_times
 from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import JOB_ID, Slurm
 from hpctrain.status.accounting import Account, WallTime, account
-from hpctrain.status.log import batch_scripts_error
+from hpctrain.status.log import batch_script_error
 from hpctrain.status.metrics import read_metrics
 from hpctrain.status.plain_config import read_plain_config
 from hpctrain.status.state import RunFacts, RunState, derive_state, job_that_may_run, unstarted_job
@@ -203,7 +203,7 @@ def read_status(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
     state, note = derive_state(facts)
     unstarted = unstarted_job(facts) is not None and state is not RunState.COMPLETED
     if (unstarted or facts.attempt.attempt == 0) and state in (RunState.FAILED, RunState.INTERRUPTED):
-        note = "; ".join(filter(None, [note, batch_scripts_error(directory, ran=state is RunState.FAILED)]))
+        note = "; ".join(filter(None, [note, batch_script_error(directory, ran=state is RunState.FAILED)]))
     metrics_step, metrics_time, metrics = _last_metrics(directory.metrics)
     evaluation = last_evaluation(directory)
     saved = saved_step(directory) or None

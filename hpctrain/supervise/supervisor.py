@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hpctrain.attempt.memory import with_memory
+from hpctrain.attempt.out_of_memory import with_memory_advice
 from hpctrain.attempt.outcome import Outcome, record_end, resume_advice, resume_command
 from hpctrain.attempt.requeue import Action, RequeueDecision, decide, history_with
 from hpctrain.attempt.unrecorded import UnrecordedEnds
@@ -162,7 +162,7 @@ class Supervisor:
 
     def _try_to_conclude(self, attempt: int, complaints: str) -> tuple[Outcome, RequeueDecision]:
         outcome = Outcome.of_attempt(self.directory, attempt, self.plan.resources.world_size, complaints)
-        outcome = with_memory(self._ask_slurm(attempt, outcome), self.plan.config)
+        outcome = with_memory_advice(self._ask_slurm(attempt, outcome), self.plan.config)
         decision = decide(
             history_with(self.ledger, attempt, outcome),
             self.plan.slurm.requeue,

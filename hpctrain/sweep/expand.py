@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 from hydra.core.override_parser.types import Override, RangeSweep, ValueType
 
-from hpctrain.config.several import value_as_typed
+from hpctrain.config.multiple_values import value_as_typed
 from hpctrain.errors import ConfigError
 
-MOST_RUNS = 10_000
+MAX_RUNS = 10_000
 """Runs of one sweep; SLURM's own bound on an array is 1,001 by default (MaxArraySize)."""
 
 
@@ -25,7 +25,7 @@ def expand(overrides: Sequence[Override]) -> list[list[str]]:
         overrides: parsed.
 
     Raises:
-        ConfigError: a key has no values or infinitely many, or the runs are more than `MOST_RUNS`.
+        ConfigError: a key has no values or infinitely many, or the runs are more than `MAX_RUNS`.
     """
     values: dict[str, list[str]] = {}
     count = 1
@@ -35,8 +35,8 @@ def expand(overrides: Sequence[Override]) -> list[list[str]]:
             values[key] = [f"{key}={override.get_value_element_as_str()}"]
             continue
         count *= _number_of_values(override)
-        if count > MOST_RUNS:
-            problem = f"makes {count:,} runs, more than {MOST_RUNS:,}"
+        if count > MAX_RUNS:
+            problem = f"makes {count:,} runs, more than {MAX_RUNS:,}"
             raise ConfigError(override.key_or_group, value_as_typed(override), problem, "split the sweep")
         values[key] = [f"{key}={value}" for value in _values(override)]
     return [list(run) for run in itertools.product(*values.values())]

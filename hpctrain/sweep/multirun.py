@@ -15,16 +15,16 @@ from omegaconf import DictConfig
 
 from hpctrain.config.compose import PRIMARY, Composer
 from hpctrain.config.metric import metric_mode
+from hpctrain.config.multiple_values import NOT_SWEPT, value_as_typed
 from hpctrain.config.overrides import open_overrides
 from hpctrain.config.root import Config
-from hpctrain.config.several import NOT_SWEPT, value_as_typed
 from hpctrain.errors import ConfigError, ExitCode, RunFailedError
 from hpctrain.launch.prepare import claim_default_path, default_path
-from hpctrain.launch.undo import folders_removed_on_error
+from hpctrain.launch.rollback import new_folders_removed_on_error
 from hpctrain.run.directory import RunDirectory
 from hpctrain.sweep.expand import expand
 from hpctrain.sweep.objective import objective, require_direction, require_results, sweeper_mode
-from hpctrain.sweep.progress import progressing
+from hpctrain.sweep.progress import with_progress
 from hpctrain.sweep.sweep import Sweep, SweepRun, require_one_cluster
 
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
@@ -57,10 +57,10 @@ def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str
         parsed = composer.parse([*params, *overrides])
         jobs = expand(parsed)
     fixed = [override.get_key_element() for override in parsed if not override.is_sweep_override()]
-    runs = [sweep_run(composer, job, fixed) for job in progressing(jobs, "composed")]
+    runs = [sweep_run(composer, job, fixed) for job in with_progress(jobs, "composed")]
     require_one_cluster([run.config for run in runs])
     first = runs[0].config
-    with folders_removed_on_error(Path(first.run_dir or default_path(str(first.name)))):
+    with new_folders_removed_on_error(Path(first.run_dir or default_path(str(first.name)))):
         sweep = Sweep(_home(first), command)
         codes = sweep.launch(sweep.place(runs))
     return next((code for code in codes if code != ExitCode.FINISHED), ExitCode.FINISHED)

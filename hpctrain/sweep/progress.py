@@ -13,7 +13,7 @@ SILENT_S = 2.0
 Item = TypeVar("Item")
 
 
-def progressing(items: Sequence[Item], done: str, clock: Callable[[], float] = time.monotonic) -> Iterator[Item]:
+def with_progress(items: Sequence[Item], done: str, clock: Callable[[], float] = time.monotonic) -> Iterator[Item]:
     """Yield the items, and print how many are done every `SILENT_S` seconds.
 
     Args:

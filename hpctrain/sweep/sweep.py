@@ -20,9 +20,9 @@ from hpctrain.config.root import Config
 from hpctrain.config.stored import load
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError
 from hpctrain.launch.launcher import launch_here, print_plan
-from hpctrain.launch.prepare import RunPlan, discard_unstarted, lengthens, plan, prepare
+from hpctrain.launch.prepare import RunPlan, discard_unstarted, has_more_to_train, plan, prepare
+from hpctrain.launch.rollback import run_restored_on_error
 from hpctrain.launch.submission import require_commands, sbatch_parameters, script, submit, submitit_folder
-from hpctrain.launch.undo import undone_on_error
 from hpctrain.phrases import counted, listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import manifest, varied_text
@@ -30,7 +30,7 @@ from hpctrain.status.follow import wait_for
 from hpctrain.status.report import statuses_before_launch
 from hpctrain.status.search import find_runs
 from hpctrain.status.state import RunState
-from hpctrain.sweep.progress import progressing
+from hpctrain.sweep.progress import with_progress
 
 SHOWN = 20
 """Runs that a submission or a dry run lists; it only counts the others."""
@@ -139,7 +139,7 @@ class Sweep:
         statuses = statuses_before_launch([run.directory for run in existing], force=self.force)
         left_alone = set()
         for run, status in zip(existing, statuses, strict=True):
-            done = status.state is RunState.COMPLETED and not lengthens(load(run.directory.config), run.config)
+            done = status.state is RunState.COMPLETED and not has_more_to_train(load(run.directory.config), run.config)
             if done or status.state.may_change:
                 left_alone.add(run.directory)
                 state = f"already completed, at step {status.step}" if done else f"{status.state}: left alone"
@@ -167,10 +167,12 @@ class Sweep:
         plans: list[RunPlan] = []
         with contextlib.ExitStack() as undo:
             for run in runs:
-                undo.enter_context(undone_on_error(run.directory))
+                undo.enter_context(run_restored_on_error(run.directory))
             try:
                 origin = manifest(self.command, Path.cwd())  # the same for all, and git takes a while
-                plans += [prepare(run.config, self.command, run.varied, origin) for run in progressing(runs, "written")]
+                plans += [
+                    prepare(run.config, self.command, run.varied, origin) for run in with_progress(runs, "written")
+                ]
                 yield plans
             except HpctrainError:
                 self._discard_unstarted([run.directory for run in runs if run.directory.config.is_file()])

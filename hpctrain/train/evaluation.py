@@ -21,7 +21,7 @@ from hpctrain.distributed.replica import broadcast_tensors, buffers_and_rng_rest
 from hpctrain.distributed.stop_request import Stop
 from hpctrain.distributed.world import World
 from hpctrain.metrics.meter import Meter
-from hpctrain.tasks.sums import checked_sums, checked_values
+from hpctrain.tasks.evaluation_contract import checked_sums, checked_values
 from hpctrain.tasks.task import Task
 from hpctrain.train.ema import Ema
 from hpctrain.train.modes import evaluation_mode

@@ -8,7 +8,7 @@ import itertools
 from dataclasses import is_dataclass
 
 from hpctrain.config.cluster import Cluster, Requeue, Slurm
-from hpctrain.config.documented import about, fields_of
+from hpctrain.config.field_docs import own_fields, purpose_of
 from hpctrain.config.folders import conf_dir
 from hpctrain.config.root import Config
 from hpctrain.config.schema import GROUPS
@@ -29,7 +29,7 @@ line and exit code 2, before anything is written or submitted.
 
 def _table(prefix: str, *schemas: type, leave_out: frozenset[str] = frozenset()) -> list[str]:
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
-    for field in itertools.chain.from_iterable(map(fields_of, schemas)):
+    for field in itertools.chain.from_iterable(map(own_fields, schemas)):
         if field.type == "Requeue":
             lines += _table(f"{prefix}{field.name}.", Requeue)[2:-1]
         elif field.name not in leave_out:
@@ -47,7 +47,7 @@ def reference() -> str:
         lines += [
             f"## {group}",
             "",
-            f"{about(next(iter(schemas.values())))} Options: {', '.join(f'`{name}`' for name in options)}.",
+            f"{purpose_of(next(iter(schemas.values())))} Options: {', '.join(f'`{name}`' for name in options)}.",
             "",
         ]
         for name, schema in schemas.items():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.attempt.memory import oom_kills
+from hpctrain.attempt.out_of_memory import oom_kills
 from hpctrain.launch.local import rank_variables
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.ledger import Ledger
@@ -435,7 +435,7 @@ def test_a_rank_that_the_kernel_kills_for_its_memory(little_memory, variables, r
 
 KILLS = """
 import subprocess, sys
-from hpctrain.attempt.memory import oom_kills
+from hpctrain.attempt.out_of_memory import oom_kills
 before = oom_kills()
 code = subprocess.run([sys.executable, "-S", "-c", "held = b'x' * 2_000_000_000"]).returncode
 print(code, oom_kills() - before)

@@ -108,7 +108,7 @@ def slow_rank(measured: Measurements) -> Finding | None:
 def data(measured: Measurements) -> Finding | None:
     """All ranks wait for their samples."""
     share = measured.shares["data"]
-    cheaper = "a cheaper __getitem__" if measured.workers_pay else "a cheaper way to make a batch"
+    cheaper = "a cheaper __getitem__" if measured.more_workers_help else "a cheaper way to make a batch"
     # the rank that waits least: `slow_rank` reports a single rank that waits longer
     usual = min(measured.timed, key=lambda report: report.parts.get("data", 0.0))
     weight = usual.share("data") * _share_of_steps(measured)
@@ -117,12 +117,12 @@ def data(measured: Measurements) -> Finding | None:
     work_s = data_s if workers == 0 else workers * usual.step_s
     needed = max(workers + 1, math.ceil(1.2 * work_s / rest_s))
     # a single core that computes the model has no time for a loading process
-    helps = measured.workers_pay and (bool(measured.world.gpus) or cores > 1)
+    helps = measured.more_workers_help and (bool(measured.world.gpus) or cores > 1)
     possible = max(workers, min(needed, cores)) if helps else workers
     remedies = [f"data.num_workers {workers} -> {possible}"] if possible > workers else []
     if needed > possible:
         # the cores of this machine are shared out already; a job may request more
-        may_request = measured.workers_pay and isinstance(measured.config.cluster, Slurm)
+        may_request = measured.more_workers_help and isinstance(measured.config.cluster, Slurm)
         more = f"cluster.cpus_per_process {cores} -> {min(needed + 1, 4 * cores)}, or " if may_request else ""
         remedies.append(f"{more}{cheaper}")
     return Finding(weight, f"waiting for data {share:.0%} of the time: {', then '.join(remedies)}")
@@ -244,7 +244,7 @@ def _own_compute(measured: Measurements) -> str:
     head = "nothing holds it back" if share > 0.5 else "no key would make it faster"
     text = f"{head}: the model's own compute takes {share:.0%} of the time"
     faster = []
-    if measured.world.gpus and measured.bf16_pays and measured.config.precision.kind in ("fp32", "tf32"):
+    if measured.world.gpus and measured.bf16_is_faster and measured.config.precision.kind in ("fp32", "tf32"):
         faster.append("precision=bf16")
     if measured.world.gpus and not measured.config.trainer.compile:
         faster.append("trainer.compile=true")

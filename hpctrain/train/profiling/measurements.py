@@ -84,9 +84,9 @@ class Measurements:
         agreement_s: seconds of waiting for the other ranks between steps.
         logging_s: seconds of writing metrics.
         num_workers: loading processes per rank.
-        workers_pay: whether more of them can help; they can't for data that comes in batches or as a stream.
+        more_workers_help: whether more of them can help; they can't for data that comes in batches or as a stream.
         gradient_bytes: size of the gradients that a rank sends in each step.
-        bf16_pays: whether the device computes faster in bf16.
+        bf16_is_faster: whether the device computes faster in bf16.
     """
 
     config: Config
@@ -105,9 +105,9 @@ class Measurements:
     agreement_s: float = 0.0
     logging_s: float = 0.0
     num_workers: int = 0
-    workers_pay: bool = True
+    more_workers_help: bool = True
     gradient_bytes: int = 0
-    bf16_pays: bool = True
+    bf16_is_faster: bool = True
 
     @property
     def wall_s(self) -> float:

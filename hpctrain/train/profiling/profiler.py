@@ -206,7 +206,7 @@ class Profiler:
             agreement_s=self._agreement.waited_s,
             logging_s=self.logging_s,
             num_workers=self._parts.workers.num_workers,
-            workers_pay=default_num_workers(self._parts.train_data, MAX_WORKERS, on_gpu=True) > 0,
+            more_workers_help=default_num_workers(self._parts.train_data, MAX_WORKERS, on_gpu=True) > 0,
             gradient_bytes=self._gradient_bytes,
-            bf16_pays=poor_fit("bf16", self._world.device) is None,
+            bf16_is_faster=poor_fit("bf16", self._world.device) is None,
         )

@@ -1,4 +1,4 @@
-from hpctrain.cluster import mpi, unknown
+from hpctrain.cluster import mpi, unknown_launcher
 from hpctrain.cluster.scrub import scrubbed
 
 
@@ -31,5 +31,8 @@ def test_the_given_mapping_is_left_alone() -> None:
 
 
 def test_no_launcher_is_seen_by_a_program_that_is_launched_from_its_ranks() -> None:
-    names = {name for launcher in mpi.LAUNCHERS for name in launcher.variables} | {*unknown.MARKS, *unknown.SIZES}
+    names = {name for launcher in mpi.LAUNCHERS for name in launcher.variables} | {
+        *unknown_launcher.MARKS,
+        *unknown_launcher.SIZES,
+    }
     assert scrubbed(dict.fromkeys(names, "2")) == {}

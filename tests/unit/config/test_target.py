@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from hpctrain.config.compose import Composer
-from hpctrain.config.source import UnknownError, _names
+from hpctrain.config.module_source import UnknownError, _names
 from hpctrain.config.target import _signature, check_targets
 from hpctrain.errors import ConfigError
 

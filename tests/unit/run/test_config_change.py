@@ -6,7 +6,7 @@ import pytest
 
 from hpctrain.attempt.outcome import Outcome, record_end
 from hpctrain.attempt.unrecorded import UnrecordedEnds
-from hpctrain.run.config_change import change_config, keep_config, take_back_config
+from hpctrain.run.config_change import change_config, keep_config, revert_config
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
@@ -26,28 +26,28 @@ def change(directory):
 def test_the_first_configuration_changes_nothing(directory):
     change_config(directory, "lr: 1\n")
     assert files(directory) == {"config.yaml": "lr: 1\n"}
-    assert not take_back_config(directory)
+    assert not revert_config(directory)
 
 
 def test_a_change_is_taken_back_with_its_time(directory):
     change(directory)
-    assert take_back_config(directory)
+    assert revert_config(directory)
     assert files(directory) == {"config.yaml": "lr: 1\n"}
     assert directory.config.stat().st_mtime == 50
-    assert not take_back_config(directory)
+    assert not revert_config(directory)
 
 
 def test_a_second_change_before_an_attempt_began_goes_back_to_the_last_that_worked(directory):
     change(directory)
     change_config(directory, "lr: 3\n")
-    assert take_back_config(directory)
+    assert revert_config(directory)
     assert files(directory) == {"config.yaml": "lr: 1\n"}
 
 
 def test_a_change_stays_once_an_attempt_has_begun(directory):
     change(directory)
     keep_config(directory)
-    assert not take_back_config(directory)
+    assert not revert_config(directory)
     assert files(directory) == {"config.yaml": "lr: 2\n"}
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from hpctrain.config.compose import Composer
 from hpctrain.errors import ConfigError
-from hpctrain.sweep.expand import MOST_RUNS, expand
-from hpctrain.sweep.progress import progressing
+from hpctrain.sweep.expand import MAX_RUNS, expand
+from hpctrain.sweep.progress import with_progress
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +33,14 @@ def test_the_runs_of_a_sweep(composer: Composer, overrides: list[str], runs: lis
 
 
 def test_the_bound_counts_the_product_before_making_it(composer: Composer) -> None:
-    assert len(expand(composer.parse([f"seed=range(0,{MOST_RUNS})"]))) == MOST_RUNS
+    assert len(expand(composer.parse([f"seed=range(0,{MAX_RUNS})"]))) == MAX_RUNS
     with pytest.raises(ConfigError, match="makes 20,000 runs"):
-        expand(composer.parse([f"seed=range(0,{MOST_RUNS})", "nodes=1,2"]))
+        expand(composer.parse([f"seed=range(0,{MAX_RUNS})", "nodes=1,2"]))
 
 
 def test_a_slow_sweep_shows_progress_and_a_quick_one_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     now = iter([0.0, 0.1, 1.9, 2.0, 2.0, 2.1])
-    assert list(progressing("abcd", "composed", lambda: next(now))) == list("abcd")
+    assert list(with_progress("abcd", "composed", lambda: next(now))) == list("abcd")
     assert capsys.readouterr().err == "2 of 4 runs composed\n"
-    assert list(progressing("abcd", "composed")) == list("abcd")
+    assert list(with_progress("abcd", "composed")) == list("abcd")
     assert capsys.readouterr().err == ""

@@ -95,7 +95,7 @@ def test_waiting_for_data(config, slurm_config, workers, cores, data, here, in_a
 
 
 def test_loading_processes_are_not_advised_where_they_only_cost(slurm_config):
-    text = finding(slurm_config, rank(data=0.2), cores=8, workers_pay=False)
+    text = finding(slurm_config, rank(data=0.2), cores=8, more_workers_help=False)
     assert text == "waiting for data 67% of the time: a cheaper way to make a batch"
 
 
@@ -202,7 +202,7 @@ def test_saves_that_are_weighed_already(config):
 
 
 def test_a_device_that_gains_nothing_from_bf16(config):
-    assert finding(config, device="cuda", bf16_pays=False).endswith("to make that faster: trainer.compile=true")
+    assert finding(config, device="cuda", bf16_is_faster=False).endswith("to make that faster: trainer.compile=true")
 
 
 def test_an_optimizer_that_is_fast_in_another_way():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, is_dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class FieldDoc:
     """One documented key.
 
     Attributes:
@@ -25,7 +25,7 @@ class Field:
     text: str
 
 
-def fields_of(schema: type) -> Iterator[Field]:
+def own_fields(schema: type) -> Iterator[FieldDoc]:
     """Yield the keys that a schema class declares itself."""
     tree = ast.parse(inspect.getsource(schema)).body[0]
     assert isinstance(tree, ast.ClassDef)
@@ -34,16 +34,16 @@ def fields_of(schema: type) -> Iterator[Field]:
             assert isinstance(after, ast.Expr)
             assert isinstance(after.value, ast.Constant)
             text = " ".join(str(after.value.value).split())
-            yield Field(node.target.id, _type(node.annotation), _default(node.value), text)
+            yield FieldDoc(node.target.id, _type(node.annotation), _default(node.value), text)
 
 
-def documented(schema: type) -> dict[str, Field]:
+def all_fields(schema: type) -> dict[str, FieldDoc]:
     """The keys of a schema class by name, with those of its bases."""
     bases = [base for base in reversed(schema.__mro__) if is_dataclass(base)]
-    return {field.name: field for base in bases for field in fields_of(base)}
+    return {field.name: field for base in bases for field in own_fields(base)}
 
 
-def about(schema: type) -> str:
+def purpose_of(schema: type) -> str:
     """The purpose of a group, which is the first sentence of its schema's module."""
     module = inspect.getmodule(schema)
     assert module is not None

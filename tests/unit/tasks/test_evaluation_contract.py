@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hpctrain.errors import TaskError
-from hpctrain.tasks.sums import checked_sums, checked_values
+from hpctrain.tasks.evaluation_contract import checked_sums, checked_values
 from hpctrain.tasks.task import Task
 
 

@@ -17,7 +17,7 @@ _LAST_TIME = 253_402_300_800.0  # the year 10,000, at which calendars end
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FieldType:
     """A type of values in JSON.
 
     Attributes:
@@ -43,17 +43,19 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-TEXT = Kind("a text", lambda value: isinstance(value, str) and "\0" not in value)
-NAME = Kind("a name", lambda value: TEXT.accepts(value) and len(value.split()) == 1)
-TEXTS = Kind("a list of texts", _are_texts)
-NUMBER = Kind("a number", _is_number)
-WHOLE = Kind("a whole number", _is_whole)
-COUNT = Kind("a whole number from 0", lambda value: _is_whole(value) and value >= 0)
-TIME = Kind("epoch seconds", lambda value: _is_number(value) and 0 <= value < _LAST_TIME)
-FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+TEXT = FieldType("a text", lambda value: isinstance(value, str) and "\0" not in value)
+NAME = FieldType("a name", lambda value: TEXT.accepts(value) and len(value.split()) == 1)
+TEXTS = FieldType("a list of texts", _are_texts)
+NUMBER = FieldType("a number", _is_number)
+WHOLE = FieldType("a whole number", _is_whole)
+COUNT = FieldType("a whole number from 0", lambda value: _is_whole(value) and value >= 0)
+TIME = FieldType("epoch seconds", lambda value: _is_number(value) and 0 <= value < _LAST_TIME)
+FLAG = FieldType("true or false", lambda value: isinstance(value, bool))
 
 
-def find_mistake(record: Mapping[str, Any], kinds: Mapping[str, Kind], required: tuple[str, ...] = ()) -> str:
+def describe_wrong_field(
+    record: Mapping[str, Any], kinds: Mapping[str, FieldType], required: tuple[str, ...] = ()
+) -> str:
     """Describe the first field of a record that isn't of its kind; empty if there is none.
 
     Args:
@@ -71,14 +73,14 @@ def find_mistake(record: Mapping[str, Any], kinds: Mapping[str, Kind], required:
 
 
 def require_fields(
-    path: Path, record: Mapping[str, Any], kinds: Mapping[str, Kind], required: tuple[str, ...] = ()
+    path: Path, record: Mapping[str, Any], kinds: Mapping[str, FieldType], required: tuple[str, ...] = ()
 ) -> None:
-    """Raise if a field of a record isn't of its kind; see `find_mistake`.
+    """Raise if a field of a record isn't of its kind; see `describe_wrong_field`.
 
     Raises:
         RunDirectoryError: names file, field and value.
     """
-    if mistake := find_mistake(record, kinds, required):
+    if mistake := describe_wrong_field(record, kinds, required):
         raise RunDirectoryError(f"{path}: {mistake}; correct the file, or move it away")
 
 

@@ -44,7 +44,7 @@ class AbsentError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModuleSource:
     """A module or package.
 
     Attributes:
@@ -59,7 +59,7 @@ class Source:
     folders: tuple[Path, ...] = ()
     opaque: bool = False
 
-    def submodule(self, part: str) -> Source | None:
+    def submodule(self, part: str) -> ModuleSource | None:
         """Find a module of this package, as Python's importer does; None if it has no such module."""
         name, portions = f"{self.name}.{part}", list[Path]()
         for folder in self.folders:
@@ -67,14 +67,14 @@ class Source:
                 raise UnknownError  # in a zip file, for example
             inside = folder / part
             if (inside / "__init__.py").is_file():
-                return Source(name, inside / "__init__.py", (inside,))
+                return ModuleSource(name, inside / "__init__.py", (inside,))
             if any((folder / f"{part}{suffix}").is_file() for suffix in (*EXTENSION_SUFFIXES, ".pyc")):
-                return Source(name, opaque=True)
+                return ModuleSource(name, opaque=True)
             if (folder / f"{part}.py").is_file():
-                return Source(name, folder / f"{part}.py")
+                return ModuleSource(name, folder / f"{part}.py")
             if inside.is_dir():
                 portions.append(inside)
-        return Source(name, folders=tuple(portions)) if portions else None
+        return ModuleSource(name, folders=tuple(portions)) if portions else None
 
     def names(self) -> dict[str, list[ast.AST]]:
         """Return the names that the module's own statements bind, each with the statements that bind it.
@@ -110,7 +110,7 @@ class Source:
         return ".".join([*parents, *filter(None, [imported.module])])
 
 
-def find(dotted: str) -> tuple[Source, list[str]] | None:
+def find_module(dotted: str) -> tuple[ModuleSource, list[str]] | None:
     """Find the longest part of a dotted name that is a module; return it with the rest. None without the first part.
 
     Raises:
@@ -122,13 +122,13 @@ def find(dotted: str) -> tuple[Source, list[str]] | None:
         return None
     folders = tuple(Path(place) for place in spec.submodule_search_locations or ())
     path = Path(spec.origin) if spec.origin is not None and spec.origin.endswith(".py") else None
-    source = Source(first, path, folders, opaque=path is None and not folders)
+    source = ModuleSource(first, path, folders, opaque=path is None and not folders)
     while rest and (inside := source.submodule(rest[0])) is not None:
         source, rest = inside, rest[1:]
     return source, rest
 
 
-def definition(source: Source, name: str, hops: int = MAX_HOPS) -> tuple[Source, Definition]:
+def find_definition(source: ModuleSource, name: str, hops: int = MAX_HOPS) -> tuple[ModuleSource, Definition]:
     """Find the class or function that a module's name stands for; follow imports from other modules.
 
     Returns:
@@ -151,23 +151,23 @@ def definition(source: Source, name: str, hops: int = MAX_HOPS) -> tuple[Source,
     if not isinstance(bound, ast.ImportFrom):
         raise UnknownError
     original = next(alias.name for alias in bound.names if name in (alias.asname, alias.name))
-    found = find(source.absolute(bound))
+    found = find_module(source.absolute(bound))
     if found is None or found[1]:
         raise UnknownError
     try:
-        return definition(found[0], original, hops - 1)
+        return find_definition(found[0], original, hops - 1)
     except (AbsentError, SyntaxError) as error:
         raise UnknownError from error  # the import fails: Python's message says it better
 
 
-def qualified(source: Source, expression: ast.expr) -> str:
+def qualified_name(source: ModuleSource, expression: ast.expr) -> str:
     """Return the dotted name of a base class or decorator, imports replaced by what they import.
 
     Raises:
         UnknownError: it isn't a name.
     """
     if isinstance(expression, ast.Attribute):
-        return f"{qualified(source, expression.value)}.{expression.attr}"
+        return f"{qualified_name(source, expression.value)}.{expression.attr}"
     if not isinstance(expression, ast.Name):
         raise UnknownError
     bound, *others = source.names().get(expression.id, [None])
@@ -200,7 +200,7 @@ def _spec(name: str) -> ModuleSpec | None:
     return found or next(filter(None, (finder.find_spec(name, None) for finder in finders)), None)
 
 
-def _submodules(source: Source) -> Iterator[str]:
+def _submodules(source: ModuleSource) -> Iterator[str]:
     for folder in source.folders:
         for path in folder.iterdir():
             if path.suffix == ".py" or (path / "__init__.py").is_file():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.attempt.memory import kill_complaint, oom_kills, with_memory
+from hpctrain.attempt.out_of_memory import oom_complaint, oom_kills, with_memory_advice
 from hpctrain.attempt.outcome import Outcome
 from hpctrain.config.compose import Composer
 from hpctrain.run.exit_record import ExitRecord
@@ -27,7 +27,7 @@ COMPLAINT = "Detected 1 oom_kill event in StepId=12.0. Some of the step tasks ha
     ],
 )
 def test_a_kill_for_memory_is_headlined_with_what_there_was(words: list[str], had: str) -> None:
-    outcome = with_memory(Outcome.from_records({}, 1, 0, COMPLAINT), Composer().compose(words))
+    outcome = with_memory_advice(Outcome.from_records({}, 1, 0, COMPLAINT), Composer().compose(words))
     assert outcome.reason is Reason.OUT_OF_MEMORY
     assert outcome.headline.startswith(f"killed for memory; {had}")
     assert COMPLAINT in outcome.headline
@@ -50,7 +50,7 @@ def test_what_a_rank_recorded_outweighs_a_kill_of_another_process() -> None:
 
 def test_another_end_is_left_as_it_is() -> None:
     outcome = Outcome.from_records({}, 1, 0, "task 0: Killed")
-    assert with_memory(outcome, Composer().compose([])) == outcome
+    assert with_memory_advice(outcome, Composer().compose([])) == outcome
 
 
 V1 = "9:name=systemd:/\n4:memory:/user/me\n0::/\n"
@@ -99,5 +99,5 @@ def test_the_kernels_count_is_that_of_the_own_group(
 def test_a_kill_in_the_group_is_blamed_if_a_rank_was_killed(
     codes: list[int | None], records: dict[int, ExitRecord], blamed: bool
 ) -> None:
-    assert bool(kill_complaint(oom_kills() - 1, codes, records)) == blamed
-    assert not kill_complaint(oom_kills(), codes, records)
+    assert bool(oom_complaint(oom_kills() - 1, codes, records)) == blamed
+    assert not oom_complaint(oom_kills(), codes, records)

@@ -22,7 +22,7 @@ NOT_SWEPT = {
 """Keys that decide how a sweep itself is launched, and what to do instead of sweeping over them."""
 
 
-def single(override: Override, *, sweeps: bool = True) -> Override:
+def require_single_value(override: Override, *, sweeps: bool = True) -> Override:
     """Return the override with one value, for a command that doesn't sweep.
 
     Args:
@@ -48,13 +48,13 @@ def single(override: Override, *, sweeps: bool = True) -> Override:
 
 
 def quoted(override: str) -> str:
-    """Quote the list of an override that `single` takes as it is typed; Hydra's own commands would refuse it."""
+    """Quote a list that `require_single_value` accepts unquoted; Hydra's own commands would refuse it."""
     key, _, value = override.partition("=")
     is_list = "," in value and not re.search(r"['\"\\()\[\]{}]", value)
     return f"{key}='{value}'" if is_list and TAKES_COMMAS.fullmatch(key.lstrip("+")) else override
 
 
-def first_of(override: Override) -> Override:
+def with_first_value(override: Override) -> Override:
     """Return the override with the first of its values, to stand for all runs of a sweep."""
     if not override.is_discrete_sweep():
         return override

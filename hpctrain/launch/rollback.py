@@ -14,11 +14,11 @@ from hpctrain.run.directory import RunDirectory
 
 
 @contextlib.contextmanager
-def undone_on_error(directory: RunDirectory) -> Iterator[None]:
+def run_restored_on_error(directory: RunDirectory) -> Iterator[None]:
     """Inside the context, an error leaves an existing run as it was: its configuration, its mode, and no new files.
 
     Once a job is submitted, nothing is undone. A run that doesn't exist yet is left to `discard_unstarted`, and its
-    parents to `folders_removed_on_error`.
+    parents to `new_folders_removed_on_error`.
     """
     if not directory.config.is_file():
         yield
@@ -49,7 +49,7 @@ def undone_on_error(directory: RunDirectory) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def folders_removed_on_error(path: Path) -> Iterator[None]:
+def new_folders_removed_on_error(path: Path) -> Iterator[None]:
     """Inside the context, an error removes the folders that were made for ``path`` and are empty, itself included."""
     whole = path.absolute()
     absent = [folder for folder in (whole, *whole.parents) if not folder.exists()]

@@ -12,14 +12,14 @@ from hpctrain.attempt.outcome import LOST_WORKER, Outcome
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.root import Config
 from hpctrain.run.exit_record import ExitRecord
-from hpctrain.run.process import memory_groups
+from hpctrain.run.process import memory_cgroups
 from hpctrain.run.reason import Reason
 
-KILLS_FILES = {1: "memory.oom_control", 2: "memory.events"}
+OOM_KILL_FILES = {1: "memory.oom_control", 2: "memory.events"}
 """Where a control group has its count of kills, by the version of control groups."""
 
 
-def with_memory(outcome: Outcome, config: Config) -> Outcome:
+def with_memory_advice(outcome: Outcome, config: Config) -> Outcome:
     """Begin the report of an out-of-memory kill with what the attempt had, and what to change."""
     if outcome.reason is not Reason.OUT_OF_MEMORY:
         return outcome
@@ -35,16 +35,16 @@ def oom_kills(proc: Path = Path("/proc"), mount: Path = Path("/sys/fs/cgroup")) 
         proc: where procfs is mounted.
         mount: where control groups are mounted.
     """
-    for version, group in memory_groups(proc, mount):
+    for version, group in memory_cgroups(proc, mount):
         with contextlib.suppress(OSError, ValueError):
-            for line in (group / KILLS_FILES[version]).read_text().splitlines():
+            for line in (group / OOM_KILL_FILES[version]).read_text().splitlines():
                 name, _, count = line.partition(" ")
                 if name == "oom_kill":
                     return int(count)
     return 0
 
 
-def kill_complaint(before: int, codes: Sequence[int | None], records: Mapping[int, ExitRecord]) -> str:
+def oom_complaint(before: int, codes: Sequence[int | None], records: Mapping[int, ExitRecord]) -> str:
     """Return what to say of ranks of this machine that the kernel may have killed for their memory; else nothing.
 
     The user's other processes may be in the same control group, so a rank, or a process of one, must have been killed.

@@ -18,11 +18,11 @@ from hpctrain.worker.entry import PR_SET_PDEATHSIG
 LOOK_S = 5.0
 """Seconds between two looks at the parent, for a kernel without the signal below."""
 CONCLUDE_S = 60
-"""Seconds to conclude in, whole ones: on a file system that doesn't answer, the witness ends without a record."""
+"""Seconds to conclude in, whole ones: on a file system that doesn't answer, the recorder ends without a record."""
 
 
 @contextlib.contextmanager
-def witnessed(conclude: Callable[[], object]) -> Iterator[None]:
+def crash_recorder(conclude: Callable[[], object]) -> Iterator[None]:
     """Inside the context, the death of this process has another one call ``conclude``: a crash, a kill, `os._exit`.
 
     The other process is a fork of this one, which has of its files only the standard streams; ``conclude`` opens its
@@ -32,7 +32,7 @@ def witnessed(conclude: Callable[[], object]) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    witness = 0
+    recorder = 0
     really_exit = os._exit
 
     def exit_failed(status: int) -> NoReturn:
@@ -40,33 +40,33 @@ def witnessed(conclude: Callable[[], object]) -> Iterator[None]:
         really_exit(status or ExitCode.FAILED if os.getpid() == parent else status)
 
     try:
-        # a Ctrl-C at the fork would run the rest of the program twice, or leave the witness behind
+        # a Ctrl-C at the fork would run the rest of the program twice, or leave the recorder behind
         with signals_blocked(STOP_SIGNALS):
-            witness = _start(conclude)
+            recorder = _start(conclude)
         os._exit = exit_failed
         yield
     finally:
         os._exit = really_exit
-        if witness:
+        if recorder:
             # the task may have waited for all of its children, or ignore SIGCHLD, as its starter may have done
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(witness, signal.SIGKILL)
-                os.waitpid(witness, 0)
+                os.kill(recorder, signal.SIGKILL)
+                os.waitpid(recorder, 0)
 
 
 def _start(conclude: Callable[[], object]) -> int:
-    """Return the witness's process id once it watches; 0 if there is no memory, or no room, for another process."""
+    """Return the recorder's process id once it watches; 0 if there is no memory, or no room, for another process."""
     parent = os.getpid()
     ready, is_ready = os.pipe()
-    witness = 0
+    recorder = 0
     with contextlib.suppress(OSError):
-        witness = os.fork()
-        if not witness:
+        recorder = os.fork()
+        if not recorder:
             _wait_and_conclude(parent, is_ready, conclude)
     os.close(is_ready)
     os.read(ready, 1)
     os.close(ready)
-    return witness
+    return recorder
 
 
 def _wait_and_conclude(parent: int, is_ready: int, conclude: Callable[[], object]) -> NoReturn:

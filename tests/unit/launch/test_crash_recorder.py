@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.launch.witness import witnessed
+from hpctrain.launch.crash_recorder import crash_recorder
 from hpctrain.run.process import process_start
 
 
 @pytest.fixture
 def concluded(tmp_path):
-    """A function that a witness calls, and one that waits until it has."""
+    """A function that a recorder calls, and one that waits until it has."""
     path = tmp_path / "concluded"
 
     def wait(seconds=20.0):
@@ -52,7 +52,7 @@ def test_a_death_is_concluded_by_the_witness(concluded, die, code):
     conclude, wait = concluded
 
     def act():
-        with witnessed(conclude):
+        with crash_recorder(conclude):
             die()
 
     assert in_a_process(act) == code
@@ -62,7 +62,7 @@ def test_a_death_is_concluded_by_the_witness(concluded, die, code):
 def test_an_end_leaves_no_witness_and_nothing_changed(concluded):
     conclude, wait = concluded
     before = os._exit
-    with witnessed(conclude):
+    with crash_recorder(conclude):
         # a loading process ends in this way
         assert in_a_process(lambda: os._exit(0)) == 0
     assert os._exit is before
@@ -76,7 +76,7 @@ def test_the_signals_of_the_terminal_leave_the_witness(concluded):
 
     def act():
         os.setsid()
-        with witnessed(conclude):
+        with crash_recorder(conclude):
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
                 os.killpg(0, number)
@@ -92,9 +92,9 @@ def children():
 
 def test_the_witness_keeps_no_file_and_no_port(concluded, tmp_path):
     conclude, _ = concluded
-    with (tmp_path / "file").open("w"), socket.create_server(("127.0.0.1", 0)), witnessed(conclude):
-        (witness,) = children()
-        assert {path.name for path in Path(f"/proc/{witness}/fd").iterdir()} == {"0", "1", "2"}
+    with (tmp_path / "file").open("w"), socket.create_server(("127.0.0.1", 0)), crash_recorder(conclude):
+        (recorder,) = children()
+        assert {path.name for path in Path(f"/proc/{recorder}/fd").iterdir()} == {"0", "1", "2"}
 
 
 @pytest.mark.parametrize("take", [lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN), lambda: reap(children())])
@@ -102,7 +102,7 @@ def test_a_task_that_takes_the_witnesses_end_disturbs_nothing(concluded, take):
     conclude, _ = concluded
 
     def act():
-        with witnessed(conclude):
+        with crash_recorder(conclude):
             take()
         os._exit(5)
 
@@ -129,7 +129,7 @@ def test_a_ctrl_c_at_the_fork_neither_runs_the_program_twice_nor_leaves_the_witn
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.register_at_fork(**{where: interrupt})
         try:
-            with witnessed(conclude):
+            with crash_recorder(conclude):
                 pass
         except KeyboardInterrupt:
             with interrupted.open("a") as file:
@@ -138,13 +138,13 @@ def test_a_ctrl_c_at_the_fork_neither_runs_the_program_twice_nor_leaves_the_witn
 
     assert in_a_process(act) == 5
     assert forks.read_text() == "x"
-    # the group's Ctrl-C reaches both; the one that the witness gets is blocked
+    # the group's Ctrl-C reaches both; the one that the recorder gets is blocked
     assert interrupted.exists() is (where == "after_in_parent")
     assert not wait(0.3)
 
 
 def test_a_witness_that_can_not_conclude_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr("hpctrain.launch.witness.CONCLUDE_S", 1)
+    monkeypatch.setattr("hpctrain.launch.crash_recorder.CONCLUDE_S", 1)
     lock = threading.Lock()
     pid = tmp_path / "pid"
 
@@ -155,7 +155,7 @@ def test_a_witness_that_can_not_conclude_ends(tmp_path, monkeypatch):
     def act():
         # as another thread may have at the fork
         lock.acquire()
-        with witnessed(conclude):
+        with crash_recorder(conclude):
             os.kill(os.getpid(), signal.SIGKILL)
 
     in_a_process(act)
