@@ -14,10 +14,10 @@ from omegaconf import Container, DictConfig, OmegaConf
 
 from hpctrain.config.compose import Composer
 from hpctrain.config.field_docs import all_fields, purpose_of
+from hpctrain.config.multiple_values import quoted
 from hpctrain.config.overrides import open_overrides
 from hpctrain.config.root import Config
 from hpctrain.config.schema import GROUPS
-from hpctrain.config.several import quoted
 from hpctrain.errors import ConfigError
 
 SCREEN = """\

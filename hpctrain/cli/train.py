@@ -15,8 +15,8 @@ from hpctrain.cli.arguments import OneLineParser
 from hpctrain.cli.search_path import include_working_directory
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.compose import PRIMARY, Composer
+from hpctrain.config.multiple_values import quoted
 from hpctrain.config.overrides import open_overrides
-from hpctrain.config.several import quoted
 from hpctrain.config.stored import load
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError
 from hpctrain.run.directory import RunDirectory
