@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -37,6 +38,8 @@ SHELLS = {"bash": BASH, "zsh": ZSH}
 TAKE_RUNS = ("cancel", "inspect", "logs", "resume", "stacks", "status")
 TAKE_KEYS = ("drill", "fit-batch", "resume")
 TAKE_FOLDER = ("--config-dir", "-cd", "--runs-dir")
+UNQUOTED = re.compile(r"[\w./=,+@%:~-]+ ?")
+"""Candidates that a shell takes as they are: others, which it might execute after Enter, are left out."""
 FLAGS = ("--config-dir", "--cfg", "--help", "--multirun", "--version")
 
 _EPILOG = """\
@@ -81,7 +84,8 @@ def candidates(words: Sequence[str]) -> list[str]:
         found += _runs(before, word)
     if command is None or command in TAKE_KEYS:
         found += _overrides(before, word)
-    return sorted(found)
+    # a run in a shared folder, or a file in ./conf, may be named by another user
+    return sorted(name for name in found if UNQUOTED.fullmatch(name))
 
 
 def _whole(names: Iterable[str], word: str) -> list[str]:

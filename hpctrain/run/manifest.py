@@ -22,7 +22,7 @@ from hpctrain.run.directory import RunDirectory
 PACKAGES = ("torch", "submitit", "hydra-core", "omegaconf", "tensorboard", "numpy")
 LARGEST_DIFF_BYTES = 1_000_000
 GIT_TIMEOUT_S = 5.0
-SAFE = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null"}
+SAFE = {"core.fsmonitor": "", "core.hooksPath": "/dev/null"}
 """Configuration of git in place of the repository's, which may name programs there."""
 
 
@@ -79,45 +79,52 @@ def _git_state(folder: Path) -> dict[str, Any] | None:
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
+    filters = _without_filters(folder)
     # a submodule's changes would be asked for with its own configuration, which may name programs, too
     options = ("--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=dirty")
-    diff = _git(folder, "diff", *options, "HEAD", instead=_without_filters(folder)) or ""
-    too_large = len(diff) > LARGEST_DIFF_BYTES
-    return {"commit": commit.strip(), "diff": "" if too_large else diff, "diff_left_out": too_large}
+    diff = None if filters is None else _git(folder, "diff", *options, "HEAD", instead=filters)
+    left_out = diff is None or len(diff) > LARGEST_DIFF_BYTES
+    text = "" if diff is None or left_out else diff.decode(errors="replace")
+    return {"commit": commit.decode().strip(), "diff": text, "diff_left_out": left_out}
 
 
-def _without_filters(folder: Path) -> dict[str, str]:
-    """Configuration that switches off the filters of this repository, for which git has no option."""
-    keys = (_git(folder, "config", "-z", "--name-only", "--get-regexp", r"^filter\..*\.") or "").split("\0")
-    filters = {key.rpartition(".")[0] for key in keys if key}
+def _without_filters(folder: Path) -> dict[str, str] | None:
+    """Configuration that switches off the filters of this repository, for which git has no option.
+
+    None if that isn't possible: then a diff could execute them.
+    """
+    listed = _git(folder, "config", "-z", "--name-only", "--list")
+    if listed is None:
+        return None
+    filters = {key.rpartition(".")[0] for key in os.fsdecode(listed).split("\0") if key.startswith("filter.")}
+    if any("=" in name for name in filters):
+        return None  # for git -c, a key ends at the first =
     values = {"clean": "", "smudge": "", "process": "", "required": "false"}
     return {f"{name}.{key}": value for name in filters for key, value in values.items()}
 
 
-def _git(folder: Path, *arguments: str, instead: Mapping[str, str] | None = None) -> str | None:
+def _git(folder: Path, *arguments: str, instead: Mapping[str, str] | None = None) -> bytes | None:
+    # options, because git before 2.31 ignores GIT_CONFIG_COUNT
+    settings = [part for key, value in {**SAFE, **(instead or {})}.items() for part in ("-c", f"{key}={value}")]
     # a run without git, or on a file system where git is slow, starts without these fields
     try:
         done = subprocess.run(
-            ["git", "--no-pager", "-C", str(folder), *arguments],
+            ["git", "--no-pager", *settings, "-C", str(folder), *arguments],
             capture_output=True,
             stdin=subprocess.DEVNULL,
             timeout=GIT_TIMEOUT_S,
             check=True,
-            env=_git_environment(SAFE | dict(instead or {})),
+            env=_git_environment(),
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.decode(errors="replace")
+    return done.stdout
 
 
-def _git_environment(configuration: Mapping[str, str]) -> dict[str, str]:
-    """The environment in which git executes nothing that the repository or GIT_* variables name."""
+def _git_environment() -> dict[str, str]:
+    """The environment in which git executes nothing that GIT_* variables name."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    # as variables they hold for submodules as well, and keys may contain any character
-    for number, (key, value) in enumerate(configuration.items()):
-        kept |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
     return kept | {
-        "GIT_CONFIG_COUNT": str(len(configuration)),
         "GIT_OPTIONAL_LOCKS": "0",  # otherwise git writes the index, and runs a hook
         "GIT_ALLOW_PROTOCOL": "none",  # a partial clone fetches what is missing, by a program of its configuration
         "GIT_NO_LAZY_FETCH": "1",

@@ -33,14 +33,16 @@ _files() {{ print files }}
 words=({words}); CURRENT=$#words; PREFIX=$words[-1]
 $completer
 """
+# a shell would execute or expand them
+HOSTILE = ("x;touch pwned", "y$(id)", "z`id`", "a&b", "c\nd", "*")
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with two runs, an option in ./conf, and the command on the PATH."""
-    for name in ("runs/digits/2026-01-31_12-00-00", "runs/text/mine"):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "config.yaml").touch()
+    """A folder with two runs and others of hostile names, an option in ./conf, and the command on the PATH."""
+    for name in ("digits/2026-01-31_12-00-00", "text/mine", *HOSTILE):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.yaml").touch()
     (tmp_path / "conf" / "cluster").mkdir(parents=True)
     (tmp_path / "conf" / "cluster" / "site.yaml").write_text("defaults:\n  - slurm\n  - _self_\n")
     command = tmp_path / "bin" / "hpctrain"
@@ -70,7 +72,9 @@ def typed(shell: str, program: str) -> str:
         ("hpctrain zzz", "[]"),
     ],
 )
-def test_bash(line: str, expected: str) -> None:
+def test_bash(line: str, expected: str, here: Path) -> None:
+    for name in HOSTILE:
+        (here / "conf" / "cluster" / f"{name}.yaml").touch()
     current = line.rpartition(" ")[2].rpartition("=")[2]  # as readline, for which = ends a word
     assert typed("bash", BASH.format(line=shlex.quote(line), current=shlex.quote(current))) == expected
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import zlib
 
@@ -57,11 +58,11 @@ def hostile(repository, monkeypatch):
     hooks.mkdir()
     for hook in ("post-index-change", "post-checkout"):
         (hooks / hook).symlink_to(program(f"hook_{hook}"))
-    (repository / ".gitattributes").write_text("*.py diff=evil filter=evil\n*.txt filter=with=sign\n")
+    (repository / ".gitattributes").write_text("*.py diff=evil filter=evil\n")
     (repository / "train.py").write_text("lr = 2\n")
     for key in ("core.pager", "core.sshCommand", "diff.external", "diff.evil.command", "diff.evil.textconv"):
         configure(key, program(key))
-    for key in ("filter.evil.clean", "filter.evil.smudge", "filter.with=sign.process"):
+    for key in ("filter.evil.clean", "filter.evil.smudge"):
         configure(key, program(key))
     configure("filter.evil.required", "true")
     configure("protocol.ext.allow", "always")
@@ -81,14 +82,50 @@ def executed(marks):
     return names
 
 
-def test_git_executes_nothing_that_the_repository_configures(hostile, repository, monkeypatch):
+@pytest.fixture
+def wrapped_git(tmp_path_factory, monkeypatch):
+    """Have the shell lines given run before git."""
+
+    def wrap(lines):
+        folder = tmp_path_factory.mktemp("bin")
+        (folder / "git").write_text(f'#!/bin/sh\n{lines}\nexec {shutil.which("git")} "$@"\n')
+        (folder / "git").chmod(0o755)
+        monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+    return wrap
+
+
+@pytest.mark.parametrize("before", ["", "unset GIT_CONFIG_COUNT"], ids=["this git", "git before 2.31"])
+def test_git_executes_nothing_that_the_repository_configures(hostile, repository, wrapped_git, before):
     for words in (["diff", "HEAD"], ["-c", "diff.external=", "diff", "--no-ext-diff", "HEAD"]):
         subprocess.run(["git", "-C", repository, *words], check=False, capture_output=True, timeout=20)
     trapped = executed(hostile)
     assert {"core.fsmonitor", "diff.evil.command", "filter.evil.clean", "diff.evil.textconv"} <= set(trapped)
+    wrapped_git(before)
     found = manifest([], repository)["git"]
     assert executed(hostile) == []
     assert "+lr = 2" in found["diff"]
+
+
+@pytest.mark.parametrize("ends", ["exit 128", "exec sleep 60"])
+def test_without_a_list_of_the_filters_the_diff_is_left_out(hostile, repository, wrapped_git, monkeypatch, ends):
+    monkeypatch.setattr(manifest_module, "GIT_TIMEOUT_S", 2.0)
+    wrapped_git(f'case " $* " in *" config "*) {ends};; esac')
+    found = manifest([], repository)["git"]
+    assert executed(hostile) == []
+    assert (found["diff"], found["diff_left_out"]) == ("", True)
+
+
+@pytest.mark.parametrize(("name", "left_out"), [(b"with=sign", True), (b"with.dot", False), (b"\xff", False)])
+def test_a_filter_of_any_name_is_not_executed(hostile, repository, name, left_out):
+    (repository / ".gitattributes").write_bytes(b"*.py filter=" + name)
+    key, program = b"filter." + name + b".clean", repository / "filter.evil.clean.sh"
+    subprocess.run(["git", "-C", repository, "config", key, program], check=True)
+    subprocess.run(["git", "-C", repository, "diff", "--no-ext-diff", "HEAD"], check=False, capture_output=True)
+    assert "filter.evil.clean" in executed(hostile)
+    found = manifest([], repository)["git"]
+    assert executed(hostile) == []
+    assert (found["diff_left_out"], "+lr = 2" in found["diff"]) == (left_out, not left_out)
 
 
 def test_a_partial_clone_fetches_nothing(hostile, repository):
