@@ -145,16 +145,25 @@ class Ledger:
             except FileExistsError:
                 continue
             try:
+                if number > 1:
+                    self.directory.claim(number - 1).mkdir(exist_ok=True)  # it may have been taken back meanwhile
                 fsync_directory(self.directory.claims)
                 if secret:
                     write_secret(claim)
             except OSError:
-                # without this, it would count as an attempt that was killed
-                discard_secret(claim)
-                with contextlib.suppress(OSError):
-                    claim.rmdir()
+                self._take_back(number)
                 raise
             return number
+
+    def _take_back(self, number: int) -> None:
+        """Remove a claim, which would count as an attempt that was killed, unless there is a later one."""
+        claim = self.directory.claim(number)
+        discard_secret(claim)
+        with contextlib.suppress(OSError):
+            claim.rmdir()
+            # looking first would leave a gap, if the later claim were made in between
+            if self.directory.claim(number + 1).exists():
+                claim.mkdir()
 
     def owns(self, attempt: int) -> bool:
         """Whether no later attempt has claimed the run."""

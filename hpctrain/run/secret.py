@@ -15,6 +15,8 @@ from hpctrain.retry import retry
 
 VARIABLE = "HPCTRAIN_SECRET"
 FILE_NAME = "secret"
+SHORTEST = 16
+"""Characters of a user's secret; an intruder who reads the store can test guesses at leisure."""
 VISIBLE_S = 60.0
 """Seconds in which a file that another node wrote becomes visible on a network file system."""
 
@@ -59,22 +61,34 @@ def user_secret(variables: Mapping[str, str]) -> bytes:
         variables: of the environment.
 
     Raises:
-        RendezvousError: the file can't be created or read, or another user can read it.
+        RendezvousError: the file can't be created or read, another user owns it or can read it, or the secret is short.
     """
-    if given := variables.get(VARIABLE):
-        return given.encode()
+    if (given := variables.get(VARIABLE)) is not None:
+        return _long_enough(given.encode(), VARIABLE)
     remedy = f"set {VARIABLE} to the same text for all ranks"
     try:
         path = Path(variables.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hpctrain" / FILE_NAME
         if not path.exists():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _write_once(path)
-        secret = path.read_bytes()
-        mode = stat.S_IMODE(path.stat().st_mode)
+        with path.open("rb") as file:
+            secret, status = file.read(), os.fstat(file.fileno())
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
         raise RendezvousError(f"ranks that were started by hand need a secret, and {error}; {remedy}") from error
+    mode, user = stat.S_IMODE(status.st_mode), os.geteuid()
     if mode & 0o077:
         raise RendezvousError(f"{path} has the permissions {mode:o}, expected 600; remove it, or {remedy}")
+    if status.st_uid != user:
+        raise RendezvousError(f"{path} belongs to the user {status.st_uid}, expected {user}; remove it, or {remedy}")
+    return _long_enough(secret, str(path))
+
+
+def _long_enough(secret: bytes, place: str) -> bytes:
+    if (length := len(secret.strip())) < SHORTEST:
+        raise RendezvousError(
+            f"{place} has {length} characters, expected {SHORTEST} or more, which nobody can guess; "
+            "use those that `openssl rand -hex 32` prints"
+        )
     return secret
 
 

@@ -158,6 +158,39 @@ def test_a_claim_whose_secret_cannot_be_written_leaves_nothing(ledger):
     assert len(read_secret(ledger.directory.claim(1))) == 64
 
 
+def test_a_claim_that_is_taken_back_after_the_next_one_was_made_leaves_no_gap(ledger, monkeypatch):
+    """Else both the attempt before it and the one after it would own the run."""
+    assert ledger.claim() == 1
+    next_ones = []
+
+    def refused(_):
+        monkeypatch.undo()
+        next_ones.append(ledger.claim())
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, "fsync", refused)
+    with pytest.raises(RunDirectoryError, match="can't be claimed"):
+        ledger.claim()
+    assert next_ones == [3]
+    assert [ledger.owns(number) for number in (1, 2, 3)] == [False, False, True]
+
+
+def test_a_claim_that_is_taken_back_before_the_next_one_is_made_leaves_no_gap(ledger, monkeypatch):
+    assert [ledger.claim() for _ in range(2)] == [1, 2]
+    mkdir = Path.mkdir
+
+    def late(path, *args, **kwargs):
+        monkeypatch.undo()
+        for file in (*ledger.directory.claim(2).iterdir(),):
+            file.unlink()
+        ledger.directory.claim(2).rmdir()
+        mkdir(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "mkdir", late)
+    assert ledger.claim() == 3
+    assert [ledger.owns(number) for number in (1, 2, 3)] == [False, False, True]
+
+
 @pytest.mark.parametrize("secret", [False, True])
 def test_a_claim_needs_no_hard_links(ledger, monkeypatch, secret):
     def refused(*_, **__):

@@ -48,7 +48,31 @@ def test_the_users_secret_is_made_once(tmp_path):
 
 
 def test_a_variable_comes_first():
-    assert user_secret({"HPCTRAIN_SECRET": "mine", "XDG_CONFIG_HOME": "/nonexistent"}) == b"mine"
+    mine = "0123456789abcdef"
+    assert user_secret({"HPCTRAIN_SECRET": mine, "XDG_CONFIG_HOME": "/nonexistent"}) == mine.encode()
+
+
+@pytest.mark.parametrize("text", ["", "mine", "0123456789abcde\n"])
+@pytest.mark.parametrize("place", ["HPCTRAIN_SECRET", "XDG_CONFIG_HOME"])
+def test_a_users_secret_that_can_be_guessed_is_refused(tmp_path, place, text):
+    variables = {"XDG_CONFIG_HOME": str(tmp_path)}
+    user_secret(variables)
+    if place == "HPCTRAIN_SECRET":
+        variables[place] = text
+    else:
+        (tmp_path / "hpctrain" / "secret").write_text(text)
+    found = f"has {len(text.strip())} characters, expected 16 or more"
+    with pytest.raises(RendezvousError, match=f"{found}, .*openssl rand -hex 32"):
+        user_secret(variables)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_users_secret_that_belongs_to_another_is_refused(tmp_path):
+    variables = {"XDG_CONFIG_HOME": str(tmp_path)}
+    user_secret(variables)
+    os.chown(tmp_path / "hpctrain" / "secret", 65_534, -1)
+    with pytest.raises(RendezvousError, match=r"secret belongs to the user 65534, expected 0; remove it, or set HPC"):
+        user_secret(variables)
 
 
 def test_a_users_secret_that_others_can_read_is_refused(tmp_path):
