@@ -23,7 +23,7 @@ def with_memory_advice(outcome: Outcome, config: Config) -> Outcome:
     """Begin the report of an out-of-memory kill with what the attempt had, and what to change."""
     if outcome.reason is not Reason.OUT_OF_MEMORY:
         return outcome
-    return replace(outcome, report=f"killed for memory; {_remedy(config)}: {outcome.report}")
+    return replace(outcome, report=f"killed by the kernel; {_remedy(config)}: {outcome.report}")
 
 
 def oom_kills(proc: Path = Path("/proc"), mount: Path = Path("/sys/fs/cgroup")) -> int:
@@ -58,12 +58,12 @@ def oom_complaint(before: int, codes: Sequence[int | None], records: Mapping[int
     lost_worker = any(LOST_WORKER.search(record.message) for record in records.values())
     if oom_kills() <= before or not (killed or lost_worker or not codes):
         return ""
-    return "the kernel killed a process of this control group, out of memory"
+    return "the kernel killed a process of this cgroup: out of memory"
 
 
 def _remedy(config: Config) -> str:
     """What the attempt had, if hpctrain requested it, and what can still be changed."""
-    fewer = ["fewer data.num_workers"] if config.data.num_workers != 0 else []
+    fewer = ["a smaller data.num_workers"] if config.data.num_workers != 0 else []
     smaller = ["a smaller trainer.micro_batch_size"] if config.trainer.micro_batch_size != 1 else []
     less = f"use {' or '.join([*fewer, *smaller, 'a smaller model'][:2])}"
     if not isinstance(config.cluster, Slurm):

@@ -173,7 +173,7 @@ def resume_advice(directory: RunDirectory, reason: Reason) -> str:
     if reason is Reason.COMPLETED:
         return ""
     # with the same code and the same keys, it would fail again
-    when = "once the cause is mended, resume with" if reason is Reason.FAILED else "to resume"
+    when = "once the cause is fixed, resume with" if reason is Reason.FAILED else "to resume"
     return f"{when}: {resume_command(directory)}"
 
 
@@ -212,7 +212,7 @@ def record_end(
         ledger.start(attempt, job_id=job_id, nodes=nodes, world_size=world_size, step=saved)
         # after a stop or a cancellation, the advice is a plain `resume`, which is to continue with the change
         if ends_run and not outcome.reason.meaning.orderly and revert_config(directory):
-            log.warning("the attempt didn't begin: the configuration is again the one from before this resume")
+            log.warning("the attempt failed before it started: restored the configuration from before this resume")
     if outcome.error_after_signal:
         extra["error_after_signal"] = True
     ledger.end(attempt, reason=outcome.reason, step=outcome.step, detail=outcome.headline, saved_step=saved, **extra)

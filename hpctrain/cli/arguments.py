@@ -49,9 +49,11 @@ def command_parser(command: str, description: str, epilog: str) -> argparse.Argu
 
 def add_runs(parser: argparse.ArgumentParser, *, nargs: str | None = None) -> None:
     """Add RUN, or several with ``nargs``, and `--runs-dir`, the folder in which their names are looked up."""
-    help_text = "a run directory, or its name under the folder of runs"
+    help_text = "a run directory, or its name in the folder that contains the runs"
     parser.add_argument("run", nargs=nargs, metavar="RUN", help=help_text)
-    parser.add_argument("--runs-dir", default="runs", metavar="FOLDER", help="the folder of runs (default: runs)")
+    parser.add_argument(
+        "--runs-dir", default="runs", metavar="FOLDER", help="the folder that contains the runs (default: runs)"
+    )
 
 
 def chosen_run(options: argparse.Namespace) -> RunDirectory:

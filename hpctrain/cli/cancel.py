@@ -73,7 +73,7 @@ def _cancel_jobs(directory: RunDirectory) -> list[str]:
     jobs = ask_slurm(ids)
     if jobs is None:
         raise HpctrainError(
-            f"SLURM can't be reached from here to cancel job {listed(ids)}; type the command on a login node"
+            f"SLURM can't be reached from here to cancel job {listed(ids)}; run the command on a login node"
         )
     done: list[str] = []
     for job_id in ids:
@@ -99,7 +99,7 @@ def _stop_process(directory: RunDirectory) -> list[str]:
     if owner is None or ended or owner.alive is False:
         return []
     if owner.alive is None:
-        raise HpctrainError(f"it was started on {owner.host}, as process {owner.pid}: type the command there")
+        raise HpctrainError(f"it was started on {owner.host}, as process {owner.pid}: run the command there")
     # the process id may have been given to another program since
     if "hpctrain" not in owner.command:
         raise HpctrainError(

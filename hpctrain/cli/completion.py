@@ -1,4 +1,4 @@
-"""`python -m hpctrain completion SHELL`: print the lines that make the shell complete `hpctrain` with Tab."""
+"""`python -m hpctrain completion SHELL`: print the shell code that completes `hpctrain` with Tab."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ examples:
   eval "$(hpctrain completion bash)"     # in ~/.bashrc
   eval "$(hpctrain completion zsh)"      # in ~/.zshrc
 
-It completes commands, groups and their options, keys, and the runs under runs/. Each Tab starts hpctrain for a fifth of
-a second, without torch; it imports nothing from the current folder."""
+Tab completes commands, groups and their options, keys, and the runs under runs/. Each Tab runs hpctrain for about
+0.2 s, without torch; it imports nothing from the working directory."""
 
 
 def main(arguments: list[str]) -> int:
-    """Print a shell's lines, or for those the candidates; ``arguments`` are those after `completion`."""
+    """Print the shell code, or the candidates that it queries; ``arguments`` are those after `completion`."""
     if arguments[:1] == ["query"]:
         with contextlib.suppress(OSError, ValueError):
             print("\n".join(candidates(arguments[1:])))
         return ExitCode.FINISHED
-    parser = command_parser("completion", "Print what makes a shell complete hpctrain's command line.", _EPILOG)
+    parser = command_parser("completion", "Print the shell code that completes hpctrain's command line.", _EPILOG)
     parser.add_argument("shell", choices=SHELLS)
     print(SHELLS[parser.parse_args(arguments).shell], end="")
     return ExitCode.FINISHED

@@ -58,20 +58,20 @@ def main(arguments: list[str]) -> int:
         "--largest",
         type=number(1, 2**40, int),
         metavar="N",
-        help="the largest size to try (default: what the global batch has for a rank)",
+        help="the largest size to try (default: a rank's share of the global batch)",
     )
     parser.add_argument(
         "--memory-gb",
         type=number(0.001, 1e9),
         metavar="GB",
-        help="the memory of one process (default: what is free here)",
+        help="memory that one process may use (default: what is free on this machine)",
     )
     parser.add_argument(
         "--margin",
         type=number(0, 0.99),
         default=MARGIN,
         metavar="SHARE",
-        help=f"share of it to keep free (default: {MARGIN:g})",
+        help=f"fraction of the memory to keep free (default: {MARGIN:g})",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     options = parser.parse_intermixed_args(arguments)
@@ -185,13 +185,13 @@ def _advice(config: Config, search: BatchSearch, answer: dict[str, int | None]) 
     given = f"with trainer.global_batch_size={config.trainer.global_batch_size} and {ranks}"
     more = ""
     if search.fits == per_rank:
-        more = ", all that a step has for a rank; for more, raise trainer.global_batch_size"
+        more = ", a rank's whole share of a step; to go higher, raise trainer.global_batch_size"
     elif search.fits == search.largest:
         more = ", and no larger one was tried (--largest, or the number of samples)"
     used = usable == (config.trainer.micro_batch_size or per_rank)
     lines = [
         f"largest that fits: {search.fits}{more}",
-        f"{given}: trainer.micro_batch_size={usable}{', as the run has it already' if used else ''}",
+        f"{given}: trainer.micro_batch_size={usable}{', which the run already uses' if used else ''}",
     ]
     if answer["worthwhile"] is not None and answer["worthwhile"] < (usable or 0):
         lines.append(f"sizes above {answer['worthwhile']} are less than {1 - WORTHWHILE:.0%} faster")

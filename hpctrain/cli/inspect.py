@@ -79,7 +79,7 @@ def _table(report: dict[str, Any], found: list[CheckpointInfo]) -> str:
             best = ", the best" if info.step == report["best"] else ""
             condition += f"  {info.score.name} {info.score.value:.6g}{best}"
         lines.append(f"  {info.path.name}  {_size(info.bytes):>10}  {written:<19}  {condition}")
-    lines += [f"  {Path(path).name}  damaged: a resume passed over it" for path in report["set_aside"]]
+    lines += [f"  {Path(path).name}  damaged: skipped by a resume" for path in report["set_aside"]]
     unfinished = "unfinished: still being written, or left by a crash"
     lines += [f"  {Path(path).name}  {unfinished}" for path in report["unfinished"]]
     return "\n".join(lines)

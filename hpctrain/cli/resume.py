@@ -22,14 +22,14 @@ examples:
   python -m hpctrain resume runs/digits/2026-01-31_12-00-00
   python -m hpctrain resume RUN trainer.max_steps=2000        # train longer
   python -m hpctrain resume RUN cluster=slurm nodes=2         # continue somewhere else
-  python -m hpctrain resume sweep                             # what is missing of all runs under runs/sweep
+  python -m hpctrain resume sweep                             # every unfinished run under runs/sweep
 
-Of several runs, the completed and the running ones are left alone. Those of a sweep are submitted as an array. If the
-resume fails before its attempt begins, the run's configuration stays as it was; if you stop or cancel it before, its
-changes are kept for the next one.
+With several runs, `resume` skips those that are completed or running. It submits the runs of a sweep as one array. If
+the new attempt fails before it starts, hpctrain restores the run's configuration. If you stop or cancel it before it
+starts, your changes are kept for the next resume.
 
-Exit code: the run's, or that of the first of several runs that didn't finish; 0 once it is submitted, and for a
-completed run; 2 if RUN is not a run, is running or may be, or can't use an override."""
+Exit code: the run's, or that of the first run that didn't finish; 0 once the run is submitted, and for a completed run;
+2 if RUN is not a run, if it is or may be running, or if an override is invalid."""
 
 
 def main(arguments: list[str]) -> int:
@@ -55,12 +55,14 @@ def main(arguments: list[str]) -> int:
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = command_parser("resume", "Continue stopped runs from their newest intact checkpoints.", _EPILOG)
-    meaning = "run directories or their names under the folder of runs, and what to change in their configurations"
+    meaning = "run directories, or their names in the folder that contains the runs; and the keys to change"
     parser.add_argument("words", nargs="+", metavar="RUN | KEY=VALUE", help=meaning)
-    parser.add_argument("--runs-dir", default="runs", metavar="FOLDER", help="the folder of runs (default: runs)")
+    parser.add_argument(
+        "--runs-dir", default="runs", metavar="FOLDER", help="the folder that contains the runs (default: runs)"
+    )
     parser.add_argument("--config-dir", metavar="FOLDER", help="a folder with your own groups and options")
     parser.add_argument(
-        "--force", action="store_true", help="resume although SLURM can't be asked whether a run's job is over"
+        "--force", action="store_true", help="resume even though SLURM can't confirm that the run's job has ended"
     )
     return parser.parse_intermixed_args(arguments)
 
@@ -70,7 +72,7 @@ def _split_words(words: Sequence[str], runs_dir: Path) -> tuple[list[RunDirector
     named = [word for word in words if "=" not in word and not word.startswith("~")]
     named += [word for word in words if "=" in word and Path(word).is_dir()]
     if not named:
-        raise RunDirectoryError("resume: name a run; `python -m hpctrain status` lists the runs")
+        raise RunDirectoryError("resume: expected a run, got none; `python -m hpctrain status` lists the runs")
     runs = dict.fromkeys(run for word in named for run in runs_of(word, runs_dir))
     return list(runs), [word for word in words if word not in named]
 

@@ -40,7 +40,7 @@ def run_details(status: RunStatus, now: float) -> str:
         f"checkpoint  {'none yet' if status.checkpoint_step is None else f'step {status.checkpoint_step}'}",
     ]
     if status.set_aside:
-        lines.append(f"set aside   {' '.join(status.set_aside)}: damaged, and a resume passed over it")
+        lines.append(f"set aside   {' '.join(status.set_aside)}: damaged, skipped by a resume")
     if status.may_start is not None:
         wait = duration(status.may_start - now)
         lines.insert(-2, f"may start   {local_time(status.may_start)}, in {wait}, by SLURM's estimate")

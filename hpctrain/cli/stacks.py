@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
     if (options.rank or 0) < 0 or not options.wait >= 0:
-        parser.error("--rank and --wait can't be negative, nor NaN")
+        parser.error("--rank and --wait must be 0 or more")
     directory = chosen_run(options)
     attempt = _running_attempt(directory)
     with directory.permissions():

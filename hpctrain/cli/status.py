@@ -31,10 +31,10 @@ examples:
   python -m hpctrain status runs/digits/2026-01-31_12-00-00     # one run: attempts, metrics, what to type next
   python -m hpctrain status sweep --json                        # every run under runs/sweep
 
-States: prepared queued held starting running interrupted completed failed cancelled unknown unreadable. Nothing was
-started of a prepared run. A held run is in SLURM's queue and doesn't start until `scontrol release`. An interrupted run
+States: prepared queued held starting running interrupted completed failed cancelled unknown unreadable. A prepared
+run has not been started. A held run is in SLURM's queue and doesn't start until `scontrol release`. An interrupted run
 was stopped, or ended without an exit record; `resume` continues it. Without SLURM, or without its accounting, the
-states are those that the run directories show.
+states come from the run directories alone.
 
 --json prints one object for one run, and a list for several; times are epoch seconds; a metric that was NaN or infinite
 is null.

@@ -206,7 +206,7 @@ def _master_addr(variables: Variables, launcher: Launcher, num_nodes: int, nodes
         if num_nodes > 1 and is_loopback(given):
             raise variables.error(
                 "expected MASTER_ADDR to reach rank zero from every node, got a loopback address; "
-                f"{launcher.address_option}, the first host of its list",
+                f"{launcher.address_option}, where HOST is the first host in its list",
                 *("MASTER_ADDR", launcher.size),
             )
         return given
@@ -215,7 +215,7 @@ def _master_addr(variables: Variables, launcher: Launcher, num_nodes: int, nodes
     if nodes:
         return nodes[0]
     raise variables.error(
-        "expected MASTER_ADDR, since the ranks are on several nodes and no other variable names rank zero's; "
-        f"{launcher.address_option}, the first host of its list",
+        "expected MASTER_ADDR, since the ranks are on several nodes and no other variable names rank zero's node; "
+        f"{launcher.address_option}, where HOST is the first host in its list",
         *launcher.variables,
     )

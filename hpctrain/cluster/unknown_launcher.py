@@ -35,7 +35,7 @@ def refuse(variables: Variables) -> None:
         return
     raise variables.error(
         "expected srun, torchrun, or the launcher of Open MPI, MPICH, Intel MPI, MVAPICH2, LSF (jsrun), Flux or PALS, "
-        f"but {MARKS[marks[0]]} started this process, whose variables don't give every rank its place; "
+        f"but {MARKS[marks[0]]} started this process, and its environment variables don't give each rank its place; "
         f"use one of those, export {EXPORTED}, or unset {' '.join(marks)} to train in a single process",
         *marks,
         *(name for name in SIZES if variables.text(name) is not None),

@@ -69,7 +69,7 @@ def _check_env(key: str, variables: Mapping[str, object]) -> None:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise ConfigError(f"{key}.{name}", value, "is not a variable name", "use letters, digits and _")
         if not isinstance(value, str):
-            raise ConfigError(f"{key}.{name}", value, "is not a text", f"write {key}.{name}=VALUE")
+            raise ConfigError(f"{key}.{name}", value, "is not a string", f"write {key}.{name}=VALUE")
         if name == "HPCTRAIN_SECRET":
             problem = "would be in config.yaml, which others may read"
             raise ConfigError(f"{key}.{name}", "***", problem, "export it where you start the ranks")
@@ -93,7 +93,7 @@ def _check_option(key: str, option: str, value: object) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9-]*", option):
         raise ConfigError(key, value, "is not an sbatch option", "write the long name without its dashes")
     if not isinstance(value, bool | int | float | str):
-        raise ConfigError(key, value, "is not a single value", "write a text, a number, or true for a flag")
+        raise ConfigError(key, value, "is not a single value", "write a string, a number, or true for a flag")
     require.single_line(key, str(value))
 
 

@@ -43,7 +43,7 @@ def require_single_value(override: Override, *, sweeps: bool = True) -> Override
     if key in GROUPS:
         remedies += ["choose one option"]
     elif is_list:
-        remedies += [f"write {key}='\"{typed}\"' for a text, {key}=[{typed}] for a list"]
+        remedies += [f"write {key}='\"{typed}\"' for a string, {key}=[{typed}] for a list"]
     raise ConfigError(key, typed, "has several values", ", or ".join(remedies or ["write one value"]))
 
 

@@ -21,7 +21,7 @@ def found(key: str, path: str | os.PathLike[str]) -> os.stat_result | None:
     """Look at a path; None if it doesn't exist.
 
     Raises:
-        ConfigError: it can't be looked at: a folder on the way is closed, or a name is too long.
+        ConfigError: it can't be accessed: a folder on the way is closed, or a name is too long.
     """
     try:
         return Path(path).stat()
@@ -29,14 +29,14 @@ def found(key: str, path: str | os.PathLike[str]) -> os.stat_result | None:
         return None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(key, path, f"can't be looked at: {reason}", "correct it, or choose another path") from error
+        raise ConfigError(key, path, f"can't be accessed: {reason}", "correct it, or choose another path") from error
 
 
 def is_folder(key: str, path: str | os.PathLike[str]) -> bool:
     """Whether a path is a folder.
 
     Raises:
-        ConfigError: it can't be looked at, or it is a folder that this user can't read.
+        ConfigError: it can't be accessed, or it is a folder that this user can't read.
     """
     status = found(key, path)
     if status is None or not stat.S_ISDIR(status.st_mode):
@@ -59,16 +59,16 @@ def check_run_directory(path: str, *, in_batch_script: bool) -> None:
     if any(len(os.fsencode(name)) > MAX_NAME_BYTES for name in whole.parts):
         raise ConfigError("run_dir", path, f"has a name of more than {MAX_NAME_BYTES} bytes", "choose a shorter one")
     if len(os.fsencode(whole)) > MAX_PATH_BYTES:
-        raise ConfigError("run_dir", path, f"has more than {MAX_PATH_BYTES} bytes", "choose a shorter path")
+        raise ConfigError("run_dir", path, f"is longer than {MAX_PATH_BYTES} bytes", "choose a shorter path")
     if in_batch_script and (character := next((one for one in "%\\" if one in str(whole)), None)):
-        problem = f"contains a {character}, which SLURM replaces in the names of logs"
+        problem = f"contains a {character}, which SLURM replaces in log file names"
         raise ConfigError("run_dir", whole, problem, "choose a path without it")
     nearest = next(folder for folder in (whole, *whole.parents) if found("run_dir", folder) is not None)
     if not nearest.is_dir():
         raise ConfigError("run_dir", path, f"{nearest} is not a folder", "choose another path")
     if not os.access(nearest, os.W_OK | os.X_OK, effective_ids=True):
         # the reason may be a read-only file system, too
-        raise ConfigError("run_dir", path, f"this user can't write to {nearest}", "choose another folder")
+        raise ConfigError("run_dir", path, f"you have no permission to write to {nearest}", "choose another folder")
 
 
 def check_weights(path: str) -> None:
@@ -98,4 +98,4 @@ def check_weights(path: str) -> None:
 
 def _require_access(key: str, path: str | os.PathLike[str], mode: int) -> None:
     if not os.access(path, mode, effective_ids=True):
-        raise ConfigError(key, path, "this user can't read it", "correct its permissions, or choose another")
+        raise ConfigError(key, path, "you have no permission to read it", "correct its permissions, or choose another")

@@ -24,7 +24,7 @@ from hpctrain.config.schema import OPTIONS
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import listed
 
-NEEDS_A_CLOSURE = "needs a closure that computes the loss again, which the training loop doesn't pass"
+NEEDS_A_CLOSURE = "needs a closure that recomputes the loss, which the training loop doesn't pass"
 """Why torch.optim.LBFGS is refused."""
 
 

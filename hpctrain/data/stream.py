@@ -120,8 +120,8 @@ class StreamReader:
         end = self._end()
         if end == self._begin:
             raise TaskError(
-                f"{self._name} has no samples in epoch {self._pass}, but some are needed: its __iter__ has to begin "
-                "anew each time"
+                f"{self._name} has no samples in epoch {self._pass}, but some are needed: its __iter__ must start "
+                "over on each call"
             )
         if hasattr(self._stream, "__len__"):
             self._warn_once(

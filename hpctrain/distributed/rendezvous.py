@@ -32,7 +32,7 @@ FILE_S = 60.0
 """Seconds in which a store's file has to become usable: an NFS client may take a minute to see a new folder."""
 
 OTHER_SECRET = (
-    f"if you started the ranks by hand, on nodes that don't share a home, set {VARIABLE} to the same text for all"
+    f"if you started the ranks by hand, on nodes without a shared home, set {VARIABLE} to the same value on all ranks"
 )
 """What to do if each node has made its own secret."""
 
@@ -178,10 +178,10 @@ def _connect(address: str, ports: Sequence[int], handshake: Handshake, timeout_s
             if store is not None:
                 store.set_timeout(timedelta(seconds=timeout_s))
                 return store
-            stranger = f"the program on port {port} is not this run's rank zero, or has another secret"
+            stranger = f"the program on port {port} is not this run's rank zero, or has a different secret"
         time.sleep(PAUSE_S)
     # the network is not to blame if it has carried an answer
-    network = "if it waits as well, set cluster.network_interface to a network that joins the nodes"
+    network = "if rank zero is waiting too, set cluster.network_interface to the interface that connects the nodes"
     raise RendezvousError(
         f"rank zero did not answer at {address}, ports {', '.join(map(str, ports))}, in {timeout_s:.0f} s "
         f"({stranger or problem}); check its log first; {OTHER_SECRET if stranger else network}",

@@ -85,7 +85,7 @@ class SealedStore(Store):
         value = self._seal.opened(self.inner.get(key), key)
         if value is None:
             raise RendezvousError(
-                f"the store's value of {key} comes from no rank of this attempt: another program writes into the store"
+                f"no rank of this attempt wrote the value of {key} in the store: another program writes to the store"
             )
         return value
 
@@ -184,12 +184,12 @@ class Handshake:
             store.wait([welcome], timedelta(seconds=max(timeout_s, 0.001)))
         except RuntimeError as error:
             raise RendezvousError(
-                f"rank zero did not answer rank {rank} within {timeout_s:.0f} s; check its log: it may wait for others",
+                f"rank zero did not answer rank {rank} within {timeout_s:.0f} s; check its log",
                 waited=True,
             ) from error
         expected = self._seal.mac("welcome", self._token, str(rank), zero, nonce)
         if not hmac.compare_digest(store.get(welcome), expected):
-            raise RendezvousError(f"the answer to rank {rank} in the store is not rank zero's of this attempt")
+            raise RendezvousError(f"this attempt's rank zero did not write the answer to rank {rank} in the store")
         return self._sealed(store, zero)
 
     def _zero(self, store: Store) -> bytes | None:

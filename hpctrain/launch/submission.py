@@ -56,7 +56,7 @@ supervise() {
 }""".splitlines()
 """The first lines of the script; the shell stays, since SLURM ends the job when the batch script's process ends."""
 MISSING = (
-    "cluster=slurm: expected an executable {} on this machine; type the command on a login node of the cluster, "
+    "cluster=slurm: expected an executable {} on this machine; run the command on a login node of the cluster, "
     "or see the script with cluster.dry_run=true"
 )
 
@@ -249,7 +249,7 @@ def _explained(name: str | None) -> Iterator[None]:
     except TimeoutError as error:
         raise _unsure(f"did not answer within {SBATCH_TIMEOUT_S:g} s", name) from error
     except FailedSubmissionError as error:
-        raise _unsure(f"gave no job's number: {str(error).splitlines()[0]}", name) from error
+        raise _unsure(f"printed no job id: {str(error).splitlines()[0]}", name) from error
     except (FailedJobError, subprocess.CalledProcessError) as error:
         if isinstance(error.__cause__, TimeoutError):
             raise _unsure(f"did not answer within {SBATCH_TIMEOUT_S:g} s", name) from error
@@ -265,6 +265,6 @@ def _explained(name: str | None) -> Iterator[None]:
 def _unsure(what: str, name: str | None) -> SchedulerError:
     # a job that has no number here can't train: submitit names the pickled call by the number, and the job needs it
     return SchedulerError(
-        f"sbatch {what}; a job may have been submitted, which fails when it starts: look with `squeue --me "
-        f"--name={name}`, scancel it, and type the command again"
+        f"sbatch {what}; a job may have been submitted that will fail when it starts: find it with `squeue --me "
+        f"--name={name}`, cancel it, and run the command again"
     )

@@ -43,12 +43,12 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-TEXT = FieldType("a text", lambda value: isinstance(value, str) and "\0" not in value)
+TEXT = FieldType("a string", lambda value: isinstance(value, str) and "\0" not in value)
 NAME = FieldType("a name", lambda value: TEXT.accepts(value) and len(value.split()) == 1)
-TEXTS = FieldType("a list of texts", _are_texts)
+TEXTS = FieldType("a list of strings", _are_texts)
 NUMBER = FieldType("a number", _is_number)
 WHOLE = FieldType("a whole number", _is_whole)
-COUNT = FieldType("a whole number from 0", lambda value: _is_whole(value) and value >= 0)
+COUNT = FieldType("a whole number, 0 or more", lambda value: _is_whole(value) and value >= 0)
 TIME = FieldType("epoch seconds", lambda value: _is_number(value) and 0 <= value < _LAST_TIME)
 FLAG = FieldType("true or false", lambda value: isinstance(value, bool))
 

@@ -42,7 +42,7 @@ def read_secret(claim: Path) -> bytes:
     except OSError as error:
         raise RendezvousError(
             f"the secret of this attempt, {path}, can't be read ({error.strerror}); the ranks must see the run "
-            "directory, and have the launcher's user"
+            "directory, and run as the launcher's user"
         ) from error
 
 
@@ -65,7 +65,7 @@ def user_secret(variables: Mapping[str, str]) -> bytes:
     """
     if (given := variables.get(VARIABLE)) is not None:
         return _long_enough(given.encode(), VARIABLE)
-    remedy = f"set {VARIABLE} to the same text for all ranks"
+    remedy = f"set {VARIABLE} to the same value on all ranks"
     try:
         path = Path(variables.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hpctrain" / FILE_NAME
         if not path.exists():

@@ -67,7 +67,7 @@ def batch_script_error(directory: RunDirectory, *, ran: bool) -> str:
     except FileNotFoundError:
         if not ran:
             return ""
-        return f"it left no log: if its node can't see {path.parent}, put that on a file system that all nodes share"
+        return f"it wrote no log: if its node can't see {path.parent}, put that on a file system that all nodes share"
     except OSError:
         return ""
     error = next((line.removeprefix(ERROR) for line in reversed(lines) if line.startswith(ERROR)), "")

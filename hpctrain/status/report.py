@@ -162,7 +162,7 @@ def _require_known(directory: RunDirectory, jobs: Jobs | None, problem: str, *, 
     if jobs is None and not force and (job_id := job_that_may_run(facts)) is not None:
         raise RunDirectoryError(
             f"{directory.path}: job {job_id} may still be queued or running, and SLURM can't be asked ({problem}); "
-            f"type this where squeue works, or insist: `python -m hpctrain resume {directory.as_typed} --force`"
+            f"run this where squeue works, or insist: `python -m hpctrain resume {directory.as_typed} --force`"
         )
 
 

@@ -151,9 +151,9 @@ def _state_without_end(facts: RunFacts) -> tuple[RunState, str]:
             return RunState.UNKNOWN, f"it was started on {owner.host}: run `status` there"
         return RunState.INTERRUPTED, f"process {owner.pid} on {owner.host} is gone and recorded no end"
     if not facts.job_ids and not attempt.attempt:
-        return RunState.PREPARED, "nothing was started yet"
+        return RunState.PREPARED, "it has not been started yet"
     if not facts.job_ids:
-        return RunState.UNKNOWN, "it was started by hand, and no process or job is known"
+        return RunState.UNKNOWN, "it was started by hand, so no process or job of it is known"
     if facts.jobs is None:
         return RunState.UNKNOWN, "SLURM can't be reached from here"
     return _state_by_job(facts.job_ids[-1], facts.jobs.get(facts.job_ids[-1]), attempt)

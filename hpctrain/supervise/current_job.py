@@ -124,7 +124,7 @@ class CurrentJob:
         for number, ending_s in ((signal.SIGTERM, ENDING_S), (signal.SIGKILL, KILLING_S)):
             if not (steps := self._steps()):
                 return
-            log.info("%s to the ranks of a supervisor that was killed: %s", number.name, " ".join(steps))
+            log.info("sending %s to the ranks that a killed supervisor left: %s", number.name, " ".join(steps))
             for step in steps:
                 with contextlib.suppress(SchedulerError):  # the next signal, or the attempt's claim, stops them
                     self.slurm.signal_step(step, number)

@@ -46,7 +46,9 @@ def _number_of_values(override: Override) -> int:
     """Count the values without making them: a range may have billions."""
     key, typed, value = override.key_or_group, value_as_typed(override), override.value()
     if not override.is_discrete_sweep():
-        raise ConfigError(key, typed, "has no separate values", "write range(...) or a,b, or add a sweeper that draws")
+        raise ConfigError(
+            key, typed, "is a continuous range", "write range(...) or a,b, or choose a sweeper that samples"
+        )
     try:
         number = _length_of(value) if isinstance(value, RangeSweep) else sum(1 for _ in _values(override))
     except (ArithmeticError, ValueError) as error:

@@ -24,7 +24,7 @@ def sweeper_mode(sweeper: DictConfig) -> str | None:
     direction = OmegaConf.select(sweeper, "direction")
     if OmegaConf.is_list(direction):
         if len(direction) != 1:
-            problem = "asks for several objectives, and a run has one"
+            problem = "names several objectives, but a run has one"
             raise ConfigError("hydra.sweeper.direction", list(direction), problem, "give one direction")
         (direction,) = direction
     if direction is not None:
@@ -64,10 +64,10 @@ def require_results(config: Config) -> None:
         ConfigError: the runs are submitted and not waited for, or not launched at all.
     """
     if config.cluster.dry_run:
-        problem = "shows nothing of a sweeper that chooses values by the results of runs"
+        problem = "can't preview a sweeper that chooses values by the results of runs"
         raise ConfigError("cluster.dry_run", "true", problem, "leave out -m and hydra/sweeper to see one run")
     if config.cluster.kind != "local" and not config.cluster.wait:
-        problem = "the sweeper chooses values by the results of runs, for which the command has to wait"
+        problem = "the sweeper chooses values by the results of runs, so the command has to wait for them"
         raise ConfigError("cluster.wait", "false", problem, "add cluster.wait=true")
 
 
@@ -88,6 +88,8 @@ def objective(directory: RunDirectory, code: int, mode: str | None) -> float:
     found = last_evaluation(directory)
     if found is None or found.best is None:
         remedy = "give the task an eval_dataset, and checkpoint.metric_mode if the metric isn't its own"
-        raise RunFailedError(f"run {directory.path.name} has no value of the metric by which it is judged; {remedy}")
+        raise RunFailedError(
+            f"run {directory.path.name} has no value of the metric that ranks its evaluations; {remedy}"
+        )
     require_direction(mode, found.best.mode)
     return found.best.value

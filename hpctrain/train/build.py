@@ -139,7 +139,7 @@ def build_network(config: Config, task: Task, world: World, *, fresh: bool = Fal
     module = task.place(module, world.devices) if spreads else module.to(world.device)
     # before the half copy is made, which has the modes of the original
     if begin_training(inner(module)) and world.is_rank_zero:
-        log.info("the model was built in evaluation mode: train() is called for it and all modules in it")
+        log.info("the model was built in evaluation mode: calling train() on it and all its modules")
     if trainer.channels_last:
         order_channels_last(module)
     called, master = _in_precision(module, kind, world)

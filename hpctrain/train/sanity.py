@@ -23,7 +23,7 @@ def check_evaluation(parts: Parts) -> None:
         names = [name.removeprefix(PREFIX) for name in evaluation.try_out(num_batches)]
     except Exception as error:
         # a task may need something that only training gives it, and then doesn't know why it is evaluated so early
-        error.add_note(f"(evaluated before the first step, as trainer.sanity_batches={num_batches} asks for)")
+        error.add_note(f"(this evaluation ran before the first step: trainer.sanity_batches={num_batches})")
         raise
     if names:
         _require_metrics(parts, names)

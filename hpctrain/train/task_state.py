@@ -104,16 +104,16 @@ class TaskState:
         warns = self._world.is_rank_zero
         if not self._exists:
             if saved and warns:
-                log.warning("the checkpoint's state of the task is ignored: %s has no load_state_dict", self._name)
+                log.warning("ignoring the task state in the checkpoint: %s has no load_state_dict", self._name)
             return
         if not saved:
             if warns:
-                log.warning("the checkpoint has no state of the task: that of %s starts afresh", self._name)
+                log.warning("the checkpoint has no task state: %s starts with a fresh one", self._name)
             return
         same_size = len(saved) == self._world.size
         if not same_size and warns:
             log.warning(
-                "%d ranks saved a state of the task, and this attempt has %d: each gets that of rank zero",
+                "%d ranks saved a task state, and this attempt has %d: each rank gets rank zero's",
                 len(saved),
                 self._world.size,
             )

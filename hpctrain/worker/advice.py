@@ -29,7 +29,7 @@ def advice(error: BaseException, config: Config, world_size: int) -> str:
     text = f"{type(error).__name__}: {error_text(error)}"
     if UNUSED_PARAMETERS in text and not config.parallel.find_unused_parameters:
         return (
-            "some parameters had no part in the loss: set parallel.find_unused_parameters=true in a new run, or "
+            "some parameters did not contribute to the loss: set parallel.find_unused_parameters=true in a new run, or "
             "freeze them"
         )
     if GPU_MEMORY.search(text):

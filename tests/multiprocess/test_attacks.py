@@ -54,7 +54,7 @@ def test_a_value_that_an_intruder_replaced_is_not_used(fork_server, rank, ports)
     intruder = fork_server.start("attacking:replace_values", ports[0], EVIL)
     results(fork_server, intruder)
     zero, _ = fork_server.wait(*ranks)  # rank one loses rank zero, and with it the store
-    assert "the store's value of rank 1 comes from no rank of this attempt" in zero.result["error"]
+    assert "no rank of this attempt wrote the value of rank 1 in the store" in zero.result["error"]
 
 
 def test_a_recorded_rank_zero_is_found_out(fork_server, rank, ports, free_ports):
@@ -65,5 +65,5 @@ def test_a_recorded_rank_zero_is_found_out(fork_server, rank, ports, free_ports)
     one = fork_server.start("meeting:be_rank", 1, 2, [other], {"timeout_s": 20.0})
     answer, seen = results(fork_server, one, impostor)
     assert seen["seen"]
-    assert "the answer to rank 1 in the store is not rank zero's of this attempt" in answer["error"]
+    assert "this attempt's rank zero did not write the answer to rank 1 in the store" in answer["error"]
     results(fork_server, rank(1), zero)

@@ -312,7 +312,7 @@ def test_a_change_with_which_no_attempt_can_begin_is_taken_back(fork_server, tmp
     assert done.code == 1, done.output
     assert run_at(tmp_path / "run").attempts == [(0, "completed", 2), (2, "failed", 2)]
     assert (config.read_bytes(), list(config.parent.glob("*.before*"))) == (before, [])
-    assert "the configuration is again the one from before this resume" in done.output
+    assert "restored the configuration from before this resume" in done.output
 
 
 def test_an_error_in_the_launching_process_is_shown_once(fork_server, tmp_path, run_at):
@@ -364,7 +364,7 @@ def test_an_error_of_rank_one_is_shown_with_its_traceback(unattended, run_at):
     assert re.search(r'trial\.py", line \d+, in loss\n', err)
     assert err.count("Traceback") == 1
     assert "Traceback" not in out
-    assert f"once the cause is mended, resume with: python -m hpctrain resume {command.path}" in err
+    assert f"once the cause is fixed, resume with: python -m hpctrain resume {command.path}" in err
 
 
 def test_a_rank_that_is_killed(unattended, run_at):
@@ -429,7 +429,7 @@ def test_a_rank_that_the_kernel_kills_for_its_memory(little_memory, variables, r
         check=False,
         timeout=PATIENCE_S,
     )
-    assert "out_of_memory: killed for memory; use fewer data.num_workers" in done.stderr
+    assert "out_of_memory: killed by the kernel; use a smaller data.num_workers" in done.stderr
     assert [reason for _, reason, _ in run_at(tmp_path / "run").attempts] == ["out_of_memory"]
 
 

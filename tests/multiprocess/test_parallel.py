@@ -81,9 +81,10 @@ def test_a_parameter_without_a_gradient_names_the_key(train):
     assert code == 1, output
     (attempt,) = Ledger(run.directory).attempts()
     assert (
-        "some parameters had no part in the loss: set parallel.find_unused_parameters=true in a new" in attempt.detail
+        "some parameters did not contribute to the loss: set parallel.find_unused_parameters=true in a new"
+        in attempt.detail
     )
     assert "not used in producing loss" in attempt.detail
-    assert output.count("some parameters had no part in the loss") >= 1
+    assert output.count("some parameters did not contribute to the loss") >= 1
     code, _, output = train("again", *words, "parallel.find_unused_parameters=true", world_size=2)
     assert code == 0, output

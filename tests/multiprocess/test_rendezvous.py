@@ -60,7 +60,8 @@ def mute_meeting(fork_server, free_ports):
 
 
 OTHER_SECRET = (
-    "if you started the ranks by hand, on nodes that don't share a home, set HPCTRAIN_SECRET to the same text for all"
+    "if you started the ranks by hand, on nodes without a shared home, "
+    "set HPCTRAIN_SECRET to the same value on all ranks"
 )
 
 
@@ -108,7 +109,7 @@ def test_no_rank_zero(meeting, ports):
 def test_only_another_run_answers(meeting, stranger, ports):
     stranger("another run's")
     (answer,) = meeting(2, {"timeout_s": 1.0}, ranks=[1], candidates=ports[:2])
-    assert f"the program on port {ports[0]} is not this run's rank zero, or has another secret" in answer["error"]
+    assert f"the program on port {ports[0]} is not this run's rank zero, or has a different secret" in answer["error"]
     assert answer["error"].endswith(OTHER_SECRET)
     assert "cluster.network_interface" not in answer["error"], "the network has carried an answer"
     assert answer["seconds"] < 20

@@ -19,17 +19,17 @@ COMPLAINT = "Detected 1 oom_kill event in StepId=12.0. Some of the step tasks ha
     [
         (
             ["cluster=slurm", "cluster.memory_gb=2"],
-            "cluster.memory_gb=2 was requested for each node: raise it, or use fewer",
+            "cluster.memory_gb=2 was requested for each node: raise it, or use a smaller",
         ),
-        (["cluster=slurm"], "cluster.memory_gb isn't set, so a node had SLURM's default: set it, or use fewer"),
-        ([], "use fewer data.num_workers or a smaller trainer.micro_batch_size: rank 0 of 1"),
+        (["cluster=slurm"], "cluster.memory_gb isn't set, so a node had SLURM's default: set it, or use a smaller"),
+        ([], "use a smaller data.num_workers or a smaller trainer.micro_batch_size: rank 0 of 1"),
         (["data.num_workers=0", "trainer.micro_batch_size=1"], "use a smaller model: rank 0 of 1"),
     ],
 )
 def test_a_kill_for_memory_is_headlined_with_what_there_was(words: list[str], had: str) -> None:
     outcome = with_memory_advice(Outcome.from_records({}, 1, 0, COMPLAINT), Composer().compose(words))
     assert outcome.reason is Reason.OUT_OF_MEMORY
-    assert outcome.headline.startswith(f"killed for memory; {had}")
+    assert outcome.headline.startswith(f"killed by the kernel; {had}")
     assert COMPLAINT in outcome.headline
 
 

@@ -96,7 +96,7 @@ def test_a_run_on_another_machine_cannot_be_cancelled_from_here(make_run, capsys
     assert main(["digits"]) == 1
     assert (
         capsys.readouterr().err
-        == "hpctrain: error: runs/digits: it was started on another-host, as process 1: type the command there\n"
+        == "hpctrain: error: runs/digits: it was started on another-host, as process 1: run the command there\n"
     )
 
 
@@ -163,7 +163,7 @@ def test_without_slurm_a_job_cannot_be_cancelled(make_run, capsys):
     directory.record_job({"job_id": "12", "time": 1.0})
     assert main(["digits"]) == 1
     assert (
-        "SLURM can't be reached from here to cancel job 12; type the command on a login node" in capsys.readouterr().err
+        "SLURM can't be reached from here to cancel job 12; run the command on a login node" in capsys.readouterr().err
     )
     assert len(directory.job_records()) == 1
 

@@ -50,8 +50,8 @@ def test_a_size_whose_process_is_killed_does_not_fit(folder, capfd):
             ["trainer.global_batch_size=8"],
             8,
             [
-                "largest that fits: 8, all that a step has for a rank; for more, raise trainer.global_batch_size",
-                "with trainer.global_batch_size=8 and 1 rank: trainer.micro_batch_size=8, as the run has it already",
+                "largest that fits: 8, a rank's whole share of a step; to go higher, raise trainer.global_batch_size",
+                "with trainer.global_batch_size=8 and 1 rank: trainer.micro_batch_size=8, which the run already uses",
                 "sizes above 2 are less than 5% faster",
             ],
         ),
@@ -60,7 +60,7 @@ def test_a_size_whose_process_is_killed_does_not_fit(folder, capfd):
             64,
             [
                 "largest that fits: 64, and no larger one was tried (--largest, or the number of samples)",
-                "with trainer.global_batch_size=8 and 2 ranks: trainer.micro_batch_size=4, as the run has it already",
+                "with trainer.global_batch_size=8 and 2 ranks: trainer.micro_batch_size=4, which the run already uses",
                 "sizes above 2 are less than 5% faster",
             ],
         ),

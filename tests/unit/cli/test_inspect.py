@@ -111,7 +111,7 @@ def test_the_table_is_for_people(directory, capsys):
     assert "step_00000120     3." in lines[7]
     assert "damaged: weights.pt doesn't match" in lines[7]
     assert lines[8].endswith("intact")
-    assert lines[9] == "  damaged-step_00000130-0123abcd  damaged: a resume passed over it"
+    assert lines[9] == "  damaged-step_00000130-0123abcd  damaged: skipped by a resume"
     assert lines[10] == "  .tmp-step_00000140-0123abcd  unfinished: still being written, or left by a crash"
 
 

@@ -110,7 +110,7 @@ def test_without_any_log_the_state_is_shown(directory, capfdbinary):
     out, err = capfdbinary.readouterr()
     assert (out, err) == (
         b"",
-        b"hpctrain: nothing was printed yet: the run is prepared (nothing was started yet)\n",
+        b"hpctrain: nothing was printed yet: the run is prepared (it has not been started yet)\n",
     )
 
 

@@ -141,4 +141,4 @@ def test_a_rank_that_there_is_not_is_an_error(directory):
 def test_negative_numbers_are_refused(directory, option, capsys):
     with pytest.raises(SystemExit):
         main(["digits", option, "-1"])
-    assert "can't be negative" in capsys.readouterr().err
+    assert "must be 0 or more" in capsys.readouterr().err

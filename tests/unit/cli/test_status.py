@@ -150,7 +150,7 @@ def test_one_run_in_detail(make_run, capsys):
         "state       running\n"
         "step        200 of 460\n"
         "checkpoint  step 140\n"
-        "set aside   damaged-step_00000160-0123abcd: damaged, and a resume passed over it\n"
+        "set aside   damaged-step_00000160-0123abcd: damaged, skipped by a resume\n"
         "metrics     train/loss 0.5  train/lr 0.001  (5 min ago)\n"
         "jobs        12\n"
         "attempts\n"

@@ -17,7 +17,7 @@ from hpctrain.config.paths import check_run_directory, check_weights, is_folder
 from hpctrain.errors import ConfigError
 
 NOBODY = 65534
-REFUSED = "(this user can't (read|write)|can't be looked at)"
+REFUSED = "(you have no permission to (read|write)|can't be accessed)"
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def test_values_of_the_ranks_arrive_through_torchs_prefix_as_well(inner):
 @pytest.mark.parametrize("forged", [b"", b"one", b"\0" * 32, b"\0" * 64])
 def test_a_value_without_the_code_is_refused(inner, forged):
     inner.set("a", forged)
-    with pytest.raises(RendezvousError, match="the store's value of a comes from no rank of this attempt"):
+    with pytest.raises(RendezvousError, match="no rank of this attempt wrote the value of a in the store"):
         SealedStore(inner, Seal(b"k")).get("a")
 
 

@@ -352,8 +352,8 @@ def test_an_sbatch_that_never_answers_is_killed(planned, fresh, tmp_path, monkey
     with pytest.raises(SchedulerError) as raised:
         submit([planned(fresh)], fresh)
     assert str(raised.value) == (
-        "sbatch did not answer within 0.5 s; a job may have been submitted, which fails when it starts: look with "
-        "`squeue --me --name=digits`, scancel it, and type the command again"
+        "sbatch did not answer within 0.5 s; a job may have been submitted that will fail when it starts: find it with "
+        "`squeue --me --name=digits`, cancel it, and run the command again"
     )
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
     assert (signal.getsignal(signal.SIGALRM), fresh.job_records()) == (before, [])

@@ -85,7 +85,7 @@ def test_a_users_secret_that_others_can_read_is_refused(tmp_path):
 
 def test_a_user_without_a_home(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(RendezvousError, match="set HPCTRAIN_SECRET to the same text for all ranks"):
+    with pytest.raises(RendezvousError, match="set HPCTRAIN_SECRET to the same value on all ranks"):
         user_secret({"XDG_CONFIG_HOME": str(tmp_path / "file")})
 
 

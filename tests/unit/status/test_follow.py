@@ -107,7 +107,7 @@ def test_an_attempt_that_another_one_follows_is_not_the_end(submitted, slurm, sc
     assert lines[-3:] == [
         f"hpctrain: failed at step 20; run directory {submitted.path}",
         "hpctrain: rank 1 on n2 failed",
-        f"hpctrain: once the cause is mended, resume with: python -m hpctrain resume {submitted.as_typed}",
+        f"hpctrain: once the cause is fixed, resume with: python -m hpctrain resume {submitted.as_typed}",
     ]
 
 

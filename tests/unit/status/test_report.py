@@ -153,7 +153,7 @@ def test_an_unreadable_configuration_leaves_the_rest(directory, config):
             "; late; failed in cluster.setup: x, y",
         ),
         ("no error of ours\n", ""),
-        (None, "; it left no log: if its node can't see .*/logs, put that on a file system that all nodes share"),
+        (None, "; it wrote no log: if its node can't see .*/logs, put that on a file system that all nodes share"),
     ],
 )
 def test_a_job_that_ended_before_an_attempt_began_has_the_error_of_its_log(directory, log, reason):

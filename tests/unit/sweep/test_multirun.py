@@ -245,10 +245,13 @@ def test_a_sweeper_that_optimises_learns_the_task_s_metric(halving, tmp_path):
         ),
         (
             ["hydra.sweeper.direction=[minimize,maximize]"],
-            "hydra.sweeper.direction=['minimize', 'maximize']: asks for ",
+            "hydra.sweeper.direction=['minimize', 'maximize']: names several objectives",
         ),
-        (["cluster=slurm"], "cluster.wait=false: the sweeper chooses values by the results of runs, for which "),
-        (["cluster.dry_run=true"], "cluster.dry_run=true: shows nothing of a sweeper"),
+        (
+            ["cluster=slurm"],
+            "cluster.wait=false: the sweeper chooses values by the results of runs, so the command has to wait",
+        ),
+        (["cluster.dry_run=true"], "cluster.dry_run=true: can't preview a sweeper"),
     ],
 )
 def test_a_sweeper_that_can_t_learn_is_refused_in_one_line(halving, tmp_path, capsys, words, message):

@@ -63,7 +63,7 @@ def test_the_mode_of_a_metric_by_configuration_and_source(tmp_path, monkeypatch,
 
 def test_the_objective_is_the_best_value(directory):
     directory.claim(1).mkdir()
-    with pytest.raises(RunFailedError, match="has no value of the metric by which it is judged; give the task"):
+    with pytest.raises(RunFailedError, match="has no value of the metric that ranks its evaluations; give the task"):
         objective(directory, 0, "max")
     EvaluationRecord(step=4, best=Score("f1", "max", 0.75), best_step=2).write(directory.claim(1))
     assert objective(directory, 0, "max") == 0.75

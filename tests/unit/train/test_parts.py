@@ -55,7 +55,7 @@ def test_a_model_that_is_built_in_evaluation_mode_is_trained_and_a_part_of_it_is
     with caplog.at_level(logging.INFO, "hpctrain.train"):
         parts = Parts(compose_small("+task.in_evaluation_mode=true", f"precision={precision}"), lone_world)
     assert all(module.training for module in parts.model.modules())
-    assert "the model was built in evaluation mode: train() is called for it and all modules in it" in caplog.messages
+    assert "the model was built in evaluation mode: calling train() on it and all its modules" in caplog.messages
     parts = Parts(compose_small("+task.frozen=true", f"precision={precision}"), lone_world)
     assert [module.training for module in parts.model] == [True, False, True]
 

@@ -55,7 +55,7 @@ def test_what_the_tasks_evaluation_raises_has_a_note_that_it_came_before_the_fir
 
     with pytest.raises(LookupError) as caught:
         check(evaluate=evaluate)
-    assert caught.value.__notes__ == ["(evaluated before the first step, as trainer.sanity_batches=2 asks for)"]
+    assert caught.value.__notes__ == ["(this evaluation ran before the first step: trainer.sanity_batches=2)"]
 
 
 def test_two_batches_are_evaluated_unless_configured_otherwise(check):

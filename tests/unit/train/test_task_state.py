@@ -140,14 +140,14 @@ def test_a_task_without_state_saves_none(lone_world, caplog):
     state.restore(None)
     assert caplog.messages == []
     state.restore([{"total": 1}])
-    assert caplog.messages == ["the checkpoint's state of the task is ignored: Stateless has no load_state_dict"]
+    assert caplog.messages == ["ignoring the task state in the checkpoint: Stateless has no load_state_dict"]
 
 
 def test_a_checkpoint_of_an_earlier_version_leaves_the_state_as_it_is_built(lone_world, caplog):
     task = Counting(total=0)
     TaskState(task, lone_world).restore(None)
     assert task.state == {"total": 0}
-    assert caplog.messages == ["the checkpoint has no state of the task: that of Counting starts afresh"]
+    assert caplog.messages == ["the checkpoint has no task state: Counting starts with a fresh one"]
 
 
 def test_each_rank_gets_its_own_and_that_of_rank_zero_at_another_world_size(lone_world, caplog):
@@ -158,9 +158,7 @@ def test_each_rank_gets_its_own_and_that_of_rank_zero_at_another_world_size(lone
     assert caplog.messages == []
     TaskState(task, lone_world).restore(saved)
     assert task.state == {"total": 0}
-    assert (
-        "2 ranks saved a state of the task, and this attempt has 1: each gets that of rank zero" in caplog.messages[0]
-    )
+    assert "2 ranks saved a task state, and this attempt has 1: each rank gets rank zero's" in caplog.messages[0]
 
 
 def test_a_pass_in_its_context_leaves_no_trace(lone_world):

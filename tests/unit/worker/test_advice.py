@@ -52,7 +52,7 @@ class OutOfMemoryError(RuntimeError):
         (
             [],
             RuntimeError(DDP),
-            "some parameters had no part in the loss: set parallel.find_unused_parameters=true in a new run, or freeze",
+            "some parameters did not contribute to the loss: set parallel.find_unused_parameters=true in a new run",
         ),
         (["parallel.find_unused_parameters=true"], RuntimeError(DDP), ""),
         ([], ValueError("the user's own"), ""),
