@@ -80,7 +80,7 @@ def _launch(run: RunPlan) -> int:
 def _conclude(
     run: RunPlan, attempt: int, kills: int, *, codes: Sequence[int | None] = (), cut_short: bool = False
 ) -> int:
-    """Record and print how the attempt ended; return the exit code.
+    """Record and print how the attempt ended, unless that is recorded already; return the exit code.
 
     Args:
         run: the run.
@@ -90,13 +90,15 @@ def _conclude(
         cut_short: whether a second Ctrl-C ended the ranks.
     """
     directory, world_size = run.directory, run.resources.world_size
+    # a rank in this process that hung has recorded its end, and printed it
+    is_recorded = not Ledger(directory).attempt(attempt).open
     complaint = oom_complaint(kills, codes, read_exit_records(directory.claim(attempt)))
     outcome = with_memory_advice(Outcome.of_attempt(directory, attempt, world_size, complaint), run.config)
     if cut_short and outcome.reason in (Reason.INFRASTRUCTURE, Reason.OUT_OF_MEMORY):
         # the ranks were killed because their user asked for it, and left no exit record
         outcome = replace(outcome, reason=Reason.INTERRUPTED, report="ended at once by a second Ctrl-C, without a save")
     record_end(directory, attempt, outcome, world_size=world_size, ends_run=True)
-    if outcome.report:
+    if outcome.report and not is_recorded:
         print(f"hpctrain: {_end(outcome, directory, attempt)}", file=sys.stderr)
         print(resume_advice(directory, outcome.reason), file=sys.stderr)
     return outcome.reason.meaning.exit_code

@@ -11,11 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.distributed.stop_request import STOP_SIGNALS
+from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.config.compose import Composer
+from hpctrain.distributed.stop_request import STOP_SIGNALS, StopRequest
 from hpctrain.launch import local
-from hpctrain.launch.local import LocalRanks, free_port, rank_variables
+from hpctrain.launch.local import LocalRanks, free_port, launch_local, rank_variables
+from hpctrain.launch.prepare import prepare
 from hpctrain.run.exit_record import ExitRecord
+from hpctrain.run.handover import Handover
 from hpctrain.run.reason import Reason
+from hpctrain.run.times import Times
+from hpctrain.worker.rank import Rank
+from hpctrain.worker.stacks import Position
 
 START = """
 import json, os, signal, sys, time
@@ -298,3 +305,34 @@ def test_an_error_while_they_start_leaves_no_process(ranks, there, directory):
 
 def test_a_free_port_can_be_bound():
     assert 1024 <= free_port() < 65536
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_the_end_of_a_single_process_is_printed_once(tmp_path, monkeypatch, hangs):
+    def run_rank(config, directory):
+        rank = Rank(config, ClusterEnvironment.from_environment({}), Handover(attempt=1), StopRequest(), Times(0.0))
+        rank.directory, rank.attempt = directory, 1
+        if hangs:
+            rank.record_hang("no step for 3 s", Position("wait in x.py:1", "the stack", waits=True))
+        os._exit(1)
+
+    monkeypatch.setattr(local, "run_rank", run_rank)
+    monkeypatch.chdir(tmp_path)
+    run = prepare(Composer().compose(["run_dir=R"]), ["python"])
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.dup2(writing, 2)
+            os.close(writing)
+            # not the captured one
+            sys.stderr = os.fdopen(2, "w", buffering=1)
+            launch_local(run)
+        finally:
+            os._exit(99)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        printed = pipe.read()  # until the witness has ended, too
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    assert printed.count("to resume: ") == 1, printed
+    assert ("hpctrain: stacks: " in printed) == hangs
