@@ -150,11 +150,15 @@ class Evaluation:
                 return {}
             return means | self._checked(derived)
 
+    def is_whole(self, num_batches: int) -> bool:
+        """Whether so many micro-batches on each rank are known to be all held-out samples."""
+        most = self._loader.num_turns
+        return most is not None and most <= num_batches
+
     def _is_excused(self, error: Exception, num_batches: int) -> bool:
         """Whether an error of `derive` may be due to the few batches, or the untrained model, and not to the code."""
-        most = self._loader.num_turns
         # the loss of an untrained model can be too large for an exponential
-        is_excused = most is None or most > num_batches or isinstance(error, ArithmeticError | ValueError)
+        is_excused = not self.is_whole(num_batches) or isinstance(error, ArithmeticError | ValueError)
         if is_excused and self._world.is_rank_zero:
             log.warning(
                 "%s.derive failed in the evaluation before the first step (trainer.sanity_batches=%d); if it needs all "

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
+import re
+
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.phrases import listed
 from hpctrain.tasks.task import Task
 from hpctrain.train.evaluation import PREFIX
 from hpctrain.train.parts import Parts
 
+TYPO = 0.8
+"""Similarity (`difflib`) from which a name is taken for a typo of another: `acuracy`, but not `recall_neg`."""
+
+log = logging.getLogger("hpctrain.train")
+
 
 def check_evaluation(parts: Parts) -> None:
     """Evaluate `trainer.sanity_batches` micro-batches on each rank, and leave no trace; collective.
+
+    A metric that these batches don't return is refused if they are all, or if its name looks like a typo. Otherwise a
+    later batch may return it, and only a warning is logged.
 
     Raises:
         TaskError: the evaluation broke its contract, or doesn't return the task's metric.
@@ -26,20 +38,46 @@ def check_evaluation(parts: Parts) -> None:
         error.add_note(f"(this evaluation ran before the first step: trainer.sanity_batches={num_batches})")
         raise
     if names:
-        _require_metrics(parts, names)
+        _require_metrics(parts, names, is_whole=evaluation.is_whole(num_batches))
 
 
-def _require_metrics(parts: Parts, names: list[str]) -> None:
+def _require_metrics(parts: Parts, names: list[str], *, is_whole: bool) -> None:
     policy, task = parts.config.checkpoint, parts.task
-    if policy.metric is not None and policy.metric not in names:
-        raise ConfigError(
-            "checkpoint.metric", policy.metric, f"the evaluation returns {listed(names)}", "name one of these"
-        )
+    kind, returned = type(task).__name__, listed(names)
+    or_return_it = "" if is_whole else ", or return it from every batch, with a count of 0 where it has no value"
+
+    def is_refused(metric: str, key: str) -> bool:
+        if metric in names:
+            return False
+        if is_whole or _looks_like_a_typo(metric, names):
+            return True
+        if parts.world.is_rank_zero:
+            log.warning(
+                "%s is %s, but the first batches of the evaluation return %s; nothing is wrong if later ones return it",
+                key,
+                metric,
+                returned,
+            )
+        return False
+
+    if policy.metric is not None and is_refused(policy.metric, "checkpoint.metric"):
+        problem, remedy = f"the evaluation returns {returned}", f"name one of these{or_return_it}"
+        raise ConfigError("checkpoint.metric", policy.metric, problem, remedy)
     # a task that returns no loss, and doesn't say what to rank by, ranks nothing unless the best are kept
     is_needed = task.metric != Task.metric or (policy.keep_best and policy.metric is None)
-    if is_needed and task.metric not in names:
-        kind = type(task).__name__
+    if is_needed and is_refused(task.metric, f"{kind}.metric"):
         raise TaskError(
-            f"{kind}.metric is {task.metric!r}, but {kind}.evaluate and {kind}.derive return {listed(names)}: "
-            "set metric to one of these"
+            f"{kind}.metric is {task.metric!r}, but {kind}.evaluate and {kind}.derive return {returned}: "
+            f"set metric to one of these{or_return_it}"
         )
+
+
+def _looks_like_a_typo(metric: str, names: list[str]) -> bool:
+    written = metric.removeprefix(PREFIX).lower()
+    # recall_0 and recall_1 are of two classes, of which a batch may have only one
+    others = [name.lower() for name in names if _with_zeros(name) != _with_zeros(metric)]
+    return bool(difflib.get_close_matches(written, others, n=1, cutoff=TYPO))
+
+
+def _with_zeros(name: str) -> str:
+    return re.sub(r"\d+", "0", name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from typing import Any
@@ -23,6 +23,8 @@ METHODS = ("state_dict", "load_state_dict")
 
 CONTAINERS = (list, deque, dict, defaultdict, OrderedDict, Counter, set)
 """Whose contents are remembered; a subclass of them may not let itself be changed."""
+LARGEST = 1000
+"""Most items of a container whose contents are remembered: a larger one holds data, and copying it can take long."""
 
 log = logging.getLogger("hpctrain.train")
 
@@ -170,23 +172,20 @@ class TaskState:
 
 
 def remember_attributes(task: Task) -> Callable[[], None]:
-    """Return a function that undoes changes of the task's numbers, and of its lists, dicts and sets, also inner ones.
+    """Return a function that undoes changes of the task's numbers and containers, and of containers directly in these.
 
-    Other attributes stay: an object that is made in the first evaluation, such as a hook, would be made twice.
+    Containers of more than `LARGEST` items stay changed. So do other attributes: an object that is made in the first
+    evaluation, such as a hook, would be made twice.
     """
     numbers = {name: value for name, value in vars(task).items() if type(value) in (int, float)}
-    contents: dict[int, tuple[Any, Any]] = {}
-    unseen = [value for value in vars(task).values() if type(value) in CONTAINERS]
-    while unseen:
-        value = unseen.pop()
-        if id(value) not in contents:
-            contents[id(value)] = value, copy(value)
-            items = value.values() if isinstance(value, dict) else value
-            unseen.extend(item for item in items if type(item) in CONTAINERS)
+    outer = _small_containers(vars(task).values())
+    items = (value.values() if isinstance(value, dict) else value for value in outer)
+    inner = [container for values in items for container in _small_containers(values)]
+    contents = [(value, copy(value)) for value in (*outer, *inner)]
 
     def undo() -> None:
         vars(task).update(numbers)
-        for value, content in contents.values():
+        for value, content in contents:
             value.clear()
             value.extend(content) if isinstance(value, list | deque) else value.update(content)
 
@@ -203,6 +202,10 @@ def place_of(device: torch.device, devices: Sequence[torch.device]) -> int | Non
 def device_at(place: int | None, devices: Sequence[torch.device]) -> torch.device:
     """Return the device for a result of `place_of`; the last one if this rank has fewer devices."""
     return torch.device("cpu") if place is None else devices[min(place, len(devices) - 1)]
+
+
+def _small_containers(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if type(value) in CONTAINERS and len(value) <= LARGEST]
 
 
 def _copied(state: Any, duplicate: Callable[[Tensor], Tensor]) -> Any:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import random
+import tracemalloc
 from collections import deque
 
 import numpy as np
@@ -105,6 +106,35 @@ def test_a_metric_that_is_never_returned_is_refused(check, monkeypatch):
     check(derive=lambda task, means: {"f1": means["loss"]})
 
 
+@pytest.mark.parametrize("returned", ["recall_neg", "recall", "recall_1"])
+def test_a_metric_that_later_batches_may_return_is_not_refused(check, agreement, monkeypatch, caplog, returned):
+    def evaluate(task, model, batch):
+        task.calls["evaluate"] += 1
+        names = [returned, metric] if task.calls["evaluate"] > 2 else [returned]
+        return dict.fromkeys(names, (1.0, 1))
+
+    metric = "recall_0" if returned == "recall_1" else "recall_pos"
+    words = ["+task.eval_samples=9", f"checkpoint.metric={metric}", "checkpoint.metric_mode=max"]
+    parts = check(*words, evaluate=evaluate)
+    expected = f"checkpoint.metric is {metric}, but the first batches of the evaluation return {returned}; nothing is"
+    assert expected in caplog.text
+    assert f"eval/{metric}" in parts.evaluation(agreement).means
+    monkeypatch.setattr(Small, "metric", metric)
+    check("+task.eval_samples=9")
+    assert f"Small.metric is {metric}, but the first" in caplog.text
+
+
+@pytest.mark.parametrize("typo", ["acuracy", "Accuracy", "eval/accuracy", "accuracy1"])
+def test_a_typo_in_a_metric_is_refused_whatever_later_batches_return(check, typo):
+    with pytest.raises(ConfigError, match="returns accuracy, loss; name one of these, or return it from every"):
+        check(
+            "+task.eval_samples=9",
+            f"checkpoint.metric={typo}",
+            "checkpoint.metric_mode=max",
+            evaluate=returning("loss", "accuracy"),
+        )
+
+
 def test_a_task_that_names_no_metric_needs_no_loss_unless_the_best_are_kept(check):
     check(evaluate=returning("accuracy"))
     with pytest.raises(TaskError, match=r"Small\.metric is 'loss', but .* return accuracy"):
@@ -161,6 +191,7 @@ def test_numbers_and_containers_of_a_task_are_restored_in_place_and_other_object
     task.names = {"a"}
     task.circle = [task.lists]
     task.circle.append(task.circle)
+    task.data, task.rows = [0] * 1001, [[0] * 1001]
     undo = remember_attributes(task)
     task.number, task.made, task.flag = 3, made, True
     inner.append(2)
@@ -168,11 +199,27 @@ def test_numbers_and_containers_of_a_task_are_restored_in_place_and_other_object
     task.table["a"].append(2)
     task.table["b"] = 1
     task.names.add("b")
+    task.data.append(1)
+    task.rows[0].append(1)
+    task.rows.append([])
     undo()
     assert (task.number, task.lists, task.table, task.names) == (1.5, deque([[1]]), {"a": [1]}, {"a"})
     assert task.table is kept
     assert task.lists[0] is inner
     assert (task.made, task.flag) == (made, True)
+    # large ones hold data, and are not looked through
+    assert (len(task.data), len(task.rows), len(task.rows[0])) == (1002, 1, 1002)
+
+
+def test_a_tasks_data_is_neither_copied_nor_looked_through():
+    task = Small()
+    task.samples = [[number] * 50 for number in range(20_000)]
+    tracemalloc.start()
+    undo = remember_attributes(task)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    undo()
+    assert taken < 100_000
 
 
 def test_a_mistake_shows_before_the_first_step_of_a_new_run_and_not_of_a_resumed_one(attempt, directory, monkeypatch):
