@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.cli.arguments import command_parser
+from hpctrain.config.identity import flat
 from hpctrain.config.stored import load
-from hpctrain.errors import ExitCode, RunDirectoryError
+from hpctrain.errors import ConfigError, ExitCode, RunDirectoryError
 from hpctrain.launch.launcher import launch, print_completed
 from hpctrain.launch.prepare import changed_config, has_more_to_train
 from hpctrain.run.directory import RunDirectory
@@ -24,12 +27,12 @@ examples:
   python -m hpctrain resume RUN cluster=slurm nodes=2         # continue somewhere else
   python -m hpctrain resume sweep                             # every unfinished run under runs/sweep
 
-With several runs, `resume` skips those that are completed or running. It submits the runs of a sweep as one array. If
-the new attempt fails before it starts, hpctrain restores the run's configuration. If you stop or cancel it before it
-starts, your changes are kept for the next resume.
+With several runs, `resume` skips those that are completed or running, or whose files it can't read. It submits the
+runs of a sweep as one array. If the new attempt fails before it starts, hpctrain restores the run's configuration. If
+you stop or cancel it before it starts, your changes are kept for the next resume.
 
 Exit code: the run's, or that of the first run that didn't finish; 0 once the run is submitted, and for a completed run;
-2 if RUN is not a run, if it is or may be running, or if an override is invalid."""
+2 if RUN is not a run, can't be read, is or may be running, or if an override is invalid."""
 
 
 def main(arguments: list[str]) -> int:
@@ -47,7 +50,7 @@ def main(arguments: list[str]) -> int:
     (directory,) = directories
     status = require_stopped(directory, force=options.force)
     config = changed_config(directory, overrides, options.config_dir)
-    if status.state is RunState.COMPLETED and not has_more_to_train(load(directory.config), config):
+    if status.state is RunState.COMPLETED and not has_more_to_train(flat(load(directory.config)), config):
         print_completed(status, config)
         return ExitCode.FINISHED
     return launch(config, command)
@@ -83,16 +86,31 @@ def _resume_all(
     from hpctrain.sweep.sweep import Sweep, SweepRun  # submitit takes a tenth of a second to import
 
     groups: dict[tuple[Path, str], list[SweepRun]] = {}
+    codes: list[int] = []
     for directory in sorted(directories, key=_place):
-        config = changed_config(directory, overrides, options.config_dir)
+        try:
+            config = changed_config(directory, overrides, options.config_dir)
+        except ConfigError:
+            if (problem := _problem_without_changes(directory)) is None:
+                raise  # by an override, which is given to all runs
+            print(f"hpctrain: error: {os.path.relpath(directory.path)}: {problem}; skipped", file=sys.stderr)
+            codes.append(ExitCode.BAD_CONFIGURATION)
+            continue
         group = groups.setdefault((_home(directory), config.cluster.kind), [])
         group.append(SweepRun(config, read_varied(directory)))
-    codes: list[int] = []
     for (home, kind), runs in groups.items():
         codes += Sweep(RunDirectory.at(home), command, force=options.force).launch(runs)
         if kind == "local" and ExitCode.INTERRUPTED in codes:
             break  # by Ctrl-C, which is meant for all of them
     return next((code for code in codes if code != ExitCode.FINISHED), ExitCode.FINISHED)
+
+
+def _problem_without_changes(directory: RunDirectory) -> ConfigError | None:
+    try:
+        changed_config(directory, (), None)
+    except ConfigError as error:
+        return error
+    return None
 
 
 def _home(directory: RunDirectory) -> Path:

@@ -15,6 +15,7 @@ from hpctrain.cli.arguments import OneLineParser
 from hpctrain.cli.search_path import include_working_directory
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.compose import PRIMARY, Composer
+from hpctrain.config.identity import flat
 from hpctrain.config.multiple_values import quoted
 from hpctrain.config.overrides import open_overrides
 from hpctrain.config.stored import load
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     directory = None if config.run_dir is None or config.cluster.dry_run else RunDirectory.at(config.run_dir)
     if directory is not None and directory.config.is_file():
         status = require_stopped(directory)
-        if status.state is RunState.COMPLETED and not has_more_to_train(load(directory.config), config):
+        if status.state is RunState.COMPLETED and not has_more_to_train(flat(load(directory.config)), config):
             print_completed(status, config)
             return ExitCode.FINISHED
     return launch(config, _command(arguments))

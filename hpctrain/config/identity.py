@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from hpctrain.config.root import Config
@@ -47,6 +48,11 @@ def decides_the_weights(key: str) -> bool:
 
 def flat(config: Config) -> dict[str, Any]:
     """Return all values by their full keys."""
+    return flat_values(dataclasses.asdict(config))
+
+
+def flat_values(groups: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a configuration in plain containers by their full keys."""
     found: dict[str, Any] = {}
 
     def walk(prefix: str, value: object) -> None:
@@ -56,7 +62,7 @@ def flat(config: Config) -> dict[str, Any]:
         else:
             found[prefix] = value
 
-    walk("", dataclasses.asdict(config))
+    walk("", groups)
     return found
 
 

@@ -149,13 +149,19 @@ def claim_default_path(name: str) -> Path:
         ) from error
 
 
-def changed_keys(old: Config, new: Config) -> list[str]:
-    """Return the keys whose values differ, sorted; what may change when a run is resumed isn't part of a run."""
-    before, after = flat(old), flat(dataclasses.replace(new, resume=old.resume))
-    return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+def changed_keys(old: Mapping[str, Any], new: Config) -> list[str]:
+    """Return the keys whose values differ, sorted; what may change when a run is resumed isn't part of a run.
+
+    Args:
+        old: the stored values by their full keys.
+        new: the configuration with which the run is to continue.
+    """
+    after = flat(new)
+    changed = (key for key in old.keys() | after.keys() if old.get(key) != after.get(key))
+    return sorted(key for key in changed if not key.startswith("resume."))
 
 
-def has_more_to_train(old: Config, new: Config) -> bool:
+def has_more_to_train(old: Mapping[str, Any], new: Config) -> bool:
     """Return whether a completed run has something left to train: its length changed, or what decides the weights."""
     length = ("trainer.max_steps", "trainer.max_epochs")
     return any(key in length or decides_the_weights(key) for key in changed_keys(old, new))
@@ -168,7 +174,7 @@ def refuse_other_run(old: Config, new: Config) -> None:
         ConfigError: names the changed keys on which the weights depend.
     """
     before, after = flat(old), flat(new)
-    changed = changed_keys(old, new)
+    changed = changed_keys(before, new)
     refused = [key for key in changed if decides_the_weights(key) and not new.resume.allow_config_change]
     if refused:
         key, others = refused[0], refused[1:]
@@ -190,10 +196,10 @@ def changed_config(directory: RunDirectory, overrides: Sequence[str], config_dir
     Raises:
         ConfigError: an override is invalid.
     """
-    stored = load(directory.config)
     keys = {override: override.lstrip("+~").partition("=")[0] for override in overrides}
     groups = {key for key in keys.values() if "." not in key}
-    typed = {name for name in Config.__dataclass_fields__ if dataclasses.is_dataclass(getattr(stored, name))}
+    default = Config()
+    typed = {name for name in Config.__dataclass_fields__ if dataclasses.is_dataclass(getattr(default, name))}
     chosen = groups & {*typed, *OPEN_GROUPS}
     values = [override for override in overrides if keys[override].split(".")[0] not in chosen]
     config = dataclasses.replace(load(directory.config, values), run_dir=str(directory.path))

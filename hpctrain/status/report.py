@@ -100,14 +100,18 @@ def read_statuses(directories: Sequence[RunDirectory]) -> list[RunStatus]:
 
     SLURM is queried once for all of them.
     """
+    # one squeue for all: a sweep has hundreds of runs, and every query loads the controller
+    jobs = ask_slurm(_readable_job_ids(directories))
+    return [_read_or_explain(directory, jobs) for directory in directories]
+
+
+def _readable_job_ids(directories: Sequence[RunDirectory]) -> list[str]:
     ids: list[str] = []
     for directory in directories:
-        # such a run is reported below
+        # such a run has the state `unreadable`
         with contextlib.suppress(OSError, RunDirectoryError):
             ids += job_ids(directory)
-    # one squeue for all: a sweep has hundreds of runs, and every query loads the controller
-    jobs = ask_slurm(ids)
-    return [_read_or_explain(directory, jobs) for directory in directories]
+    return ids
 
 
 def _read_or_explain(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
@@ -129,9 +133,12 @@ def require_stopped(directory: RunDirectory, *, force: bool = False) -> RunStatu
         force: whether the user insists that its job is over, where SLURM can't be reached.
 
     Raises:
-        RunDirectoryError: the run is queued, starting or running; or it may be, and SLURM can't be reached.
+        RunDirectoryError: the run is queued, starting or running; or it may be, and SLURM can't be reached; or its
+            records can't be read.
     """
     (status,) = statuses_before_launch([directory], force=force)
+    if status.state is RunState.UNREADABLE:
+        raise RunDirectoryError(status.note)
     if status.state.may_change:
         remedy = f"end it first: `python -m hpctrain cancel {directory.as_typed}`"
         raise RunDirectoryError(f"{directory.path} is {status.state}; {remedy}")
@@ -139,7 +146,9 @@ def require_stopped(directory: RunDirectory, *, force: bool = False) -> RunStatu
 
 
 def statuses_before_launch(directories: Sequence[RunDirectory], *, force: bool = False) -> list[RunStatus]:
-    """Read the statuses of runs that are to be launched; SLURM is queried once for all of them.
+    """Read the statuses of runs that are to be launched; a run whose records can't be read is `unreadable`.
+
+    SLURM is queried once for all of them.
 
     Raises:
         RunDirectoryError: one of them may be queued or running, and SLURM can't be reached; see `require_stopped`.
@@ -147,12 +156,14 @@ def statuses_before_launch(directories: Sequence[RunDirectory], *, force: bool =
     problem = ""
     jobs: Jobs | None = None
     try:
-        jobs = Slurm().find([job_id for directory in directories for job_id in job_ids(directory)])
+        jobs = Slurm().find(_readable_job_ids(directories))
     except SchedulerError as error:
         problem = " ".join(str(error).split())
-    for directory in directories:
-        _require_known(directory, jobs, problem, force=force)
-    return [read_status(directory, jobs) for directory in directories]
+    statuses = [_read_or_explain(directory, jobs) for directory in directories]
+    for directory, status in zip(directories, statuses, strict=True):
+        if status.state is not RunState.UNREADABLE:
+            _require_known(directory, jobs, problem, force=force)
+    return statuses
 
 
 def _require_known(directory: RunDirectory, jobs: Jobs | None, problem: str, *, force: bool) -> None:

@@ -31,6 +31,7 @@ from hpctrain.status.report import statuses_before_launch
 from hpctrain.status.search import find_runs
 from hpctrain.status.state import RunState
 from hpctrain.sweep.progress import with_progress
+from hpctrain.sweep.stored_values import stored_values
 
 SHOWN = 20
 """Runs that a submission or a dry run lists; it only counts the others."""
@@ -72,22 +73,29 @@ class Sweep:
     home: RunDirectory
     command: Sequence[str]
     force: bool = False
+    _stored: dict[RunDirectory, Mapping[str, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The values of the sweep's runs: a sweeper places batch after batch, and each run is read once."""
 
     def place(self, runs: Sequence[SweepRun]) -> list[SweepRun]:
-        """Give each run its directory: that of the same run if the sweep has it already, else the next free number."""
+        """Give each run its directory: that of the same run if the sweep has it already, else the next free number.
+
+        The number of a run whose configuration can't be read is taken.
+        """
         names = {name for run in runs for name in run.varied}
         numbers = self._numbers()
-        stored = {
-            number: flat(load(self._run(number).config)) for number in numbers if self._run(number).config.is_file()
-        }
+        read = {number: self._values(self._run(number)) for number in with_progress(numbers, "read")}
+        stored = {number: values for number, values in read.items() if values}
         known: dict[str, list[int]] = {}
         for number, values in stored.items():
             known.setdefault(_identity(values, names), []).append(number)
         free = itertools.count(max(numbers, default=-1) + 1)
         placed = []
-        for run in runs:
+        for run in with_progress(runs, "placed"):
             values, varied = flat(run.config), dict(run.varied)
-            if same := known.get(_identity(values, names)):
+            same = known.get(_identity(values, names), [])
+            while same and not self._loads(self._run(same[0])):
+                same.pop(0)
+            if same:
                 number = same.pop(0)  # a value that is given twice makes two runs
             else:
                 number = next(free)
@@ -112,12 +120,13 @@ class Sweep:
         # runs that differ in a learning rate have the same warnings: one of each is enough
         for warning in sorted({warning for run in runs for warning in warnings_of(run.config)}):
             print(f"hpctrain: warning: {warning}", file=sys.stderr)
-        missing = self._missing(runs)
-        if not missing:
-            return [ExitCode.FINISHED] * len(runs)
-        codes = self._dry_run(missing) if runs[0].config.cluster.dry_run else self._launch(missing)
-        by_directory = {run.directory: code for run, code in zip(missing, codes, strict=True)}
-        return [by_directory.get(run.directory, ExitCode.FINISHED) for run in runs]
+        by_directory = self._left_alone(runs)
+        if missing := [run for run in runs if run.directory not in by_directory]:
+            codes = self._dry_run(missing) if runs[0].config.cluster.dry_run else self._launch(missing)
+            by_directory |= {run.directory: code for run, code in zip(missing, codes, strict=True)}
+        for run in missing:
+            self._stored.pop(run.directory, None)  # its configuration may have changed
+        return [by_directory[run.directory] for run in runs]
 
     def _launch(self, runs: Sequence[SweepRun]) -> list[int]:
         if isinstance(runs[0].config.cluster, Slurm):
@@ -133,18 +142,40 @@ class Sweep:
         entries = self.home.path.iterdir() if self.home.path.is_dir() else ()
         return sorted(int(entry.name) for entry in entries if entry.name.isdecimal())
 
-    def _missing(self, runs: Sequence[SweepRun]) -> list[SweepRun]:
-        """Return the runs that are left to launch, and print a line on each other one."""
+    def _values(self, directory: RunDirectory) -> Mapping[str, Any]:
+        """The stored values of a run by their full keys; empty if there is no run, or it can't be read."""
+        if directory not in self._stored and directory.config.is_file():
+            self._stored[directory] = stored_values(directory.config)
+            if not self._stored[directory]:
+                self._loads(directory)  # prints why not
+        return self._stored.get(directory, {})
+
+    @staticmethod
+    def _loads(directory: RunDirectory) -> bool:
+        try:
+            load(directory.config)
+        except ConfigError as error:
+            where = os.path.relpath(directory.path)
+            print(f"hpctrain: warning: {where}: {error}; its number stays taken", file=sys.stderr)
+            return False
+        return True
+
+    def _left_alone(self, runs: Sequence[SweepRun]) -> dict[RunDirectory, int]:
+        """Return the exit codes of the runs that aren't launched, and print a line on each."""
         existing = [run for run in runs if run.directory.config.is_file()]
         statuses = statuses_before_launch([run.directory for run in existing], force=self.force)
-        left_alone = set()
+        codes: dict[RunDirectory, int] = {}
         for run, status in zip(existing, statuses, strict=True):
-            done = status.state is RunState.COMPLETED and not has_more_to_train(load(run.directory.config), run.config)
-            if done or status.state.may_change:
-                left_alone.add(run.directory)
+            where = os.path.relpath(run.directory.path)
+            done = status.state is RunState.COMPLETED and not has_more_to_train(self._values(run.directory), run.config)
+            if status.state is RunState.UNREADABLE:
+                print(f"hpctrain: error: {where}: {status.note}; skipped", file=sys.stderr)
+                codes[run.directory] = ExitCode.BAD_CONFIGURATION
+            elif done or status.state.may_change:
                 state = f"already completed, at step {status.step}" if done else f"{status.state}: left alone"
-                print(f"{os.path.relpath(run.directory.path)}: {state}")
-        return [run for run in runs if run.directory not in left_alone]
+                print(f"{where}: {state}")
+                codes[run.directory] = ExitCode.FINISHED
+        return codes
 
     def _one_after_another(self, runs: Sequence[SweepRun]) -> list[int]:
         # all are prepared first, so that `resume` finds those that were never started
@@ -231,9 +262,10 @@ def _covered(key: str, names: Collection[str]) -> bool:
 
 def _identity(values: Mapping[str, Any], names: Collection[str]) -> str:
     """What tells a run of a sweep from the others: what decides the weights, and what the sweep varies."""
-    return repr(
-        sorted((key, value) for key, value in values.items() if decides_the_weights(key) or _covered(key, names))
-    )
+    chosen = {key: value for key, value in values.items() if decides_the_weights(key) or _covered(key, names)}
+    # a file that was edited by hand may have 1 for 1.0
+    whole = {key: int(value) for key, value in chosen.items() if isinstance(value, float) and value.is_integer()}
+    return repr(sorted((chosen | whole).items()))
 
 
 def _differences(first: Mapping[str, Any], values: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
