@@ -190,7 +190,7 @@ def join(
         device_id=bound_device(backend, devices),
     )
     # NCCL carries no CPU tensors, and its collectives would stall the GPU
-    control = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
+    control = dist.group.WORLD if backend == "gloo" else _control_group(store, timeout)
     return replace(world, control=control, store=store)
 
 
@@ -199,6 +199,20 @@ def _store_for_torch(store: Store, backend: str) -> Store:
         # NCCL's threads use the store while others may hold Python's lock and wait for them
         return store.unsealed()
     return PrefixStore("world", store)
+
+
+def _control_group(store: Store, timeout: timedelta) -> dist.ProcessGroup:
+    # new_group has no argument for a store, and takes that of the default group: NCCL's, which isn't sealed
+    groups = dist.distributed_c10d._world.pg_map
+    default = dist.group.WORLD
+    assert default is not None
+    before = groups[default]
+    groups[default] = before[0], PrefixStore("control", store)
+    try:
+        control: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)
+    finally:
+        groups[default] = before
+    return control
 
 
 def bound_device(backend: str, devices: tuple[torch.device, ...]) -> torch.device | None:

@@ -11,6 +11,14 @@ def test_values_arrive_at_rank_zero_and_from_it(ranks):
     assert [process.result["sent"] for process in done[1:]] == [sent, sent]
 
 
+def test_control_messages_beside_a_group_of_the_devices_use_only_addresses_that_ranks_have_sealed(ranks):
+    done = ranks("messaging:be_rank_with_device_group", world_size=2)
+    assert [process.code for process in done] == [0, 0], "\n".join(process.output for process in done)
+    assert [process.result for process in done] == [
+        {"gathered": gathered, "used": True, "unsealed": []} for gathered in ([0, 1], None)
+    ]
+
+
 def test_a_pickle_from_another_rank_is_not_opened(ranks, tmp_path):
     done = ranks("messaging:be_betrayed", str(tmp_path / "opened"), world_size=2)
     assert "error" in done[0].result, done[0].output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 
@@ -12,12 +13,13 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.distributed import world as world_module
 from hpctrain.distributed.rendezvous import meet
 from hpctrain.distributed.world import join
+from hpctrain.errors import RendezvousError
 
 
-def joined():
+def joined(backend="gloo"):
     environment = ClusterEnvironment.from_environment(os.environ)
     store = meet(environment, init_method="env://", secret=b"s", token="t", timeout_s=30)
-    return join(environment, store, backend="gloo", devices=(torch.device("cpu"),), timeout_s=30)
+    return join(environment, store, backend=backend, devices=(torch.device("cpu"),), timeout_s=30)
 
 
 def be_rank():
@@ -32,6 +34,23 @@ def be_rank():
     world.close()
     lengths = None if gathered is None else [[len(text), rank, nothing] for text, rank, nothing in gathered]
     return {"gathered": lengths, "alike": alike, "sent": sent}
+
+
+def be_rank_with_device_group():
+    """Join with a default group that isn't gloo's; returns what was gathered, and which values no rank has sealed."""
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # in place of NCCL
+
+    world = joined("fake")
+    gathered, unsealed, used = world.gather(world.rank), [], 0
+    for key in world.store.inner.list_keys():
+        if not key.startswith("hpctrain/"):
+            used += 1
+            try:
+                world.store.get(key)
+            except RendezvousError:
+                unsealed.append(key)
+    world.barrier()
+    return {"gathered": gathered, "used": used > 0, "unsealed": unsealed}
 
 
 class Evil:
