@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import socket
@@ -114,6 +115,16 @@ def _end(outcome: Outcome, directory: RunDirectory, attempt: int) -> str:
     return f"{outcome.reason.value}: {outcome.report}"
 
 
+def lockable_folder() -> str | None:
+    """The system's folder for temporary files, or /dev/shm if files can't be locked there; None if neither can."""
+    # torch's FileStore calls flock, which is slow or missing on a network file system
+    for folder in (tempfile.gettempdir(), "/dev/shm"):
+        with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return folder
+    return None
+
+
 def free_port() -> int:
     """A TCP port that is free now."""
     with socket.socket() as probe:
@@ -169,8 +180,9 @@ class LocalRanks:
     def run(self, command: Sequence[str] = (sys.executable, "-u", "-m", "hpctrain.worker")) -> None:
         """Start the ranks and return when all have ended."""
         with contextlib.ExitStack() as stack:
-            # the system's folder for temporary files, because locks are slow or missing on a network file system
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hpctrain-", ignore_cleanup_errors=True))
+            folder = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="hpctrain-", dir=lockable_folder(), ignore_cleanup_errors=True)
+            )
             handover = Handover(attempt=self.attempt, logged=True, store=f"{folder}/store", parent=os.getpid())
             previous = {number: signal.signal(number, self._forward) for number in STOP_SIGNALS}
             for number, handler in previous.items():

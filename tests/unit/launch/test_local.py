@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import signal
 import stat
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -15,7 +18,7 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
 from hpctrain.distributed.stop_request import STOP_SIGNALS, StopRequest
 from hpctrain.launch import local
-from hpctrain.launch.local import LocalRanks, free_port, launch_local, rank_variables
+from hpctrain.launch.local import LocalRanks, free_port, launch_local, lockable_folder, rank_variables
 from hpctrain.launch.prepare import prepare
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.handover import Handover
@@ -144,6 +147,22 @@ def test_the_ranks_meet_where_no_other_user_may_enter(ranks, command, directory,
     # nothing is left behind
     assert not Path(there()[0][1]["HPCTRAIN_STORE"]).parent.exists()
     assert not (directory.claim(3) / "secret").exists()
+
+
+def test_where_temporary_files_cannot_be_locked_the_ranks_meet_in_memory(ranks, command, there, monkeypatch, tmp_path):
+    """torch's FileStore locks its file with flock, which some network file systems refuse."""
+    lock = fcntl.flock
+
+    def refused(file, *rest):
+        if Path(f"/proc/self/fd/{file.fileno()}").readlink().is_relative_to(tmp_path):
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        lock(file, *rest)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert lockable_folder() == str(tmp_path)
+    monkeypatch.setattr(fcntl, "flock", refused)
+    ranks.run(command(""))
+    assert there()[0][1]["HPCTRAIN_STORE"].startswith("/dev/shm/hpctrain-")
 
 
 def test_rank_zero_prints_to_the_console_and_each_rank_to_its_log(ranks, command, directory, capfdbinary):
