@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import importlib.metadata
+import json
 import os
 import platform
 import shlex
@@ -16,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import hpctrain
-from hpctrain.files import read_json_or_empty
+from hpctrain.files import open_file, read_json_or_empty
 from hpctrain.run.directory import RunDirectory
 
 PACKAGES = ("torch", "submitit", "hydra-core", "omegaconf", "tensorboard", "numpy")
 LARGEST_DIFF_BYTES = 1_000_000
+HEAD_BYTES = 16 * 2**10
+"""Bytes in which `varied` is looked for first: what precedes it is the command and a folder."""
 GIT_TIMEOUT_S = 5.0
 SAFE = {"core.fsmonitor": "", "core.hooksPath": "/dev/null"}
 """Configuration of git in place of the repository's, which may name programs there."""
@@ -48,8 +52,19 @@ def manifest(command: Sequence[str], folder: Path) -> dict[str, Any]:
 
 def read_varied(directory: RunDirectory) -> dict[str, str]:
     """Read the keys that a run's sweep varied, with its values; empty for a run of its own."""
-    varied = read_json_or_empty(directory.manifest).get("varied")
+    varied = _varied_in_head(directory)
+    if varied is None:
+        varied = read_json_or_empty(directory.manifest).get("varied")
     return {str(key): str(value) for key, value in varied.items()} if isinstance(varied, dict) else {}
+
+
+def _varied_in_head(directory: RunDirectory) -> object:
+    """Return `varied` if the first bytes of the manifest have it, else None: a diff of up to a megabyte follows it."""
+    with contextlib.suppress(OSError, ValueError, RecursionError), open_file(directory.manifest) as file:
+        # in the strings before it, such as the command, JSON escapes the quotes
+        _, found, rest = file.read(HEAD_BYTES).decode(errors="ignore").partition('\n  "varied": ')
+        return json.JSONDecoder().raw_decode(rest)[0] if found else None
+    return None
 
 
 def varied_text(varied: Mapping[str, str]) -> str:

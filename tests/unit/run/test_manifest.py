@@ -7,8 +7,10 @@ import zlib
 
 import pytest
 
+from hpctrain.files import write_json
 from hpctrain.run import manifest as manifest_module
-from hpctrain.run.manifest import manifest
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.manifest import HEAD_BYTES, manifest, read_varied
 
 
 @pytest.fixture
@@ -155,3 +157,33 @@ def test_a_user_without_an_entry_is_a_number(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
     assert manifest([], tmp_path)["user"] == "4000000"
+
+
+VARIED = {"optimizer.lr": "0.1", "name": 'a "varied": {'}
+
+
+def manifest_of(tmp_path, **fields):
+    directory = RunDirectory.at(tmp_path)
+    record = {"command": "python", "folder": "/", "varied": VARIED, "git": {"diff": ""}}
+    write_json(directory.manifest, record | fields)
+    return directory
+
+
+def test_what_varies_is_read_without_the_diff(tmp_path, monkeypatch):
+    directory = manifest_of(tmp_path, git={"diff": "+lr = 2\n" * HEAD_BYTES})
+    monkeypatch.delattr(manifest_module, "read_json_or_empty")
+    assert read_varied(directory) == VARIED
+
+
+@pytest.mark.parametrize(
+    "command", ["x" * HEAD_BYTES, "x" * (HEAD_BYTES - 80), "\u00e9" * HEAD_BYTES, '\n  "varied": {"a": 1}']
+)
+def test_what_varies_is_found_after_any_command(tmp_path, command):
+    assert read_varied(manifest_of(tmp_path, command=command)) == VARIED
+
+
+@pytest.mark.parametrize("text", ["", "{", '{\n  "varied": {', '{\n  "varied": 7}', '{"varied": {"a": 1}', "[" * 10**5])
+def test_a_damaged_manifest_varies_nothing(tmp_path, text):
+    directory = RunDirectory.at(tmp_path)
+    directory.manifest.write_text(text)
+    assert read_varied(directory) == {}
