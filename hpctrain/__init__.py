@@ -2,9 +2,9 @@
 
 import time
 
-# proc(5) has the start of the process, which is a shell's if the shell replaced itself by Python, as `bash -c "a && b"`
-# does for its last command. What Python computed before this line is its own; what it waited for isn't known.
+# Not the start time in /proc (proc(5)): `bash -c "a && b"` replaces itself by its last command, which then inherits the
+# shell's start time. CPU time counts only Python's own work before this line; any time it spent waiting is unknown.
 PYTHON_STARTED_S = time.monotonic() - time.process_time()
-"""When Python began, by the monotonic clock."""
+"""When Python started in this process: seconds on the monotonic clock."""
 
 __version__ = "0.1.0"

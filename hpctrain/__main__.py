@@ -5,19 +5,19 @@ import sys
 
 
 def main() -> int:
-    """Run the command line; modules of the folder where it was typed are found only once a command trains."""
+    """Run the command line; only commands that train can import modules from the working directory."""
     exclude_working_directory()
-    # imports a good part of the standard library, which must not come from that folder
+    # after that call: this imports much of the standard library, which must not come from the working directory
     from hpctrain.cli import main as run
 
     return run()
 
 
 def exclude_working_directory() -> None:
-    """Remove the folder where the command was typed from Python's search path.
+    """Remove the working directory from Python's search path.
 
-    `python -m` searches it first, and an empty entry in PYTHONPATH means it, too. It may be another user's, with a file
-    such as json.py.
+    `python -m` searches it first, and an empty entry in PYTHONPATH stands for it too. It may belong to another user,
+    and contain a file such as json.py, which Python would execute.
     """
     try:
         here = os.path.realpath(os.getcwd())

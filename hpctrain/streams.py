@@ -1,4 +1,4 @@
-"""Standard output and error of a command: open, able to print any text, and without a reader if need be."""
+"""Standard streams of a command: keep them open, able to print any text, and usable after their reader has exited."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hpctrain.terminal import GuardedStream, unguarded
 
 
 def open_streams() -> None:
-    """Replace closed streams by /dev/null, and have text that a stream's encoding lacks printed as escapes.
+    """Replace closed streams by /dev/null, and print characters that the encoding lacks as escapes.
 
-    Call it first: a file that is opened while standard output is closed would get its descriptor, and the output.
+    Call it first: a file opened while standard output is closed would get its descriptor, and then the output.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -32,7 +32,7 @@ def open_streams() -> None:
 
 
 def discard_output(stream: TextIO) -> None:
-    """Discard what a stream still holds, and what is printed later: its reader is gone, or its disk is full."""
+    """Discard a stream's buffered and later output, because its reader has exited or its disk is full."""
     with contextlib.suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
@@ -40,7 +40,7 @@ def discard_output(stream: TextIO) -> None:
 
 
 def ignore_write_errors() -> None:
-    """Let a training go on once nobody reads its output any more, as after `| head`."""
+    """Ignore failed writes to standard output and error, so that training survives `| head` and a full disk."""
     for name in ("stdout", "stderr"):
         found = getattr(sys, name)
         stream = unguarded(found)

@@ -1,4 +1,4 @@
-"""Text from a run on its way to a terminal: what could control the terminal is spelled out."""
+"""Escape terminal control characters in text that comes from a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNFINISHED = re.compile(r"\x1b(\[[0-9;:]{0,32})?\Z")
 
 
 def visible(text: str) -> str:
-    r"""Spell out the characters that could control a terminal, as in ``\x1b[2J``."""
+    r"""Escape the characters that could control a terminal, as in ``\x1b[2J``."""
     return CONTROL.sub(_spelled, text)
 
 
@@ -40,7 +40,7 @@ class GuardedStream:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        """Write the text with its control characters spelled out."""
+        """Write the text with its control characters escaped."""
         self.stream.write(visible(text))
         return len(text)
 
@@ -49,7 +49,7 @@ class GuardedStream:
 
 
 class LogOutput:
-    """A binary stream for a log: bars and colours pass, other control sequences are spelled out.
+    """A binary stream for a log: progress bars and colours pass, other control sequences are escaped.
 
     Args:
         stream: of a terminal.
@@ -92,7 +92,7 @@ class VisibleFormatter(logging.Formatter):
 
 
 def guard_output() -> None:
-    """Spell out control characters in all that this process prints from now on."""
+    """Escape control characters in everything that this process prints from now on."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, GuardedStream):
@@ -106,7 +106,7 @@ def unguarded(stream: TextIO) -> TextIO:
 
 @contextmanager
 def output_unguarded() -> Iterator[None]:
-    """Inside the context, the process prints as it likes: it trains, and its output is the user's own."""
+    """Print unescaped inside the context, where the process trains and its output is the user's own."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(unguarded, before)
     try:
@@ -116,5 +116,5 @@ def output_unguarded() -> Iterator[None]:
 
 
 def log_output(stream: TextIO) -> BinaryIO | LogOutput:
-    """Where to copy a log: what goes into a file or a pipe is copied as it is."""
+    """Return where to copy a log: escaped for a terminal, unchanged for a file or a pipe."""
     return LogOutput(stream.buffer) if stream.isatty() else stream.buffer

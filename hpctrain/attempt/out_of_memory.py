@@ -1,4 +1,4 @@
-"""Attempts that the kernel ended for their memory: what they had, and the keys that give them more or need less."""
+"""Out-of-memory kills: detect them, and name the keys that request more memory or use less."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from hpctrain.run.process import memory_cgroups
 from hpctrain.run.reason import Reason
 
 OOM_KILL_FILES = {1: "memory.oom_control", 2: "memory.events"}
-"""Where a control group has its count of kills, by the version of control groups."""
+"""File with the number of out-of-memory kills in a cgroup, by cgroup version."""
 
 
 def with_memory_advice(outcome: Outcome, config: Config) -> Outcome:
-    """Begin the report of an out-of-memory kill with what the attempt had, and what to change."""
+    """Prepend to an out-of-memory outcome's report the memory that the attempt had, and which keys to change."""
     if outcome.reason is not Reason.OUT_OF_MEMORY:
         return outcome
     return replace(outcome, report=f"killed by the kernel; {_remedy(config)}: {outcome.report}")
 
 
 def oom_kills(proc: Path = Path("/proc"), mount: Path = Path("/sys/fs/cgroup")) -> int:
-    """Processes that the kernel has killed for lack of memory in this process's control group; 0 if it isn't known.
+    """Count the processes in this process's cgroup that the kernel has killed for lack of memory; 0 if unknown.
 
-    The count of /proc/vmstat is no evidence: it has the kills of all users of the machine.
+    Not from /proc/vmstat, which counts the kills of all users of the machine.
 
     Args:
         proc: where procfs is mounted.
-        mount: where control groups are mounted.
+        mount: where cgroups are mounted.
     """
     for version, group in memory_cgroups(proc, mount):
         with contextlib.suppress(OSError, ValueError):
@@ -45,9 +45,10 @@ def oom_kills(proc: Path = Path("/proc"), mount: Path = Path("/sys/fs/cgroup")) 
 
 
 def oom_complaint(before: int, codes: Sequence[int | None], records: Mapping[int, ExitRecord]) -> str:
-    """Return what to say of ranks of this machine that the kernel may have killed for their memory; else nothing.
+    """Describe an out-of-memory kill among the ranks of this machine; empty if there was none.
 
-    The user's other processes may be in the same control group, so a rank, or a process of one, must have been killed.
+    The user's other processes may share the cgroup, so a higher count alone proves nothing: a rank, or one of its
+    DataLoader workers, must also have been killed.
 
     Args:
         before: `oom_kills` before the attempt.
@@ -62,7 +63,7 @@ def oom_complaint(before: int, codes: Sequence[int | None], records: Mapping[int
 
 
 def _remedy(config: Config) -> str:
-    """What the attempt had, if hpctrain requested it, and what can still be changed."""
+    """Return the memory that hpctrain requested, if any, and the keys that are left to change."""
     fewer = ["a smaller data.num_workers"] if config.data.num_workers != 0 else []
     smaller = ["a smaller trainer.micro_batch_size"] if config.trainer.micro_batch_size != 1 else []
     less = f"use {' or '.join([*fewer, *smaller, 'a smaller model'][:2])}"

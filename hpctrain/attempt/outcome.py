@@ -20,7 +20,7 @@ from hpctrain.run.times import read_times
 OUT_OF_MEMORY = re.compile(r"out of memory|oom.kill", re.IGNORECASE)
 """What srun and slurmstepd print when the kernel killed a rank that used too much memory."""
 LOST_WORKER = re.compile(r"DataLoader worker \(pid.*(is killed by signal: Killed|exited unexpectedly)")
-"""What torch says of a DataLoader worker that the kernel may have killed for its memory."""
+"""What torch prints for a DataLoader worker that the kernel may have killed for lack of memory."""
 
 log = logging.getLogger("hpctrain.attempt")
 
@@ -169,7 +169,7 @@ def resume_command(directory: RunDirectory) -> str:
 
 
 def resume_advice(directory: RunDirectory, reason: Reason) -> str:
-    """How to resume a run whose last attempt ended for ``reason``; empty for a completed run."""
+    """Return how to resume a run whose last attempt ended for ``reason``; empty for a completed run."""
     if reason is Reason.COMPLETED:
         return ""
     # with the same code and the same keys, it would fail again
@@ -197,8 +197,8 @@ def record_end(
         world_size: number of ranks; this, `job_id` and `nodes` are fields of the start.
         job_id: its job's id.
         nodes: the nodes of its ranks.
-        ends_run: no attempt follows by itself. If this one failed before its start, the configuration's change, with
-            which it would have begun, is taken back.
+        ends_run: whether no attempt follows automatically. If so, and this attempt failed before it started, the
+            configuration from before the resume is restored.
         extra: more fields of the end.
 
     Raises:

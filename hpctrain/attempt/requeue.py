@@ -168,14 +168,14 @@ def _spends(attempt: Attempt, budget: str) -> bool:
     """Whether an earlier attempt counts towards a budget."""
     if attempt.reason is None or attempt.reason.meaning.budget != budget:
         return False
-    # after Ctrl-C nothing followed by itself: its user stopped the run, and resumed it later
+    # no automatic follow-up means that the user pressed Ctrl-C and resumed the run later
     return not attempt.reason.meaning.stays_in_allocation or "next" in attempt.extra
 
 
 def _stalled_in_a_row(history: Sequence[Attempt]) -> int:
     """Count the newest attempts that gained no step; 0 if the newest one's reason can't show that the run stalls."""
     if not _may_stall(history[-1]):
-        return 0  # the row before it may be complete: its user resumed the run after it had stalled
+        return 0  # earlier stalled attempts don't count: the user may have resumed the run after it ended as stalled
     count = 0
     for attempt in reversed(history):
         # the run resumes from a checkpoint: a step that was completed and not saved isn't progress

@@ -20,7 +20,7 @@ _CHUNK_BYTES = 64 << 20
 _CHUNKED_FROM_BYTES = 1 << 20
 _STORED_AS_THEY_ARE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _GROUP_FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
-"""Files of a control group, limit and use, by the version of control groups."""
+"""A cgroup's files with the memory limit and the memory in use, by cgroup version."""
 
 
 def available_memory_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:

@@ -171,7 +171,7 @@ def set_aside(passed_over: Sequence[CheckpointInfo], claim: Claim) -> None:
         SupersededError: a later attempt owns the run.
     """
     for info in passed_over:
-        # of a link, the user decides
+        # a symbolic link is the user's own
         if not info.damaged or info.path.is_symlink():
             continue
         claim.require_ownership()

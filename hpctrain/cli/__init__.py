@@ -15,7 +15,7 @@ from hpctrain.terminal import guard_output
 COMMANDS = ("cancel", "completion", "drill", "env", "fit-batch", "inspect", "logs", "resume", "stacks", "status")
 """The commands; each is a module of this package."""
 TRAINING = ("drill", "fit-batch", "resume")
-"""Those that run a task, which may be in the folder where they are typed."""
+"""Commands that run a task, which may be a module in the working directory."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +53,7 @@ def _run(arguments: list[str]) -> int:
         _print_error(str(error))
         return error.exit_code
     except BrokenPipeError:
-        # the reader of the pipe, head for example, is gone; Python's flush at exit would fail too
+        # the reader of the pipe, such as head, has exited; Python's flush at exit would fail too
         discard_output(sys.stdout)
         discard_output(sys.stderr)
         return ExitCode.FINISHED
@@ -76,7 +76,7 @@ def _print_error(text: str) -> None:
 
 
 def end_echoed_line() -> None:
-    """End the line in which a terminal has echoed ^C."""
+    """Start a new line after the ^C that a terminal echoes."""
     if sys.stderr.isatty():
         print(file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""Python's search path: the folder where a command is typed is in it only while a command trains."""
+"""The working directory in Python's search path, for commands that train."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from pathlib import Path
 
 
 def include_working_directory() -> None:
-    """Let Python find modules in the folder where the command was typed, as `python -m` does: a task may be there."""
+    """Let Python import modules from the working directory, as `python -m` does: a task may be there."""
     if not sys.flags.safe_path and (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)

@@ -1,4 +1,4 @@
-"""The place of a rank that a launcher of MPI programs started; MPI itself isn't used.
+"""Find a rank's place when an MPI launcher started it; MPI itself isn't used.
 
 Sources: Open MPI's manual, "Environment variables set for MPI applications"; MVAPICH2's user guide, "Run using
 mpirun_rsh", and src/common/src/env/mv2_env_params.c of MVAPICH 3; MPICH's src/pm/hydra, which Intel MPI's mpirun is
@@ -17,14 +17,14 @@ from hpctrain.cluster.variables import Place, Variables, is_loopback
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """The variables of one launcher: the names of those that hold the numbers.
+    """Names of the environment variables by which one launcher places its ranks.
 
     Attributes:
         name: as `Source` has it.
         local_size: ranks on this node; None if only the number of nodes is known.
         num_nodes: the number of nodes; None if only the ranks on this node are known.
-        address_option: how to give every rank the address of rank zero.
-        whole: all variables must be set, since other launchers set the first two as well.
+        address_option: how to pass rank zero's address to every rank, for error messages.
+        needs_all: whether all variables must be set to recognise it, since other launchers set the first two as well.
     """
 
     name: str
@@ -101,7 +101,7 @@ LAUNCHERS = (
         needs_all=True,
     ),
 )
-"""Innermost first."""
+"""All launchers; where several started one another, the innermost comes first."""
 
 
 def launcher_of(variables: Variables) -> Launcher | None:

@@ -1,4 +1,4 @@
-"""Launchers of several processes whose variables don't say all that a rank has to know."""
+"""Launchers whose environment variables are too few to place every rank: refuse them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ MARKS = {
     "MPT_LRANK": "HPE MPT",
     "MP_CHILD": "IBM's poe",
 }
-"""By a variable that such a launcher sets for every process: its name."""
+"""Name of the launcher, by a variable that it sets in every process."""
 SIZES = ("PMI_SIZE", "FLUX_JOB_SIZE", "MV2_COMM_WORLD_SIZE", "MVP_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE")
-"""Variables with the number of processes, by which a launcher of one process is known."""
+"""Variables with the number of processes; 1 means that this process is the only one."""
 
 
 def refuse(variables: Variables) -> None:
-    """Raise if such a launcher started this process, unless it is known to be the only one.
+    """Raise if such a launcher started this process, unless this is its only process.
 
-    A step of srun and its shells may have these variables, from SLURM's plugins for MPI: the caller knows steps, and in
-    a shell they don't count.
+    Inside an srun step, or a shell of one, SLURM's MPI plugins set some of these variables. They don't count there: the
+    caller handles steps itself.
 
     Raises:
-        ClusterEnvironmentError: it says which variables to export, or to unset.
+        ClusterEnvironmentError: names the variables to export, or to unset.
     """
     if variables.text("SLURM_STEP_ID") is not None:
         return

@@ -186,7 +186,7 @@ class Slurm(Cluster):
     setup: list[str] = field(default_factory=list)
     """Shell lines of the batch script before the run, such as `module load cuda`; its log names those that fail."""
     srun_args: Annotated[list[str], require.each(require.single_line)] = field(default_factory=list)
-    """Additional arguments for srun, such as --cpu-bind=cores; not --job-name, by which hpctrain finds the ranks."""
+    """Additional arguments for srun, such as --cpu-bind=cores; not --job-name, which hpctrain needs."""
     sbatch: Annotated[dict[str, Any], _check_sbatch] = field(default_factory=dict)
     """Other sbatch options, name to value, true for a flag; such as cluster.sbatch.licenses=matlab."""
     requeue: Requeue = field(default_factory=Requeue)

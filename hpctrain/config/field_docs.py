@@ -38,13 +38,13 @@ def own_fields(schema: type) -> Iterator[FieldDoc]:
 
 
 def all_fields(schema: type) -> dict[str, FieldDoc]:
-    """The keys of a schema class by name, with those of its bases."""
+    """Return the documented keys of a schema class by name, inherited ones included."""
     bases = [base for base in reversed(schema.__mro__) if is_dataclass(base)]
     return {field.name: field for base in bases for field in own_fields(base)}
 
 
 def purpose_of(schema: type) -> str:
-    """The purpose of a group, which is the first sentence of its schema's module."""
+    """Return the purpose of a group: what its schema module's docstring says after the colon."""
     module = inspect.getmodule(schema)
     assert module is not None
     text = " ".join((module.__doc__ or "").split()).partition(": ")[2]

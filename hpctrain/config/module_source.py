@@ -24,7 +24,7 @@ Definition = ast.ClassDef | ast.FunctionDef
 
 
 class UnknownError(Exception):
-    """The source doesn't show it; only running it would."""
+    """The source alone doesn't tell; only running the module would."""
 
 
 class AbsentError(Exception):
@@ -249,7 +249,7 @@ def bindings(body: Sequence[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _changed(statement: ast.AST) -> ast.AST | None:
-    """Return the class that `class.__init__ = value` or a `setattr` may give another constructor; None for others."""
+    """Return the class whose constructor an assignment or `setattr` may replace; None for any other statement."""
     if isinstance(statement, ast.Attribute) and not isinstance(statement.ctx, ast.Load):
         return statement.value if statement.attr in CONSTRUCTORS else None
     if isinstance(statement, ast.Call) and isinstance(statement.func, ast.Name) and statement.func.id == "setattr":

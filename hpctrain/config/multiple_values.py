@@ -1,4 +1,4 @@
-"""Overrides with several values: only a sweep takes them, except where SLURM's own option is a list."""
+"""Overrides with several values: only a sweep accepts them, except for keys that SLURM itself takes as lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How deeply a file of YAML is nested, found before it is loaded."""
+"""Refuse deeply nested YAML before it is loaded."""
 
 from __future__ import annotations
 

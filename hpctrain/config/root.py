@@ -56,8 +56,8 @@ class Config(require.Checked):
     """Require that every matching name is in the model and in the file, with the same shape."""
     # a text: as a number, YAML 1.1 would read 0750 as 488
     run_mode: Annotated[str, OWNER_MAY_ALL] = "0750"
-    """Permissions of the run directory, a sweep's included, and of all that a run creates, in octal; the umask doesn't
-    matter. 2770 lets a group work together."""
+    """Octal permissions of the run directory, of a sweep's directory, and of everything that a run creates in them,
+    whatever the umask; 2770 lets a group share runs."""
     cluster: Cluster = field(default_factory=Cluster)
     """Where the ranks run."""
     task: Any = None

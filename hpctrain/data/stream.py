@@ -27,9 +27,9 @@ class SeekableStream(Protocol):
     """
 
     def read_from(self, epoch: int, position: int) -> Iterator[Any]:
-        """The samples of an epoch from a position on, both counted from 0; the same samples at each call.
+        """Iterate over an epoch's samples from a position on, both counted from 0; the same samples on every call.
 
-        There are none from a position on that is after the epoch's end.
+        Yields nothing if the position is past the end of the epoch.
         """
         ...
 

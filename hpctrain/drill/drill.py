@@ -139,7 +139,7 @@ class Drill:
         return Report(straight=straight, interrupted=interrupted, interruptions=tuple(interruptions), rows=tuple(rows))
 
     def _lengthened(self, overrides: Sequence[str], steps: int) -> list[str]:
-        """Return the overrides for a longer training, which is evaluated as many times as before."""
+        """Return the overrides for a longer training with the same number of evaluations."""
         evaluated_every = math.ceil(steps * EVAL_EVERY_STEPS / STEPS)
         longer = {STEPS_KEY: steps, EVAL_KEY: evaluated_every}
         longer = {key: value for key, value in longer.items() if not any(_key(word) == key for word in self.typed)}

@@ -1,4 +1,4 @@
-"""A second process that records how an attempt ended if the one that trains dies without being able to."""
+"""A second process that records how an attempt ended if the training process dies before it can."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from hpctrain.run.process import signals_blocked
 from hpctrain.worker.entry import PR_SET_PDEATHSIG
 
 LOOK_S = 5.0
-"""Seconds between two looks at the parent, for a kernel without the signal below."""
+"""Seconds between two checks of the parent, in case the kernel doesn't send the parent-death signal."""
 CONCLUDE_S = 60
-"""Seconds to conclude in, whole ones: on a file system that doesn't answer, the recorder ends without a record."""
+"""Whole seconds for `conclude`; on a hanging file system, the recorder then exits without a record."""
 
 
 @contextlib.contextmanager
 def crash_recorder(conclude: Callable[[], object]) -> Iterator[None]:
-    """Inside the context, the death of this process has another one call ``conclude``: a crash, a kill, `os._exit`.
+    """While in the context, have a second process call ``conclude`` if this one crashes, is killed or calls `os._exit`.
 
-    The other process is a fork of this one, which has of its files only the standard streams; ``conclude`` opens its
-    own. A process in which a task calls `os._exit(0)` ends with an exit code that isn't success.
+    The second process is a fork that keeps only the standard streams open; ``conclude`` opens its own files. If a task
+    calls `os._exit(0)`, this process exits with a failure code instead.
     """
-    # what is buffered would be written twice
+    # otherwise the fork would write buffered output a second time
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
@@ -36,7 +36,7 @@ def crash_recorder(conclude: Callable[[], object]) -> Iterator[None]:
     really_exit = os._exit
 
     def exit_failed(status: int) -> NoReturn:
-        # loading processes, which were forked, end by it in good order
+        # forked DataLoader workers exit normally through os._exit
         really_exit(status or ExitCode.FAILED if os.getpid() == parent else status)
 
     try:
@@ -48,14 +48,14 @@ def crash_recorder(conclude: Callable[[], object]) -> Iterator[None]:
     finally:
         os._exit = really_exit
         if recorder:
-            # the task may have waited for all of its children, or ignore SIGCHLD, as its starter may have done
+            # the task may have reaped all children, or SIGCHLD may be ignored (perhaps already in the parent)
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(recorder, signal.SIGKILL)
                 os.waitpid(recorder, 0)
 
 
 def _start(conclude: Callable[[], object]) -> int:
-    """Return the recorder's process id once it watches; 0 if there is no memory, or no room, for another process."""
+    """Return the recorder's process id once it watches this process; 0 if the fork failed."""
     parent = os.getpid()
     ready, is_ready = os.pipe()
     recorder = 0

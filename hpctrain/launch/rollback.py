@@ -1,4 +1,4 @@
-"""A launch that fails leaves everything as it was: an existing run, and the folders in which a new one would be."""
+"""Roll back a failed launch: restore an existing run, and remove the folders made for a new one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpctrain.run.directory import RunDirectory
 
 @contextlib.contextmanager
 def run_restored_on_error(directory: RunDirectory) -> Iterator[None]:
-    """Inside the context, an error leaves an existing run as it was: its configuration, its mode, and no new files.
+    """On an error inside the context, restore an existing run's configuration and mode, and remove new files.
 
     Once a job is submitted, nothing is undone. A run that doesn't exist yet is left to `discard_unstarted`, and its
     parents to `new_folders_removed_on_error`.
@@ -50,7 +50,7 @@ def run_restored_on_error(directory: RunDirectory) -> Iterator[None]:
 
 @contextlib.contextmanager
 def new_folders_removed_on_error(path: Path) -> Iterator[None]:
-    """Inside the context, an error removes the folders that were made for ``path`` and are empty, itself included."""
+    """On an error inside the context, remove the empty folders created for ``path``, itself included."""
     whole = path.absolute()
     absent = [folder for folder in (whole, *whole.parents) if not folder.exists()]
     try:

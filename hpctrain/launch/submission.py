@@ -224,7 +224,7 @@ def submit(runs: Sequence[RunPlan], home: RunDirectory) -> list[str]:
 
 @contextlib.contextmanager
 def _bounded(seconds: float) -> Iterator[None]:
-    """Inside the context, an alarm raises TimeoutError after ``seconds``; submitit then kills sbatch."""
+    """Raise TimeoutError by an alarm after ``seconds`` in the context; submitit then kills sbatch."""
 
     def end(*_: object) -> None:
         raise TimeoutError

@@ -1,6 +1,6 @@
-"""The change of a run's configuration by a resume: kept once an attempt has begun with it, otherwise taken back.
+"""A resume's change to a run's configuration: kept once an attempt starts with it, otherwise reverted.
 
-Until then the configuration before it is in `config.before.yaml`.
+Until then, `config.before.yaml` holds the previous configuration.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def change_config(directory: RunDirectory, text: str) -> None:
     Raises:
         OSError: it can't be written; the stored one is unchanged.
     """
-    # a resume that was cancelled in the queue leaves an earlier one: the last configuration that worked
+    # after a resume that was cancelled in the queue, the file is there already: keep it, the last one that worked
     if directory.config.exists() and not directory.config_before.exists():
         temporary = temporary_name(directory.config_before)
         # with its time, by which `status` sorts the runs
@@ -35,7 +35,7 @@ def keep_config(directory: RunDirectory) -> None:
 
 
 def revert_config(directory: RunDirectory) -> bool:
-    """Take the change back; return whether there was one.
+    """Revert the change; return whether there was one.
 
     Raises:
         OSError: the file system's error.

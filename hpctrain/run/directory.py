@@ -221,7 +221,7 @@ class RunDirectory:
             os.umask(before)
 
     def close_folder(self, folder: Path, mode: int) -> None:
-        """Create a folder whose files others may replace only if both the directory and ``mode`` let them write.
+        """Create a folder that others may write to only if both the run directory's mode and ``mode`` allow it.
 
         Raises:
             RunDirectoryError: another user has created it, or it can't be created.

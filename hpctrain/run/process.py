@@ -1,4 +1,4 @@
-"""Processes of this machine: their age and control groups, and the signals and environment that a new one inherits."""
+"""Processes of this machine: their age and cgroups, and the signals and environment that a new one inherits."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def process_age_s() -> float:
 
 
 def memory_cgroups(proc: Path = Path("/proc"), mount: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[int, Path]]:
-    """Yield the control groups that this process's memory counts in, from its own outwards: version and folder.
+    """Yield version and folder of each cgroup that limits this process's memory, innermost first.
 
-    cgroups(7). In a container, the outermost may be the only one that exists.
+    See cgroups(7). In a container, only the outermost folder may exist.
 
     Args:
         proc: where procfs is mounted.
-        mount: where control groups are mounted.
+        mount: where cgroups are mounted.
     """
     try:
         membership = (proc / "self" / "cgroup").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""The types of the fields in a run's records, checked when they are read: anyone may have edited them."""
+"""Field types of a run's JSON records, checked on every read because someone may have edited the files."""
 
 from __future__ import annotations
 

@@ -86,8 +86,8 @@ def user_secret(variables: Mapping[str, str]) -> bytes:
 def _long_enough(secret: bytes, place: str) -> bytes:
     if (length := len(secret.strip())) < SHORTEST:
         raise RendezvousError(
-            f"{place} has {length} characters, expected {SHORTEST} or more, which nobody can guess; "
-            "use those that `openssl rand -hex 32` prints"
+            f"{place} has {length} characters, expected {SHORTEST} or more, chosen at random; "
+            "generate them with `openssl rand -hex 32`"
         )
     return secret
 

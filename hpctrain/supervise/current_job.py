@@ -119,8 +119,8 @@ class CurrentJob:
         return attempt.job_id in (None, self.job_id) and restarts == self.restarts
 
     def end_steps(self) -> None:
-        """End the ranks that a supervisor of this run left when it was killed; they get the time to save."""
-        # SLURM may have forgotten that a step has ended, or that it exists: don't wait for ever
+        """End the ranks that a killed supervisor of this run left behind, after giving them time to save."""
+        # SLURM may have lost track of a step, or of its end: don't wait forever
         for number, ending_s in ((signal.SIGTERM, ENDING_S), (signal.SIGKILL, KILLING_S)):
             if not (steps := self._steps()):
                 return

@@ -1,4 +1,4 @@
-"""From overrides with several values to the overrides of each run."""
+"""Expand overrides with several values into the overrides of each run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hpctrain.config.multiple_values import value_as_typed
 from hpctrain.errors import ConfigError
 
 MAX_RUNS = 10_000
-"""Runs of one sweep; SLURM's own bound on an array is 1,001 by default (MaxArraySize)."""
+"""Largest number of runs in one sweep; SLURM's own limit on an array is 1,001 by default (MaxArraySize)."""
 
 
 def expand(overrides: Sequence[Override]) -> list[list[str]]:
     """Return the overrides of each run: the product of all values, the last key's varying fastest.
 
-    Of a key that is given twice, the last one counts, as Hydra's basic sweeper has it.
+    If a key is given twice, the last one wins, as in Hydra's basic sweeper.
 
     Args:
         overrides: parsed.

@@ -18,7 +18,7 @@ def with_progress(items: Sequence[Item], done: str, clock: Callable[[], float] =
 
     Args:
         items: such as the runs of a sweep.
-        done: what has happened to those before the current one, such as `composed`.
+        done: the verb for finished items, such as `composed`.
         clock: seconds.
     """
     printed_at = clock()

@@ -1,4 +1,4 @@
-"""The contract of what a task's `evaluate` and `derive` return."""
+"""Check what a task's `evaluate` and `derive` return."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLE = '{"loss": (loss * len(batch), len(batch))}'
 
 
 def checked_sums(task: Task, returned: Any) -> dict[str, tuple[Tensor, Tensor | float]]:
-    """Return the result of `Task.evaluate`, each sum as a 0-d tensor, and each count as one or as a number.
+    """Check the result of `Task.evaluate`; return each sum as a 0-d tensor, and each count as a 0-d tensor or a number.
 
     Raises:
         TaskError: it isn't a dict of pairs of single numbers.
@@ -39,7 +39,7 @@ def checked_sums(task: Task, returned: Any) -> dict[str, tuple[Tensor, Tensor | 
 
 
 def checked_values(task: Task, returned: Any) -> dict[str, float]:
-    """Return the result of `Task.derive` as numbers.
+    """Check the result of `Task.derive`, and return its values as floats.
 
     Raises:
         TaskError: it isn't a dict of single numbers.

@@ -27,8 +27,8 @@ class Task(ABC):
     device. The trainer does the rest: device placement, DDP, precision, accumulation, seeding and checkpoints.
 
     A task that changes attributes of its own during training also defines `state_dict`, which returns them as a dict of
-    tensors, numbers, strings, dicts, lists and tuples, and `load_state_dict`, which sets them. Each rank's are saved
-    with every checkpoint. With another number of ranks each one gets those of rank zero.
+    tensors, numbers, strings, dicts, lists and tuples, and `load_state_dict`, which sets them. Every checkpoint holds
+    the state of each rank. If a run resumes with another number of ranks, every rank gets rank zero's state.
 
     Attributes:
         metric: name of the evaluation metric that decides which checkpoint is best; a key in the result of `evaluate`
@@ -62,8 +62,8 @@ class Task(ABC):
     def build_model(self) -> nn.Module:
         """The model, on the CPU; every rank builds it from the same seed. Not called if the config names a model.
 
-        Its modules are trained in the modes in which they are returned; only a model that is itself in evaluation mode
-        gets `train()`.
+        Each module is trained in the mode in which it is returned; but if the model itself is in evaluation mode, the
+        trainer calls its `train()`.
 
         Raises:
             TaskError: the task doesn't define a model.
@@ -134,7 +134,7 @@ class Task(ABC):
     def evaluate(self, model: nn.Module, batch: Any) -> Sums:
         """Sums and counts of every metric over a batch; the trainer adds them up over batches and ranks, then divides.
 
-        Called without gradients, in evaluation mode; for the first time before the first step of a new run
+        Called without gradients, in evaluation mode. The first call comes before the first step of a new run
         (`trainer.sanity_batches`). The default returns the loss, weighted by samples.
 
         Args:
@@ -142,7 +142,7 @@ class Task(ABC):
             batch: on the model's device.
 
         Returns:
-            For every metric its sum over the batch and the number of summed values, each a number or a tensor of one
+            By metric, the sum over the batch and the number of summed values, each a number or a tensor with one
             element; the same metrics for every batch.
         """
         count = self.num_samples(batch)

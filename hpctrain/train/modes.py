@@ -14,9 +14,9 @@ from hpctrain.phrases import counted, listed
 def begin_training(model: nn.Module) -> bool:
     """Put a model into the modes in which it is trained, once it is built.
 
-    A model in evaluation mode gets `train()`. Otherwise each module keeps the mode in which it was built, except that
-    `train()` is called where a module overrides it, since there it may decide about the modes of others. A program of
-    torch.export has no modes, and stays as it is.
+    If the model is in evaluation mode, call its `train()`. Otherwise each module keeps the mode in which it was built.
+    The exception is a module that overrides `train()`: it is called, since it may set the modes of other modules. A
+    program of torch.export has no modes, and is left as it is.
 
     Args:
         model: outside of DDP.

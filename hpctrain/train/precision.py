@@ -135,7 +135,7 @@ class MasterWeights:
         model.register_load_state_dict_post_hook(self._after_loading)  # type: ignore[no-untyped-call]  # as above
 
     def begin_step(self) -> None:
-        """Give the modules of the model the modes of the copy's, to notice later which ones a task's loss changes."""
+        """Copy the half copy's modes to the model, so that `end_step` sees which ones the task's loss changed."""
         # setting a module's attribute is slow, and its mode is almost never another one
         for module, half in self._modules:
             if module.training != half.training:
@@ -143,7 +143,7 @@ class MasterWeights:
         self._modes = [half.training for _, half in self._modules]
 
     def end_step(self) -> None:
-        """Change the modes in the copy that were changed in the model since `begin_step`.
+        """Apply to the half copy the mode changes made in the model since `begin_step`.
 
         A task that freezes or unfreezes modules knows those that it built, and not the copy.
         """

@@ -1,4 +1,4 @@
-"""A few evaluated batches before the first step, so that a mistake in the evaluation doesn't show hours later."""
+"""Evaluate a few batches before the first step, so that a mistake in the evaluation shows at once, not hours later."""
 
 from __future__ import annotations
 

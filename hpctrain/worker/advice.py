@@ -1,4 +1,4 @@
-"""Errors of torch that a key of the configuration can prevent."""
+"""Advise which key to change after an error that the configuration can prevent."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def advice(error: BaseException, config: Config, world_size: int) -> str:
 
 
 def _smaller(config: Config, world_size: int) -> list[str]:
-    """What needs less memory, and isn't used yet."""
+    """Return the settings that save memory and aren't used yet."""
     trainer, found = config.trainer, []
     size = trainer.micro_batch_size or trainer.global_batch_size // world_size
     if size > 1:

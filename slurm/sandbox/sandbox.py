@@ -118,7 +118,7 @@ class Sandbox:
         return True
 
     def crash_controller(self, seconds: float) -> None:
-        """Kill slurmctld, and start it again after so many seconds."""
+        """Kill slurmctld, and start it again after ``seconds``."""
         controller = self._controller()
         controller.run("kill", "-KILL", (self.path / "slurmctld.pid").read_text().strip())
         time.sleep(seconds)

@@ -14,7 +14,7 @@ from hpctrain.train.profiling.measurements import Measurements, median
 NOTEWORTHY = 0.1
 """Findings that cost a smaller share of the time aren't reported."""
 COMPRESSIBLE_BYTES = 2**20
-"""Smaller gradients take as long to send as their messages are under way, whatever their size."""
+"""Below this size, latency and not bandwidth limits the sending of gradients, so compression doesn't help."""
 AIM = 0.05
 """The share of the time that evaluating, saving or logging would take with the proposed number."""
 CHANGES_THE_WEIGHTS = "in a new run: it changes the weights"
