@@ -152,14 +152,15 @@ class FollowedRun:
 
     def processes(self) -> dict[int, str]:
         """The command lines that name the run's directory, on all nodes, by process."""
-        found, word = {}, f"{self.directory.path}"
+        found = {}
+        word = re.compile(rf"{re.escape(str(self.directory.path))}(?![\w.-])")  # run_1 is not run_10
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal():
                 try:
                     line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 except OSError:
                     continue
-                if word in line:
+                if word.search(line):
                     found[int(entry.name)] = line
         return found
 

@@ -43,6 +43,8 @@ END_S = 420.0
 OVER = {*FINISHED, "PREEMPTED", "UNKNOWN"}
 FORGETS_S = 30.0
 """A controller that is killed may forget what it did in so many seconds, on a busy machine."""
+EARLY_S = 22.0
+"""The sandbox's KillWait and a margin: a job that SLURM is killing is requeued so long before its attempt ends."""
 
 
 class Administrator:
@@ -181,7 +183,8 @@ class Storm:
             self._strike(struck, kind, draw)
         struck.run.set_pace(0)
         if self._until(struck, "end"):
-            struck.problem = f"not over after {END_S:g} s"
+            left = list(struck.run.processes().values())
+            struck.problem = f"not over after {END_S:g} s; its processes: {left}"
 
     def _until(self, struck: StruckRun, moment: str) -> bool:
         """Wait for a moment at which something can be struck; False if the run is over."""
@@ -213,7 +216,7 @@ class Storm:
         if attempts and attempts[-1].extra.get("next") not in ("requeue", "resubmit"):
             return False
         asked = (attempts[-1].end_time or 0.0) if attempts else float(run.directory.job_records()[-1]["time"])
-        return any(asked - 1 <= crash <= asked + FORGETS_S for crash in self.striker.crashes)
+        return any(asked - EARLY_S <= crash <= asked + FORGETS_S for crash in self.striker.crashes)
 
     def _resume(self, struck: StruckRun) -> None:
         """What is left to a user whose job the controller has forgotten."""
