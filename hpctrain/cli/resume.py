@@ -14,6 +14,7 @@ from hpctrain.config.stored import load
 from hpctrain.errors import ConfigError, ExitCode, RunDirectoryError
 from hpctrain.launch.launcher import launch, print_completed
 from hpctrain.launch.prepare import changed_config, has_more_to_train
+from hpctrain.run.config_change import trained_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import read_varied
 from hpctrain.status.report import require_stopped
@@ -50,7 +51,7 @@ def main(arguments: list[str]) -> int:
     (directory,) = directories
     status = require_stopped(directory, force=options.force)
     config = changed_config(directory, overrides, options.config_dir)
-    if status.state is RunState.COMPLETED and not has_more_to_train(flat(load(directory.config)), config):
+    if status.state is RunState.COMPLETED and not has_more_to_train(flat(load(trained_config(directory))), config):
         print_completed(status, config)
         return ExitCode.FINISHED
     return launch(config, command)

@@ -20,6 +20,7 @@ from hpctrain.config.multiple_values import quoted
 from hpctrain.config.overrides import open_overrides
 from hpctrain.config.stored import load
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError
+from hpctrain.run.config_change import trained_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.report import require_stopped
 from hpctrain.status.state import RunState
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     directory = None if config.run_dir is None or config.cluster.dry_run else RunDirectory.at(config.run_dir)
     if directory is not None and directory.config.is_file():
         status = require_stopped(directory)
-        if status.state is RunState.COMPLETED and not has_more_to_train(flat(load(directory.config)), config):
+        if status.state is RunState.COMPLETED and not has_more_to_train(flat(load(trained_config(directory))), config):
             print_completed(status, config)
             return ExitCode.FINISHED
     return launch(config, _command(arguments))

@@ -107,7 +107,7 @@ def _conclude(
 
 def _end(outcome: Outcome, directory: RunDirectory, attempt: int) -> str:
     """How the attempt ended, without an error that rank zero has printed already."""
-    if outcome.reason.meaning.orderly:
+    if outcome.reason.meaning.orderly or outcome.reason is Reason.HANG:  # the report itself says that a rank hangs
         return outcome.report
     cause = first_cause(read_exit_records(directory.claim(attempt)))
     if cause is not None and cause.rank == 0 and not cause.blames_peer:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from pathlib import Path
 
 from hpctrain.files import temporary_name, write_atomic
 from hpctrain.run.directory import RunDirectory
@@ -25,6 +26,11 @@ def change_config(directory: RunDirectory, text: str) -> None:
         shutil.copy2(directory.config, temporary)
         temporary.rename(directory.config_before)
     write_atomic(directory.config, text)
+
+
+def trained_config(directory: RunDirectory) -> Path:
+    """The file of the configuration with which the newest attempt began."""
+    return directory.config_before if directory.config_before.exists() else directory.config
 
 
 def keep_config(directory: RunDirectory) -> None:

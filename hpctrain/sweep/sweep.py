@@ -24,6 +24,7 @@ from hpctrain.launch.prepare import RunPlan, discard_unstarted, has_more_to_trai
 from hpctrain.launch.rollback import run_restored_on_error
 from hpctrain.launch.submission import require_commands, sbatch_parameters, script, submit, submitit_folder
 from hpctrain.phrases import counted, listed
+from hpctrain.run.config_change import trained_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import manifest, varied_text
 from hpctrain.status.follow import wait_for
@@ -167,7 +168,8 @@ class Sweep:
         codes: dict[RunDirectory, int] = {}
         for run, status in zip(existing, statuses, strict=True):
             where = os.path.relpath(run.directory.path)
-            done = status.state is RunState.COMPLETED and not has_more_to_train(self._values(run.directory), run.config)
+            trained = stored_values(trained_config(run.directory))
+            done = status.state is RunState.COMPLETED and not has_more_to_train(trained, run.config)
             if status.state is RunState.UNREADABLE:
                 print(f"hpctrain: error: {where}: {status.note}; skipped", file=sys.stderr)
                 codes[run.directory] = ExitCode.BAD_CONFIGURATION
