@@ -59,6 +59,12 @@ def untouched_logging():
     logger.setLevel(logging.NOTSET)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    # an earlier test may have run a program in this process that sets its umask; the sandbox needs the usual one
+    os.umask(0o022)
+
+
 @pytest.hookimpl(tryfirst=True)  # xdist's own hook reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the tests, and skip what is marked `soak` or `nightly`, unless -m names the marker."""

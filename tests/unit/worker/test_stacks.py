@@ -34,7 +34,7 @@ def position(thread, name):
     """Where the thread stands once it has come to the function."""
     for _ in range(1000):
         found = Position.of(thread.ident)
-        if found.text.startswith(f"{name} "):
+        if found.text.startswith(f"{name} ") and found.text.endswith(":3"):  # where it waits
             break
         time.sleep(0.005)
     return found
