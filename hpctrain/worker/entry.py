@@ -52,15 +52,15 @@ def run_rank(
     umask = os.umask(umask_of(config.mode))
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     stop = StopRequest()
-    stop.install()
-    handover = Handover.read(os.environ)
-    end_with_parent(handover.parent)
-    environment = ClusterEnvironment.from_environment(os.environ, master_port=config.cluster.master_port)
-    log_to_console(environment.rank, stamped=handover.logged)
-    # if torch is imported already, this process did something else before: its age isn't this rank's start-up time
-    times = Times(0.0 if "torch" in sys.modules else process_age_s())
-    rank = Rank(config, environment, handover, stop, times, directory=directory, attempt=handover.attempt)
     try:
+        stop.install()
+        handover = Handover.read(os.environ)
+        end_with_parent(handover.parent)
+        environment = ClusterEnvironment.from_environment(os.environ, master_port=config.cluster.master_port)
+        log_to_console(environment.rank, stamped=handover.logged)
+        # if torch is imported already, this process did something else before: its age isn't this rank's start-up time
+        times = Times(0.0 if "torch" in sys.modules else process_age_s())
+        rank = Rank(config, environment, handover, stop, times, directory=directory, attempt=handover.attempt)
         with output_unguarded():
             return _run(rank, make_directory)
     finally:

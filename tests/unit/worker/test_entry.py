@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.config.compose import Composer
 from hpctrain.config.root import Config
 from hpctrain.distributed.stop_request import StopRequest
-from hpctrain.errors import ExitCode
+from hpctrain.errors import ClusterEnvironmentError, ExitCode
 from hpctrain.launch.local import rank_variables
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.handover import Handover
@@ -51,6 +53,20 @@ def test_log_files_are_closed_and_the_console_stays(logger, tmp_path):
     close_log_files()
     assert file.stream is None
     assert len(logger.handlers) == 1
+
+
+def test_a_process_without_a_place_among_the_ranks_is_left_as_it_was(monkeypatch):
+    def state():
+        umask = os.umask(0)
+        os.umask(umask)
+        return umask, signal.getsignal(signal.SIGTERM)
+
+    before = state()
+    monkeypatch.setenv("RANK", "no number")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ClusterEnvironmentError):
+        entry.run_rank(Composer().compose([]), directory=None)
+    assert state() == before
 
 
 def test_a_rank_whose_launcher_died_before_it_started_ends():
