@@ -168,8 +168,8 @@ class Sweep:
         codes: dict[RunDirectory, int] = {}
         for run, status in zip(existing, statuses, strict=True):
             where = os.path.relpath(run.directory.path)
-            trained = stored_values(trained_config(run.directory))
-            done = status.state is RunState.COMPLETED and not has_more_to_train(trained, run.config)
+            completed = status.state is RunState.COMPLETED
+            done = completed and not has_more_to_train(stored_values(trained_config(run.directory)), run.config)
             if status.state is RunState.UNREADABLE:
                 print(f"hpctrain: error: {where}: {status.note}; skipped", file=sys.stderr)
                 codes[run.directory] = ExitCode.BAD_CONFIGURATION
