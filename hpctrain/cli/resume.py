@@ -84,7 +84,8 @@ def _split_words(words: Sequence[str], runs_dir: Path) -> tuple[list[RunDirector
 def _resume_all(
     directories: Sequence[RunDirectory], overrides: Sequence[str], options: argparse.Namespace, command: Sequence[str]
 ) -> int:
-    from hpctrain.sweep.sweep import Sweep, SweepRun  # submitit takes a tenth of a second to import
+    from hpctrain.sweep.runs import SweepRun
+    from hpctrain.sweep.sweep import Sweep  # submitit takes a tenth of a second to import
 
     groups: dict[tuple[Path, str], list[SweepRun]] = {}
     codes: list[int] = []

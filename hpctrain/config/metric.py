@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+
+from hpctrain.config.module_source import AbsentError, UnknownError, find_definition, find_module
 from hpctrain.config.root import Config
-from hpctrain.config.target import constants_of
+from hpctrain.config.signature import lineage
 
 
 def metric_mode(config: Config) -> str | None:
@@ -11,8 +14,43 @@ def metric_mode(config: Config) -> str | None:
     checkpoint = config.checkpoint
     if checkpoint.metric_mode is not None:
         return checkpoint.metric_mode
-    own = constants_of(str(config.task["_target_"]))
+    own = _constants_of(str(config.task["_target_"]))
     if checkpoint.metric in (None, own.get("metric")):
         mode = own.get("metric_mode")
         return mode if mode in ("min", "max") else None
     return "min" if checkpoint.metric == "loss" else None
+
+
+def _constants_of(target: str) -> dict[str, object]:
+    """Return the constants that the body of a class sets, or that of a base class.
+
+    Names that are set or defined in another way are left out; all of them, if the source doesn't show them.
+
+    Args:
+        target: the class's dotted name.
+    """
+    module, _, name = target.rpartition(".")
+    try:
+        found = find_module(module)
+        if found is None or found[1]:
+            return {}
+        source, node = find_definition(found[0], name)
+        chain = lineage(source, node)[0] if isinstance(node, ast.ClassDef) else []
+    except (AbsentError, UnknownError, SyntaxError):
+        return {}
+    constants: dict[str, object] = {}
+    for _, base in reversed(chain):
+        constants |= {
+            target.id: statement.value
+            for statement in base.body
+            if isinstance(statement, ast.Assign | ast.AnnAssign)
+            for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
+            if isinstance(target, ast.Name)
+        }
+        stored = (
+            each for each in ast.walk(base) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)
+        )
+        defined = (each for each in base.body if isinstance(each, ast.FunctionDef))
+        for each in (*(one.attr for one in stored), *(one.name for one in defined)):
+            constants.pop(each, None)
+    return {name: value.value for name, value in constants.items() if isinstance(value, ast.Constant)}

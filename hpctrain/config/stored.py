@@ -13,7 +13,7 @@ from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config.explain import Explainer, unreadable
-from hpctrain.config.nesting import refuse_deep
+from hpctrain.config.plain_yaml import refuse_deep
 from hpctrain.config.root import Config
 from hpctrain.config.schema import GROUPS
 from hpctrain.errors import ConfigError

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hpctrain.config.plain_yaml import read_plain_config
 from hpctrain.errors import RunDirectoryError, SchedulerError, SchedulerMissingError
 from hpctrain.files import describe_os_error
 from hpctrain.run.bottleneck import Bottleneck, last_bottleneck
@@ -27,7 +28,6 @@ from hpctrain.scheduler.slurm import JOB_ID, Slurm
 from hpctrain.status.accounting import Account, WallTime, account
 from hpctrain.status.log import batch_script_error
 from hpctrain.status.metrics import read_metrics
-from hpctrain.status.plain_config import read_plain_config
 from hpctrain.status.state import RunFacts, RunState, derive_state, job_that_may_run, unstarted_job
 
 TAIL_BYTES = 64 * 2**10

@@ -25,7 +25,8 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.sweep.expand import expand
 from hpctrain.sweep.objective import objective, require_direction, require_results, sweeper_mode
 from hpctrain.sweep.progress import with_progress
-from hpctrain.sweep.sweep import Sweep, SweepRun, require_one_cluster
+from hpctrain.sweep.runs import SweepRun, place
+from hpctrain.sweep.sweep import Sweep, require_one_cluster
 
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 YAML = {"True": "true", "False": "false", "None": "null"}
@@ -61,8 +62,8 @@ def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str
     require_one_cluster([run.config for run in runs])
     first = runs[0].config
     with new_folders_removed_on_error(Path(first.run_dir or default_path(str(first.name)))):
-        sweep = Sweep(_home(first), command)
-        codes = sweep.launch(sweep.place(runs))
+        home = _home(first)
+        codes = Sweep(home, command).launch(place(runs, home))
     return next((code for code in codes if code != ExitCode.FINISHED), ExitCode.FINISHED)
 
 
@@ -98,7 +99,7 @@ class ArrayLauncher(Launcher):
             require_results(run.config)
             require_direction(self.mode, metric_mode(run.config))
         require_one_cluster([run.config for run in runs])
-        placed = self.sweep.place(runs)
+        placed = place(runs, self.sweep.home)
         codes = self.sweep.launch(placed)
         return [
             self._returned(run.directory, code, overrides)

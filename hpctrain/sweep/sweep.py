@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import itertools
 import os
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hpctrain.config.checks import warnings_of
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.identity import decides_the_weights, flat
 from hpctrain.config.root import Config
-from hpctrain.config.stored import load
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError
 from hpctrain.launch.launcher import launch_here, print_plan
 from hpctrain.launch.prepare import RunPlan, discard_unstarted, has_more_to_train, plan, prepare
@@ -32,33 +27,10 @@ from hpctrain.status.report import statuses_before_launch
 from hpctrain.status.search import find_runs
 from hpctrain.status.state import RunState
 from hpctrain.sweep.progress import with_progress
-from hpctrain.sweep.stored_values import stored_values
+from hpctrain.sweep.runs import SweepRun, stored_values
 
 SHOWN = 20
 """Runs that a submission or a dry run lists; it only counts the others."""
-
-
-@dataclass(frozen=True, slots=True)
-class SweepRun:
-    """One run of a sweep.
-
-    Attributes:
-        config: checked; with a `run_dir` once the run has a place in the sweep.
-        varied: the keys that the sweep varies, with this run's values as typed.
-    """
-
-    config: Config
-    varied: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def directory(self) -> RunDirectory:
-        """The run's directory."""
-        return RunDirectory.at(str(self.config.run_dir))
-
-    @property
-    def heading(self) -> str:
-        """What the sweep varies, or the directory if that isn't known."""
-        return varied_text(self.varied) or os.path.relpath(self.directory.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,37 +46,6 @@ class Sweep:
     home: RunDirectory
     command: Sequence[str]
     force: bool = False
-    _stored: dict[RunDirectory, Mapping[str, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The values of the sweep's runs: a sweeper places batch after batch, and each run is read once."""
-
-    def place(self, runs: Sequence[SweepRun]) -> list[SweepRun]:
-        """Give each run its directory: that of the same run if the sweep has it already, else the next free number.
-
-        The number of a run whose configuration can't be read is taken.
-        """
-        names = {name for run in runs for name in run.varied}
-        numbers = self._numbers()
-        read = {number: self._values(self._run(number)) for number in with_progress(numbers, "read")}
-        stored = {number: values for number, values in read.items() if values}
-        known: dict[str, list[int]] = {}
-        for number, values in stored.items():
-            known.setdefault(_identity(values, names), []).append(number)
-        free = itertools.count(max(numbers, default=-1) + 1)
-        placed = []
-        for run in with_progress(runs, "placed"):
-            values, varied = flat(run.config), dict(run.varied)
-            same = known.get(_identity(values, names), [])
-            while same and not self._loads(self._run(same[0])):
-                same.pop(0)
-            if same:
-                number = same.pop(0)  # a value that is given twice makes two runs
-            else:
-                number = next(free)
-                if stored:
-                    varied |= _differences(next(iter(stored.values())), values, names)
-            path = str(self._run(number).path)
-            placed.append(SweepRun(dataclasses.replace(run.config, run_dir=path), varied))
-        return placed
 
     def launch(self, runs: Sequence[SweepRun]) -> list[int]:
         """Launch those runs that are neither completed nor running.
@@ -125,8 +66,6 @@ class Sweep:
         if missing := [run for run in runs if run.directory not in by_directory]:
             codes = self._dry_run(missing) if runs[0].config.cluster.dry_run else self._launch(missing)
             by_directory |= {run.directory: code for run, code in zip(missing, codes, strict=True)}
-        for run in missing:
-            self._stored.pop(run.directory, None)  # its configuration may have changed
         return [by_directory[run.directory] for run in runs]
 
     def _launch(self, runs: Sequence[SweepRun]) -> list[int]:
@@ -134,32 +73,6 @@ class Sweep:
             require_commands("sbatch", "srun")
         self.home.create_for_sweep(runs[0].config.mode)
         return self._submit(runs) if isinstance(runs[0].config.cluster, Slurm) else self._one_after_another(runs)
-
-    def _run(self, number: int) -> RunDirectory:
-        return RunDirectory.at(self.home.path / str(number))
-
-    def _numbers(self) -> list[int]:
-        """The numbers that are taken, sorted."""
-        entries = self.home.path.iterdir() if self.home.path.is_dir() else ()
-        return sorted(int(entry.name) for entry in entries if entry.name.isdecimal())
-
-    def _values(self, directory: RunDirectory) -> Mapping[str, Any]:
-        """The stored values of a run by their full keys; empty if there is no run, or it can't be read."""
-        if directory not in self._stored and directory.config.is_file():
-            self._stored[directory] = stored_values(directory.config)
-            if not self._stored[directory]:
-                self._loads(directory)  # prints why not
-        return self._stored.get(directory, {})
-
-    @staticmethod
-    def _loads(directory: RunDirectory) -> bool:
-        try:
-            load(directory.config)
-        except ConfigError as error:
-            where = os.path.relpath(directory.path)
-            print(f"hpctrain: warning: {where}: {error}; its number stays taken", file=sys.stderr)
-            return False
-        return True
 
     def _left_alone(self, runs: Sequence[SweepRun]) -> dict[RunDirectory, int]:
         """Return the exit codes of the runs that aren't launched, and print a line on each."""
@@ -256,24 +169,6 @@ def _listing(runs: Sequence[SweepRun], separator: str) -> str:
     """The directories of runs, each with what the sweep varies."""
     lines = [f"{run.directory.path}  {varied_text(run.varied)}".rstrip() for run in runs]
     return listed(lines, shown=SHOWN, separator=separator)
-
-
-def _covered(key: str, names: Collection[str]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in names)
-
-
-def _identity(values: Mapping[str, Any], names: Collection[str]) -> str:
-    """What tells a run of a sweep from the others: what decides the weights, and what the sweep varies."""
-    chosen = {key: value for key, value in values.items() if decides_the_weights(key) or _covered(key, names)}
-    # a file that was edited by hand may have 1 for 1.0
-    whole = {key: int(value) for key, value in chosen.items() if isinstance(value, float) and value.is_integer()}
-    return repr(sorted((chosen | whole).items()))
-
-
-def _differences(first: Mapping[str, Any], values: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
-    """What decides the weights and differs from the sweep's first run, beyond what this command varies."""
-    keys = sorted(key for key in first.keys() | values.keys() if decides_the_weights(key) and not _covered(key, names))
-    return {key: str(values.get(key)) for key in keys if first.get(key) != values.get(key)}
 
 
 def by_resources(runs: Sequence[RunPlan]) -> list[list[int]]:

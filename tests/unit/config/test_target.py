@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import configparser
-import http.cookiejar
-import inspect
-import logging.handlers
 import sys
 import time
-import zipfile
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-import torch
 
 from hpctrain.config.compose import Composer
-from hpctrain.config.module_source import UnknownError, _names
-from hpctrain.config.target import _signature, check_targets
+from hpctrain.config.module_source import _names
+from hpctrain.config.target import check_targets
 from hpctrain.errors import ConfigError
-
-UNNAMED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 OWN = """
 import functools
@@ -284,21 +275,6 @@ def test_the_optimizer_class_gets_the_parameters_and_not_what_hpctrain_acts_on()
 def test_an_argument_added_to_a_task_of_hpctrain_is_checked() -> None:
     with pytest.raises(ConfigError, match=r"^task\.agument=True: .* did you mean task\.augment\?"):
         Composer().compose(["+task.agument=true"])
-
-
-@pytest.mark.parametrize("module", [torch.optim, configparser, http.cookiejar, logging.handlers, zipfile])
-def test_what_is_read_agrees_with_what_python_finds(module: ModuleType) -> None:
-    compared = 0
-    for name, one in inspect.getmembers(module, inspect.isclass):
-        try:
-            read = _signature("task", f"{module.__name__}.{name}", 0)
-            found = inspect.signature(one).parameters.values()
-        except (UnknownError, ValueError):
-            continue
-        named = {each.name: each.default is not each.empty for each in found if each.kind not in UNNAMED}
-        assert dict(read.arguments) == named, name
-        compared += 1
-    assert compared
 
 
 def test_a_check_costs_milliseconds() -> None:

@@ -1,30 +1,10 @@
 import pytest
 from omegaconf import OmegaConf
 
-from hpctrain.config.compose import Composer
-from hpctrain.config.metric import metric_mode
 from hpctrain.errors import ConfigError, RunFailedError
 from hpctrain.run.evaluation import EvaluationRecord
 from hpctrain.run.score import Score
 from hpctrain.sweep.objective import objective, sweeper_mode
-
-OWN = """\
-from hpctrain.tasks import Task
-
-
-class Plain(Task):
-    pass
-
-
-class Set(Plain):
-    metric = "f1"
-    metric_mode = "max"
-
-
-class Computed(Set):
-    def __init__(self):
-        self.metric_mode = "min"
-"""
 
 
 @pytest.mark.parametrize(
@@ -40,25 +20,6 @@ class Computed(Set):
 )
 def test_the_direction_of_known_sweepers(configuration, mode):
     assert sweeper_mode(OmegaConf.create(configuration)) == mode
-
-
-@pytest.mark.parametrize(
-    ("words", "mode"),
-    [
-        (["task=digits"], "max"),
-        (["task=text"], "min"),
-        (["task=digits", "checkpoint.metric=loss"], "min"),
-        (["task=digits", "checkpoint.metric=f1"], None),
-        (["task=digits", "checkpoint.metric=f1", "checkpoint.metric_mode=max"], "max"),
-        (["task=custom", "task._target_=own_tasks.Plain"], "min"),
-        (["task=custom", "task._target_=own_tasks.Set"], "max"),
-        (["task=custom", "task._target_=own_tasks.Computed"], None),
-    ],
-)
-def test_the_mode_of_a_metric_by_configuration_and_source(tmp_path, monkeypatch, words, mode):
-    (tmp_path / "own_tasks.py").write_text(OWN)
-    monkeypatch.chdir(tmp_path)
-    assert metric_mode(Composer().compose(words)) == mode
 
 
 def test_the_objective_is_the_best_value(directory):

@@ -1,8 +1,10 @@
-"""Refuse deeply nested YAML before it is loaded."""
+"""A stored configuration as plain values, read with yaml alone: OmegaConf takes longer to import than all of status."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -29,3 +31,13 @@ def refuse_deep(path: Path) -> None:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
                 raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
+
+
+def read_plain_config(path: Path) -> Mapping[str, Any]:
+    """Read the configuration as plain values; empty if it can't be read."""
+    try:
+        refuse_deep(path)
+        config = yaml.load(path.read_bytes(), Loader=_LOADER)
+    except (OSError, yaml.YAMLError, ValueError, RecursionError):
+        return {}
+    return config if isinstance(config, dict) else {}

@@ -1,0 +1,141 @@
+"""The runs of a sweep, and their numbers, which are the names of their folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import os
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpctrain.config.identity import decides_the_weights, flat, flat_values
+from hpctrain.config.plain_yaml import read_plain_config
+from hpctrain.config.root import Config
+from hpctrain.config.stored import OPEN_GROUPS, load
+from hpctrain.errors import ConfigError
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.manifest import varied_text
+from hpctrain.sweep.progress import with_progress
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRun:
+    """One run of a sweep.
+
+    Attributes:
+        config: checked; with a `run_dir` once the run has a place in the sweep.
+        varied: the keys that the sweep varies, with this run's values as typed.
+    """
+
+    config: Config
+    varied: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def directory(self) -> RunDirectory:
+        """The run's directory."""
+        return RunDirectory.at(str(self.config.run_dir))
+
+    @property
+    def heading(self) -> str:
+        """What the sweep varies, or the directory if that isn't known."""
+        return varied_text(self.varied) or os.path.relpath(self.directory.path)
+
+
+def place(runs: Sequence[SweepRun], home: RunDirectory) -> list[SweepRun]:
+    """Give each run its directory: that of the same run if the sweep has it already, else the next free number.
+
+    The number of a run whose configuration can't be read is taken.
+
+    Args:
+        runs: of one command, or of one batch of a sweeper.
+        home: the sweep's directory.
+    """
+    names = {name for run in runs for name in run.varied}
+    entries = home.path.iterdir() if home.path.is_dir() else ()
+    numbers = sorted(int(entry.name) for entry in entries if entry.name.isdecimal())
+    read = {number: _values(_run(home, number)) for number in with_progress(numbers, "read")}
+    stored = {number: values for number, values in read.items() if values}
+    known: dict[str, list[int]] = {}
+    for number, values in stored.items():
+        known.setdefault(_identity(values, names), []).append(number)
+    free = itertools.count(max(numbers, default=-1) + 1)
+    placed = []
+    for run in with_progress(runs, "placed"):
+        values, varied = flat(run.config), dict(run.varied)
+        same = known.get(_identity(values, names), [])
+        while same and not _loads(_run(home, same[0])):
+            same.pop(0)
+        if same:
+            number = same.pop(0)  # a value that is given twice makes two runs
+        else:
+            number = next(free)
+            if stored:
+                varied |= _differences(next(iter(stored.values())), values, names)
+        path = str(_run(home, number).path)
+        placed.append(SweepRun(dataclasses.replace(run.config, run_dir=path), varied))
+    return placed
+
+
+def stored_values(path: Path) -> dict[str, Any]:
+    """Read the values of a ``config.yaml`` by their full keys; empty if it can't be read."""
+    plain = read_plain_config(path)
+    return _defaults() | flat_values(plain) if plain else {}
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    """The values of keys that an earlier version didn't store; the open groups have none."""
+    return {key: value for key, value in flat(Config()).items() if key not in OPEN_GROUPS}
+
+
+def _covered(key: str, names: Collection[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _identity(values: Mapping[str, Any], names: Collection[str]) -> str:
+    """What tells a run of a sweep from the others: what decides the weights, and what the sweep varies."""
+    chosen = {key: value for key, value in values.items() if decides_the_weights(key) or _covered(key, names)}
+    # a file that was edited by hand may have 1 for 1.0
+    whole = {key: int(value) for key, value in chosen.items() if isinstance(value, float) and value.is_integer()}
+    return repr(sorted((chosen | whole).items()))
+
+
+def _differences(first: Mapping[str, Any], values: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
+    """What decides the weights and differs from the sweep's first run, beyond what this command varies."""
+    keys = sorted(key for key in first.keys() | values.keys() if decides_the_weights(key) and not _covered(key, names))
+    return {key: str(values.get(key)) for key in keys if first.get(key) != values.get(key)}
+
+
+def _run(home: RunDirectory, number: int) -> RunDirectory:
+    return RunDirectory.at(home.path / str(number))
+
+
+def _values(directory: RunDirectory) -> Mapping[str, Any]:
+    """The stored values of a run; empty if there is no run, or it can't be read."""
+    try:
+        changed_ns = directory.config.stat().st_mtime_ns
+    except OSError:
+        return {}
+    return _values_once(directory, changed_ns)
+
+
+@functools.cache  # a sweeper places batch after batch
+def _values_once(directory: RunDirectory, _changed_ns: int) -> Mapping[str, Any]:
+    values = stored_values(directory.config)
+    if not values:
+        _loads(directory)  # prints why not
+    return values
+
+
+def _loads(directory: RunDirectory) -> bool:
+    try:
+        load(directory.config)
+    except ConfigError as error:
+        where = os.path.relpath(directory.path)
+        print(f"hpctrain: warning: {where}: {error}; its number stays taken", file=sys.stderr)
+        return False
+    return True
