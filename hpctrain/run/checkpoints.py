@@ -113,10 +113,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _are_files(files: object) -> bool:
-    kinds = {"bytes": COUNT, "checksum": TEXT}
+    types = {"bytes": COUNT, "checksum": TEXT}
     return isinstance(files, dict) and all(
         isinstance(entry, dict)
-        and not describe_wrong_field(entry, kinds, required=("bytes", "checksum"))
+        and not describe_wrong_field(entry, types, required=("bytes", "checksum"))
         and _is_name(name)
         for name, entry in files.items()
     )

@@ -14,13 +14,13 @@ from typing import Any
 
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import append_json_line, fsync_directory, read_json_lines
-from hpctrain.run.record_fields import FLAG, TEXT, TIME, require_fields
+from hpctrain.run.record_fields import FLAG, PATH, TEXT, TIME, require_fields
 
 STEP_DIGITS = 8  # so that `ls` lists checkpoints in the order of their steps
 SET_ASIDE = re.compile(rf"damaged-step_(?P<step>\d{{{STEP_DIGITS},}})-[0-9a-f]{{8}}")
 """Names of damaged checkpoints that a resume passed over."""
 
-_JOB_FIELD_TYPES = {"job_id": TEXT, "time": TIME, "log": TEXT, "cancelled": FLAG}
+_JOB_FIELD_TYPES = {"job_id": TEXT, "time": TIME, "log": PATH, "cancelled": FLAG}
 
 
 @dataclass(frozen=True, slots=True)

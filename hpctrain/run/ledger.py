@@ -96,7 +96,7 @@ class Ledger:
             fields |= {name: record.get(name) for name in names}
             fields |= {f"{event}_{name}": record.get(name) for name in ("step", "time")}
             own = {"attempt", "event", "step", "time", *names}
-            extra = {name: value for name, value in record.items() if name not in own}
+            extra = {name: value for name, value in record.items() if name not in own and value is not None}
             if event == "start":
                 fields["nodes"] = tuple(fields["nodes"] or ())
                 fields["extra"] = extra | fields["extra"]  # an end that was recorded first knows more

@@ -22,7 +22,7 @@ class FieldType:
 
     Attributes:
         name: as in ``expected NAME``.
-        accepts: whether a value is of the kind.
+        accepts: whether a value has the type.
     """
 
     name: str
@@ -40,10 +40,11 @@ def _is_whole(value: object) -> bool:
 
 
 def _are_texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return isinstance(value, list) and all(map(TEXT.accepts, value))
 
 
-TEXT = FieldType("a string", lambda value: isinstance(value, str) and "\0" not in value)
+TEXT = FieldType("a string", lambda value: isinstance(value, str))
+PATH = FieldType("a path", lambda value: isinstance(value, str) and "\0" not in value)
 NAME = FieldType("a name", lambda value: TEXT.accepts(value) and len(value.split()) == 1)
 TEXTS = FieldType("a list of strings", _are_texts)
 NUMBER = FieldType("a number", _is_number)
@@ -54,33 +55,33 @@ FLAG = FieldType("true or false", lambda value: isinstance(value, bool))
 
 
 def describe_wrong_field(
-    record: Mapping[str, Any], kinds: Mapping[str, FieldType], required: tuple[str, ...] = ()
+    record: Mapping[str, Any], types: Mapping[str, FieldType], required: tuple[str, ...] = ()
 ) -> str:
-    """Describe the first field of a record that isn't of its kind; empty if there is none.
+    """Describe the first field of a record that doesn't have its type; empty if there is none.
 
     Args:
-        record: as read; null stands for a field that isn't there, and fields without a kind are not checked.
-        kinds: by the field's name.
+        record: as read; null stands for a field that isn't there, and fields without a type are not checked.
+        types: by the field's name.
         required: the fields that must be there.
     """
-    for name, kind in kinds.items():
+    for name, expected in types.items():
         value = record.get(name)
         if value is None and name not in required:
             continue
-        if not kind.accepts(value):
-            return f"expected {name} to be {kind.name}, found {_shown(value)}"
+        if not expected.accepts(value):
+            return f"expected {name} to be {expected.name}, found {_shown(value)}"
     return ""
 
 
 def require_fields(
-    path: Path, record: Mapping[str, Any], kinds: Mapping[str, FieldType], required: tuple[str, ...] = ()
+    path: Path, record: Mapping[str, Any], types: Mapping[str, FieldType], required: tuple[str, ...] = ()
 ) -> None:
-    """Raise if a field of a record isn't of its kind; see `describe_wrong_field`.
+    """Raise if a field of a record doesn't have its type; see `describe_wrong_field`.
 
     Raises:
         RunDirectoryError: names file, field and value.
     """
-    if mistake := describe_wrong_field(record, kinds, required):
+    if mistake := describe_wrong_field(record, types, required):
         raise RunDirectoryError(f"{path}: {mistake}; correct the file, or move it away")
 
 

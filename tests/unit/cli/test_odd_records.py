@@ -111,6 +111,7 @@ ODD = [
     "",
     "text",
     "12 --all\x1b[2J\n",
+    "a\0b",
     "9" * 500,
     [],
     ["a", 1],
@@ -217,7 +218,9 @@ def assert_commands_cope():
 @example(("attempts.jsonl", 0, "nodes"), None)
 @example(("attempts.jsonl", 0, "world_size"), "text")
 @example(("attempts.jsonl", 1, "time"), float("nan"))
+@example(("attempts.jsonl", 1, "detail"), "a\0b")
 @example(("jobs.jsonl", 0, "time"), 10**400)
+@example(("jobs.jsonl", 0, "log"), "a\0b")
 @example(("attempts/0002/owner.json", 0, "host"), "two\nlines")
 def test_an_odd_value_in_any_field(runs, target, value):
     substitute(runs(), target, value)

@@ -13,7 +13,7 @@ def record(rank, reason=Reason.FAILED, **fields):
 def test_records_go_there_and_back(tmp_path):
     written = [
         record(0, Reason.COMPLETED, time=3.5),
-        record(11, message="ValueError: ü", traceback="Traceback ...\n  line\n", blames_peer=True),
+        record(11, message="ValueError: ü\0", traceback="Traceback ...\n  line\n", blames_peer=True),
     ]
     for one in written:
         one.write(tmp_path)

@@ -49,7 +49,7 @@ def test_an_attempt_goes_there_and_back(ledger, reason):
     number = ledger.claim()
     ledger.start(number, job_id="12_3", nodes=["n1"], world_size=2, step=40)
     assert ledger.attempts()[-1].open
-    ledger.end(number, reason=reason, step=90, detail="why", requeued_by="batch script")
+    ledger.end(number, reason=reason, step=90, detail="why\0", requeued_by="batch script")
     assert ledger.attempts() == [
         Attempt(
             attempt=1,
@@ -61,7 +61,7 @@ def test_an_attempt_goes_there_and_back(ledger, reason):
             reason=reason,
             end_step=90,
             end_time=1000.0,
-            detail="why",
+            detail="why\0",
             extra={"requeued_by": "batch script"},
         )
     ]
@@ -246,6 +246,13 @@ def test_what_a_start_says_beyond_the_contract_is_kept(ledger):
     assert ledger.attempts()[0].extra == {"total_steps": 460, "restart_count": 1}
     ledger.end(number, reason=Reason.PREEMPTED, step=40, requeued_by="SLURM")
     assert ledger.attempts()[0].extra == {"total_steps": 460, "restart_count": 1, "requeued_by": "SLURM"}
+
+
+def test_null_stands_for_a_field_that_isnt_there(ledger):
+    number = ledger.claim()
+    ledger.start(number, job_id=None, nodes=[], world_size=1, step=0, restart_count=None, total_steps=None)
+    ledger.end(number, reason=Reason.HANG, step=0, saved_step=None, suspects=None, exclude=None, next=None)
+    assert ledger.attempts()[0].extra == {}
 
 
 @pytest.mark.parametrize("record", [{}, {"event": "start"}, {"attempt": 3, "event": "start", "nodes": None}])
