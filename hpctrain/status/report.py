@@ -212,7 +212,7 @@ def read_status(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
     attempts = [_with_times(attempt, directory) for attempt in Ledger(directory).attempts()]
     facts = _facts(directory, attempts, jobs)
     state, note = derive_state(facts)
-    unstarted = unstarted_job(facts) is not None and state is not RunState.COMPLETED
+    unstarted = unstarted_job(facts) is not None
     if (unstarted or facts.attempt.attempt == 0) and state in (RunState.FAILED, RunState.INTERRUPTED):
         note = "; ".join(filter(None, [note, batch_script_error(directory, ran=state is RunState.FAILED)]))
     metrics_step, metrics_time, metrics = _last_metrics(directory.metrics)

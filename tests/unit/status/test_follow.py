@@ -128,9 +128,10 @@ def test_a_job_that_ended_without_a_record(submitted, slurm, script, capfd):
     assert lines[-1] == f"hpctrain: the run is interrupted ({note}); see {submitted.logs / 'batch_12.log'}"
 
 
-def test_a_resume_whose_job_began_no_attempt_ends_with_that_job_s_error(submitted, slurm, script, capfd):
+@pytest.mark.parametrize("reason", [Reason.TIME_LIMIT, Reason.COMPLETED])
+def test_a_resume_whose_job_began_no_attempt_ends_with_that_job_s_error(submitted, slurm, script, capfd, reason):
     begin(submitted)
-    Ledger(submitted).end(1, reason=Reason.TIME_LIMIT, step=10)
+    Ledger(submitted).end(1, reason=reason, step=10)
     log = submitted.logs / "batch_13.log"
     submitted.record_job({"job_id": "13", "time": time.time() + 1.0, "log": str(log)})
     slurm.queue(j12={"State": "TIMEOUT"}, j13={"State": "PENDING", "Reason": "Licenses"})

@@ -106,7 +106,8 @@ def test_a_resume_after_a_failure_is_a_new_job():
     [
         (ended(Reason.INTERRUPTED), "15", 300.0, RunState.FAILED),
         (OPEN, "15", 300.0, RunState.FAILED),
-        (ended(Reason.COMPLETED), "15", 300.0, RunState.COMPLETED),
+        (ended(Reason.COMPLETED), "15", 300.0, RunState.FAILED),  # it was to train further
+        (ended(Reason.COMPLETED), "12", 300.0, RunState.COMPLETED),  # two clocks
         (ended(Reason.INTERRUPTED), "15", 50.0, RunState.INTERRUPTED),  # two clocks
         (ended(Reason.INTERRUPTED), "12", 300.0, RunState.INTERRUPTED),  # two clocks
     ],
@@ -123,6 +124,13 @@ def test_a_completed_run_may_be_made_longer():
     for record, state in ((PENDING, RunState.QUEUED), (RUNNING, RunState.STARTING), (None, RunState.COMPLETED)):
         facts = RunFacts(attempt=ended(Reason.COMPLETED), job_ids=("12", "15"), jobs={"12": None, "15": record})
         assert derive_state(facts)[0] == state
+
+
+@pytest.mark.parametrize("cancelled_at", [None, 400.0])
+def test_a_completed_run_whose_longer_job_was_cancelled_in_the_queue_is_cancelled(cancelled_at):
+    jobs = {"12": None, "15": job("CANCELLED")}
+    submitted = RunFacts(attempt=ended(Reason.COMPLETED), job_ids=("12", "15"), submission=("15", 300.0), jobs=jobs)
+    assert derive_state(replace(submitted, cancelled_at=cancelled_at))[0] is RunState.CANCELLED
 
 
 def test_the_note_gives_the_reason():
