@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpctrain.attempt.outcome import Outcome, resume_command
+from hpctrain.attempt.outcome import Outcome, record_end, resume_command
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.distributed.stop_request import StopRequest
@@ -168,7 +168,10 @@ class Rank:
         owner = Owner.read(self.claim)
         if owner is not None and owner.is_here and owner.pid == os.getpid():
             # the launcher, which would close the attempt, is this process and ends with it
-            Ledger(self.directory).end(self.attempt, reason=Reason.HANG, step=self.step, detail=detail)
+            outcome, place = Outcome(Reason.HANG, self.step, detail), self.environment
+            record_end(
+                self.directory, self.attempt, outcome, world_size=place.world_size, nodes=place.nodes, ends_run=True
+            )
             os.write(STDERR, f"hpctrain: stacks: {self.stacks}; to resume: {resume_command(self.directory)}\n".encode())
         else:
             self.close_attempt(Reason.HANG, detail)

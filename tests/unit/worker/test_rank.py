@@ -8,6 +8,7 @@ import pytest
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.distributed.stop_request import StopRequest
+from hpctrain.run.config_change import change_config, keep_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, read_exit_records
 from hpctrain.run.handover import Handover
@@ -103,6 +104,22 @@ def test_a_hang_in_the_launchers_own_process_closes_the_attempt(make, directory,
     assert entry.reason is Reason.HANG
     assert f"to resume: python -m hpctrain resume {directory.path}\n" in capfd.readouterr().err
     assert Owner.read(directory.claim(1)).pid == os.getpid()
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_hang_before_the_start_in_the_launchers_own_process_reverts_the_resumes_change(make, directory, started):
+    rank = make({})
+    enter(rank, directory)
+    Owner.write(directory.claim(1))
+    directory.config.write_text("before")
+    change_config(directory, "changed")
+    if started:
+        Ledger(directory).start(1, job_id=None, nodes=[], world_size=1, step=0)
+        keep_config(directory)
+    rank.record_hang(*HANG)
+    (entry,) = Ledger(directory).attempts()
+    assert (entry.start_step, entry.world_size, entry.reason) == (0, 1, Reason.HANG)
+    assert directory.config.read_text() == ("changed" if started else "before")
 
 
 def test_the_cause_is_the_rank_that_failed_first(make, directory):
