@@ -5,11 +5,10 @@ The format is in docs/reference/checkpoint_format.md.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +25,6 @@ from hpctrain.run.score import Score, score_of
 FORMAT_VERSION = 1
 ALGORITHM = "xxh3_128"
 MANIFEST = "manifest.json"
-_UNREADABLE = "can't be read"
-_OTHER_VERSION = "its format is version"
 _CHUNK_BYTES = 1 << 20
 _READERS = 4
 _FIELD_TYPES = {
@@ -46,6 +43,8 @@ class CheckpointInfo:
         path: its directory.
         intact: complete, and checksums match; without verification: complete, and sizes match.
         problem: why it isn't intact, or empty.
+        unreadable: whether the file system failed to read it, perhaps only for a while.
+        other_version: whether its format is one that this version of hpctrain can't read.
         bytes: of its files.
         samples_seen: over all ranks, since the start of the run.
         world_size: of the attempt that wrote it.
@@ -59,6 +58,8 @@ class CheckpointInfo:
     path: Path
     intact: bool
     problem: str
+    unreadable: bool = False
+    other_version: bool = False
     bytes: int
     samples_seen: int | None = None
     world_size: int | None = None
@@ -69,8 +70,24 @@ class CheckpointInfo:
 
     @property
     def damaged(self) -> bool:
-        """Whether its bytes are known to be wrong: a file system that fails for a while, or another version, isn't."""
-        return not self.intact and _UNREADABLE not in self.problem and not self.problem.startswith(_OTHER_VERSION)
+        """Whether its bytes are known to be wrong."""
+        return not (self.intact or self.unreadable or self.other_version)
+
+
+class _UnreadableError(CheckpointDamagedError):
+    """The file system failed to read a manifest."""
+
+
+class _OtherVersionError(CheckpointDamagedError):
+    """A manifest of another format."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """What is wrong with a file, and whether the file system failed to read it."""
+
+    text: str
+    unreadable: bool = False
 
 
 def encode_manifest(record: Mapping[str, Any]) -> bytes:
@@ -91,7 +108,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise CheckpointDamagedError(f"{MANIFEST} is missing" if path.is_dir() else "no such directory") from None
     except OSError as error:
-        raise CheckpointDamagedError(f"{MANIFEST} {_UNREADABLE}: {error.strerror}") from error
+        raise _UnreadableError(f"{MANIFEST} can't be read: {error.strerror}") from error
     try:
         record = json.loads(data)
     except (ValueError, RecursionError):
@@ -103,8 +120,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     # before the fields: another version may have different ones
     version = record.get("format_version")
     if version != FORMAT_VERSION or record.get("algorithm") != ALGORITHM:
-        raise CheckpointDamagedError(
-            f"{_OTHER_VERSION} {version} with {record.get('algorithm')} checksums; "
+        raise _OtherVersionError(
+            f"its format is version {version} with {record.get('algorithm')} checksums; "
             f"this hpctrain reads version {FORMAT_VERSION} with {ALGORITHM}"
         )
     if describe_wrong_field(record, _FIELD_TYPES, required=tuple(_FIELD_TYPES)) or not _are_files(record["files"]):
@@ -149,8 +166,7 @@ def find_damage(path: Path) -> str:
         files = read_manifest(path)["files"]
     except CheckpointDamagedError as error:
         return str(error)
-    # sizes first: a truncated file need not be read
-    return _wrong_sizes(path, files) or _wrong_checksums(path, files)
+    return _joined(_wrong_files(path, files, verify=True))
 
 
 def list_checkpoints(directory: RunDirectory, *, verify: bool = True) -> list[CheckpointInfo]:
@@ -165,9 +181,13 @@ def list_checkpoints(directory: RunDirectory, *, verify: bool = True) -> list[Ch
 
 
 def saved_step(directory: RunDirectory) -> int:
-    """Return the step of the newest checkpoint that is complete; 0 without one. Only names and sizes are compared."""
+    """Return the step of the newest checkpoint that is complete; 0 without one. Only names and sizes are compared.
+
+    A checkpoint that the file system fails to read counts: otherwise a failure of a moment would look like lost steps.
+    """
     for step in reversed(directory.checkpoint_steps()):
-        if _describe(directory.checkpoint(step), step, verify=False).intact:
+        info = _describe(directory.checkpoint(step), step, verify=False)
+        if info.intact or info.unreadable:
             return step
     return 0
 
@@ -191,17 +211,25 @@ def _describe(path: Path, step: int, *, verify: bool) -> CheckpointInfo:
     try:
         manifest = read_manifest(path)
     except CheckpointDamagedError as error:
-        return CheckpointInfo(step=step, path=path, intact=False, problem=str(error), bytes=_size_on_disk(path))
+        return CheckpointInfo(
+            step=step,
+            path=path,
+            intact=False,
+            problem=str(error),
+            unreadable=isinstance(error, _UnreadableError),
+            other_version=isinstance(error, _OtherVersionError),
+            bytes=_size_on_disk(path),
+        )
     if manifest["step"] != step:
-        problem = f"{MANIFEST} belongs to step {manifest['step']}"
+        problems = [_Problem(f"{MANIFEST} belongs to step {manifest['step']}")]
     else:
-        files = manifest["files"]
-        problem = _wrong_sizes(path, files) or (_wrong_checksums(path, files) if verify else "")
+        problems = _wrong_files(path, manifest["files"], verify=verify)
     return CheckpointInfo(
         step=step,
         path=path,
-        intact=not problem,
-        problem=problem,
+        intact=not problems,
+        problem=_joined(problems),
+        unreadable=any(problem.unreadable for problem in problems),
         bytes=_size_on_disk(path),
         samples_seen=manifest["samples_seen"],
         world_size=manifest["world_size"],
@@ -222,36 +250,45 @@ def _record_checksum(record: object) -> str:
     return xxhash.xxh3_128(canonical.encode()).hexdigest()
 
 
-def _wrong_sizes(path: Path, files: Mapping[str, Any]) -> str:
-    problems = []
-    for name, entry in files.items():
-        try:
-            found = (path / name).stat()
-        except OSError as error:
-            missing = error.errno == errno.ENOENT
-            problems.append(f"{name} is missing" if missing else f"{name} {_UNREADABLE}: {error.strerror}")
-            continue
-        if not stat.S_ISREG(found.st_mode):
-            problems.append(f"{name} is not a regular file")
-        elif found.st_size != entry["bytes"]:
-            problems.append(f"{name} has {found.st_size} bytes instead of {entry['bytes']}")
-    return "; ".join(problems)
+def _joined(problems: Sequence[_Problem]) -> str:
+    return "; ".join(problem.text for problem in problems)
 
 
-def _wrong_checksums(path: Path, files: Mapping[str, Any]) -> str:
-    with ThreadPoolExecutor(min(_READERS, len(files)) or 1) as readers:
-        problems = list(readers.map(lambda name: _wrong_checksum(path / name, files[name]["checksum"]), files))
-    return "; ".join(filter(None, problems))
+def _wrong_files(path: Path, files: Mapping[str, Any], *, verify: bool) -> list[_Problem]:
+    # sizes first: a truncated file need not be read
+    wrong = [_wrong_size(path / name, entry["bytes"]) for name, entry in files.items()]
+    if verify and not any(wrong):
+        with ThreadPoolExecutor(min(_READERS, len(files)) or 1) as readers:
+            wrong = list(readers.map(lambda name: _wrong_checksum(path / name, files[name]["checksum"]), files))
+    return [problem for problem in wrong if problem is not None]
 
 
-def _wrong_checksum(file: Path, expected: str) -> str:
+def _wrong_size(file: Path, expected: int) -> _Problem | None:
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return _Problem(f"{file.name} is missing")
+    except OSError as error:
+        return _unreadable(file, error)
+    if not stat.S_ISREG(found.st_mode):
+        return _Problem(f"{file.name} is not a regular file")
+    if found.st_size != expected:
+        return _Problem(f"{file.name} has {found.st_size} bytes instead of {expected}")
+    return None
+
+
+def _wrong_checksum(file: Path, expected: str) -> _Problem | None:
     try:
         found = file_checksum(file)
     except OSError as error:
-        return f"{file.name} {_UNREADABLE}: {error.strerror}"
+        return _unreadable(file, error)
     if found == expected:
-        return ""
-    return f"{file.name} doesn't match its checksum ({ALGORITHM} {expected}, found {found})"
+        return None
+    return _Problem(f"{file.name} doesn't match its checksum ({ALGORITHM} {expected}, found {found})")
+
+
+def _unreadable(file: Path, error: OSError) -> _Problem:
+    return _Problem(f"{file.name} can't be read: {error.strerror}", unreadable=True)
 
 
 def _size_on_disk(path: Path) -> int:

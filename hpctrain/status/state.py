@@ -112,13 +112,16 @@ def derive_state(facts: RunFacts) -> tuple[RunState, str]:
     ended_for_good = attempt.reason is not None and attempt.reason.meaning.final
     if running and not (ended_for_good and running == [attempt.job_id]):
         return (RunState.STARTING if attempt.start_time is None or attempt.reason else RunState.RUNNING), stopping
-    job_id = unstarted_job(facts)
     # a cancellation after the last step changed nothing, unless a newer job was to train the run further
-    if attempt.reason is Reason.COMPLETED and job_id is None:
+    if attempt.reason is Reason.COMPLETED and unstarted_job(facts) is None:
         return RunState.COMPLETED, ""
     if cancelled:
         return RunState.CANCELLED, ""
-    if job_id is not None:
+    return _state_when_stopped(facts)
+
+
+def _state_when_stopped(facts: RunFacts) -> tuple[RunState, str]:
+    if (job_id := unstarted_job(facts)) is not None:
         return _state_by_job(job_id, facts.known_jobs[job_id], Attempt(attempt=0))
     return _state_without_end(facts) if facts.attempt.open else _state_by_reason(facts)
 

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import xxhash
@@ -18,6 +21,7 @@ from hpctrain.run.checkpoints import (
     list_checkpoints,
     newest_intact,
     read_manifest,
+    saved_step,
 )
 from hpctrain.run.directory import RunDirectory
 
@@ -128,6 +132,39 @@ def test_a_file_that_cant_be_read_is_a_problem_and_no_traceback(directory):
     (path / "state.pt").unlink()
     (path / "state.pt").symlink_to("state.pt")
     assert find_damage(path).startswith("state.pt can't be read: Too many levels of symbolic links")
+    (info,) = list_checkpoints(directory)
+    assert (info.intact, info.unreadable, info.damaged) == (False, True, False)
+
+
+@pytest.mark.parametrize("name", [MANIFEST, "model.pt"])
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_a_checkpoint_that_the_file_system_fails_to_read_is_still_saved(directory, monkeypatch, name, number):
+    for step in (30, 40):
+        put(directory, step)
+
+    def failing(call):
+        def fail_or_call(path, *more, **options):
+            if Path(path) == directory.checkpoint(40) / name:
+                raise OSError(number, os.strerror(number), str(path))
+            return call(path, *more, **options)
+
+        return fail_or_call
+
+    monkeypatch.setattr(os, "open", failing(os.open))
+    monkeypatch.setattr(Path, "stat", failing(Path.stat))
+    assert saved_step(directory) == 40
+    found, passed_over = newest_intact(directory)
+    assert found is not None
+    assert (found.step, [info.damaged for info in passed_over]) == (30, [False])
+
+
+def test_a_checkpoint_that_is_damaged_is_not_saved(directory):
+    for step in (10, 20, 30):
+        put(directory, step)
+    (directory.checkpoint(30) / "model.pt").unlink()
+    (directory.checkpoint(20) / MANIFEST).write_text("")
+    assert saved_step(directory) == 10
+    assert [info.damaged for info in list_checkpoints(directory)] == [False, True, True]
 
 
 def test_stray_files_and_foreign_names_are_passed_over(directory):
@@ -149,6 +186,8 @@ def test_another_format_is_distinguished_from_damage(directory, change):
     path = put(directory, 1)
     (path / MANIFEST).write_bytes(encode_manifest(record(1) | change))
     assert "this hpctrain reads version 1 with xxh3_128" in find_damage(path)
+    (info,) = list_checkpoints(directory)
+    assert (info.intact, info.other_version, info.damaged, saved_step(directory)) == (False, True, False, 0)
 
 
 @pytest.mark.parametrize("change", [{"step": "7"}, {"world_size": None}, {"files": {"../x": {}}}])
