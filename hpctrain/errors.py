@@ -4,6 +4,7 @@ HpctrainError
 ├── ConfigError                  a key, its value, what is wrong, what to do; exit code 2
 ├── ClusterEnvironmentError      environment variables that are missing or contradict each other; exit code 2
 ├── RunDirectoryError            a run directory that is missing, taken, or not a run directory; exit code 2
+│   └── RunDirectoryUnavailableError  the file system failed to create or claim it; exit code 2
 ├── SupersededError              a later attempt owns the run: this one stops without writing
 ├── SchedulerError               SLURM refused a request, or gave an answer that can't be parsed
 │   └── SchedulerMissingError    SLURM's command isn't on this machine, or its daemon doesn't answer
@@ -94,6 +95,10 @@ class RunDirectoryError(HpctrainError):
     """A run directory that is missing, already taken, or not a run directory."""
 
     exit_code = ExitCode.BAD_CONFIGURATION
+
+
+class RunDirectoryUnavailableError(RunDirectoryError):
+    """The file system failed to create a run directory, or to claim it for an attempt; it may succeed later."""
 
 
 class SupersededError(HpctrainError):

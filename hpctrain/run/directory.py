@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpctrain.errors import RunDirectoryError
+from hpctrain.errors import RunDirectoryError, RunDirectoryUnavailableError
 from hpctrain.files import append_json_line, fsync_directory, read_json_lines
 from hpctrain.run.record_fields import FLAG, PATH, TEXT, TIME, require_fields
 
@@ -201,7 +201,7 @@ class RunDirectory:
         try:
             yield
         except OSError as error:
-            raise RunDirectoryError(
+            raise RunDirectoryUnavailableError(
                 f"run_dir={self.path}: can't be created ({error.strerror}); choose a folder that you may write to"
             ) from error
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpctrain.errors import RunDirectoryError, SupersededError
+from hpctrain.errors import RunDirectoryUnavailableError, SupersededError
 from hpctrain.files import append_json_line, fsync_directory, read_json_lines
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.disk_reserve import release, reserve, write_with_reserve
@@ -123,12 +123,12 @@ class Ledger:
             The attempt's number, counted from 1.
 
         Raises:
-            RunDirectoryError: the run directory is gone or can't be written.
+            RunDirectoryUnavailableError: the run directory is gone or can't be written.
         """
         try:
             number = self._make_claim(secret=secret)
         except OSError as error:
-            raise RunDirectoryError(
+            raise RunDirectoryUnavailableError(
                 f"{self.directory.path}: a new attempt can't be claimed ({error.strerror}); "
                 "check that the run directory exists and is writable"
             ) from error

@@ -1,32 +1,34 @@
 """The program of a batch script: ``python -m hpctrain.supervise RUN``, or ``... KEY=VALUE ...`` for a new run."""
 
+# ruff: noqa: E402 - the slow imports come after the signals are blocked
 from __future__ import annotations
 
 import signal
 
 WATCHED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-# before the slow imports: a signal that arrives meanwhile stays pending, even where the batch script ignores it
+# a signal that arrives meanwhile stays pending, even where the batch script ignores it
 signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
 
-import argparse  # noqa: E402 - after the signals are blocked
-import logging  # noqa: E402
-import os  # noqa: E402
-import sys  # noqa: E402
-import threading  # noqa: E402
-from collections.abc import Mapping, Sequence  # noqa: E402
+import argparse
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
 
-from hpctrain.cluster.environment import ClusterEnvironment, is_rank  # noqa: E402
-from hpctrain.config.cluster import Slurm as SlurmCluster  # noqa: E402
-from hpctrain.config.resources import resources_of  # noqa: E402
-from hpctrain.config.stored import load  # noqa: E402
-from hpctrain.errors import ClusterEnvironmentError, ConfigError, HpctrainError  # noqa: E402
-from hpctrain.launch.prepare import RunPlan, prepare_as_rank  # noqa: E402
-from hpctrain.retry import retry  # noqa: E402
-from hpctrain.run.directory import RunDirectory, umask_of  # noqa: E402
-from hpctrain.scheduler.slurm import Slurm  # noqa: E402
-from hpctrain.supervise.allocation import allocation_overrides  # noqa: E402
-from hpctrain.supervise.supervisor import STORAGE_ERRORS, STORAGE_S, Supervisor  # noqa: E402
-from hpctrain.terminal import guard_output  # noqa: E402
+from hpctrain.cluster.environment import ClusterEnvironment, is_rank
+from hpctrain.config.cluster import Slurm as SlurmCluster
+from hpctrain.config.resources import resources_of
+from hpctrain.config.stored import load
+from hpctrain.errors import ClusterEnvironmentError, ConfigError, HpctrainError
+from hpctrain.launch.prepare import RunPlan, prepare_as_rank
+from hpctrain.retry import retry
+from hpctrain.run.directory import RunDirectory, umask_of
+from hpctrain.scheduler.slurm import Slurm
+from hpctrain.status.log import ERROR
+from hpctrain.supervise.allocation import allocation_overrides
+from hpctrain.supervise.supervisor import STORAGE_ERRORS, STORAGE_S, Supervisor
+from hpctrain.terminal import guard_output
 
 COMMAND = "python -m hpctrain.supervise"
 
@@ -44,14 +46,14 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     received = catch_signals()
     try:
         plan = plan_run(arguments, environ)
+        os.umask(umask_of(plan.config.mode))
+        log_to_stdout()
+        supervisor = Supervisor(plan, environ, Slurm(environ))
+        threading.Thread(target=supervisor.requeuer.watch_signals, args=(received,), daemon=True).start()
+        return supervisor.run()
     except HpctrainError as error:
-        print(f"hpctrain: error: {error}", file=sys.stderr)
+        print(f"{ERROR}{error}", file=sys.stderr)
         return error.exit_code
-    os.umask(umask_of(plan.config.mode))
-    log_to_stdout()
-    supervisor = Supervisor(plan, environ, Slurm(environ))
-    threading.Thread(target=supervisor.requeuer.watch_signals, args=(received,), daemon=True).start()
-    return supervisor.run()
 
 
 def catch_signals() -> int:

@@ -11,7 +11,7 @@ from hpctrain.attempt.out_of_memory import with_memory_advice
 from hpctrain.attempt.outcome import Outcome, record_end, resume_advice, resume_command
 from hpctrain.attempt.requeue import Action, RequeueDecision, decide, history_with
 from hpctrain.attempt.unrecorded import UnrecordedEnds
-from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryError, SchedulerError, SupersededError
+from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryUnavailableError, SchedulerError, SupersededError
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.retry import retry
 from hpctrain.run.handover import Handover
@@ -25,7 +25,7 @@ from hpctrain.supervise.step import ABORTED, NO_LOG, Step, print_error, srun_com
 
 STORAGE_S = 60.0
 """Seconds to retry I/O in the run directory while its file system is unavailable."""
-STORAGE_ERRORS = (OSError, RunDirectoryError)
+STORAGE_ERRORS = (OSError, RunDirectoryUnavailableError)
 """Errors of I/O in the run directory while its file system is unavailable."""
 
 log = logging.getLogger("hpctrain.supervise")
@@ -69,14 +69,18 @@ class Supervisor:
         self._in_allocation = 0
 
     def run(self) -> int:
-        """Run attempts until the run ends or continues elsewhere; return the batch script's exit code."""
+        """Run attempts until the run ends or continues elsewhere; return the batch script's exit code.
+
+        Raises:
+            RunDirectoryError: a record of the run has a field that can't be.
+        """
         if self._begin():
             log.info("the run in %s is completed: nothing to do", self.directory.path)
             return ExitCode.FINISHED
         while True:
             try:
                 attempt = self._claim()
-            except RunDirectoryError as error:
+            except RunDirectoryUnavailableError as error:
                 return self._leave_unwritable(error)
             complaints = self._run_ranks(attempt)
             try:

@@ -53,9 +53,9 @@ HOOKS = """
     collate_fn place
 """
 ERRORS = """
-    HpctrainError ConfigError ClusterEnvironmentError RunDirectoryError SupersededError SchedulerError
-    SchedulerMissingError RendezvousError CheckpointError CheckpointDamagedError CheckpointUnlikeError TaskError
-    DivergedError RunFailedError
+    HpctrainError ConfigError ClusterEnvironmentError RunDirectoryError RunDirectoryUnavailableError SupersededError
+    SchedulerError SchedulerMissingError RendezvousError CheckpointError CheckpointDamagedError CheckpointUnlikeError
+    TaskError DivergedError RunFailedError
 """
 
 

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from supervising import COMPLETES, STOPS, all_ranks, story, until
+from supervising import COMPLETES, KILLED, STOPS, all_ranks, story, until
 
+from hpctrain.files import append_json_line
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 
@@ -94,3 +95,15 @@ def test_a_mistake_is_one_line_and_exit_code_2(slurm, tmp_path, words, variables
     assert message in line
     assert not slurm.steps
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["attempts.jsonl", "jobs.jsonl"])
+def test_a_record_that_can_t_be_is_named_in_one_line_at_once(slurm, supervisor, tmp_path, name):
+    slurm.plan(KILLED)
+    one = supervisor()
+    append_json_line(one.directory.path / name, {"attempt": 1, "time": "late"})
+    done = supervise(slurm, tmp_path, "run", SLURM_RESTART_COUNT="1")
+    errors = [line for line in done.stderr.splitlines() if line.startswith("hpctrain: ")]
+    problem = "expected time to be epoch seconds, found 'late'; correct the file, or move it away"
+    assert (done.returncode, errors) == (2, [f"hpctrain: error: {one.directory.path / name}: {problem}"])
+    assert "Traceback" not in done.stderr
