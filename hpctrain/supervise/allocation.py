@@ -17,11 +17,13 @@ class Allocation:
         nodes: all of them, in SLURM's order.
         num_nodes: how many the ranks need.
         keeps_spares: whether the job outlives a dead node (`sbatch --no-kill`).
+        ranks_per_node: of consecutive ranks; None if srun may distribute them in another way.
     """
 
     nodes: tuple[str, ...]
     num_nodes: int
     keeps_spares: bool = False
+    ranks_per_node: int | None = None
     _out: set[str] = field(default_factory=set)
 
     @property
@@ -38,11 +40,17 @@ class Allocation:
         """Keep ranks away from these nodes from now on."""
         self._out |= set(nodes)
 
-    def of_ranks(self, ranks: Sequence[int], processes_per_node: int) -> tuple[str, ...]:
-        """The nodes of these ranks; empty if the ranks are on all nodes, since no node is then more suspect."""
+    def of_rank(self, rank: int) -> str | None:
+        """The node of a rank; None if it is unknown."""
         used = self.step_nodes
-        found = {used[rank // processes_per_node] for rank in ranks if rank // processes_per_node < len(used)}
-        return tuple(sorted(found)) if len(found) < len(used) else ()
+        if self.ranks_per_node is None or rank // self.ranks_per_node >= len(used):
+            return None
+        return used[rank // self.ranks_per_node]
+
+    def of_ranks(self, ranks: Sequence[int]) -> tuple[str, ...]:
+        """The known nodes of these ranks; empty if the ranks are on all nodes, since no node is then more suspect."""
+        found = set(filter(None, map(self.of_rank, ranks)))
+        return tuple(sorted(found)) if len(found) < len(self.step_nodes) else ()
 
 
 def allocation_overrides(environ: Mapping[str, str], words: Sequence[str]) -> list[str]:

@@ -36,6 +36,12 @@ def step_name(directory: RunDirectory) -> str:
     return f"hpctrain_{zlib.crc32(os.fsencode(directory.path)):08x}"
 
 
+def consecutive_ranks(plan: RunPlan) -> int | None:
+    """The number of consecutive ranks on each node; None if the user's options for srun distribute them."""
+    distributed = any(option.startswith(("--distribution", "-m")) for option in plan.slurm.srun_args)
+    return None if distributed else plan.resources.processes_per_node
+
+
 def srun_command(plan: RunPlan, nodes: Sequence[str] = (), job_name: str | None = None) -> list[str]:
     """The srun line that starts the ranks; their output is appended to a log per rank.
 

@@ -21,7 +21,7 @@ from hpctrain.scheduler.slurm import SILENCE_S, Slurm
 from hpctrain.supervise.allocation import Allocation
 from hpctrain.supervise.current_job import CurrentJob
 from hpctrain.supervise.requeuer import Requeuer
-from hpctrain.supervise.step import ABORTED, NO_LOG, Step, print_error, srun_command
+from hpctrain.supervise.step import ABORTED, NO_LOG, Step, consecutive_ranks, print_error, srun_command
 
 STORAGE_S = 60.0
 """Seconds to retry I/O in the run directory while its file system is unavailable."""
@@ -65,7 +65,9 @@ class Supervisor:
         self.job = CurrentJob(plan.directory, slurm, environ, silence_s)
         self.requeuer = Requeuer(self.job, plan)
         self.ledger = Ledger(plan.directory)
-        self.allocation = Allocation(self.job.nodes, plan.resources.num_nodes, self.plan.slurm.spare_nodes > 0)
+        self.allocation = Allocation(
+            self.job.nodes, plan.resources.num_nodes, plan.slurm.spare_nodes > 0, consecutive_ranks(plan)
+        )
         self._in_allocation = 0
 
     def run(self) -> int:
@@ -141,7 +143,7 @@ class Supervisor:
         unseen = ""
         for line in step.run():
             if (no_log := NO_LOG.match(line)) is not None:
-                node = nodes[int(no_log["rank"]) // self.plan.resources.processes_per_node]
+                node = self.allocation.of_rank(int(no_log["rank"])) or "a node"
                 remedy = "put the run directory on a file system that all nodes share"
                 unseen = f"{node} can't write into {self.directory.path}; {remedy}"
             if ABORTED.match(line):
@@ -210,11 +212,11 @@ class Supervisor:
 
     def _suspects(self, outcome: Outcome) -> tuple[str, ...]:
         """Nodes that the failure points at."""
-        per_node = self.plan.resources.processes_per_node
         if outcome.suspect_rank is not None:
             # SLURM's name for the node: --exclude doesn't accept the hostname, which may differ
-            return (self.allocation.step_nodes[outcome.suspect_rank // per_node],)
-        return outcome.suspects or self.allocation.of_ranks(outcome.silent_ranks, per_node)
+            node = self.allocation.of_rank(outcome.suspect_rank)
+            return () if node is None else (node,)
+        return outcome.suspects or self.allocation.of_ranks(outcome.silent_ranks)
 
     def _record(self, attempt: int, outcome: Outcome, decision: RequeueDecision) -> None:
         suspects = self._suspects(outcome)

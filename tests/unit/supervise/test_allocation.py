@@ -24,7 +24,14 @@ def test_a_job_that_dies_with_any_node_has_none_to_spare():
     ("ranks", "blamed"), [([], ()), ([3], ("n4",)), ([2, 3], ("n4",)), ([0, 2], ()), ([0, 1, 2, 3], ()), ([7], ())]
 )
 def test_silent_ranks_point_at_their_nodes_unless_they_are_everywhere(ranks, blamed):
-    nodes = Allocation(FOUR, num_nodes=2, keeps_spares=True)
+    nodes = Allocation(FOUR, num_nodes=2, keeps_spares=True, ranks_per_node=2)
     nodes.lose(["n1", "n3"])
     assert nodes.step_nodes == ("n2", "n4")
-    assert nodes.of_ranks(ranks, processes_per_node=2) == blamed
+    assert nodes.of_ranks(ranks) == blamed
+
+
+@pytest.mark.parametrize(
+    ("ranks_per_node", "rank", "node"), [(2, 0, "n1"), (2, 3, "n2"), (2, 4, None), (1, 1, "n2"), (None, 0, None)]
+)
+def test_the_node_of_a_rank_is_known_where_ranks_are_consecutive(ranks_per_node, rank, node):
+    assert Allocation(FOUR, num_nodes=2, ranks_per_node=ranks_per_node).of_rank(rank) == node

@@ -417,12 +417,21 @@ def test_a_supervisor_looks_for_no_step_of_an_attempt_before_the_requeue(slurm, 
     assert not slurm.cancelled
 
 
-def test_a_node_that_does_not_see_the_run_directory_is_named(slurm, supervisor):
+@pytest.mark.parametrize(
+    ("word", "nodes", "node"),
+    [
+        ("nodes=2", "n[1-2]", "n2"),
+        ("cluster.srun_args=['--distribution=cyclic']", "n[1-2]", "a node"),
+        ("cluster.srun_args=[-m,cyclic]", "n[1-2]", "a node"),
+        ("nodes=2", "n1", "a node"),
+    ],
+)
+def test_a_node_that_does_not_see_the_run_directory_is_named(slurm, supervisor, word, nodes, node):
     says = "srun: error: task 1 launch failed: Slurmd could not connect IO\n"
     # srun, which is asked to end the step, would wait for rank 0
     slurm.plan({"warns": says, "waits": True, "code": 137})
-    one = supervisor("cluster.requeue.max_stalled_attempts=1")
+    one = supervisor("cluster.requeue.max_stalled_attempts=1", word, SLURM_JOB_NODELIST=nodes)
     assert one.run() == ExitCode.FAILED
     (attempt,) = one.ledger.attempts()
     remedy = "put the run directory on a file system that all nodes share"
-    assert f"n2 can't write into {one.directory.path}; {remedy}" in attempt.detail
+    assert f"{node} can't write into {one.directory.path}; {remedy}" in attempt.detail
