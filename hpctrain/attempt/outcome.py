@@ -209,10 +209,11 @@ def record_end(
     if not entry.open:
         return
     if entry.start_time is None:
-        ledger.start(attempt, job_id=job_id, nodes=nodes, world_size=world_size, step=saved)
-        # after a stop or a cancellation, the advice is a plain `resume`, which is to continue with the change
+        # before the start is recorded: this is called again after an OSError, and then skips an attempt with a start.
+        # After a stop or a cancellation, the advice is a plain `resume`, which is to continue with the change
         if ends_run and not outcome.reason.meaning.orderly and revert_config(directory):
             log.warning("the attempt failed before it started: restored the configuration from before this resume")
+        ledger.start(attempt, job_id=job_id, nodes=nodes, world_size=world_size, step=saved)
     if outcome.error_after_signal:
         extra["error_after_signal"] = True
     ledger.end(attempt, reason=outcome.reason, step=outcome.step, detail=outcome.headline, saved_step=saved, **extra)

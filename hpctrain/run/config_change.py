@@ -6,10 +6,10 @@ Until then, `config.before.yaml` holds the previous configuration.
 from __future__ import annotations
 
 import contextlib
-import shutil
+import os
 from pathlib import Path
 
-from hpctrain.files import temporary_name, write_atomic
+from hpctrain.files import write_atomic
 from hpctrain.run.directory import RunDirectory
 
 
@@ -21,10 +21,10 @@ def change_config(directory: RunDirectory, text: str) -> None:
     """
     # after a resume that was cancelled in the queue, the file is there already: keep it, the last one that worked
     if directory.config.exists() and not directory.config_before.exists():
-        temporary = temporary_name(directory.config_before)
-        # with its time, by which `status` sorts the runs
-        shutil.copy2(directory.config, temporary)
-        temporary.rename(directory.config_before)
+        found = directory.config.stat()
+        write_atomic(directory.config_before, directory.config.read_bytes())
+        # `status` sorts the runs by it
+        os.utime(directory.config_before, ns=(found.st_atime_ns, found.st_mtime_ns))
     write_atomic(directory.config, text)
 
 

@@ -104,6 +104,11 @@ class RunDirectory:
         return self.path / "logs"
 
     @property
+    def submitit(self) -> Path:
+        """The scripts of jobs, and the pickled calls that they make."""
+        return self.logs / "submitit"
+
+    @property
     def claims(self) -> Path:
         """One directory per attempt: creating it claims the run, and it keeps the exit records of the ranks."""
         return self.path / "attempts"

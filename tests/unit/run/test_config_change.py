@@ -82,3 +82,26 @@ def test_an_attempt_that_is_closed_late_leaves_the_change_of_the_resume_that_clo
     UnrecordedEnds(directory, Slurm(slurm.environ, run=slurm.run)).close(1)
     assert Ledger(directory).attempts()[0].reason is Reason.FAILED
     assert directory.config.read_text() == "lr: 3\n"
+
+
+def test_a_change_that_the_disk_has_no_room_for_leaves_the_run_as_it_was(directory, file_size_limit):
+    directory.config.write_text("lr: 1\n" * 100)
+    before = files(directory)
+    with file_size_limit(100), pytest.raises(OSError, match="File too large"):
+        change_config(directory, "lr: 2\n")
+    assert files(directory) == before
+
+
+def test_a_change_that_cannot_be_taken_back_at_once_is_taken_back_later(directory):
+    ledger = Ledger(directory)
+    change(directory)
+    attempt = ledger.claim()
+    directory.config.rename(directory.path / "elsewhere")
+    directory.config.mkdir()  # as a file system may answer for a while: it can't be read
+    with pytest.raises(OSError, match="directory"):
+        record_end(directory, attempt, Outcome(Reason.FAILED, 0), world_size=1, ends_run=True)
+    directory.config.rmdir()
+    (directory.path / "elsewhere").rename(directory.config)
+    record_end(directory, attempt, Outcome(Reason.FAILED, 0), world_size=1, ends_run=True)
+    assert directory.config.read_text() == "lr: 1\n"
+    assert not ledger.attempt(attempt).open
