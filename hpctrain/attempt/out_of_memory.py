@@ -52,7 +52,8 @@ def oom_complaint(before: int, codes: Sequence[int | None], records: Mapping[int
 
     Args:
         before: `oom_kills` before the attempt.
-        codes: the exit codes of the ranks, None for one that its launcher killed; empty if they aren't known.
+        codes: by rank, the exit code; None for a rank that the launcher killed. Empty if the launching process
+            is the only rank.
         records: the ranks' exit records.
     """
     killed = any(code == -signal.SIGKILL and rank not in records for rank, code in enumerate(codes))

@@ -45,25 +45,29 @@ class Termination:
     @classmethod
     def read(cls, claim: Path) -> Termination | None:
         """Read the termination that the attempt's supervisor recorded; None if there is none with a known reason."""
-        record = read_json_or_empty(claim / FILE_NAME)
         try:
-            return cls(Reason(record["reason"]), str(record["evidence"]))
-        except (KeyError, TypeError, ValueError):  # another version of hpctrain may know other reasons
+            found = cls.from_json(read_json_or_empty(claim / FILE_NAME))
+        except (KeyError, TypeError, ValueError):  # another version of hpctrain may know other reasons and fields
             return None
+        return None if found.reason is None else found
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Termination:
-        """The termination of which `as_json` made the record."""
+        """Inverse of `as_json`.
+
+        Raises:
+            KeyError, TypeError, ValueError: the record has other fields, or an unknown reason.
+        """
         reason = record["reason"]
         return cls(**{**record, "reason": None if reason is None else Reason(reason)})
 
     def as_json(self) -> dict[str, Any]:
-        """All fields, in types of JSON's."""
+        """All fields as JSON types."""
         return asdict(self)
 
     def write(self, claim: Path) -> None:
         """Write it into the attempt's claim, for the next attempt if SLURM kills this one before it records the end."""
-        write_json(claim / FILE_NAME, {"reason": self.reason, "evidence": self.evidence})
+        write_json(claim / FILE_NAME, self.as_json())
 
 
 def diagnose(received: int | None, record: JobRecord | None, *, restarts: int, now: float) -> Termination:

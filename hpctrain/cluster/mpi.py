@@ -176,7 +176,10 @@ def _shape(variables: Variables, launcher: Launcher, world_size: int) -> tuple[i
 
 
 def port_seed(variables: Variables) -> int:
-    """A number that all ranks of one launch share, and that differs between launches."""
+    """A number that all ranks of one launch share: of the launch, or of its job if only that is known; 0 without both.
+
+    LSF and PBS name only the job. Hydra without a scheduler names nothing.
+    """
     names = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "FLUX_JOB_ID", "PALS_APID", "LSB_JOBID", "PBS_JOBID")
     values = (variables.text(name) for name in names)
     return next((zlib.crc32(value.encode()) for value in values if value is not None), 0)

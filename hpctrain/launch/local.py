@@ -62,9 +62,9 @@ def launch_local(run: RunPlan) -> int:
 def _launch(run: RunPlan) -> int:
     directory, world_size = run.directory, run.resources.world_size
     UnrecordedEnds(directory, Slurm()).close(world_size)
-    # by themselves, local ranks meet at a file that only their user can open
-    chosen = world_size > 1 and run.config.parallel.init_method != "env://"
-    attempt = Ledger(directory).claim(secret=chosen)
+    # without an address from their user, local ranks meet at a file that only the user can open
+    needs_secret = world_size > 1 and run.config.parallel.init_method != "env://"
+    attempt = Ledger(directory).claim(secret=needs_secret)
     Owner.write(directory.claim(attempt))
     kills = oom_kills()
     if world_size == 1:
@@ -87,7 +87,8 @@ def _conclude(
         run: the run.
         attempt: the attempt's number.
         kills: the kernel's count of processes that it killed for their memory, before the attempt.
-        codes: the ranks' exit codes, if this process isn't the only rank; None for one that hadn't ended by itself.
+        codes: by rank, the exit code; None for a rank that the launcher killed. Empty if the launching process
+            is the only rank.
         cut_short: whether a second Ctrl-C ended the ranks.
     """
     directory, world_size = run.directory, run.resources.world_size
@@ -160,7 +161,7 @@ class LocalRanks:
 
     Attributes:
         processes: by rank, once they are started.
-        codes: by rank, the exit code; None for a rank that `run` had to kill.
+        codes: by rank, the exit code; None for a rank that the launcher killed.
         interrupts: how often Ctrl-C was pressed.
     """
 

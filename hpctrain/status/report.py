@@ -61,6 +61,7 @@ class RunStatus:
         job_ids: every job of the run, oldest first.
         may_start: when a queued run is expected to start.
         unstarted: whether the newest job ended before it began an attempt, so that the last one has another job.
+        job_that_may_run: the job that may still be queued or running, by the run's own records; None if no job is left.
     """
 
     name: str
@@ -82,6 +83,7 @@ class RunStatus:
     job_ids: tuple[str, ...] = ()
     may_start: float | None = None
     unstarted: bool = False
+    job_that_may_run: str | None = None
 
     @property
     def described(self) -> str:
@@ -161,20 +163,13 @@ def statuses_before_launch(directories: Sequence[RunDirectory], *, force: bool =
         problem = " ".join(str(error).split())
     statuses = [_read_or_explain(directory, jobs) for directory in directories]
     for directory, status in zip(directories, statuses, strict=True):
-        if status.state is not RunState.UNREADABLE:
-            _require_known(directory, jobs, problem, force=force)
+        if jobs is None and not force and not status.state.may_change and status.job_that_may_run is not None:
+            raise RunDirectoryError(
+                f"{directory.path}: job {status.job_that_may_run} may still be queued or running, and SLURM can't be "
+                f"asked ({problem}); run this where squeue works, or insist: `python -m hpctrain resume "
+                f"{directory.as_typed} --force`"
+            )
     return statuses
-
-
-def _require_known(directory: RunDirectory, jobs: Jobs | None, problem: str, *, force: bool) -> None:
-    facts = _facts(directory, Ledger(directory).attempts(), jobs)
-    if derive_state(facts)[0].may_change:
-        return
-    if jobs is None and not force and (job_id := job_that_may_run(facts)) is not None:
-        raise RunDirectoryError(
-            f"{directory.path}: job {job_id} may still be queued or running, and SLURM can't be asked ({problem}); "
-            f"run this where squeue works, or insist: `python -m hpctrain resume {directory.as_typed} --force`"
-        )
 
 
 def ask_slurm(job_ids: Sequence[str]) -> Jobs | None:
@@ -244,6 +239,7 @@ def read_status(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
         job_ids=facts.job_ids,
         may_start=pending[-1].start_time if pending and state is RunState.QUEUED else None,
         unstarted=unstarted,
+        job_that_may_run=job_that_may_run(facts),
     )
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.attempt.termination import Termination, diagnose
+from hpctrain.attempt.termination import FILE_NAME, Termination, diagnose
+from hpctrain.files import write_json
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler import answers
 from hpctrain.scheduler.job import JobState
@@ -99,7 +100,13 @@ def test_a_sigterm_long_before_the_time_limit_is_a_peers_death_or_a_persons_kill
 
 def test_a_record_without_a_known_reason_is_none(tmp_path):
     assert Termination.read(tmp_path) is None
-    Termination(Reason.PREEMPTED, "SIGTERM").write(tmp_path)
+    found = Termination(Reason.PREEMPTED, "SIGTERM", 12.5, requeued=True, killing=True)
+    found.write(tmp_path)
+    assert Termination.read(tmp_path) == found
+    # as earlier versions wrote it
+    write_json(tmp_path / FILE_NAME, {"reason": "preempted", "evidence": "SIGTERM"})
     assert Termination.read(tmp_path) == Termination(Reason.PREEMPTED, "SIGTERM")
+    write_json(tmp_path / FILE_NAME, {"reason": "meteorite", "evidence": "SIGTERM"})
+    assert Termination.read(tmp_path) is None
     Termination(None, "SIGTERM").write(tmp_path)
     assert Termination.read(tmp_path) is None

@@ -305,6 +305,7 @@ def test_json_of_one_run_is_an_object(make_run, capsys):
         "job_ids": [],
         "may_start": None,
         "unstarted": False,
+        "job_that_may_run": None,
     }
 
 
