@@ -19,7 +19,7 @@ class EvalLoader:
     """Every sample exactly once over all ranks, without padding.
 
     Rank r has the r-th of world_size contiguous slices. Of an iterable dataset, whose end may not be known before it is
-    reached, it has every world_size-th micro-batch, from the r-th on.
+    reached, it has every world_size-th micro-batch, from the r-th on. With `__len__`, that many samples are evaluated.
 
     Ranks can have different numbers of batches, even none, so evaluation runs outside DDP, without a collective per
     batch. The samples' random draws depend only on the index: every evaluation sees the same samples.
@@ -31,6 +31,10 @@ class EvalLoader:
         world_size: number of slices.
         collate_fn: makes a batch of a list of samples; PyTorch's default collation if None.
         workers: how batches are fetched; worker processes are started for each pass.
+
+    Attributes:
+        num_samples: of the dataset; None for an iterable dataset without `__len__`.
+        end: number of samples before the end of an iterable dataset, if this rank reached it in its last pass.
     """
 
     def __init__(
@@ -53,15 +57,13 @@ class EvalLoader:
             if isinstance(dataset, IterableDataset)
             else BatchFetcher(dataset, 0, collate_fn)
         )
-
-    def __iter__(self) -> Iterator[Any]:
-        """One pass over this rank's share, as batches."""
-        return (batch for batch in self.turns() if batch is not None)
+        self.num_samples = self._fetcher.num_samples
+        self.end: int | None = None
 
     @property
     def num_turns(self) -> int | None:
-        """Number of turns of a whole pass; None for an iterable dataset, whose end may not be known."""
-        num_samples = None if isinstance(self._fetcher, EpochFetcher) else self._fetcher.num_samples
+        """Number of turns of a whole pass; None for an iterable dataset without `__len__`."""
+        num_samples = self.num_samples
         if num_samples is None:
             return None
         return math.ceil(math.ceil(num_samples / self._world_size) / self._micro_batch_size)
@@ -74,29 +76,35 @@ class EvalLoader:
         Args:
             at_most: number of turns after which to end the pass; None for a whole pass.
         """
-        return self._turns_of_stream(at_most) if isinstance(self._fetcher, EpochFetcher) else self._turns(at_most)
-
-    def _turns(self, at_most: int | None) -> Generator[Any, None, None]:
-        size, num_samples, most = self._micro_batch_size, self._fetcher.num_samples, self.num_turns
-        assert num_samples is not None
+        most = min((bound for bound in (self.num_turns, at_most) if bound is not None), default=None)
+        if isinstance(self._fetcher, EpochFetcher):
+            return self._turns_of_stream(most)
         assert most is not None
+        return self._turns(most)
+
+    def _turns(self, most: int) -> Generator[Any, None, None]:
+        size, num_samples = self._micro_batch_size, self.num_samples
+        assert num_samples is not None
         begin, end = (num_samples * edge // self._world_size for edge in (self._rank, self._rank + 1))
         requests = ((0, np.arange(first, min(first + size, end))) for first in range(begin, end, size))
-        own = math.ceil((end - begin) / size)
-        if at_most is not None:
-            own, most = min(own, at_most), min(most, at_most)
+        own = min(most, math.ceil((end - begin) / size))
         batches = self._fetch(itertools.islice(requests, own), own)
         for _ in range(most):
             yield next(batches, None)
 
-    def _turns_of_stream(self, at_most: int | None) -> Generator[Any, None, None]:
-        per_turn = self._micro_batch_size * self._world_size
-        begins = (turn * per_turn + self._rank * self._micro_batch_size for turn in itertools.count())
-        requests = ((0, np.arange(begin, begin + self._micro_batch_size)) for begin in begins)
-        found: Iterator[UpToEnd] = self._fetch(itertools.islice(requests, at_most), at_most)
-        for turn, (batch, num_samples) in enumerate(found):
-            # every rank reads the same stream: they find the same end, though perhaps in different turns
-            if num_samples is not None and turn * per_turn >= num_samples:
+    def _turns_of_stream(self, most: int | None) -> Generator[Any, None, None]:
+        size, length = self._micro_batch_size, self.num_samples
+        per_turn = size * self._world_size
+        slices = ((first, first + size) for first in itertools.count(self._rank * size, per_turn))
+        # empty where the slice begins after the length
+        requests = ((0, np.arange(first, last if length is None else min(last, length))) for first, last in slices)
+        found: Iterator[UpToEnd] = self._fetch(itertools.islice(requests, most), most)
+        self.end = None
+        for turn, (batch, end) in enumerate(found):
+            if end is not None:
+                self.end = end
+            # without a length, all ranks read the same stream, and find the same end, though perhaps in different turns
+            if length is None and end is not None and turn * per_turn >= end:
                 return
             yield batch
 

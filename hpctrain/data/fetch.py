@@ -91,10 +91,10 @@ class BatchFetcher(Dataset[Any]):
 
 
 class UpToEnd(NamedTuple):
-    """A batch that may be cut short by the end of an epoch; None after it.
+    """A batch that may be cut short by the end of an epoch.
 
     Attributes:
-        batch: the collated samples.
+        batch: the collated samples; None after the end.
         num_samples: of the epoch; None if its end wasn't reached.
     """
 

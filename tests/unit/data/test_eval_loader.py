@@ -45,15 +45,15 @@ def test_every_sample_is_seen_exactly_once(num_samples: int, micro: int, world_s
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_every_pass_is_the_same_with_any_number_of_workers(num_workers: int) -> None:
-    expected = [[field.tolist() for field in batch] for batch in EvalLoader(Drawing(), 2, rank=1, world_size=2)]
+    expected = [[field.tolist() for field in batch] for batch in EvalLoader(Drawing(), 2, rank=1, world_size=2).turns()]
     loader = EvalLoader(Drawing(), 2, rank=1, world_size=2, workers=Workers(num_workers))
     for _ in range(2):
-        assert [[field.tolist() for field in batch] for batch in loader] == expected
+        assert [[field.tolist() for field in batch] for batch in loader.turns()] == expected
 
 
 def test_a_rank_without_samples_starts_no_worker() -> None:
     loader = EvalLoader(TensorBatches(torch.arange(1)), 2, rank=0, world_size=2, workers=Workers(2))
-    assert list(loader) == []
+    assert list(loader.turns()) == [None]
     assert multiprocessing.active_children() == []
 
 
@@ -91,6 +91,36 @@ def test_a_stream_without_a_length_is_seen_exactly_once_in_as_many_turns_on_ever
         assert {len(list(loader.turns(2))) for loader in loaders} == {min(2, len(turns[0]))}
 
 
+class Declared(Seekable):
+    """It says how long it is, and may end earlier or later."""
+
+    def __init__(self, length: int, declared: int) -> None:
+        super().__init__(length)
+        self.declared = declared
+
+    def __len__(self) -> int:
+        return self.declared
+
+
+@settings(deadline=None)
+@given(
+    length=st.integers(0, 60),
+    declared=st.integers(0, 40),
+    micro=st.integers(1, 7),
+    world_size=st.integers(1, 5),
+)
+def test_a_stream_with_a_length_is_evaluated_up_to_it_in_as_many_turns_on_every_rank(
+    length: int, declared: int, micro: int, world_size: int
+) -> None:
+    dataset = Declared(length, declared)
+    loaders = [EvalLoader(dataset, micro, rank=rank, world_size=world_size) for rank in range(world_size)]
+    turns = [list(loader.turns()) for loader in loaders]
+    seen = [index for own in turns for batch in own if batch is not None for index in batch.tolist()]
+    assert sorted(seen) == list(range(min(length, declared)))
+    assert {len(own) for own in turns} == {-(-declared // (micro * world_size))} == {loaders[0].num_turns}
+    assert {len(list(loader.turns(2))) for loader in loaders} == {min(2, len(turns[0]))}
+
+
 @pytest.mark.parametrize("length", [9, 10, 11, 12])
 def test_worker_processes_find_the_end_of_a_stream(length: int) -> None:
     loaders = [EvalLoader(Endless(length), 2, rank=rank, world_size=2, workers=Workers(2)) for rank in range(2)]
@@ -99,4 +129,5 @@ def test_worker_processes_find_the_end_of_a_stream(length: int) -> None:
         *range(length)
     ]
     assert [len(own) for own in turns] == [3, 3]
+    assert [loader.end for loader in loaders] == [length, length]
     assert len(list(loaders[0].turns(2))) == 2
