@@ -197,7 +197,7 @@ def record_end(
         world_size: number of ranks; this, `job_id` and `nodes` are fields of the start.
         job_id: its job's id.
         nodes: the nodes of its ranks.
-        ends_run: whether no attempt follows automatically. If so, and this attempt failed before it started, the
+        ends_run: whether no attempt follows automatically. If so, and this attempt failed before it trained, the
             configuration from before the resume is restored.
         extra: more fields of the end.
 
@@ -209,11 +209,10 @@ def record_end(
     if not entry.open:
         return
     if entry.start_time is None:
-        # before the start is recorded: this is called again after an OSError, and then skips an attempt with a start.
-        # After a stop or a cancellation, the advice is a plain `resume`, which is to continue with the change
-        if ends_run and not outcome.reason.meaning.orderly and revert_config(directory):
-            log.warning("the attempt failed before it started: restored the configuration from before this resume")
         ledger.start(attempt, job_id=job_id, nodes=nodes, world_size=world_size, step=saved)
+    # after a stop or a cancellation, the advice is a plain `resume`, which is to continue with the change
+    if ends_run and not outcome.reason.meaning.orderly and revert_config(directory):
+        log.warning("the attempt failed before it trained: restored the configuration from before this resume")
     if outcome.error_after_signal:
         extra["error_after_signal"] = True
     ledger.end(attempt, reason=outcome.reason, step=outcome.step, detail=outcome.headline, saved_step=saved, **extra)

@@ -30,8 +30,8 @@ class Trainer(require.Checked):
     eval_every_steps: Annotated[int | None, require.at_least(1)] = None
     """Steps between evaluations; null: at the end of each epoch. The last step is always evaluated."""
     sanity_batches: Annotated[int, require.at_least(0)] = 2
-    """Micro-batches that each rank evaluates before the first step of a new run, to show a mistake in the evaluation at
-    once; training isn't affected. 0: none."""
+    """Micro-batches that each rank evaluates before the first step of a new run, or of a resume that changes the
+    configuration, to show a mistake in the evaluation at once; training isn't affected. 0: none."""
     clip_grad_norm: Annotated[float | None, require.above(0)] = None
     """Largest 2-norm of all gradients together; null: no clipping. train/grad_norm logs the norm before clipping."""
     clip_grad_value: Annotated[float | None, require.above(0)] = None

@@ -1,4 +1,4 @@
-"""A resume's change to a run's configuration: kept once an attempt starts with it, otherwise reverted.
+"""A resume's change to a run's configuration: kept once an attempt trains with it, otherwise reverted.
 
 Until then, `config.before.yaml` holds the previous configuration.
 """
@@ -14,7 +14,7 @@ from hpctrain.run.directory import RunDirectory
 
 
 def change_config(directory: RunDirectory, text: str) -> None:
-    """Store a configuration, and keep the one before it until an attempt begins.
+    """Store a configuration, and keep the one before it until an attempt trains with it.
 
     Raises:
         OSError: it can't be written; the stored one is unchanged.
@@ -29,12 +29,12 @@ def change_config(directory: RunDirectory, text: str) -> None:
 
 
 def trained_config(directory: RunDirectory) -> Path:
-    """The file of the configuration with which the newest attempt began."""
+    """The file of the configuration with which the newest attempt trained."""
     return directory.config_before if directory.config_before.exists() else directory.config
 
 
 def keep_config(directory: RunDirectory) -> None:
-    """Keep the change: an attempt has begun with it."""
+    """Keep the change: an attempt trains with it."""
     # a read-only file system for a moment must not stop an attempt
     with contextlib.suppress(OSError):
         directory.config_before.unlink(missing_ok=True)

@@ -115,7 +115,10 @@ class Task(ABC):
     def eval_dataset(self) -> Dataset[Any] | None:
         """The held-out samples, each evaluated exactly once over all ranks; None for no evaluation.
 
-        An iterable dataset needs no length.
+        An iterable dataset needs no length. With `__len__`, that many samples are evaluated; without, all up to the
+        stream's end. As in training, every rank and every DataLoader worker must yield the whole stream: one that
+        splits itself, such as by `split_dataset_by_node` or `get_worker_info`, is refused if the ranks find different
+        ends of it, and is otherwise evaluated only in part.
         """
         return None
 

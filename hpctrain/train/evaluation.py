@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
@@ -20,7 +21,9 @@ from hpctrain.distributed.compiler import uncompiled
 from hpctrain.distributed.replica import broadcast_tensors, buffers_and_rng_restored, inner
 from hpctrain.distributed.stop_request import Stop
 from hpctrain.distributed.world import World
+from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
+from hpctrain.phrases import counted
 from hpctrain.tasks.evaluation_contract import checked_sums, checked_values
 from hpctrain.tasks.task import Task
 from hpctrain.train.ema import Ema
@@ -30,6 +33,8 @@ from hpctrain.train.task_state import TaskState, remember_attributes
 
 PREFIX = "eval/"
 """Begins the logged names of metrics."""
+
+_OVER = object()
 
 log = logging.getLogger("hpctrain.train")
 
@@ -103,7 +108,7 @@ class Evaluation:
             agreement: of the ranks, which decides whether they stop.
 
         Raises:
-            TaskError: `evaluate` or `derive` broke its contract.
+            TaskError: `evaluate` or `derive` broke its contract, or the ranks have different held-out samples.
         """
         # each rank's batch norm saw its own samples since DDP last sent rank zero's buffers
         broadcast_tensors(self._model.buffers(), self._world)
@@ -119,27 +124,30 @@ class Evaluation:
         means = self._means(meter)
         return Evaluated(means | self._checked(self._derive(means)))
 
-    def try_out(self, num_batches: int) -> dict[str, float]:
+    def try_out(self, agreement: Agreement, num_batches: int) -> Evaluated:
         """Evaluate a few micro-batches on each rank, and leave no trace; collective.
 
-        Weights, buffers, modes, random states, the task's own state and `num_batches` are as before. Other attributes
-        of the task are as `evaluate` and `derive` leave them, unless `derive` fails (`remember_attributes`).
+        Weights, buffers, modes, random states and the task's own state are as before. Other attributes of the task are
+        as `evaluate` and `derive` leave them, unless `derive` fails (`remember_attributes`).
 
         Args:
+            agreement: of the ranks, which decides after each micro-batch whether they stop.
             num_batches: at most so many on each rank.
 
         Returns:
-            The means over these batches; empty if `derive` can't compute its metrics from so few.
+            The means over these batches; they are empty if `derive` can't compute its metrics from so few.
 
         Raises:
-            TaskError: `evaluate` or `derive` broke its contract.
+            TaskError: `evaluate` or `derive` broke its contract, or the ranks have different held-out samples.
         """
+        self._require_one_length(self._loader.num_samples)
         meter, undo = self._new_meter(), remember_attributes(self._task)
         with self._task_state.restored(), buffers_and_rng_restored(self._model, self._world):
-            with uncompiled(), self._evaluating(), closing(self._loader.turns(num_batches)) as turns:
-                for batch in turns:
-                    if batch is not None:
-                        self._add(meter, batch)
+            with uncompiled(), self._evaluating():
+                stop = self._try_out(meter, agreement, num_batches)
+            if stop is not None:
+                return Evaluated(stop=stop)
+            self._require_one_length(self._loader.end)
             means = self._means(meter)
             try:
                 derived = self._derive(means)
@@ -147,8 +155,8 @@ class Evaluation:
                 if not self._is_excused(error, num_batches):
                     raise
                 undo()
-                return {}
-            return means | self._checked(derived)
+                return Evaluated()
+            return Evaluated(means | self._checked(derived))
 
     def is_whole(self, num_batches: int) -> bool:
         """Whether so many micro-batches on each rank are known to be all held-out samples."""
@@ -180,17 +188,58 @@ class Evaluation:
         with evaluation_mode(self._model), weights, torch.no_grad(), self._autocast:
             yield
 
+    def _try_out(self, meter: Meter, agreement: Agreement, num_batches: int) -> Stop | None:
+        num_turns = self._loader.num_turns
+        with closing(self._loader.turns(num_batches)) as turns:
+            # as many agreements on every rank, wherever it finds the end of a stream
+            for _ in range(num_batches if num_turns is None else min(num_batches, num_turns)):
+                self._take_turn(meter, turns)
+                # at once, and not a turn later: a single batch can take minutes
+                if (stop := agreement.start()) is not None:
+                    return stop
+        return None
+
     def _evaluate(self, meter: Meter, agreement: Agreement) -> Stop | None:
+        num_turns = self._loader.num_turns
         with closing(self._loader.turns()) as turns:
             # a rank without a batch in a turn still has to join the collective agreement
-            for turn, batch in enumerate(turns):
-                if batch is not None:
-                    self._add(meter, batch)
-                self.num_batches += 1
-                decision = agreement.decide(turn, save=False)
+            for turn in itertools.count() if num_turns is None else range(num_turns):
+                is_over = not self._take_turn(meter, turns) and num_turns is None
+                # Nothing is saved meanwhile: the flag is for a stream without a length, of which ranks may find
+                # different ends. If they stopped agreeing at their own ends, the others would wait for them.
+                decision = agreement.decide(turn, save=is_over)
+                if decision.save:
+                    break
                 if decision.stop is not None:
                     return decision.stop
+        if num_turns is None:
+            self._require_one_length(self._loader.end, or_none=False)
         return None
+
+    def _take_turn(self, meter: Meter, turns: Iterator[Any]) -> bool:
+        """Evaluate this rank's batch of the next turn, if it has one; return False after the last turn."""
+        batch = next(turns, _OVER)
+        if batch is _OVER:
+            return False
+        if batch is not None:
+            self._add(meter, batch)
+        self.num_batches += 1
+        return True
+
+    def _require_one_length(self, length: int | None, *, or_none: bool = True) -> None:
+        """Check that all ranks have the same number of held-out samples; collective.
+
+        Args:
+            length: the number as this rank knows it.
+            or_none: whether a rank may not know it.
+        """
+        gathered = enumerate(self._world.gather(length) or [])
+        lengths = {rank: length for rank, length in gathered if length is not None or not or_none}
+        if problem := self._world.broadcast(_difference(lengths)):
+            raise TaskError(
+                f"{type(self._task).__name__}.eval_dataset has {problem}: return the same dataset on every rank, and "
+                "don't split a stream by rank or by worker; hpctrain evaluates each sample on one rank"
+            )
 
     def _add(self, meter: Meter, batch: Any) -> None:
         device = self._world.device
@@ -213,3 +262,11 @@ class Evaluation:
         gathered = self._world.gather(meter.names)
         union = None if gathered is None else sorted({str(name) for names in gathered for name in tuple(names)})
         return list(self._world.broadcast(union))
+
+
+def _difference(lengths: Mapping[int, int | None]) -> str:
+    """Describe two ranks with different numbers of samples; empty if there are none."""
+    texts = {rank: "more" if length is None else counted(length, "sample") for rank, length in lengths.items()}
+    first = next(iter(texts), 0)
+    other = next((rank for rank in texts if texts[rank] != texts[first]), None)
+    return "" if other is None else f"{texts[first]} on rank {first}, but {texts[other]} on rank {other}"

@@ -11,6 +11,7 @@ from hpctrain.train.checkpointing import Checkpointing, Start
 from hpctrain.train.divergence import Divergence
 from hpctrain.train.parts import Parts
 from hpctrain.train.profiling.profiler import Profiler
+from hpctrain.train.sanity import check_evaluation
 from hpctrain.train.stopping import Stopping
 from hpctrain.train.training_log import TrainingLog
 
@@ -55,8 +56,31 @@ class Loop:
         self._evaluation = parts.evaluation
         self._evaluation_due = start.evaluation_due
 
+    def start(self, *, try_out: bool) -> bool:
+        """Agree on stops that were requested before the first step; collective.
+
+        Args:
+            try_out: whether to evaluate a few batches, so that a mistake shows at once.
+
+        Returns:
+            Whether to train; if not, the ranks stop.
+
+        Raises:
+            TaskError: the task's evaluation broke its contract.
+            ConfigError: the evaluation doesn't return `checkpoint.metric`.
+        """
+        stop = self._stopping.agreement.start()
+        if stop is None and try_out:
+            with self._times.during("eval_s"):
+                stop = check_evaluation(self._parts, self._stopping.agreement)
+        if stop is None:
+            return True
+        # only to find the cause: there is nothing new to save since the checkpoint from which this attempt started
+        self._stopping.begin(stop, self._checkpointing.save_takes_s)
+        return False
+
     def run(self, micro_batches: Iterator[MicroBatch]) -> bool:
-        """Run the remaining steps; collective.
+        """Run the remaining steps, after `start`; collective.
 
         Returns:
             Whether the last step was reached.
@@ -67,7 +91,7 @@ class Loop:
         eval_every = config.trainer.eval_every_steps or self._parts.plan.steps_per_epoch
         train_step, profiler, checkpointing = self._parts.step, self._profiler, self._checkpointing
         decide, is_due = self._stopping.agreement.decide, checkpointing.is_due
-        if self._stops_at_start():
+        if self._stops_in_evaluation_due():
             return False
         first = self.step + 1
         while self.step < total:
@@ -95,12 +119,8 @@ class Loop:
                 self._save(wait=is_last)
         return True
 
-    def _stops_at_start(self) -> bool:
-        """Agree on stops that were requested before the first step, and run the evaluation that is due."""
-        if stop := self._stopping.agreement.start():
-            # only to find the cause: there is nothing new to save since the checkpoint from which this attempt started
-            self._stopping.begin(stop, self._checkpointing.save_takes_s)
-            return True
+    def _stops_in_evaluation_due(self) -> bool:
+        """Run the evaluation that the attempt before left undone, if any; return whether a stop interrupted it."""
         if not self._evaluation_due:
             return False
         if stop := self._evaluate():

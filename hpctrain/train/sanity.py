@@ -6,6 +6,8 @@ import difflib
 import logging
 import re
 
+from hpctrain.distributed.agreement import Agreement
+from hpctrain.distributed.stop_request import Stop
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.phrases import listed
 from hpctrain.tasks.task import Task
@@ -18,11 +20,18 @@ TYPO = 0.8
 log = logging.getLogger("hpctrain.train")
 
 
-def check_evaluation(parts: Parts) -> None:
+def check_evaluation(parts: Parts, agreement: Agreement) -> Stop | None:
     """Evaluate `trainer.sanity_batches` micro-batches on each rank, and leave no trace; collective.
 
     A metric that these batches don't return is refused if they are all, or if its name looks like a typo. Otherwise a
     later batch may return it, and only a warning is logged.
+
+    Args:
+        parts: of the training.
+        agreement: of the ranks, which decides whether they stop meanwhile.
+
+    Returns:
+        The stop upon which the ranks agreed, if any.
 
     Raises:
         TaskError: the evaluation broke its contract, or doesn't return the task's metric.
@@ -30,15 +39,20 @@ def check_evaluation(parts: Parts) -> None:
     """
     num_batches, evaluation = parts.config.trainer.sanity_batches, parts.evaluation
     if evaluation is None or not num_batches:
-        return
+        return None
     try:
-        names = [name.removeprefix(PREFIX) for name in evaluation.try_out(num_batches)]
+        evaluated = evaluation.try_out(agreement, num_batches)
     except Exception as error:
         # a task may need something that only training gives it, and then doesn't know why it is evaluated so early
         error.add_note(f"(this evaluation ran before the first step: trainer.sanity_batches={num_batches})")
         raise
-    if names:
+    if evaluated.stop is not None:
+        return evaluated.stop
+    if evaluated.means:
+        names = [name.removeprefix(PREFIX) for name in evaluated.means]
         _require_metrics(parts, names, is_whole=evaluation.is_whole(num_batches))
+    # `derive` may have taken long as well
+    return agreement.start()
 
 
 def _require_metrics(parts: Parts, names: list[str], *, is_whole: bool) -> None:

@@ -14,6 +14,7 @@ from hpctrain.distributed.determinism import rank_seed, seed_everything
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError
 from hpctrain.run.bottleneck import last_bottleneck
+from hpctrain.run.config_change import keep_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim
 from hpctrain.run.times import Times
@@ -22,7 +23,6 @@ from hpctrain.train.divergence import Divergence
 from hpctrain.train.loop import Loop
 from hpctrain.train.parts import Parts
 from hpctrain.train.profiling.profiler import Profiler
-from hpctrain.train.sanity import check_evaluation
 from hpctrain.train.start_table import log_start
 from hpctrain.train.stopping import Stopping
 from hpctrain.train.training_log import TrainingLog, log_samples
@@ -115,22 +115,37 @@ class Trainer:
 
         Raises:
             TaskError: the task broke its contract.
+            ConfigError: the evaluation doesn't return the metric that `checkpoint.metric` names.
+            SupersededError: a later attempt owns the run.
         """
         self._times.enter("first_step_s")
         if self._world.is_rank_zero:
             # the start may have taken long, and a later attempt may own the metrics by now
             self._claim.require_ownership()
         try:
-            if self.step == 0:
-                check_evaluation(self._parts)
-            with self._log.opened(self._directory, self._log_stream):
-                # end the loading processes first: the last write can use their cores
-                with closing(self._micro_batches()) as micro_batches:
-                    finished = self._loop.run(micro_batches)
-                self._saver.finish()
-                self._profiler.finish(self.step)
+            if self._loop.start(try_out=self._is_new()):
+                return self._train()
+            self._saver.finish()
+            return False
         finally:
             self._times.record(self.step, due=True)
+
+    def _is_new(self) -> bool:
+        """Whether the run is new, or resumes with another configuration; collective."""
+        return self.step == 0 or bool(self._world.broadcast(self._directory.config_before.exists()))
+
+    def _train(self) -> bool:
+        if self._world.is_rank_zero:
+            # the evaluation may have taken long, and a later attempt may own the run by now
+            self._claim.require_ownership()
+            # not before the evaluation, which may refuse a change that a resume made
+            keep_config(self._directory)
+        with self._log.opened(self._directory, self._log_stream):
+            # end the loading processes first: the last write can use their cores
+            with closing(self._micro_batches()) as micro_batches:
+                finished = self._loop.run(micro_batches)
+            self._saver.finish()
+            self._profiler.finish(self.step)
         return finished
 
     def finish_save_within(self, seconds: float) -> None:

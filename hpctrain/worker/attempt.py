@@ -23,7 +23,6 @@ from hpctrain.distributed.rendezvous import choose_interface, meet, open_private
 from hpctrain.distributed.world import World, choose_devices, cpu_cores, cpu_threads, join
 from hpctrain.errors import RunDirectoryError
 from hpctrain.phrases import DATE_TIME
-from hpctrain.run.config_change import keep_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.owner import Owner
@@ -167,7 +166,6 @@ def _record_start(rank: Rank, trainer: Trainer, claim: Claim, hosts: list[str]) 
         launched=rank.times.launched,
         **rank.times.spent(),
     )
-    keep_config(claim.ledger.directory)
 
 
 def _agree_on_attempt(

@@ -12,9 +12,9 @@ from hpctrain.distributed.stop_request import StopKind
 
 @pytest.fixture
 def evaluate(ranks):
-    def run(world_size, num_samples, micro_batch_size, *, workers=0, signal_at=None, stream=False):
+    def run(world_size, num_samples, micro_batch_size, *, workers=0, signal_at=None, kind="Numbers", tried=0):
         signals = [(signal_at or {}).get(rank, 0) for rank in range(world_size)]
-        arguments = num_samples, micro_batch_size, workers, signals, stream
+        arguments = num_samples, micro_batch_size, workers, signals, kind, tried
         done = ranks("evaluating:be_rank", *arguments, world_size=world_size)
         assert all(process.code == 0 for process in done), "\n".join(process.output for process in done)
         return [process.result for process in done]
@@ -40,10 +40,32 @@ def test_every_sample_once_at_any_world_size(evaluate, world_size, num_samples, 
 def test_a_stream_without_a_length_has_every_sample_once_and_as_many_agreements_on_every_rank(
     evaluate, num_samples, workers
 ):
-    results = evaluate(3, num_samples, 2, workers=workers, stream=True)
+    results = evaluate(3, num_samples, 2, workers=workers, kind="Stream")
     assert sorted(number for result in results for number in result["seen"]) == list(range(num_samples))
     assert {result["num_batches"] for result in results} == {3}
     assert results[0]["means"] == results[1]["means"] == results[2]["means"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_samples", "tried", "problem"),
+    [
+        ("Endless", 11, 0, "11 samples on rank 0, but more on rank 1"),
+        ("Split", 8, 0, "8 samples on rank 0, but 9 samples on rank 1"),
+        ("Split", 3, 4, "3 samples on rank 0, but 4 samples on rank 1"),
+        ("SplitWithLength", 11, 1, "11 samples on rank 0, but 12 samples on rank 1"),
+    ],
+)
+def test_a_stream_that_splits_itself_by_rank_is_refused(evaluate, kind, num_samples, tried, problem):
+    for result in evaluate(3, num_samples, 2, kind=kind, tried=tried):
+        assert f"Count.eval_dataset has {problem}" in result["error"]
+
+
+def test_all_ranks_stop_after_the_same_batch_of_those_that_are_tried_out(evaluate):
+    """Rank zero has one batch less than are tried, and rank one is asked to stop in its first."""
+    results = evaluate(2, 9, 2, signal_at={1: 2}, tried=3)
+    assert [result["stop"] for result in results] == [[StopKind.SIGNAL, signal.SIGUSR2]] * 2
+    assert [result["num_batches"] for result in results] == [1, 1]
+    assert all(result["same_random_state"] for result in results)
 
 
 def test_ranks_without_a_sample_take_part(evaluate):

@@ -301,13 +301,14 @@ def test_an_end_that_the_process_cant_record(fork_server, tmp_path, run_at, acti
     assert detail in ended.detail
 
 
-def test_a_change_with_which_no_attempt_can_begin_is_taken_back(fork_server, tmp_path, run_at):
+@pytest.mark.parametrize("change", ["task.width=7", "checkpoint.metric=los"])
+def test_a_change_with_which_no_attempt_can_train_is_taken_back(fork_server, tmp_path, run_at, change):
     words = [f"run_dir={tmp_path / 'run'}", *TRIAL]
     (done,) = fork_server.wait(fork_server.start("command:run", *words, "trainer.max_steps=2"))
     assert done.code == 0, done.output
     config = tmp_path / "run" / "config.yaml"
     before = config.read_bytes()
-    words = ["resume.allow_config_change=true", "task.width=7", "trainer.max_steps=4"]
+    words = ["resume.allow_config_change=true", change, "trainer.max_steps=4"]
     (done,) = fork_server.wait(fork_server.start("command:run", "resume", str(tmp_path / "run"), *words))
     assert done.code == 1, done.output
     assert run_at(tmp_path / "run").attempts == [(0, "completed", 2), (2, "failed", 2)]

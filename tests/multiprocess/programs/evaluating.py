@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 
@@ -17,6 +18,7 @@ from hpctrain.distributed.rendezvous import meet
 from hpctrain.distributed.replica import replicate
 from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.distributed.world import join
+from hpctrain.errors import TaskError
 from hpctrain.tasks.task import Task
 from hpctrain.train.evaluation import Evaluation
 from hpctrain.train.task_state import TaskState
@@ -43,6 +45,30 @@ class Stream(IterableDataset):
         return (torch.tensor([float(index)]) for index in range(self.num_samples))
 
 
+class Split(Stream):
+    """Splits itself by rank, as a stream must not do: rank r has r samples more than rank zero."""
+
+    def __iter__(self):
+        rank = ClusterEnvironment.from_environment(os.environ).rank
+        return (torch.tensor([float(index)]) for index in range(self.num_samples + rank))
+
+
+class Endless(Stream):
+    """Ends on rank zero alone."""
+
+    def __iter__(self):
+        rank = ClusterEnvironment.from_environment(os.environ).rank
+        return (torch.tensor([0.0]) for _ in (itertools.count() if rank else range(self.num_samples)))
+
+
+class SplitWithLength(Split):
+    def __len__(self):
+        return self.num_samples + ClusterEnvironment.from_environment(os.environ).rank
+
+
+DATASETS = {kind.__name__: kind for kind in (Numbers, Stream, Split, Endless, SplitWithLength)}
+
+
 class Count(Task):
     """Evaluates to numbers that show which samples were seen, and what the batch norm's buffers were."""
 
@@ -67,7 +93,7 @@ class Count(Task):
         }
 
 
-def be_rank(num_samples, micro_batch_size, num_workers, signal_at, stream):
+def be_rank(num_samples, micro_batch_size, num_workers, signal_at, kind, tried):
     environment = ClusterEnvironment.from_environment(os.environ)
     rank, size = environment.rank, environment.world_size
     store = meet(environment, init_method="env://", secret=b"s", token="", timeout_s=30) if size > 1 else None
@@ -80,7 +106,7 @@ def be_rank(num_samples, micro_batch_size, num_workers, signal_at, stream):
     task = Count(signal_at[rank])
     evaluation = Evaluation(
         task,
-        (Stream if stream else Numbers)(num_samples),
+        DATASETS[kind](num_samples),
         model,
         world,
         task_state=TaskState(task, world),
@@ -91,7 +117,10 @@ def be_rank(num_samples, micro_batch_size, num_workers, signal_at, stream):
     before = torch.get_rng_state()
     agreement = Agreement(world, stop)
     agreement.start()
-    found = evaluation(agreement)
+    try:
+        found = evaluation.try_out(agreement, tried) if tried else evaluation(agreement)
+    except TaskError as error:
+        return {"error": str(error)}
     result = {
         "means": found.means,
         "stop": None if found.stop is None else [found.stop.kind, found.stop.signal],

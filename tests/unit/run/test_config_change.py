@@ -54,21 +54,23 @@ def test_a_change_stays_once_an_attempt_has_begun(directory):
 @pytest.mark.parametrize(
     ("reason", "began", "ends_run", "lr"),
     [
-        (Reason.FAILED, False, True, 1),
-        (Reason.OUT_OF_MEMORY, False, True, 1),
-        (Reason.STALLED, False, True, 1),
-        (Reason.FAILED, True, True, 2),
-        (Reason.OUT_OF_MEMORY, False, False, 2),
-        (Reason.PREEMPTED, False, False, 2),
-        (Reason.INTERRUPTED, False, True, 2),
+        (Reason.FAILED, "", True, 1),
+        (Reason.OUT_OF_MEMORY, "", True, 1),
+        (Reason.STALLED, "", True, 1),
+        (Reason.FAILED, "start", True, 1),
+        (Reason.FAILED, "start, training", True, 2),
+        (Reason.OUT_OF_MEMORY, "", False, 2),
+        (Reason.PREEMPTED, "start", False, 2),
+        (Reason.INTERRUPTED, "start", True, 2),
     ],
 )
-def test_a_run_that_ends_before_its_attempt_began_takes_it_back(directory, reason, began, ends_run, lr):
+def test_a_run_that_ends_before_its_attempt_trained_takes_it_back(directory, reason, began, ends_run, lr):
     ledger = Ledger(directory)
     change(directory)
     attempt = ledger.claim()
-    if began:
+    if "start" in began:
         ledger.start(attempt, job_id=None, nodes=[], world_size=1, step=0)
+    if "training" in began:
         keep_config(directory)
     record_end(directory, attempt, Outcome(reason, 0), world_size=1, ends_run=ends_run)
     assert directory.config.read_text() == f"lr: {lr}\n"

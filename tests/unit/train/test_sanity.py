@@ -16,6 +16,7 @@ from hpctrain.checkpoint.rng import rng_state
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import ConfigError, TaskError
+from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.train.modes import names_in_evaluation_mode
 from hpctrain.train.parts import Parts
 from hpctrain.train.sanity import check_evaluation
@@ -23,14 +24,14 @@ from hpctrain.train.task_state import remember_attributes
 
 
 @pytest.fixture
-def check(compose_small, lone_world, monkeypatch):
+def check(compose_small, lone_world, agreement, monkeypatch):
     """Checks a task whose methods are replaced by these functions."""
 
     def run(*words, **methods):
         for name, method in methods.items():
             monkeypatch.setattr(Small, name, method)
         parts = Parts(compose_small(*words), lone_world)
-        check_evaluation(parts)
+        assert check_evaluation(parts, agreement) is None
         return parts
 
     return run
@@ -66,7 +67,7 @@ def test_two_batches_are_evaluated_unless_configured_otherwise(check):
     assert check("+task.eval_samples=0").task.calls["evaluate"] == 0
 
 
-def test_it_leaves_no_trace(compose_small, lone_world, monkeypatch):
+def test_it_leaves_no_trace(compose_small, lone_world, agreement, monkeypatch):
     def evaluate(task, model, batch):
         model.train()
         model(batch[0])
@@ -88,11 +89,11 @@ def test_it_leaves_no_trace(compose_small, lone_world, monkeypatch):
     with torch.no_grad():
         parts.module[2].weight.add_(1.0)  # the averages are evaluated, and not these
     before, state = rng_state(), {name: value.clone() for name, value in parts.module.state_dict().items()}
-    check_evaluation(parts)
+    check_evaluation(parts, agreement)
     assert repr(rng_state()) == repr(before)
     assert all(torch.equal(value, state[name]) for name, value in parts.module.state_dict().items())
     assert names_in_evaluation_mode(parts.module) == ["1"]
-    assert (parts.task.state, parts.evaluation.num_batches) == ({"seen": 0}, 0)
+    assert parts.task.state == {"seen": 0}
     assert all(parameter.grad is None for parameter in parts.module.parameters())
 
 
@@ -235,3 +236,37 @@ def test_a_mistake_shows_before_the_first_step_of_a_new_run_and_not_of_a_resumed
     with pytest.raises(TaskError, match="it returned None"):
         fresh.run()
     assert fresh.step == 0
+
+
+def test_a_stop_ends_it_after_the_batch_in_which_it_was_requested(attempt, directory):
+    stopped = attempt("+task.signal_in=evaluate", "+task.signal_at=1")
+    assert not stopped.run()
+    assert (stopped._parts.task.calls["evaluate"], stopped.step) == (1, 0)
+    assert not directory.metrics.exists()
+    assert list_checkpoints(directory) == []
+
+
+def test_its_time_counts_as_evaluation_and_its_batches_as_progress(attempt, monkeypatch):
+    def evaluate(task, model, batch):
+        seen.append((trainer._times.doing, trainer.progress))
+        return {"loss": (1.0, 1)}
+
+    seen = []
+    monkeypatch.setattr(Small, "evaluate", evaluate)
+    trainer = attempt()
+    trainer.run()
+    assert seen[:2] == [("eval_s", (0, 0)), ("eval_s", (0, 1))]
+
+
+def test_a_resume_with_a_changed_configuration_is_checked_and_keeps_the_change_once_it_trains(attempt, directory):
+    assert not attempt("+task.signal_in=loss", "+task.signal_at=3").run()
+    metrics = directory.metrics.read_bytes()
+    directory.config_before.write_text("before")
+    changed = attempt("checkpoint.metric=los", "checkpoint.metric_mode=min")
+    with pytest.raises(ConfigError, match=r"checkpoint\.metric=los: the evaluation returns loss"):
+        changed.run()
+    assert changed.step == 2
+    assert directory.config_before.exists()
+    assert directory.metrics.read_bytes() == metrics
+    assert attempt("checkpoint.metric=loss").run()
+    assert not directory.config_before.exists()

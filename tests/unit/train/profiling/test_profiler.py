@@ -116,6 +116,16 @@ def test_flops_of_a_compiled_model_are_counted_before_its_second_step(make, tmp_
     assert read_bottleneck(tmp_path).flops_per_sample == 2 * 2 * 8 * 10
 
 
+def test_an_evaluation_before_the_first_step_has_no_share(make, tmp_path, clock):
+    side = make()
+    with side.times.during("eval_s"):
+        side.profiler.before_evaluation(0)
+        clock.now += 100.0
+    side.train(12)
+    side.profiler.finish(12)
+    assert read_bottleneck(tmp_path).shares["evaluation"] == 0.0
+
+
 def test_an_attempt_without_a_step_writes_nothing(make, tmp_path):
     make(start_step=50).profiler.finish(50)
     assert read_bottleneck(tmp_path) is None
