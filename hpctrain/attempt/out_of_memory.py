@@ -11,6 +11,7 @@ from pathlib import Path
 from hpctrain.attempt.outcome import LOST_WORKER, Outcome
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.root import Config
+from hpctrain.phrases import either
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.process import memory_cgroups
 from hpctrain.run.reason import Reason
@@ -20,10 +21,24 @@ OOM_KILL_FILES = {1: "memory.oom_control", 2: "memory.events"}
 
 
 def with_memory_advice(outcome: Outcome, config: Config) -> Outcome:
-    """Prepend to an out-of-memory outcome's report the memory that the attempt had, and which keys to change."""
+    """Prepend to an out-of-memory outcome's report which keys to change."""
     if outcome.reason is not Reason.OUT_OF_MEMORY:
         return outcome
-    return replace(outcome, report=f"killed by the kernel; {_remedy(config)}: {outcome.report}")
+    return replace(outcome, report=f"killed by the kernel; {memory_advice(config)}: {outcome.report}")
+
+
+def memory_advice(config: Config) -> str:
+    """Return which keys request more memory of a node, or use less of it."""
+    remedies = []
+    if isinstance(config.cluster, Slurm):
+        asked = config.cluster.memory_gb
+        default = "set cluster.memory_gb (unset, so a node had SLURM's default)"
+        remedies.append(default if asked is None else f"raise cluster.memory_gb={asked:g} (of each node)")
+    if config.data.num_workers != 0:
+        remedies.append("use a smaller data.num_workers")
+    if config.trainer.micro_batch_size != 1:
+        remedies.append("use a smaller trainer.micro_batch_size")
+    return either(remedies or ["use a smaller model"])
 
 
 def oom_kills(proc: Path = Path("/proc"), mount: Path = Path("/sys/fs/cgroup")) -> int:
@@ -61,15 +76,3 @@ def oom_complaint(before: int, codes: Sequence[int | None], records: Mapping[int
     if oom_kills() <= before or not (killed or lost_worker or not codes):
         return ""
     return "the kernel killed a process of this cgroup: out of memory"
-
-
-def _remedy(config: Config) -> str:
-    """Return the memory that hpctrain requested, if any, and the keys that are left to change."""
-    fewer = ["a smaller data.num_workers"] if config.data.num_workers != 0 else []
-    smaller = ["a smaller trainer.micro_batch_size"] if config.trainer.micro_batch_size != 1 else []
-    less = f"use {' or '.join([*fewer, *smaller, 'a smaller model'][:2])}"
-    if not isinstance(config.cluster, Slurm):
-        return less
-    if config.cluster.memory_gb is None:
-        return f"cluster.memory_gb isn't set, so a node had SLURM's default: set it, or {less}"
-    return f"cluster.memory_gb={config.cluster.memory_gb:g} was requested for each node: raise it, or {less}"

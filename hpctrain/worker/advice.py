@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hpctrain.config.cluster import Slurm
+from hpctrain.attempt.out_of_memory import memory_advice
 from hpctrain.config.root import Config
 from hpctrain.errors import error_text
 from hpctrain.phrases import either
@@ -14,12 +14,13 @@ UNUSED_PARAMETERS = "parameters that were not used in producing loss"
 GPU_MEMORY = re.compile(r"(CUDA|HIP) out of memory|(CUDA|HIP) error: out of memory")
 HOST_MEMORY = re.compile(
     r"^(_Array)?MemoryError\b|DefaultCPUAllocator: (can't|not enough)|std::bad_alloc|Cannot allocate memory"
-    r"|DataLoader worker .* is killed by signal: Killed"
 )
 
 
 def advice(error: BaseException, config: Config, world_size: int) -> str:
     """Return which key to change, in one line; empty if the error isn't one of these, or no key is left to change.
+
+    Of a DataLoader worker that was killed, only the launcher knows whether it was for its memory, and then it advises.
 
     Args:
         error: that ended this rank.
@@ -36,18 +37,12 @@ def advice(error: BaseException, config: Config, world_size: int) -> str:
         remedies = _smaller(config, world_size)
         return f"out of GPU memory: {either(remedies)}" if remedies else ""
     if HOST_MEMORY.search(text):
-        remedies = _smaller(config, world_size)
-        if isinstance(config.cluster, Slurm):
-            asked = config.cluster.memory_gb
-            remedies.insert(0, "set cluster.memory_gb" if asked is None else f"raise cluster.memory_gb={asked:g}")
-        if "DataLoader worker" in text:
-            remedies.insert(0, "set a smaller data.num_workers")
-        return f"out of memory: {either(remedies)}" if remedies else ""
+        return f"out of memory: {memory_advice(config)}"
     return ""
 
 
 def _smaller(config: Config, world_size: int) -> list[str]:
-    """Return the settings that save memory and aren't used yet."""
+    """Return the settings that save GPU memory and aren't used yet."""
     trainer, found = config.trainer, []
     size = trainer.micro_batch_size or trainer.global_batch_size // world_size
     if size > 1:

@@ -19,10 +19,10 @@ COMPLAINT = "Detected 1 oom_kill event in StepId=12.0. Some of the step tasks ha
     [
         (
             ["cluster=slurm", "cluster.memory_gb=2"],
-            "cluster.memory_gb=2 was requested for each node: raise it, or use a smaller",
+            "raise cluster.memory_gb=2 (of each node), use a smaller data.num_workers, or use a smaller",
         ),
-        (["cluster=slurm"], "cluster.memory_gb isn't set, so a node had SLURM's default: set it, or use a smaller"),
-        ([], "use a smaller data.num_workers or a smaller trainer.micro_batch_size: rank 0 of 1"),
+        (["cluster=slurm"], "set cluster.memory_gb (unset, so a node had SLURM's default), use a smaller"),
+        ([], "use a smaller data.num_workers, or use a smaller trainer.micro_batch_size: rank 0 of 1"),
         (["data.num_workers=0", "trainer.micro_batch_size=1"], "use a smaller model: rank 0 of 1"),
     ],
 )

@@ -46,9 +46,12 @@ class OutOfMemoryError(RuntimeError):
             OutOfMemoryError(CUDA),
             "",
         ),
-        (["cluster=slurm", "cluster.memory_gb=2"], RuntimeError(CPU), "out of memory: raise cluster.memory_gb=2, set"),
-        (["cluster=slurm"], MemoryError(), "out of memory: set cluster.memory_gb, set trainer.micro_batch_size below"),
-        ([], RuntimeError(WORKER), "out of memory: set a smaller data.num_workers, set trainer.micro_batch_size below"),
+        (["cluster=slurm", "cluster.memory_gb=2"], RuntimeError(CPU), "out of memory: raise cluster.memory_gb=2 (of"),
+        (["cluster=slurm"], MemoryError(), "out of memory: set cluster.memory_gb (unset, so a"),
+        ([], MemoryError(), "out of memory: use a smaller data.num_workers, or use a smaller trainer.micro_batch_size"),
+        (["data.num_workers=0", "trainer.micro_batch_size=1"], MemoryError(), "out of memory: use a smaller model"),
+        # the launcher, which finds out why, gives the advice
+        ([], RuntimeError(WORKER), ""),
         (
             [],
             RuntimeError(DDP),
