@@ -141,7 +141,7 @@ def gradient_sync(measured: Measurements) -> Finding | None:
         remedy = f"with gradients of {size} the model is small for {ranks}; fewer may be as fast"
     elif compressible:
         kind = "bf16" if measured.world.gpus and parallel.backend != "gloo" else "fp16"
-        remedy = f"parallel.gradient_compression none -> {kind}, in a new run: it changes the weights"
+        remedy = f"parallel.gradient_compression none -> {kind}, {CHANGES_THE_WEIGHTS}"
     elif measured.batch_may_grow:
         remedy = f"a larger trainer.global_batch_size has more work per sync, {CHANGES_THE_WEIGHTS}"
     else:
@@ -241,13 +241,16 @@ def _own_compute(measured: Measurements) -> str:
     once = shares["evaluation"] + shares["saving"]
     if once > share:
         return f"too short to find a bottleneck: evaluating and saving once take {once:.0%} of the time"
-    head = "nothing holds it back" if share > 0.5 else "no key would make it faster"
-    text = f"{head}: the model's own compute takes {share:.0%} of the time"
+    text = f"the model's own compute takes {share:.0%} of the time"
     faster = []
     if measured.world.gpus and measured.bf16_is_faster and measured.config.precision.kind in ("fp32", "tf32"):
         faster.append("precision=bf16")
     if measured.world.gpus and not measured.config.trainer.compile:
         faster.append("trainer.compile=true")
+    if share > 0.5:
+        text = f"nothing holds it back: {text}"
+    elif not faster:
+        text = f"no key would make it faster: {text}"
     return f"{text}; to make that faster: {', '.join(faster)}" if faster else text
 
 

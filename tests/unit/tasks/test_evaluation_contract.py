@@ -25,6 +25,7 @@ class Mine(Task):
         ([torch.tensor([2]), torch.tensor([[5]])], (2, 5)),
         ((np.float32(0.5), np.int64(2)), (0.5, 2)),
         ((torch.tensor(True), True), (1, 1)),
+        ((2.0**24 + 1, 1), (16777217, 1)),
     ],
 )
 def test_single_numbers_of_any_kind_are_sums_and_counts(pair, expected):

@@ -57,6 +57,13 @@ def test_nothing_but_the_models_own_compute(config):
     assert on_gpu.endswith("; to make that faster: precision=bf16, trainer.compile=true")
 
 
+def test_keys_that_make_the_compute_faster_are_named_even_if_it_takes_less_than_half_of_the_time(config):
+    text = finding(config, device="cuda", train_s=200.0, steps_per_epoch=1)
+    assert text == (
+        "the model's own compute takes 49% of the time; to make that faster: precision=bf16, trainer.compile=true"
+    )
+
+
 def test_what_comes_once_says_nothing_about_a_longer_run(config):
     text = finding(config, eval_s=800.0, evaluations=1, save_s=100.0, saves=1)
     assert text == "too short to find a bottleneck: evaluating and saving once take 90% of the time"
