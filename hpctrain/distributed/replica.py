@@ -83,12 +83,22 @@ def _compress(replica: DistributedDataParallel, gradient_format: str) -> None:
 
 
 @contextmanager
+def modes_restored(model: nn.Module) -> Iterator[None]:
+    """Restore each module's mode, training or evaluation, after the context."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
 def buffers_and_rng_restored(model: nn.Module, world: World) -> Iterator[None]:
     """Restore the model's buffers and modes, and the global random states, after the passes in the context.
 
     These are the random states of torch on the CPU and on the rank's GPUs, of NumPy and of Python.
     """
-    modes = [(module, module.training) for module in model.modules()]
     saved = [
         (module, name, buffer, buffer.detach().clone())
         for module in model.modules()
@@ -97,11 +107,9 @@ def buffers_and_rng_restored(model: nn.Module, world: World) -> Iterator[None]:
     random_state = random.getstate()
     numpy_state = np.random.get_state()  # the global generator, which a task's loss may draw from
     try:
-        with torch.random.fork_rng(list(world.gpus)):
+        with modes_restored(model), torch.random.fork_rng(list(world.gpus)):
             yield
     finally:
-        for module, mode in modes:
-            module.training = mode
         random.setstate(random_state)
         np.random.set_state(numpy_state)
         with torch.no_grad():

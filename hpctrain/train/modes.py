@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from torch import nn
 
 from hpctrain.checkpoint.state import PlainNames
+from hpctrain.distributed.replica import modes_restored
 from hpctrain.phrases import counted, listed
 
 
@@ -16,7 +17,7 @@ def begin_training(model: nn.Module) -> bool:
 
     If the model is in evaluation mode, call its `train()`. Otherwise each module keeps the mode in which it was built.
     The exception is a module that overrides `train()`: it is called, since it may set the modes of other modules. A
-    program of torch.export has no modes, and is left as it is.
+    program of torch.export is trained and evaluated as it was exported, whatever its mode.
 
     Args:
         model: outside of DDP.
@@ -25,19 +26,18 @@ def begin_training(model: nn.Module) -> bool:
         Whether the model itself was in evaluation mode, as `from_pretrained` returns it.
     """
     if not model.training:
-        model.train()
+        _set_mode(model, training=True)
         return True
     frozen = [module for module in model.modules() if not module.training]
     unseen = [model]
     while unseen:
         module = unseen.pop()
         if module.training and _overrides_train(module):
-            # the modules of torch.export define a `train` that raises this
-            with suppress(NotImplementedError):
-                module.train()  # also for all modules inside
+            _set_mode(module, training=True)  # also of all modules inside
         else:
             unseen.extend(module.children())
-    _set(frozen, training=False)
+    for module in frozen:
+        module.training = False
     return False
 
 
@@ -57,17 +57,14 @@ def restore_modes(model: nn.Module, in_evaluation_mode: Collection[str]) -> None
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Inside the context, all modules are in evaluation mode; afterwards each one is in its own mode again."""
-    modes = [(module, module.training) for module in model.modules()]
     was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        # `train` first, which a module may override; but it also switches on what a task keeps in evaluation mode,
-        # such as frozen batch norms
-        model.train(was_training)
-        for module, mode in modes:
-            module.training = mode
+    # for `train` also switches on what a task keeps in evaluation mode, such as frozen batch norms
+    with modes_restored(model):
+        _set_mode(model, training=False)
+        try:
+            yield
+        finally:
+            _set_mode(model, training=was_training)
 
 
 def describe_evaluation_mode(model: nn.Module) -> str:
@@ -101,6 +98,11 @@ def _overrides_train(module: nn.Module) -> bool:
     return getattr(module.train, "__func__", None) is not nn.Module.train
 
 
-def _set(modules: Collection[nn.Module], *, training: bool) -> None:
-    for module in modules:
-        module.training = training
+def _set_mode(model: nn.Module, *, training: bool) -> None:
+    try:
+        # not train(False): a module may override only one of them
+        model.train() if training else model.eval()
+    except NotImplementedError:
+        # a program of torch.export raises this, and the modules after it are left as they were
+        for module in model.modules():
+            module.training = training

@@ -88,11 +88,15 @@ def test_a_part_whose_own_train_does_nothing_stays_frozen_even_in_a_model_in_eva
     assert names_in_evaluation_mode(model) == BACKBONE
 
 
-def test_a_module_that_has_no_modes_can_be_trained():
+def test_a_module_that_has_no_modes_can_be_trained_and_evaluated():
     model = Model()
     model.backbone = Exported(2, 2)
     assert not begin_training(model)
     assert not begin_training(model.backbone)
+    before = names_in_evaluation_mode(model)
+    with evaluation_mode(model):
+        assert not any(module.training for module in model.modules())
+    assert names_in_evaluation_mode(model) == before
 
 
 @pytest.mark.parametrize("kind", [Model, Freezing])
