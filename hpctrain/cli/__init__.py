@@ -58,14 +58,21 @@ def _run(arguments: list[str]) -> int:
         discard_output(sys.stderr)
         return ExitCode.FINISHED
     except OSError as error:
+        _flush_output()
         _print_error(describe_os_error(error))
-        discard_output(sys.stdout)  # on a full disk, Python's flush at exit would fail
         return ExitCode.FAILED
     except KeyboardInterrupt:
         end_echoed_line()
         return ExitCode.INTERRUPTED
     finally:
         sys.path[:] = search_path
+
+
+def _flush_output() -> None:
+    try:
+        sys.stdout.flush()
+    except OSError:  # on a full disk, Python's flush at exit would fail
+        discard_output(sys.stdout)
 
 
 def _print_error(text: str) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shlex
 import subprocess
 import sys
 
 import pytest
 
+from hpctrain.cli import main
 from hpctrain.config.compose import Composer
 from hpctrain.launch.prepare import prepare
 
@@ -62,6 +65,19 @@ def test_status(folder, case):
         assert done.stderr == b"hpctrain: error: No space left on device\n"
     if case == "ASCII":
         assert b"runs/Gr\\xfcn\n" in done.stdout
+
+
+def test_what_was_printed_before_an_error_of_the_file_system_stays(tmp_path, monkeypatch, capsys):
+    def submit(_arguments):
+        print("submitted job 4711")
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "a")
+
+    monkeypatch.setattr("hpctrain.cli.env.main", submit)
+    with (tmp_path / "out").open("w") as out, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", out)
+        assert main(["env"]) == 1
+    assert (tmp_path / "out").read_text() == "submitted job 4711\n"
+    assert capsys.readouterr().err == "hpctrain: error: a: Permission denied\n"
 
 
 @pytest.mark.nightly
