@@ -36,14 +36,14 @@ def run_details(status: RunStatus, now: float) -> str:
         f"run         {os.path.relpath(status.path)}",
         *([f"varied      {varied_text(status.varied)}"] if status.varied else []),
         f"state       {status.state}" + (f": {status.note}" if status.note else ""),
-        f"step        {status.step}{of_total}",
-        f"checkpoint  {'none yet' if status.checkpoint_step is None else f'step {status.checkpoint_step}'}",
     ]
-    if status.set_aside:
-        lines.append(f"set aside   {' '.join(status.set_aside)}: damaged, skipped by a resume")
     if status.may_start is not None:
         wait = duration(status.may_start - now)
-        lines.insert(-2, f"may start   {local_time(status.may_start)}, in {wait}, by SLURM's estimate")
+        lines.append(f"may start   {local_time(status.may_start)}, in {wait}, by SLURM's estimate")
+    lines.append(f"step        {status.step}{of_total}")
+    lines.append(f"checkpoint  {'none yet' if status.checkpoint_step is None else f'step {status.checkpoint_step}'}")
+    if status.set_aside:
+        lines.append(f"set aside   {' '.join(status.set_aside)}: damaged, skipped by a resume")
     if status.metrics:
         when = "" if status.metrics_time is None else f"  ({duration(now - status.metrics_time)} ago)"
         shown = (name for name in sorted(status.metrics) if name not in _MEASURED)

@@ -223,7 +223,8 @@ def test_a_held_run_shows_what_releases_it(make_run, slurm, capsys):
 
 
 def test_a_queued_run_shows_why_it_waits_and_until_when(make_run, slurm, capsys):
-    make_run("digits/a", job_id="12")
+    directory = make_run("digits/a", job_id="12")
+    (directory.checkpoints / "damaged-step_000000100-0123abcd").mkdir(parents=True)
     slurm.queue(j12={"State": "PENDING", "Reason": "Priority", "StartTime": str(int(NOW) + 3600)})
     lines = shown(capsys, "digits")
     assert lines[1].startswith("state       queued: ")
