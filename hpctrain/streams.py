@@ -6,9 +6,12 @@ import contextlib
 import io
 import os
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from hpctrain.terminal import GuardedStream, unguarded
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
 def open_streams() -> None:
@@ -60,9 +63,9 @@ def ignore_write_errors() -> None:
 
 
 class _ErrorIgnoringFile(io.FileIO):
-    def write(self, data: object, /) -> int:
+    def write(self, data: ReadableBuffer, /) -> int:
         try:
-            return super().write(data)  # type: ignore[arg-type]
+            return super().write(data)
         except OSError:
             # the reader is gone, or the disk is full: it has room again later, perhaps
-            return memoryview(data).nbytes  # type: ignore[arg-type]
+            return memoryview(data).nbytes

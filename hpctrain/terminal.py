@@ -6,7 +6,7 @@ import codecs
 import logging
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, TextIO
 
@@ -43,6 +43,11 @@ class GuardedStream:
         """Write the text with its control characters escaped."""
         self.stream.write(visible(text))
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write each text with its control characters escaped."""
+        for line in lines:
+            self.write(line)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)

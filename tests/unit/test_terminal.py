@@ -38,7 +38,8 @@ def test_a_guarded_stream_is_otherwise_the_stream():
     stream = io.StringIO()
     guarded = GuardedStream(stream)
     print("a\x1b[1mb", 3, file=guarded, flush=True)
-    assert stream.getvalue() == "a\\x1b[1mb 3\n"
+    guarded.writelines(["\x1b[2J", "c\n"])
+    assert stream.getvalue() == "a\\x1b[1mb 3\n\\x1b[2Jc\n"
     assert not guarded.isatty()
 
 
