@@ -20,8 +20,9 @@ def encode(value: Any) -> Tensor:
         value: of JSON's types, tuples (which arrive as lists) and tensors of `DTYPES`.
 
     Raises:
-        TypeError: the value contains anything else.
+        TypeError: the value contains anything else, or a dict with a key that isn't a string.
     """
+    _refuse_other_keys(value)
     return torch.frombuffer(bytearray(json.dumps(value, default=_tensor_as_json).encode()), dtype=torch.uint8)
 
 
@@ -34,6 +35,17 @@ def decode(data: Tensor) -> Any:
     return json.loads(data.numpy().tobytes(), object_hook=_tensor_from_json)
 
 
+def _refuse_other_keys(value: object) -> None:
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):  # json would send another key: 1 as "1"
+                raise TypeError(f"expected keys that are strings, got {key!r}")
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            _refuse_other_keys(item)
+
+
 def _tensor_as_json(value: object) -> dict[str, str]:
     for name, dtype in DTYPES.items():
         if isinstance(value, Tensor) and value.dtype == dtype and value.dim() == 1:
@@ -44,5 +56,9 @@ def _tensor_as_json(value: object) -> dict[str, str]:
 def _tensor_from_json(record: dict[str, Any]) -> Any:
     if record.keys() != {"tensor", "dtype"}:
         return record
-    data = bytearray(base64.b64decode(record["tensor"]))
-    return torch.frombuffer(data, dtype=DTYPES[record["dtype"]]) if data else torch.empty(0, dtype=torch.uint8)
+    try:
+        data, dtype = bytearray(base64.b64decode(record["tensor"])), DTYPES[record["dtype"]]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"expected the data of a tensor, and one of {', '.join(DTYPES)}, got {record!r}") from error
+    # frombuffer refuses an empty buffer
+    return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
