@@ -1,4 +1,4 @@
-"""The rendezvous of the ranks: a key-value store at rank zero, on the first free one of several ports."""
+"""The rendezvous of the ranks: a key-value store in a private file, or at rank zero on a port."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ import contextlib
 import errno
 import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from torch.distributed import DistNetworkError, DistStoreError
 
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.distributed.sealed_store import ZERO_KEY, Handshake, SealedStore
+from hpctrain.distributed.private_folder import lockable_folder, open_private_file, private_folder
+from hpctrain.distributed.sealed_store import PAUSE_S, ZERO_KEY, Handshake, SealedStore
 from hpctrain.errors import RendezvousError
 from hpctrain.run.secret import VARIABLE
 
 LOOPBACK = "127.0.0.1"
 HANDSHAKE_S = 5.0
 """Seconds for one connection to a candidate port: another program may listen there and never answer."""
-PAUSE_S = 0.05
-"""Seconds between two rounds over the candidate ports."""
 CHOSEN_PORT_SPARES = 5
 """Number of ports to try, starting with the one that the user chose."""
 FILE_S = 60.0
@@ -42,11 +43,13 @@ def meet(
 ) -> SealedStore:
     """Open the store that all ranks of this attempt share, and find out that they are its ranks; collective.
 
-    With `env://`, rank zero listens on the first free one of the environment's candidate ports and proves there that
-    it knows the secret. The other ranks try the candidates in turn and stay where they find the proof, so that a port
-    in use, even by another run, costs a moment and not the run. Ranks of one machine use its loopback interface alone.
-    torchrun's own store isn't used: after a restart it would still hold the keys of the previous ranks, and the nodes
-    don't share a restart number.
+    With `env://`, ranks of one machine meet at a file, in a folder that rank zero makes and no other user can enter.
+    Its name follows from secret and token. Once all ranks have opened the file, rank zero removes it.
+
+    On several machines, rank zero listens on the first free one of the environment's candidate ports and proves there
+    that it knows the secret. The other ranks try the candidates in turn and stay where they find the proof, so that a
+    port in use, even by another run, costs a moment and not the run. torchrun's own store isn't used: after a restart
+    it would still hold the keys of the previous ranks, and the nodes don't share a restart number.
 
     Args:
         environment: this rank's place.
@@ -61,32 +64,55 @@ def meet(
     """
     deadline = time.monotonic() + timeout_s
     handshake = Handshake(secret, token)
-    store = _open(environment, init_method, handshake, timeout_s)
-    if environment.rank == 0:
-        return handshake.welcome(store, range(1, environment.world_size), timeout_s)
-    return handshake.introduce(store, environment.rank, deadline - time.monotonic())
+    with ExitStack() as stack:
+        store, zero = _open(environment, init_method, handshake, timeout_s, stack)
+        if environment.rank == 0:
+            return handshake.welcome(store, zero, range(1, environment.world_size), timeout_s)
+        return handshake.introduce(store, zero, environment.rank, deadline - time.monotonic())
 
 
 def open_private_store(path: Path, world_size: int, timeout_s: float) -> Store:
-    """Open the store of ranks on one machine: a file in a folder that only their user may enter; collective.
+    """Open the store of ranks that a launcher started on this machine; collective.
 
     Args:
-        path: the file.
+        path: a file in a folder that only their user may enter.
         world_size: number of ranks.
         timeout_s: bound in seconds on every wait for a key.
 
     Raises:
         RendezvousError: the file can't be opened.
     """
-    return _open_file_store(path, world_size, timeout_s)
+    try:
+        return _file_store(path, world_size, timeout_s)
+    except OSError as error:
+        raise RendezvousError(
+            f"the ranks' file {path} can't be opened ({error.strerror}), in the folder that their launcher made; "
+            "set TMPDIR to a folder of this machine that is kept while the run trains"
+        ) from error
 
 
-def _open(environment: ClusterEnvironment, init_method: str, handshake: Handshake, timeout_s: float) -> Store:
+def _open(
+    environment: ClusterEnvironment, init_method: str, handshake: Handshake, timeout_s: float, stack: ExitStack
+) -> tuple[Store, bytes]:
+    """The store, and rank zero's nonce in it; ``stack`` removes what ranks need only until they have met."""
     url = urlsplit(init_method)
-    if url.scheme == "file":
+    is_zero, world_size = environment.rank == 0, environment.world_size
+    if url.scheme == "env" and environment.num_nodes == 1:
+        path = Path(lockable_folder() or tempfile.gettempdir()) / f"hpctrain-{handshake.name}"
+        file = _made_file(path, stack) if is_zero else _awaited_file(path, timeout_s)
+        # by its descriptor: torch opens the file for each access, and its path is removed once all have met
+        store = _file_store(Path(f"/proc/self/fd/{file}"), world_size, timeout_s)
+    elif url.scheme == "file":
         path = Path(url.path).with_name(f"{Path(url.path).name}.{handshake.name}")
-        store = _open_file_store(path, environment.world_size, timeout_s)
-        return _announced(store, handshake) if environment.rank == 0 else _awaited(store, path, handshake, timeout_s)
+        store = _visible_file_store(path, world_size, timeout_s)
+    else:
+        return _open_on_port(environment, url, handshake, timeout_s)
+    return store, handshake.announce(store) if is_zero else _awaited(store, path, handshake, timeout_s)
+
+
+def _open_on_port(
+    environment: ClusterEnvironment, url: SplitResult, handshake: Handshake, timeout_s: float
+) -> tuple[Store, bytes]:
     address, ports = environment.master_addr, environment.port_candidates
     if url.scheme == "tcp":
         assert url.hostname is not None
@@ -95,19 +121,40 @@ def _open(environment: ClusterEnvironment, init_method: str, handshake: Handshak
     elif len(ports) == 1:
         # the chosen port may be in use; the proof shows whose store answers
         ports = tuple(port for port in range(ports[0], ports[0] + CHOSEN_PORT_SPARES) if port < 65536)
-    if environment.num_nodes == 1 and url.scheme != "tcp":
-        address = LOOPBACK
     if environment.rank == 0:
-        return _announced(_listen(address, ports, timeout_s), handshake)
+        store = _listen(address, ports, timeout_s)
+        return store, handshake.announce(store)
     return _connect(address, ports, handshake, timeout_s)
 
 
-def _announced(store: Store, handshake: Handshake) -> Store:
-    handshake.announce(store)
-    return store
+def _made_file(path: Path, stack: ExitStack) -> int:
+    try:
+        return stack.enter_context(private_folder(path))
+    except OSError as error:
+        raise RendezvousError(
+            f"rank zero can't make the folder {path}, where the ranks of this machine meet ({error.strerror}); "
+            "set TMPDIR to a folder of this machine in which files can be written and locked"
+        ) from error
 
 
-def _awaited(store: Store, path: Path, handshake: Handshake, timeout_s: float) -> Store:
+def _awaited_file(path: Path, timeout_s: float) -> int:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            file = open_private_file(path)
+        except OSError as error:
+            raise RendezvousError(f"the folder {path} of rank zero can't be opened ({error.strerror})") from error
+        if file is not None:
+            return file
+        time.sleep(PAUSE_S)
+    raise RendezvousError(
+        f"rank zero did not make the folder {path} in {timeout_s:.0f} s; check its log first; if the ranks don't share "
+        f"{path.parent}, because each is in a container of its own, set parallel.init_method=tcp://HOST:PORT",
+        waited=True,
+    )
+
+
+def _awaited(store: Store, path: Path, handshake: Handshake, timeout_s: float) -> bytes:
     try:
         store.wait([ZERO_KEY])
     except RuntimeError as error:  # which a FileStore raises
@@ -115,17 +162,17 @@ def _awaited(store: Store, path: Path, handshake: Handshake, timeout_s: float) -
             f"rank zero did not open the store's file {path} in {timeout_s:.0f} s; check its log first; {OTHER_SECRET}",
             waited=True,
         ) from error
-    if not handshake.recognises(store):
+    zero = handshake.recognise(store)
+    if zero is None:
         raise RendezvousError(f"the store's file {path} is not this run's: remove it")
-    return store
+    return zero
 
 
-def _open_file_store(path: Path, world_size: int, timeout_s: float) -> Store:
+def _visible_file_store(path: Path, world_size: int, timeout_s: float) -> Store:
     deadline = time.monotonic() + min(timeout_s, FILE_S)
     while True:
-        # FileStore retries its first open for 300 s, and holds Python's global lock so that the watchdog can't end it
         try:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            return _file_store(path, world_size, timeout_s)
         except OSError as error:
             if time.monotonic() < deadline:
                 time.sleep(PAUSE_S)
@@ -134,9 +181,14 @@ def _open_file_store(path: Path, world_size: int, timeout_s: float) -> Store:
                 f"parallel.init_method: the store's file {path} can't be opened on {socket.gethostname()} "
                 f"({error.strerror}); name a file in a folder that every node can write to"
             ) from error
-        store = FileStore(str(path), world_size)
-        store.set_timeout(timedelta(seconds=timeout_s))
-        return store
+
+
+def _file_store(path: Path, world_size: int, timeout_s: float) -> Store:
+    # FileStore retries its first open for 300 s, and holds Python's global lock so that the watchdog can't end it
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    store = FileStore(str(path), world_size)
+    store.set_timeout(timedelta(seconds=timeout_s))
+    return store
 
 
 def _listen(address: str, ports: Sequence[int], timeout_s: float) -> Store:
@@ -163,7 +215,7 @@ def _listen(address: str, ports: Sequence[int], timeout_s: float) -> Store:
     )
 
 
-def _connect(address: str, ports: Sequence[int], handshake: Handshake, timeout_s: float) -> Store:
+def _connect(address: str, ports: Sequence[int], handshake: Handshake, timeout_s: float) -> tuple[Store, bytes]:
     deadline = time.monotonic() + timeout_s
     problem = "nothing listens there yet"
     stranger = ""
@@ -174,10 +226,10 @@ def _connect(address: str, ports: Sequence[int], handshake: Handshake, timeout_s
             except OSError as error:
                 problem = str(error)
                 continue
-            store = _try_store(address, port, handshake)
-            if store is not None:
-                store.set_timeout(timedelta(seconds=timeout_s))
-                return store
+            found = _try_store(address, port, handshake)
+            if found is not None:
+                found[0].set_timeout(timedelta(seconds=timeout_s))
+                return found
             stranger = f"the program on port {port} is not this run's rank zero, or has a different secret"
         time.sleep(PAUSE_S)
     # the network is not to blame if it has carried an answer
@@ -207,16 +259,16 @@ def probe(address: str, port: int, *, own_port: int | None = None) -> None:
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
 
 
-def _try_store(address: str, port: int, handshake: Handshake) -> Store | None:
-    """Connect to the store on a port; return it if it holds rank zero's proof."""
-    found: list[Store] = []
+def _try_store(address: str, port: int, handshake: Handshake) -> tuple[Store, bytes] | None:
+    """Connect to the store on a port; return it with rank zero's nonce, if it holds rank zero's proof."""
+    found: list[tuple[Store, bytes]] = []
 
     def attempt() -> None:
         with contextlib.suppress(DistNetworkError, DistStoreError):
             timeout = timedelta(seconds=HANDSHAKE_S)
             store = TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)
-            if handshake.recognises(store):
-                found.append(store)
+            if (zero := handshake.recognise(store)) is not None:
+                found.append((store, zero))
 
     # in a thread: TCPStore waits forever for the first answer of a program that listens there and never writes
     thread = threading.Thread(target=attempt, name="rendezvous", daemon=True)

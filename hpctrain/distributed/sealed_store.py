@@ -22,6 +22,7 @@ ZERO_KEY = "hpctrain/zero"
 NONCE_BYTES = 16
 MAC_BYTES = 32
 PAUSE_S = 0.05
+"""Seconds between two looks at what a rank waits for."""
 
 
 class Seal:
@@ -41,7 +42,7 @@ class Seal:
         return hmac.digest(self._key, b"".join(len(part).to_bytes(8, "big") + part for part in data), "sha256")
 
     def opened(self, sealed: bytes, *parts: bytes | str) -> bytes | None:
-        """The value of which `mac` and value follow each other; None if the code is of something else."""
+        """Return the value of a sealed message, which is its code followed by the value; None without that code."""
         value = sealed[MAC_BYTES:]
         return value if hmac.compare_digest(sealed[:MAC_BYTES], self.mac(*parts, value)) else None
 
@@ -60,12 +61,6 @@ class SealedStore(Store):
         super().__init__()
         self.inner = inner
         self._seal = seal
-
-    @property
-    def port(self) -> int | None:
-        """Where rank zero serves it; None for a file."""
-        port: int | None = getattr(self.inner, "port", None)
-        return port
 
     def unsealed(self) -> Store:
         """The inner store under a prefix that only the ranks can derive, though whoever connects can list it."""
@@ -101,14 +96,6 @@ class SealedStore(Store):
         """Wait until all keys exist."""
         self.inner.wait(list(keys)) if timeout is None else self.inner.wait(list(keys), timeout)
 
-    def delete_key(self, key: str) -> bool:
-        """Delete a key; return whether it existed."""
-        return self.inner.delete_key(key)
-
-    def num_keys(self) -> int:
-        """Number of keys."""
-        return self.inner.num_keys()
-
 
 class Handshake:
     """The ranks of one attempt prove to each other that they know its secret.
@@ -131,23 +118,29 @@ class Handshake:
         """A name for this attempt's file, which reveals nothing."""
         return self._seal.mac("file", self._token).hex()[:16]
 
-    def announce(self, store: Store) -> None:
-        """Publish rank zero's nonce."""
+    def announce(self, store: Store) -> bytes:
+        """Publish rank zero's nonce, and return it."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         _set(store, ZERO_KEY, self._seal.mac("zero", self._token, nonce) + nonce)
+        return nonce
 
-    def recognises(self, store: Store) -> bool:
-        """Whether the store is of this attempt's rank zero."""
-        return store.check([ZERO_KEY]) and self._zero(store) is not None
+    def recognise(self, store: Store) -> bytes | None:
+        """Rank zero's nonce; None if the store isn't of this attempt's rank zero."""
+        return self._seal.opened(store.get(ZERO_KEY), "zero", self._token) if store.check([ZERO_KEY]) else None
 
-    def welcome(self, store: Store, others: Sequence[int], timeout_s: float) -> SealedStore:
+    def welcome(self, store: Store, zero: bytes, others: Sequence[int], timeout_s: float) -> SealedStore:
         """Wait for all other ranks, as rank zero.
+
+        Args:
+            store: to which others may have access.
+            zero: the nonce that was announced. Never read again: an intruder may have replaced it since.
+            others: the other ranks.
+            timeout_s: bound in seconds on the wait.
 
         Raises:
             RendezvousError: some didn't come in time; names them.
         """
-        zero, deadline = self._zero(store), time.monotonic() + timeout_s
-        assert zero is not None
+        deadline = time.monotonic() + timeout_s
         waiting = list(others)
         while waiting:
             try:
@@ -171,14 +164,19 @@ class Handshake:
                 time.sleep(PAUSE_S)
         return self._sealed(store, zero)
 
-    def introduce(self, store: Store, rank: int, timeout_s: float) -> SealedStore:
+    def introduce(self, store: Store, zero: bytes, rank: int, timeout_s: float) -> SealedStore:
         """Prove this rank's knowledge to rank zero, and wait until it has proved its own.
+
+        Args:
+            store: to which others may have access.
+            zero: rank zero's nonce, which was recognised. Never read again: an intruder may have replaced it since.
+            rank: of this process.
+            timeout_s: bound in seconds on the wait.
 
         Raises:
             RendezvousError: rank zero didn't answer in time, or gave a wrong answer.
         """
-        zero, nonce, welcome = self._zero(store), secrets.token_bytes(NONCE_BYTES), f"{_key(rank)}/welcome"
-        assert zero is not None
+        nonce, welcome = secrets.token_bytes(NONCE_BYTES), f"{_key(rank)}/welcome"
         _set(store, _key(rank), self._seal.mac("rank", self._token, str(rank), zero, nonce) + nonce)
         try:
             store.wait([welcome], timedelta(seconds=max(timeout_s, 0.001)))
@@ -191,9 +189,6 @@ class Handshake:
         if not hmac.compare_digest(store.get(welcome), expected):
             raise RendezvousError(f"this attempt's rank zero did not write the answer to rank {rank} in the store")
         return self._sealed(store, zero)
-
-    def _zero(self, store: Store) -> bytes | None:
-        return self._seal.opened(store.get(ZERO_KEY), "zero", self._token)
 
     def _sealed(self, store: Store, zero: bytes) -> SealedStore:
         return SealedStore(store, Seal(self._seal.mac("session", self._token, zero)))

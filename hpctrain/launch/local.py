@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import socket
@@ -22,6 +21,7 @@ from hpctrain.attempt.out_of_memory import oom_complaint, oom_kills, with_memory
 from hpctrain.attempt.outcome import Outcome, record_end, resume_advice
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.cluster.scrub import scrubbed
+from hpctrain.distributed.private_folder import lockable_folder
 from hpctrain.distributed.stop_request import STOP_SIGNALS
 from hpctrain.errors import ExitCode
 from hpctrain.files import TEMPORARY_PREFIX
@@ -114,16 +114,6 @@ def _end(outcome: Outcome, directory: RunDirectory, attempt: int) -> str:
     if cause is not None and cause.rank == 0 and not cause.blames_peer:
         return f"{outcome.reason.value} after step {outcome.step}"
     return f"{outcome.reason.value}: {outcome.report}"
-
-
-def lockable_folder() -> str | None:
-    """The system's folder for temporary files, or /dev/shm if files can't be locked there; None if neither can."""
-    # torch's FileStore calls flock, which is slow or missing on a network file system
-    for folder in (tempfile.gettempdir(), "/dev/shm"):
-        with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return folder
-    return None
 
 
 def free_port() -> int:

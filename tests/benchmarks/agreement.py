@@ -59,7 +59,7 @@ class Loop:
 def be_rank(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     environment = ClusterEnvironment.from_environment(os.environ)
-    store = meet(environment, init_method="env://", secret=b"s", token="", timeout_s=60)
+    store = meet(environment, init_method="env://", secret=b"s", token=environment.token, timeout_s=60)
     world = join(environment, store, backend="gloo", devices=(torch.device("cpu"),), timeout_s=60)
     loop = Loop()
     loop.run(500, None)

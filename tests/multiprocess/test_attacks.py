@@ -8,6 +8,8 @@ import pickle
 import pytest
 from meeting import WAITS_FOR_REPLACEMENT
 
+from hpctrain.distributed.sealed_store import Handshake
+
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
@@ -38,6 +40,15 @@ def results(fork_server, *numbers):
     done = fork_server.wait(*numbers)
     assert all(process.code == 0 for process in done), "\n".join(process.output for process in done)
     return [process.result for process in done]
+
+
+def test_nobody_enters_where_ranks_of_one_machine_meet(fork_server, rank, ports):
+    token = f"attacked at port {ports[0]}"
+    options = {"num_nodes": 1, "token": token}
+    intruder = fork_server.start("attacking:enter", ports[0], f"hpctrain-{Handshake(b's', token).name}")
+    first, second, outcomes = results(fork_server, rank(0, **options), rank(1, delay_s=1.0, **options), intruder)
+    assert outcomes == ["PermissionError"] * 4 + ["ConnectionRefusedError"]
+    assert first == second == {"port": None, "heard": ["hello from 0", "hello from 1"]}
 
 
 def test_nobody_takes_the_place_of_a_rank(fork_server, rank, ports):

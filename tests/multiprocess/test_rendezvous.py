@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import time
 
@@ -138,6 +139,40 @@ def test_a_file_that_an_earlier_attempt_left_behind(meeting, fork_server, tmp_pa
     assert done.code == 0, done.output
     method = {"init_method": f"file://{tmp_path}/meeting", "token": "2"}
     assert meeting(2, method) == [{"port": None, "heard": all_heard(2)}] * 2
+
+
+ONE = {"num_nodes": 1}
+
+
+def test_ranks_of_one_machine_meet_in_a_folder_and_leave_nothing(meeting, tmp_path):
+    options = ONE | {"folder": str(tmp_path)}
+    assert meeting(3, [options, options | {"delay_s": 0.3}, options]) == [{"port": None, "heard": all_heard(3)}] * 3
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_a_killed_rank_zero_left(meeting, fork_server, tmp_path):
+    """The next attempt may have the same name: that of torchrun, which always takes the same port."""
+    (done,) = fork_server.wait(fork_server.start("meeting:leave_folder", str(tmp_path), "t"))
+    assert done.code == 0, done.output
+    assert list(tmp_path.iterdir())
+    options = ONE | {"folder": str(tmp_path)}
+    assert meeting(2, [options | {"delay_s": 0.7}, options]) == [{"port": None, "heard": all_heard(2)}] * 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_of_one_machine_that_dont_share_the_folder(meeting, tmp_path):
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+    zero, one = meeting(2, [ONE | {"folder": str(folder), "timeout_s": 0.5} for folder in folders])
+    assert zero["error"] == "rank 1 did not arrive within 0 s; check their logs"
+    assert re.fullmatch(
+        rf"rank zero did not make the folder {folders[1]}/hpctrain-[0-9a-f]{{16}} in 0 s; check its log first; if the "
+        rf"ranks don't share {folders[1]}, because each is in a container of its own, set "
+        r"parallel\.init_method=tcp://HOST:PORT",
+        one["error"],
+    )
+    assert not list(folders[0].iterdir())
 
 
 def test_a_port_where_something_listens_and_never_answers(fork_server, mute_meeting):

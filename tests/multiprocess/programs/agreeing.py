@@ -44,7 +44,11 @@ def be_rank(steps, interval_s, step_s, stop_at, save_at, slow=None, error_on=Non
     slow = {int(step): seconds for step, seconds in (slow or {}).items()}
     environment = ClusterEnvironment.from_environment(os.environ)
     rank, size = environment.rank, environment.world_size
-    store = meet(environment, init_method="env://", secret=b"s", token="", timeout_s=30) if size > 1 else None
+    store = (
+        meet(environment, init_method="env://", secret=b"s", token=environment.token, timeout_s=30)
+        if size > 1
+        else None
+    )
     world = join(environment, store, backend="gloo", devices=(torch.device("cpu"),), timeout_s=30)
     made, kinds, asked_at, save, seconds, request = [], [], None, False, step_s[rank], Request()
     asked = Stop(StopKind.ERROR if rank == error_on else StopKind.SIGNAL, 10 + rank)

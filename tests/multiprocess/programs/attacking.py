@@ -5,11 +5,16 @@ from __future__ import annotations
 import functools
 import json
 import os
+import socket
+import tempfile
 import time
 from datetime import timedelta
+from pathlib import Path
 
 from other_user import become
 from torch._C._distributed_c10d import TCPStore
+
+from hpctrain.distributed.private_folder import FILE_NAME
 
 NOBODY = 65_534
 
@@ -58,6 +63,30 @@ def take_place(port, evil):
         store.set("hpctrain/rank/1", forged)
         time.sleep(0.3)
     return {"keys": store.list_keys(), "welcome": store.check(["hpctrain/rank/1/welcome"])}
+
+
+@as_nobody
+def enter(port, name):
+    """Look for the folder of ranks that meet on this machine, and for their port; returns what happened there."""
+    path = Path(tempfile.gettempdir(), name)
+    give_up = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < give_up
+        time.sleep(0.001)
+    outcomes = []
+    for attempt in (
+        lambda: list(path.iterdir()),
+        (path / FILE_NAME).read_bytes,
+        lambda: (path / FILE_NAME).write_bytes(b"mine"),
+        lambda: path.rename(path.with_name("mine")),
+        functools.partial(socket.socket().connect, ("127.0.0.1", port)),
+    ):
+        try:
+            attempt()
+            outcomes.append("done")
+        except OSError as error:
+            outcomes.append(type(error).__name__)
+    return outcomes
 
 
 @as_nobody

@@ -96,7 +96,11 @@ class Count(Task):
 def be_rank(num_samples, micro_batch_size, num_workers, signal_at, kind, tried):
     environment = ClusterEnvironment.from_environment(os.environ)
     rank, size = environment.rank, environment.world_size
-    store = meet(environment, init_method="env://", secret=b"s", token="", timeout_s=30) if size > 1 else None
+    store = (
+        meet(environment, init_method="env://", secret=b"s", token=environment.token, timeout_s=30)
+        if size > 1
+        else None
+    )
     world = join(environment, store, backend="gloo", devices=(torch.device("cpu"),), timeout_s=30)
     model = replicate(nn.BatchNorm1d(1), world, Parallel())
     norm = getattr(model, "module", model)

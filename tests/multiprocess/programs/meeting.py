@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import tempfile
 import time
 from pathlib import Path
 
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import FileStore, TCPStore
 
 from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.distributed.private_folder import private_folder
 from hpctrain.distributed.rendezvous import meet
 from hpctrain.distributed.sealed_store import Handshake
 from hpctrain.errors import RendezvousError
@@ -19,10 +21,17 @@ WAITS_FOR_REPLACEMENT = {"read_after_s": 2.0}
 
 
 def be_rank(rank, size, ports, options):
-    """Meet, then hear from every rank; returns the port and what was heard, or the error and how long it took."""
+    """Meet, then hear from every rank; returns the port and what was heard, or the error and how long it took.
+
+    Each rank takes itself to be on a node of its own, unless `num_nodes` is among the options; `folder` is for
+    temporary files.
+    """
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
     environment = ClusterEnvironment.from_environment({name: str(value) for name, value in place.items()})
-    environment = dataclasses.replace(environment, port_candidates=tuple(ports))
+    num_nodes = options.get("num_nodes", size)
+    environment = dataclasses.replace(environment, port_candidates=tuple(ports), num_nodes=num_nodes)
+    tempfile.tempdir = options.get("folder")
+    options = {name: value for name, value in options.items() if name not in {"num_nodes", "folder"}}
     options = {"init_method": "env://", "secret": "s", "token": "t", "timeout_s": 30.0, "delay_s": 0.0} | options
     time.sleep(options.pop("delay_s"))
     pause_s = options.pop("read_after_s", 0.0)
@@ -36,7 +45,7 @@ def be_rank(rank, size, ports, options):
         if rank == 0:
             while store.add("left", 0) < size:  # the store is served here: the others must have their answer
                 time.sleep(0.01)
-        return {"port": getattr(store, "port", None), "heard": heard}
+        return {"port": getattr(store.inner, "port", None), "heard": heard}
     except RendezvousError as error:
         return {"error": str(error), "seconds": time.monotonic() - began}
 
@@ -48,6 +57,14 @@ def crash(path):
     store.set("rank 0", "a ghost")
     store.set("rank 1", "a ghost")
     os._exit(0)
+
+
+def leave_folder(folder, token):
+    """Rank zero of an earlier attempt on one machine, which was killed while it waited for the other ranks."""
+    handshake = Handshake(b"s", token)
+    with private_folder(Path(folder, f"hpctrain-{handshake.name}")) as file:
+        handshake.announce(FileStore(f"/proc/self/fd/{file}", 2))
+        os._exit(0)
 
 
 def serve(port, secret, until):

@@ -16,9 +16,9 @@ from hpctrain.distributed.world import join
 from hpctrain.errors import RendezvousError
 
 
-def joined(backend="gloo"):
+def joined(backend="gloo", init_method="env://"):
     environment = ClusterEnvironment.from_environment(os.environ)
-    store = meet(environment, init_method="env://", secret=b"s", token="t", timeout_s=30)
+    store = meet(environment, init_method=init_method, secret=b"s", token=environment.token, timeout_s=30)
     return join(environment, store, backend=backend, devices=(torch.device("cpu"),), timeout_s=30)
 
 
@@ -40,7 +40,8 @@ def be_rank_with_device_group():
     """Join with a default group that isn't gloo's; returns what was gathered, and which values no rank has sealed."""
     importlib.import_module("torch.testing._internal.distributed.fake_pg")  # in place of NCCL
 
-    world = joined("fake")
+    # on a port, where others can list the keys
+    world = joined("fake", f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}")
     gathered, unsealed, used = world.gather(world.rank), [], 0
     for key in world.store.inner.list_keys():
         if not key.startswith("hpctrain/"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.distributed.rendezvous import meet, probe
+from hpctrain.distributed.rendezvous import meet, open_private_store, probe
 from hpctrain.errors import RendezvousError
 from hpctrain.run.reason import Reason
 from hpctrain.worker.classification import Classification, classify
@@ -62,6 +62,15 @@ def test_a_file_that_cant_be_opened_in_time(tmp_path: Path) -> None:
         rf"parallel\.init_method: the store's file {tmp_path}/a/b\.[0-9a-f]{{16}} can't be opened on \S+ "
         r"\(No such file or directory\); name a file in a folder that every node can write to",
         str(raised.value),
+    )
+
+
+def test_a_file_of_the_launcher_that_cant_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(RendezvousError) as raised:
+        open_private_store(tmp_path / "a" / "store", 2, 60.0)
+    assert str(raised.value) == (
+        f"the ranks' file {tmp_path}/a/store can't be opened (No such file or directory), in the folder that their "
+        "launcher made; set TMPDIR to a folder of this machine that is kept while the run trains"
     )
 
 

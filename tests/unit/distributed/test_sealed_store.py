@@ -5,7 +5,7 @@ import threading
 import pytest
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
-from hpctrain.distributed.sealed_store import Handshake, Seal, SealedStore
+from hpctrain.distributed.sealed_store import ZERO_KEY, Handshake, Seal, SealedStore
 from hpctrain.errors import RendezvousError
 
 
@@ -42,26 +42,36 @@ def test_parts_are_not_run_together():
     assert seal.mac("ab", "c") != seal.mac("a", "bc")
 
 
-def meet(inner, secrets, tokens=("t", "t"), timeout_s=5.0):
-    """Rank zero and rank one meet; returns what each of them got."""
+def meet(inner, secrets, tokens=("t", "t"), timeout_s=5.0, replaced=None):
+    """Rank zero and rank one meet; returns what each of them got.
+
+    Args:
+        inner: the store.
+        secrets: theirs.
+        tokens: theirs.
+        timeout_s: bound on the wait.
+        replaced: what an intruder writes in place of rank zero's nonce, as soon as rank one has read it.
+    """
     found = [None, None]
     handshakes = [Handshake(secret, token) for secret, token in zip(secrets, tokens, strict=True)]
-    handshakes[0].announce(inner)
-    if not handshakes[1].recognises(inner):
+    zero = handshakes[0].announce(inner)
+    if handshakes[1].recognise(inner) != zero:
         return "a stranger"
+    inner.set(ZERO_KEY, replaced or inner.get(ZERO_KEY))
 
     def be_one():
-        found[1] = handshakes[1].introduce(inner, 1, timeout_s)
+        found[1] = handshakes[1].introduce(inner, zero, 1, timeout_s)
 
     thread = threading.Thread(target=be_one)
     thread.start()
-    found[0] = handshakes[0].welcome(inner, [1], timeout_s)
+    found[0] = handshakes[0].welcome(inner, zero, [1], timeout_s)
     thread.join()
     return found
 
 
-def test_ranks_with_the_same_secret_meet(inner):
-    zero, one = meet(inner, (b"s", b"s"))
+@pytest.mark.parametrize("replaced", [None, "junk" * 20])
+def test_ranks_with_the_same_secret_meet(inner, replaced):
+    zero, one = meet(inner, (b"s", b"s"), replaced=replaced)
     zero.set("a", "from zero")
     assert one.get("a") == b"from zero"
 
@@ -82,7 +92,7 @@ def test_values_of_an_earlier_meeting_are_worthless(inner):
 
 def test_a_missing_rank_is_named(inner):
     handshake = Handshake(b"s", "t")
-    handshake.announce(inner)
+    zero = handshake.announce(inner)
     with pytest.raises(RendezvousError, match="ranks 1, 2 did not arrive within 0 s; check their logs") as raised:
-        handshake.welcome(inner, [1, 2], 0.1)
+        handshake.welcome(inner, zero, [1, 2], 0.1)
     assert raised.value.waited

@@ -16,9 +16,10 @@ import pytest
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
+from hpctrain.distributed.private_folder import lockable_folder
 from hpctrain.distributed.stop_request import STOP_SIGNALS, StopRequest
 from hpctrain.launch import local
-from hpctrain.launch.local import LocalRanks, free_port, launch_local, lockable_folder, rank_variables
+from hpctrain.launch.local import LocalRanks, free_port, launch_local, rank_variables
 from hpctrain.launch.prepare import prepare
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.handover import Handover

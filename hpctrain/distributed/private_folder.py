@@ -1,0 +1,110 @@
+"""A folder in which the ranks of one machine meet, and which no other user can enter."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpctrain.errors import RendezvousError
+
+FILE_NAME = "store"
+
+
+def lockable_folder() -> str | None:
+    """The system's folder for temporary files, or /dev/shm if files can't be locked there; None if neither can."""
+    # torch's FileStore calls flock, which is slow or missing on a network file system
+    for folder in (tempfile.gettempdir(), "/dev/shm"):
+        with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return folder
+    return None
+
+
+@contextlib.contextmanager
+def private_folder(path: Path) -> Iterator[int]:
+    """Make the folder with a file in it, and remove both at the end; ranks that have opened the file can still use it.
+
+    Args:
+        path: the folder.
+
+    Yields:
+        A descriptor of the file, which stays open.
+
+    Raises:
+        RendezvousError: another user has the folder.
+        OSError: the file system's error.
+    """
+    folder = _make(path)
+    try:
+        file = os.open(FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+        # the kernel unlocks it when this process dies: a folder that isn't locked was left behind
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield file
+    finally:
+        # not by its path: a later attempt may have replaced the folder
+        with contextlib.suppress(OSError):
+            os.unlink(FILE_NAME, dir_fd=folder)
+            path.rmdir()
+        os.close(folder)
+
+
+def open_private_file(path: Path) -> int | None:
+    """Open the file in a `private_folder` of another process.
+
+    Args:
+        path: the folder.
+
+    Returns:
+        A descriptor of the file; None if the process hasn't made the folder yet, or has died.
+
+    Raises:
+        RendezvousError: the folder isn't private to this user.
+        OSError: the file system's error.
+    """
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        _require_own(path, os.fstat(folder))
+        if not _is_locked(folder):
+            return None
+        return os.open(FILE_NAME, os.O_RDWR | os.O_NOFOLLOW, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    finally:
+        os.close(folder)
+
+
+def _make(path: Path) -> int:
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        # of an attempt with the same name that was killed while its ranks met
+        _require_own(path, path.lstat())
+        shutil.rmtree(path)
+        path.mkdir(mode=0o700)
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+
+
+def _require_own(path: Path, status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise RendezvousError(
+            f"{path} belongs to the user {status.st_uid}, expected {os.geteuid()}, whose ranks meet there; "
+            "have it removed, or set TMPDIR to another folder of this machine"
+        )
+    if status.st_mode & 0o077:
+        raise RendezvousError(f"{path} is open to other users (mode {status.st_mode & 0o777:o}); remove it")
+
+
+def _is_locked(folder: int) -> bool:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
