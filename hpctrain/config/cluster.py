@@ -134,7 +134,7 @@ class Cluster(require.Checked):
     network_interface: Annotated[str | None, require.single_line, require.not_empty] = None
     """Network interface for gloo and NCCL, such as ib0 (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); null: they choose."""
     master_port: Annotated[int | None, require.between(1024, 65535)] = None
-    """TCP port on which rank zero listens; null: derived from the job, or the next free one."""
+    """TCP port on which rank zero listens for other nodes; null: derived from the job, or the next free one."""
     env: Annotated[dict[str, str], _check_env] = field(default_factory=dict)
     """Environment variables for the ranks, name to value."""
     wait: bool = False

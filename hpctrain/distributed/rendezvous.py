@@ -27,6 +27,8 @@ from hpctrain.run.secret import VARIABLE
 LOOPBACK = "127.0.0.1"
 HANDSHAKE_S = 5.0
 """Seconds for one connection to a candidate port: another program may listen there and never answer."""
+LOOK_S = 0.005
+"""Seconds between two looks for rank zero's folder, which cost next to nothing, and delay the start of every run."""
 CHOSEN_PORT_SPARES = 5
 """Number of ports to try, starting with the one that the user chose."""
 FILE_S = 60.0
@@ -146,7 +148,7 @@ def _awaited_file(path: Path, timeout_s: float) -> int:
             raise RendezvousError(f"the folder {path} of rank zero can't be opened ({error.strerror})") from error
         if file is not None:
             return file
-        time.sleep(PAUSE_S)
+        time.sleep(LOOK_S)
     raise RendezvousError(
         f"rank zero did not make the folder {path} in {timeout_s:.0f} s; check its log first; if the ranks don't share "
         f"{path.parent}, because each is in a container of its own, set parallel.init_method=tcp://HOST:PORT",

@@ -173,11 +173,9 @@ def test_an_error_of_one_rank_reaches_every_place(
 def test_a_killed_rank_and_a_cancelled_run_side_by_side(
     sandbox: SlurmSandbox, begin: Callable[..., Future[Done]], hpctrain: Callable[..., Done], work: Path
 ) -> None:
-    """On one node, where another program has taken the port that the first one prefers."""
+    """On one node."""
     here = ["cluster=slurm", "cluster.processes_per_node=2", "+cluster.sbatch.nodelist=n1", "cluster.wait=true", *QUICK]
-    preferred = "from hpctrain.cluster.port import derived; print(derived(job=$SLURM_JOB_ID)[0])"
-    stranger = f"{sys.executable} -m http.server $({sys.executable} -c '{preferred}') > /dev/null 2>&1 &"
-    crowded = begin(*here, "run_dir=cancelled", *ENDLESS, f'cluster.setup=["{stranger}"]')
+    beside = begin(*here, "run_dir=cancelled", *ENDLESS)
     task = [*OWN, "task._target_=own.DiesOnRankOne", "cluster.requeue.max_failures=0"]
     done = hpctrain(*here, "run_dir=killed", *task)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -190,7 +188,7 @@ def test_a_killed_rank_and_a_cancelled_run_side_by_side(
     job = job_id(work / "cancelled")
     wait_until((work / "cancelled" / "metrics.jsonl").exists)
     assert hpctrain("cancel", "cancelled").stdout == f"cancelled: cancelled job {job}, which was running\n"
-    done = crowded.result()
+    done = beside.result()
     assert done.returncode == 3, done.stdout + done.stderr
     assert f"python -m hpctrain resume {work}/cancelled" in done.stdout
     assert sandbox.job(job)["JobState"] == "CANCELLED"
