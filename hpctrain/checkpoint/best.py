@@ -8,6 +8,7 @@ from typing import Any
 
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.errors import ConfigError
+from hpctrain.run.evaluation import EVAL_PREFIX
 from hpctrain.run.score import Score, best_steps
 
 
@@ -64,10 +65,10 @@ class Best:
         Raises:
             ConfigError: the configuration keeps the best, but the evaluation doesn't return the metric.
         """
-        value = means.get(f"eval/{self._name}")
+        value = means.get(f"{EVAL_PREFIX}{self._name}")
         if value is None:
             if self._keep:
-                given = ", ".join(sorted(name.removeprefix("eval/") for name in means)) or "nothing"
+                given = ", ".join(sorted(name.removeprefix(EVAL_PREFIX) for name in means)) or "nothing"
                 raise ConfigError(
                     "checkpoint.metric", self._name, f"the evaluation returns {given}", "name one of these"
                 )

@@ -14,7 +14,7 @@ from pathlib import Path
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointDamagedError
 from hpctrain.files import TEMPORARY_PREFIX, fsync_directory, temporary_name
-from hpctrain.run.checkpoints import MANIFEST, CheckpointInfo, find_damage, list_checkpoints, read_manifest
+from hpctrain.run.checkpoints import FILES, MANIFEST, CheckpointInfo, find_damage, list_checkpoints, read_manifest
 from hpctrain.run.directory import SET_ASIDE, RunDirectory
 from hpctrain.run.ledger import Claim
 from hpctrain.run.score import best_steps
@@ -26,7 +26,6 @@ ALWAYS_KEPT = 2
 SET_ASIDE_KEPT = 2
 """Number of damaged checkpoints, of the newest steps, that are kept once a resume has set them aside."""
 
-_NAMES = {MANIFEST, "model.pt", "optimizer.pt", "state.pt", "model.safetensors"}
 _REMOVED = "removed-"
 _REPLACED = "replaced-"
 _LEFTOVER = re.compile(
@@ -218,7 +217,7 @@ def remove_leftovers(directory: RunDirectory) -> list[str]:
 
 def _remove_set_aside(path: Path) -> None:
     # the manifest may be what is damaged: then the names of the files show that there is nothing of a user's
-    if only_ours(path) or {entry.name for entry in path.iterdir()} <= _NAMES:
+    if only_ours(path) or {entry.name for entry in path.iterdir()} <= FILES:
         found = SET_ASIDE.fullmatch(path.name)
         assert found is not None
         _remove(path, f"step_{found['step']}")

@@ -22,7 +22,15 @@ from hpctrain.checkpoint.retention import discard_replaced, move_aside
 from hpctrain.checkpoint.state import Snapshot, weights_digest
 from hpctrain.errors import CheckpointError
 from hpctrain.files import fsync_directory, temporary_name
-from hpctrain.run.checkpoints import ALGORITHM, FORMAT_VERSION, MANIFEST, encode_manifest, file_checksum
+from hpctrain.run.checkpoints import (
+    ALGORITHM,
+    FORMAT_VERSION,
+    MANIFEST,
+    PARTS,
+    SAFETENSORS,
+    encode_manifest,
+    file_checksum,
+)
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim
 
@@ -89,7 +97,7 @@ class CheckpointWriter:
 
     def _write_files(self, snapshot: Snapshot, path: Path) -> None:
         # the largest part first
-        parts = {"optimizer.pt": snapshot.optimizer, "model.pt": snapshot.model, "state.pt": snapshot.state}
+        parts = dict(zip(PARTS, (snapshot.optimizer, snapshot.model, snapshot.state), strict=True))
         # side by side: checksums, digest and writes all release the GIL
         with ThreadPoolExecutor(len(parts) + 2) as threads, _without_crc32():
             digest = threads.submit(weights_digest, snapshot.model)
@@ -99,8 +107,7 @@ class CheckpointWriter:
                 for name, part in parts.items()
             }
             if self._safetensors:
-                name = "model.safetensors"
-                files[name] = threads.submit(_write_safetensors, path / name, snapshot.model)
+                files[SAFETENSORS] = threads.submit(_write_safetensors, path / SAFETENSORS, snapshot.model)
         manifest = {
             "format_version": FORMAT_VERSION,
             "algorithm": ALGORITHM,

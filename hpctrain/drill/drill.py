@@ -18,6 +18,7 @@ from hpctrain.drill.plan import Plan, enough_steps
 from hpctrain.drill.training import LocalTraining, SubmittedTraining, Training
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.evaluation import is_evaluation
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.reason import Reason
 from hpctrain.status.metrics import read_metrics
@@ -226,7 +227,7 @@ def _key(override: str) -> str:
 def _first_evaluation(directory: RunDirectory) -> int:
     """The step of the first evaluation that was logged; 0 without one."""
     for found in read_metrics(directory.metrics):
-        if any(name.startswith("eval/") for name in found.values):
+        if is_evaluation(found.values):
             return found.step
     return 0
 

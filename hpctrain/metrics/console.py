@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from hpctrain.phrases import local_time
+from hpctrain.run.evaluation import is_evaluation
 from hpctrain.terminal import visible
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class ConsoleSink:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Show a step."""
         now = self._clock()
-        evaluated = any(name.startswith("eval/") for name in values)
+        evaluated = is_evaluation(values)
         pause_s = _REDRAW_S if self._terminal else _LINE_S
         if not evaluated and now - self._drawn_at < pause_s and step != self._total_steps:
             return

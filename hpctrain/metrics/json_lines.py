@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hpctrain.files import write_atomic
 from hpctrain.metrics.sink import RecordFile
+from hpctrain.run.evaluation import is_evaluation
 
 WRITE_EVERY_S = 0.1
 """Seconds between writes: one costs as much as a step of a small model, and more on a shared file system."""
@@ -55,7 +56,7 @@ class JsonLinesSink:
         now = self._clock()
         self._waiting.append((step, now, dict(values)))
         # a clock that was set back must not delay records; after an evaluation the next record may come much later
-        if not 0 <= now - self._written_at < WRITE_EVERY_S or _is_evaluation(values):
+        if not 0 <= now - self._written_at < WRITE_EVERY_S or is_evaluation(values):
             self._write()
 
     def flush(self) -> None:
@@ -90,7 +91,7 @@ def _kept(path: Path, resume_step: int, evaluation_due: bool) -> bytes:
         return b""
     lines = path.read_bytes().splitlines(keepends=True)
     kept = [(line, record) for line in lines if (record := _record(line)) and record["step"] <= resume_step]
-    again = [evaluation_due and record["step"] == resume_step and _is_evaluation(record) for _, record in kept]
+    again = [evaluation_due and record["step"] == resume_step and is_evaluation(record) for _, record in kept]
     return b"".join(line for (line, _), drop in zip(kept, again, strict=True) if not drop)
 
 
@@ -101,7 +102,3 @@ def _record(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
-
-
-def _is_evaluation(names: Iterable[str]) -> bool:
-    return any(name.startswith("eval/") for name in names)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hpctrain.metrics.sink import RecordFile
+from hpctrain.run.evaluation import is_evaluation
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class TensorBoardSink:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Append one event with all values of the step, unless it comes too soon after the last one."""
         now = self._clock()
-        if 0 <= now - self._logged_at < _PAUSE_S and not any(name.startswith("eval/") for name in values):
+        if 0 <= now - self._logged_at < _PAUSE_S and not is_evaluation(values):
             return
         self._logged_at = now
         # 10 ms for the protocol alone; `torch.utils.tensorboard` takes 0.1 s, and imports TensorFlow if it is there

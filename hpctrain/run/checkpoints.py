@@ -25,6 +25,10 @@ from hpctrain.run.score import Score, score_of
 FORMAT_VERSION = 1
 ALGORITHM = "xxh3_128"
 MANIFEST = "manifest.json"
+PARTS = ("optimizer.pt", "model.pt", "state.pt")
+SAFETENSORS = "model.safetensors"
+FILES = frozenset({MANIFEST, *PARTS, SAFETENSORS})
+"""Every file that a checkpoint may have."""
 _CHUNK_BYTES = 1 << 20
 _READERS = 4
 _FIELD_TYPES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from hpctrain.run.record_fields import COUNT, finite_numbers
 from hpctrain.run.score import Score, score_of
 
 FILE_NAME = "evaluation.json"
+EVAL_PREFIX = "eval/"
+"""Begins the logged names of an evaluation's metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,11 @@ class EvaluationRecord:
         # training doesn't depend on it, and metrics.jsonl has the values as well
         with contextlib.suppress(OSError):
             write_json(claim / FILE_NAME, record, durable=False)
+
+
+def is_evaluation(names: Iterable[str]) -> bool:
+    """Return whether a record with these logged names is that of an evaluation."""
+    return any(name.startswith(EVAL_PREFIX) for name in names)
 
 
 def last_evaluation(directory: RunDirectory) -> EvaluationRecord | None:

@@ -24,15 +24,13 @@ from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
 from hpctrain.phrases import counted
+from hpctrain.run.evaluation import EVAL_PREFIX
 from hpctrain.tasks.evaluation_contract import checked_sums, checked_values
 from hpctrain.tasks.task import Task
 from hpctrain.train.ema import Ema
 from hpctrain.train.modes import evaluation_mode
 from hpctrain.train.precision import autocast
 from hpctrain.train.task_state import TaskState, remember_attributes
-
-PREFIX = "eval/"
-"""Begins the logged names of metrics."""
 
 _OVER = object()
 
@@ -245,17 +243,17 @@ class Evaluation:
         device = self._world.device
         moved = batch if device.type == "cpu" else self._task.to_device(batch, device)
         for name, (total, count) in checked_sums(self._task, self._task.evaluate(self._model, moved)).items():
-            meter.add_sum(f"{PREFIX}{name}", total, count)
+            meter.add_sum(f"{EVAL_PREFIX}{name}", total, count)
 
     def _means(self, meter: Meter) -> dict[str, float]:
         meter.expect(self._names_everywhere(meter))
         return meter.means()
 
     def _derive(self, means: Mapping[str, float]) -> Any:
-        return self._task.derive({name.removeprefix(PREFIX): value for name, value in means.items()})
+        return self._task.derive({name.removeprefix(EVAL_PREFIX): value for name, value in means.items()})
 
     def _checked(self, derived: Any) -> dict[str, float]:
-        return {f"{PREFIX}{name}": value for name, value in checked_values(self._task, derived).items()}
+        return {f"{EVAL_PREFIX}{name}": value for name, value in checked_values(self._task, derived).items()}
 
     def _names_everywhere(self, meter: Meter) -> list[str]:
         # any rank, even rank zero, may have no samples, and then doesn't know the names

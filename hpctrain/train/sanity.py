@@ -10,8 +10,8 @@ from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.stop_request import Stop
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.phrases import listed
+from hpctrain.run.evaluation import EVAL_PREFIX
 from hpctrain.tasks.task import Task
-from hpctrain.train.evaluation import PREFIX
 from hpctrain.train.parts import Parts
 
 TYPO = 0.8
@@ -49,7 +49,7 @@ def check_evaluation(parts: Parts, agreement: Agreement) -> Stop | None:
     if evaluated.stop is not None:
         return evaluated.stop
     if evaluated.means:
-        names = [name.removeprefix(PREFIX) for name in evaluated.means]
+        names = [name.removeprefix(EVAL_PREFIX) for name in evaluated.means]
         _require_metrics(parts, names, is_whole=evaluation.is_whole(num_batches))
     # `derive` may have taken long as well
     return agreement.start()
@@ -87,7 +87,7 @@ def _require_metrics(parts: Parts, names: list[str], *, is_whole: bool) -> None:
 
 
 def _looks_like_a_typo(metric: str, names: list[str]) -> bool:
-    written = metric.removeprefix(PREFIX).lower()
+    written = metric.removeprefix(EVAL_PREFIX).lower()
     # recall_0 and recall_1 are of two classes, of which a batch may have only one
     others = [name.lower() for name in names if _with_zeros(name) != _with_zeros(metric)]
     return bool(difflib.get_close_matches(written, others, n=1, cutoff=TYPO))
