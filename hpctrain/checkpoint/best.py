@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.errors import ConfigError
@@ -12,11 +12,18 @@ from hpctrain.run.evaluation import EVAL_PREFIX
 from hpctrain.run.score import Score, best_steps
 
 
+class Scored(NamedTuple):
+    """An evaluated step and its score."""
+
+    step: int
+    score: Score
+
+
 class Best:
     """Scores evaluations by one metric, and remembers the best ones; the same on every rank.
 
     Attributes:
-        best: step and score of the best evaluation so far; None before the first.
+        top: the best evaluation so far; None before the first.
 
     Args:
         name: of the metric, as the task's `evaluate` names it.
@@ -29,8 +36,8 @@ class Best:
         self._mode = mode
         self._keep = keep
         self._scores: dict[int, Score] = {}
-        self._last: tuple[int, Score] | None = None
-        self.best: tuple[int, Score] | None = None
+        self._last: Scored | None = None
+        self.top: Scored | None = None
 
     @classmethod
     def configured(cls, policy: Checkpoint, metric: str, mode: str) -> Best | None:
@@ -76,32 +83,32 @@ class Best:
         if not math.isfinite(value):
             return False
         score = Score(self._name, self._mode, value)
-        self._last = (step, score)
-        if self.best is None or score.loss < self.best[1].loss:
-            self.best = (step, score)
+        self._last = Scored(step, score)
+        if self.top is None or score.loss < self.top.score.loss:
+            self.top = self._last
         self._remember({**self._scores, step: score})
         return step in self._scores
 
     def score_at(self, step: int) -> Score | None:
         """Return the score of ``step`` if it is the last evaluated step; else None."""
-        return self._last[1] if self._last is not None and self._last[0] == step else None
+        return self._last.score if self._last is not None and self._last.step == step else None
 
     def state(self) -> dict[str, Any]:
         """Return the best values so far by step, for a checkpoint."""
         values = {step: score.value for step, score in self._scores.items()}
-        best = None if self.best is None else (self.best[0], self.best[1].value)
+        best = None if self.top is None else (self.top.step, self.top.score.value)
         return {"metric": (self._name, self._mode), "values": values, "best": best}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state`; drop the values of another metric."""
         self._scores = {}
         self._last = None
-        self.best = None
+        self.top = None
         if tuple(state.get("metric", ())) == (self._name, self._mode):
             self._remember({step: Score(self._name, self._mode, value) for step, value in state["values"].items()})
             if state.get("best") is not None:  # absent from the checkpoints of earlier versions
                 step, value = state["best"]
-                self.best = (step, Score(self._name, self._mode, value))
+                self.top = Scored(step, Score(self._name, self._mode, value))
 
     def _remember(self, scores: Mapping[int, Score]) -> None:
         self._scores = {step: scores[step] for step in best_steps(scores, self._keep)}

@@ -66,12 +66,20 @@ def default_num_workers(dataset: Dataset[Any], cores: int, *, on_gpu: bool) -> i
         cores: the rank's share of the CPU cores.
         on_gpu: whether the rank computes on a GPU; one core drives it.
     """
-    inner: Any = without_subsets(dataset)
-    in_batches = isinstance(inner, BatchDataset | TensorDataset) and not getattr(inner, "draws_per_sample", False)
-    if in_batches or isinstance(inner, IterableDataset):
-        # workers only cost: a batch in memory is fetched faster than sent, and each worker would read the whole stream
+    if not workers_can_help(dataset):
         return 0
     return min(MAX_WORKERS, cores - 1 if on_gpu else cores // CPU_SHARE)
+
+
+def workers_can_help(dataset: Dataset[Any]) -> bool:
+    """Return whether DataLoader workers can fetch the samples faster than the rank itself.
+
+    They can't if a batch comes as a whole from memory, which takes less time than sending it, nor from a stream, which
+    each worker would read from its beginning to its end.
+    """
+    inner: Any = without_subsets(dataset)
+    in_batches = isinstance(inner, BatchDataset | TensorDataset) and not getattr(inner, "draws_per_sample", False)
+    return not in_batches and not isinstance(inner, IterableDataset)
 
 
 def fetch_batches(fetcher: BatchFetcher, requests: Iterable[Request], workers: Workers) -> Iterator[Any]:

@@ -85,7 +85,8 @@ class Checkpointing:
         """Restore the newest intact checkpoint, if there is one; collective.
 
         Raises:
-            SupersededError: a later attempt owns the run; on rank zero, before anything is changed.
+            SupersededError: a later attempt owns the run; on rank zero, which may have begun to clean up after earlier
+                attempts.
             TaskError: the task's state can't be saved.
         """
         if self._world.is_rank_zero:
@@ -161,7 +162,8 @@ class Checkpointing:
             self.best_step = step
 
     def _describe_evaluation(self, step: int, means: Mapping[str, float]) -> None:
-        best_step, best = (None, None) if self._best is None or self._best.best is None else self._best.best
+        top = None if self._best is None else self._best.top
+        best, best_step = (None, None) if top is None else (top.score, top.step)
         record = EvaluationRecord(step=step, means=means, best=best, best_step=best_step)
         record.write(self._directory.claim(self._claim.attempt))
 

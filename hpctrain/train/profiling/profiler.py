@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.data.workers import MAX_WORKERS, default_num_workers
+from hpctrain.data.workers import workers_can_help
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.times import Times
@@ -211,7 +211,7 @@ class Profiler:
             agreement_s=self._agreement.waited_s,
             logging_s=self.logging_s,
             num_workers=self._parts.workers.num_workers,
-            more_workers_help=default_num_workers(self._parts.train_data, MAX_WORKERS, on_gpu=True) > 0,
+            more_workers_help=workers_can_help(self._parts.train_data),
             gradient_bytes=self._gradient_bytes,
             bf16_is_faster=poor_fit("bf16", self._world.device) is None,
         )
