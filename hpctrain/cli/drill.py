@@ -21,7 +21,7 @@ from hpctrain.drill.comparison import Row
 from hpctrain.drill.console import Console
 from hpctrain.drill.drill import Drill, Report, overrides_of
 from hpctrain.errors import ExitCode, RunDirectoryError
-from hpctrain.launch.prepare import claim_default_path
+from hpctrain.launch.run_dir import claim_default_path
 from hpctrain.phrases import counted, numbered
 from hpctrain.run.directory import RunDirectory
 

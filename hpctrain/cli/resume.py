@@ -9,17 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.cli.arguments import command_parser
-from hpctrain.config.identity import flat
-from hpctrain.config.stored import load
 from hpctrain.errors import ConfigError, ExitCode, RunDirectoryError
-from hpctrain.launch.launcher import launch, print_completed
-from hpctrain.launch.prepare import changed_config, has_more_to_train
-from hpctrain.run.config_change import trained_config
+from hpctrain.launch.existing import changed_config, revert_failed_changes
+from hpctrain.launch.launcher import launch
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import read_varied
-from hpctrain.status.report import require_stopped
 from hpctrain.status.search import runs_of
-from hpctrain.status.state import RunState
 
 _EPILOG = """\
 examples:
@@ -46,15 +41,11 @@ def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     command = ["python", "-m", "hpctrain", "resume", *arguments]
     directories, overrides = _split_words(options.words, Path(options.runs_dir))
+    revert_failed_changes(directories, force=options.force)
     if len(directories) > 1:
         return _resume_all(directories, overrides, options, command)
     (directory,) = directories
-    status = require_stopped(directory, force=options.force)
-    config = changed_config(directory, overrides, options.config_dir)
-    if status.state is RunState.COMPLETED and not has_more_to_train(flat(load(trained_config(directory))), config):
-        print_completed(status, config)
-        return ExitCode.FINISHED
-    return launch(config, command)
+    return launch(changed_config(directory, overrides, options.config_dir), command, force=options.force)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

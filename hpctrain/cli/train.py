@@ -15,15 +15,9 @@ from hpctrain.cli.arguments import OneLineParser
 from hpctrain.cli.search_path import include_working_directory
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.compose import PRIMARY, Composer
-from hpctrain.config.identity import flat
 from hpctrain.config.multiple_values import quoted
 from hpctrain.config.overrides import open_overrides
-from hpctrain.config.stored import load
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError
-from hpctrain.run.config_change import trained_config
-from hpctrain.run.directory import RunDirectory
-from hpctrain.status.report import require_stopped
-from hpctrain.status.state import RunState
 from hpctrain.streams import ignore_write_errors
 
 EXPERIMENT = "write what it changes into conf/experiment/NAME.yaml, and add experiment=NAME"
@@ -56,17 +50,9 @@ def main(arguments: Sequence[str]) -> int:
         from hpctrain.sweep.multirun import multirun
 
         return multirun(composer, options.overrides, _command(arguments))
-    from hpctrain.launch.launcher import launch, print_completed
-    from hpctrain.launch.prepare import has_more_to_train
+    from hpctrain.launch.launcher import launch
 
-    config = composer.compose(options.overrides)
-    directory = None if config.run_dir is None or config.cluster.dry_run else RunDirectory.at(config.run_dir)
-    if directory is not None and directory.config.is_file():
-        status = require_stopped(directory)
-        if status.state is RunState.COMPLETED and not has_more_to_train(flat(load(trained_config(directory))), config):
-            print_completed(status, config)
-            return ExitCode.FINISHED
-    return launch(config, _command(arguments))
+    return launch(composer.compose(options.overrides), _command(arguments))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,50 +2,59 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from hpctrain.config.checks import warnings_of
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.root import Config
-from hpctrain.errors import ExitCode, HpctrainError
-from hpctrain.launch.prepare import RunPlan, default_path, discard_unstarted, plan, prepare
-from hpctrain.launch.rollback import new_folders_removed_on_error, run_restored_on_error
+from hpctrain.errors import ExitCode
+from hpctrain.launch.existing import nothing_left, revert_failed_changes
+from hpctrain.launch.prepare import RunPlan, plan, prepare
+from hpctrain.launch.run_dir import undone_on_error
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
-from hpctrain.status.report import RunStatus
+from hpctrain.status.report import RunStatus, require_stopped
 from hpctrain.streams import ignore_write_errors
 
 
-def launch(config: Config, command: Sequence[str]) -> int:
-    """Launch one run.
+def launch(config: Config, command: Sequence[str], *, force: bool = False) -> int:
+    """Launch one run, unless it has completed already; an error before the launch leaves it as it was, or absent.
 
     Args:
         config: checked.
         command: the command line as typed, for the manifest.
+        force: launch an existing run although SLURM can't be asked whether its job is over.
 
     Returns:
-        An `ExitCode`: the run's, or 0 once it is submitted.
+        An `ExitCode`: the run's, or 0 once it is submitted, and for a completed run.
+
+    Raises:
+        RunDirectoryError: the run is running, or may be; or its directory can't be written.
     """
-    for warning in warnings_of(config):
-        print(f"hpctrain: warning: {warning}", file=sys.stderr)
     if config.cluster.dry_run:
+        _print_warnings(config)
         print_plan(plan(config))
         return ExitCode.FINISHED
-    place = Path(config.run_dir or default_path(str(config.name)))
-    # a run that is at the default path already is another launch's, of the same second
-    undo = run_restored_on_error(RunDirectory.at(place)) if config.run_dir else contextlib.nullcontext()
-    with new_folders_removed_on_error(place), undo:
-        if isinstance(config.cluster, Slurm):
-            from hpctrain.launch.submission import require_commands
+    existing = None if config.run_dir is None else RunDirectory.at(config.run_dir)
+    if existing is not None and existing.config.is_file():
+        revert_failed_changes([existing], force=force)
+        status = require_stopped(existing, force=force)
+        if nothing_left(status, config):
+            _print_completed(status, config)
+            return ExitCode.FINISHED
+    _print_warnings(config)
+    if isinstance(config.cluster, Slurm):
+        from hpctrain.launch.submission import require_sbatch  # submitit takes a tenth of a second to import
 
-            require_commands("sbatch")
-        run = prepare(config, command)
-        if isinstance(config.cluster, Slurm):
-            return _submit(run)
-    return launch_here(run)
+        require_sbatch()
+    with undone_on_error(config.run_dir, config.name) as directory:
+        log = directory.rank_log(0)
+        seen_bytes = log.stat().st_size if log.exists() else 0
+        run = prepare(dataclasses.replace(config, run_dir=str(directory.path)), command)
+        job_id = _submit(run) if isinstance(config.cluster, Slurm) else None
+    return launch_here(run) if job_id is None else _submitted(run, job_id, seen_bytes)
 
 
 def launch_here(run: RunPlan) -> int:
@@ -57,7 +66,12 @@ def launch_here(run: RunPlan) -> int:
     return launch_local(run)
 
 
-def print_completed(status: RunStatus, config: Config) -> None:
+def _print_warnings(config: Config) -> None:
+    for warning in warnings_of(config):
+        print(f"hpctrain: warning: {warning}", file=sys.stderr)
+
+
+def _print_completed(status: RunStatus, config: Config) -> None:
     """Print that nothing is left to train, and how to train on."""
     directory = RunDirectory(status.path)
     length = "max_epochs" if config.trainer.max_steps is None else "max_steps"
@@ -78,21 +92,25 @@ def print_plan(run: RunPlan, varied: str = "") -> None:
         print(f"nothing was launched; {processes} here would train in {path}{varied and f' with {varied}'}")
 
 
-def _submit(run: RunPlan) -> int:
-    from hpctrain.launch.submission import submit  # submitit takes a tenth of a second to import
+def _submit(run: RunPlan) -> str:
+    from hpctrain.launch.submission import submit
 
-    directory = run.directory
-    log = directory.rank_log(0)
-    seen_bytes = log.stat().st_size if log.exists() else 0
-    try:
-        (job_id,) = submit([run], directory)
-    except HpctrainError:
-        discard_unstarted(directory)
-        raise
-    typed = directory.as_typed
+    (job_id,) = submit([run], run.directory)
+    return job_id
+
+
+def _submitted(run: RunPlan, job_id: str, seen_bytes: int) -> int:
+    """Print what to type next, and wait for the run if its configuration wants that.
+
+    Args:
+        run: of the job.
+        job_id: its id.
+        seen_bytes: size of rank zero's log before the job, from earlier attempts.
+    """
+    typed = run.directory.as_typed
     print(
         f"submitted job {job_id}\n"
-        f"run directory {directory.path}\n"
+        f"run directory {run.directory.path}\n"
         f"  python -m hpctrain status {typed}\n"
         f"  python -m hpctrain logs {typed} --follow\n"
         f"  python -m hpctrain cancel {typed}",
@@ -103,7 +121,7 @@ def _submit(run: RunPlan) -> int:
     from hpctrain.status.follow import wait_for
 
     try:
-        return wait_for(directory, skip_bytes=seen_bytes)
+        return wait_for(run.directory, skip_bytes=seen_bytes)
     except KeyboardInterrupt:
         print(f"\nthe job continues; to cancel it: python -m hpctrain cancel {typed}")
         return ExitCode.INTERRUPTED

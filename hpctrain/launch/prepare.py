@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.config.checks import check
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.identity import decides_the_weights, flat
 from hpctrain.config.resources import Resources, resources_of
 from hpctrain.config.root import Config, with_absolute_init
-from hpctrain.config.stored import OPEN_GROUPS, load, to_yaml
-from hpctrain.errors import ConfigError, RunDirectoryError
+from hpctrain.config.stored import load, to_yaml
+from hpctrain.errors import RunDirectoryError
 from hpctrain.files import write_json
+from hpctrain.launch.existing import refuse_other_run
+from hpctrain.launch.run_dir import default_path, undone_on_error
 from hpctrain.run.config_change import change_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import manifest
@@ -65,7 +63,7 @@ def prepare(
     """Create the directory of a new run, or open an existing run's, and store the configuration.
 
     Args:
-        config: checked.
+        config: checked, with a `run_dir`.
         command: the words that were typed, for the manifest.
         varied: the keys that a sweep varies, with this run's values, for the manifest.
         origin: the manifest, if the caller has made it already.
@@ -77,9 +75,7 @@ def prepare(
         ConfigError: the directory holds a run, and this configuration would change its weights.
         RunDirectoryError: the directory can't be created, or holds other files.
     """
-    if config.run_dir is None:
-        assert config.name is not None
-        config = dataclasses.replace(config, run_dir=str(claim_default_path(config.name)))
+    assert config.run_dir is not None
     run = plan(with_absolute_init(config))
     directory = run.directory
     if directory.config.exists():
@@ -110,110 +106,5 @@ def prepare_as_rank(config: Config, command: Sequence[str], environment: Cluster
     if config.run_dir is None and environment.job_id is not None:
         path = Path("runs") / str(config.name) / f"job_{environment.job_id}"
         config = dataclasses.replace(config, run_dir=str(path))
-    return prepare(config, command)
-
-
-def discard_unstarted(directory: RunDirectory) -> None:
-    """Remove a new run directory for which nothing was submitted or started."""
-    existed = directory.config_before.exists()
-    if not existed and not directory.job_records() and not directory.attempts.exists():
-        shutil.rmtree(directory.path)
-
-
-def default_path(name: str) -> Path:
-    """Return `runs/NAME/DATE_TIME` without creating it."""
-    return Path("runs") / name / time.strftime("%Y-%m-%d_%H-%M-%S")
-
-
-def claim_default_path(name: str) -> Path:
-    """Make `runs/NAME/DATE_TIME`, with a number appended if another run has claimed it.
-
-    Raises:
-        RunDirectoryError: it can't be created here.
-    """
-    wanted = default_path(name)
-    path, count = wanted, 1
-    try:
-        wanted.parent.mkdir(parents=True, exist_ok=True)
-        while True:
-            try:
-                path.mkdir(mode=0o700)  # until `RunDirectory.create` gives it the run's mode
-            except FileExistsError:
-                count += 1
-                path = wanted.with_name(f"{wanted.name}_{count}")
-            else:
-                return path
-    except OSError as error:
-        raise RunDirectoryError(
-            f"run_dir={wanted}: can't be created here ({error.strerror}); set run_dir to a folder that you may write to"
-        ) from error
-
-
-def changed_keys(old: Mapping[str, Any], new: Config) -> list[str]:
-    """Return the keys whose values differ, sorted; what may change when a run is resumed isn't part of a run.
-
-    Args:
-        old: the stored values by their full keys.
-        new: the configuration with which the run is to continue.
-    """
-    after = flat(new)
-    changed = (key for key in old.keys() | after.keys() if old.get(key) != after.get(key))
-    return sorted(key for key in changed if not key.startswith("resume."))
-
-
-def has_more_to_train(old: Mapping[str, Any], new: Config) -> bool:
-    """Return whether a completed run has something left to train: its length changed, or what decides the weights."""
-    length = ("trainer.max_steps", "trainer.max_epochs")
-    return any(key in length or decides_the_weights(key) for key in changed_keys(old, new))
-
-
-def refuse_other_run(old: Config, new: Config) -> None:
-    """Refuse a configuration that would change a run's weights; print the other changes.
-
-    Raises:
-        ConfigError: names the changed keys on which the weights depend.
-    """
-    before, after = flat(old), flat(new)
-    changed = changed_keys(before, new)
-    refused = [key for key in changed if decides_the_weights(key) and not new.resume.allow_config_change]
-    if refused:
-        key, others = refused[0], refused[1:]
-        raise ConfigError(
-            key,
-            after.get(key),
-            f"the run in {new.run_dir} has {before.get(key)}, and the weights depend on it"
-            + (f"; they also depend on {', '.join(others)}" if others else ""),
-            "choose another run_dir, or set resume.allow_config_change=true",
-        )
-    for key in changed:
-        inexact = "; the run is no longer exact" if decides_the_weights(key) else ""
-        print(f"the run continues with {key}={after.get(key)} instead of {before.get(key)}{inexact}")
-
-
-def changed_config(directory: RunDirectory, overrides: Sequence[str], config_dir: str | None) -> Config:
-    """A run's configuration with overrides on top, which may choose another option of a group.
-
-    Raises:
-        ConfigError: an override is invalid.
-    """
-    keys = {override: override.lstrip("+~").partition("=")[0] for override in overrides}
-    groups = {key for key in keys.values() if "." not in key}
-    default = Config()
-    typed = {name for name in Config.__dataclass_fields__ if dataclasses.is_dataclass(getattr(default, name))}
-    chosen = groups & {*typed, *OPEN_GROUPS}
-    values = [override for override in overrides if keys[override].split(".")[0] not in chosen]
-    config = dataclasses.replace(load(directory.config, values), run_dir=str(directory.path))
-    if chosen:
-        # Hydra takes a tenth of a second to import, and only a changed group needs it
-        from hpctrain.config.compose import Composer
-
-        wanted = [override for override in overrides if override not in values]
-        # composition checks these together with the chosen groups
-        if "cluster" in chosen:
-            wanted.append(f"nodes={config.nodes}")
-        if "trainer" not in chosen:
-            wanted.append(f"trainer.global_batch_size={config.trainer.global_batch_size}")
-        composed = Composer(config_dir).compose(wanted)
-        config = dataclasses.replace(config, **{group: getattr(composed, group) for group in chosen})
-    check(config)
-    return config
+    with undone_on_error(config.run_dir, config.name) as directory:
+        return prepare(dataclasses.replace(config, run_dir=str(directory.path)), command)

@@ -1,31 +1,32 @@
-"""Submission to SLURM: one sbatch job per run, one array for many, written by submitit."""
+"""Submission to SLURM: one sbatch job per run, one array for many, by a script of submitit's."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
+import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import submitit
-from submitit.core.utils import DelayedSubmission, FailedJobError, FailedSubmissionError, JobPaths
+from submitit.core.utils import DelayedSubmission, JobPaths
 
 from hpctrain.cluster.scrub import scrubbed
-from hpctrain.config.cluster import Slurm
-from hpctrain.errors import ConfigError, SchedulerError, SchedulerMissingError
+from hpctrain.config.cluster import Slurm as SlurmConfig
+from hpctrain.errors import ConfigError, RunDirectoryError, SchedulerError, SchedulerMissingError
+from hpctrain.files import describe_os_error
 from hpctrain.launch.job import Job
 from hpctrain.launch.prepare import RunPlan
+from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.process import environ_replaced
+from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.log import SETUP_WARNING
 
 USER_MISTAKES = ("invalid", "not permitted", "more processors", "not available", "unavailable", "unrecognized", "limit")
@@ -43,6 +44,9 @@ echo "{SETUP_WARNING}$_text (exit code $_code)" >&2; fi' ERR"""
 SBATCH_TIMEOUT_S = 180.0
 """Seconds that sbatch may take: longer than a failover of the controller, `SlurmctldTimeout`, 120 s by default."""
 
+MAX_TIMEOUTS = 3
+"""Timeouts after which submitit wouldn't requeue a job, in the moment before it executes the supervisor."""
+
 SHELL = """\
 # the supervisor handles these; they must end neither this shell nor a supervisor that isn't ready yet
 trap '' TERM USR1 USR2
@@ -56,42 +60,18 @@ supervise() {
 }""".splitlines()
 """The first lines of the script; the shell stays, since SLURM ends the job when the batch script's process ends."""
 MISSING = (
-    "cluster=slurm: expected an executable {} on this machine; run the command on a login node of the cluster, "
+    "cluster=slurm: expected an executable sbatch on this machine; run the command on a login node of the cluster, "
     "or see the script with cluster.dry_run=true"
 )
 
 
 class BatchExecutor(submitit.SlurmExecutor):
-    """submitit's executor, which also writes scripts on machines without srun, for a dry run on a laptop."""
+    """submitit's executor, which also makes scripts on machines without srun, for a dry run on a laptop."""
 
     @classmethod
     def affinity(cls) -> int:
-        """Always usable; a missing sbatch is an error only when a job is submitted."""
+        """Always usable."""
         return 2
-
-    def _submit_command(self, command: str) -> submitit.Job[Any]:
-        # sbatch alone: writing the calls of a large array to a busy file system may take longer
-        with _bounded(SBATCH_TIMEOUT_S):
-            return super()._submit_command(command)
-
-    def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[submitit.Job[Any]]:
-        if len(delayed_submissions) == 1:
-            return super()._internal_process_submissions(delayed_submissions)
-        # submitit would submit an array by another executor, of its own class, and so without the bound
-        folder = JobPaths.get_first_id_independent_folder(self.folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        pickles = [folder / f"{uuid.uuid4().hex}.pkl" for _ in delayed_submissions]
-        for delayed, pickle in zip(delayed_submissions, pickles, strict=True):
-            delayed.set_timeout(self.parameters["time"], self.max_num_timeout)
-            delayed.dump(pickle)
-        self.parameters["map_count"] = len(pickles)
-        job_id = self._submit_command(self._submitit_command_str).job_id
-        tasks = list(range(self._num_tasks()))
-        jobs: list[submitit.Job[Any]] = []
-        for index, pickle in enumerate(pickles):
-            jobs.append(submitit.SlurmJob(self.folder, f"{job_id}_{index}", tasks))
-            jobs[-1].paths.move_temporary_file(pickle, "submitted_pickle")
-        return jobs
 
 
 def sbatch_parameters(run: RunPlan, log: str) -> dict[str, Any]:
@@ -126,7 +106,7 @@ def sbatch_parameters(run: RunPlan, log: str) -> dict[str, Any]:
     return {name: value for name, value in parameters.items() if value is not None} | {"wckey": None}
 
 
-def _additional(cluster: Slurm, log: str) -> dict[str, Any]:
+def _additional(cluster: SlurmConfig, log: str) -> dict[str, Any]:
     typed: dict[str, Any] = {name.replace("_", "-"): value for name, value in cluster.sbatch.items()}
     requeue = typed.pop("requeue", True) is not False and not typed.get("no-requeue")
     ours = {
@@ -139,12 +119,6 @@ def _additional(cluster: Slurm, log: str) -> dict[str, Any]:
     return {name: value for name, value in (typed | ours).items() if value is not None and value is not False}
 
 
-def _executor(run: RunPlan, folder: Path, log: str) -> BatchExecutor:
-    made = BatchExecutor(folder=folder, python=f"supervise {shlex.quote(sys.executable)}")
-    made.update_parameters(**sbatch_parameters(run, log))
-    return made
-
-
 def script(run: RunPlan, home: RunDirectory, runs: int = 1) -> str:
     """The sbatch script of a run.
 
@@ -153,38 +127,33 @@ def script(run: RunPlan, home: RunDirectory, runs: int = 1) -> str:
         home: the run's directory, or the sweep's.
         runs: more than one for an array.
     """
-    made = _executor(run, submitit_folder(home), _batch_log(home, array=runs > 1))
+    made = BatchExecutor(folder=home.submitit, python=f"supervise {shlex.quote(sys.executable)}")
+    made.update_parameters(**sbatch_parameters(run, _batch_log(home, array=runs > 1)))
     if runs > 1:
         made.parameters["map_count"] = runs
-    text: str = made._make_submission_file_text(made._submitit_command_str, "dry-run")
+    text: str = made._make_submission_file_text(made._submitit_command_str, "")
     return text
-
-
-def submitit_folder(home: RunDirectory) -> Path:
-    """Where submitit keeps the script and the pickled callable."""
-    return home.logs / "submitit"
 
 
 def _batch_log(home: RunDirectory, *, array: bool) -> str:
     return str(home.logs / ("batch_%A_%a.log" if array else "batch_%j.log"))
 
 
-def require_commands(*names: str) -> None:
-    """Check for SLURM's commands before anything is written.
-
-    Args:
-        names: sbatch, and srun for an array, which submitit looks for.
+def require_sbatch() -> None:
+    """Check for sbatch before anything is written.
 
     Raises:
-        SchedulerMissingError: one isn't in PATH, or this user may not execute it.
+        SchedulerMissingError: it isn't in PATH, or this user may not execute it.
     """
-    for name in names:
-        if shutil.which(name) is None:
-            raise SchedulerMissingError(MISSING.format(name))
+    if shutil.which("sbatch") is None:
+        raise SchedulerMissingError(MISSING)
 
 
 def submit(runs: Sequence[RunPlan], home: RunDirectory) -> list[str]:
-    """Submit one job, or one array for several runs that request the same resources.
+    """Submit one job, or one array for several runs that request the same resources, and record it in each run.
+
+    After an error, a run without a record has no job: it is cancelled, or the error says how to cancel it. If no run
+    has a record, the files are removed, so that a job which sbatch accepted without an answer can't train.
 
     Args:
         runs: prepared; the request is read from the first.
@@ -195,74 +164,125 @@ def submit(runs: Sequence[RunPlan], home: RunDirectory) -> list[str]:
 
     Raises:
         ConfigError: SLURM refuses the request.
-        SchedulerError: sbatch failed otherwise.
+        SchedulerError: sbatch failed otherwise, or the job was submitted and can't be recorded.
         RunDirectoryError: the script can't be written, or another user could replace it.
     """
-    array = len(runs) > 1
-    log = _batch_log(home, array=array)
-    # the umask also reaches the job: sbatch hands it to the batch script
     mode = runs[0].config.mode
+    token = uuid.uuid4().hex
+    job_ids: list[str] = []
+    recorded = 0
+    # the umask also reaches the job: sbatch hands it to the batch script
     with home.permissions(mode):
-        for folder in (home.logs, submitit_folder(home)):
+        for folder in (home.logs, home.submitit):
             home.close_folder(folder, mode)
-        executor = _executor(runs[0], submitit_folder(home), log)
-        # submitit prints to standard error what sbatch answers; the exception has it as well
-        with (
-            environ_replaced(scrubbed(os.environ)),
-            _explained(runs[0].config.name),
-            contextlib.redirect_stderr(io.StringIO()),
-            executor.batch() if array else contextlib.nullcontext(),
-        ):
-            submitted = [executor.submit(Job(str(run.directory.path))) for run in runs]
-        job_ids = [str(job.job_id) for job in submitted]
-    for run, job_id in zip(runs, job_ids, strict=True):
-        array_id, _, task = job_id.partition("_")
-        name = log.replace("%A", array_id).replace("%a", task).replace("%j", job_id)
-        run.directory.record_job({"job_id": job_id, "time": time.time(), "log": name})
+        try:
+            text, calls = _write(runs, home, token)
+            whole = _sbatch(text, str(runs[0].config.name))
+            job_ids = [f"{whole}_{task}" for task in range(len(runs))] if len(runs) > 1 else [whole]
+            _name_by_job(text, calls, job_ids)
+            for run, job_id in zip(runs, job_ids, strict=True):
+                _record(run, job_id, _batch_log(home, array=len(runs) > 1))
+                recorded += 1
+        except BaseException as error:
+            if not recorded:
+                _remove_files(home, token, job_ids)
+            if len(job_ids) > recorded:
+                raise _cancelled(job_ids[recorded:] if recorded else [whole], error) from error
+            if isinstance(error, OSError):
+                raise RunDirectoryError(
+                    f"run_dir={home.path}: the job's script can't be written ({describe_os_error(error)}), so nothing "
+                    "was submitted; make room there, or choose a folder that you may write to"
+                ) from error
+            raise
     return job_ids
 
 
-@contextlib.contextmanager
-def _bounded(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError by an alarm after ``seconds`` in the context; submitit then kills sbatch."""
+def _write(runs: Sequence[RunPlan], home: RunDirectory, token: str) -> tuple[Path, list[Path]]:
+    """Write the script and each run's pickled call under names with ``token``, until the job has an id."""
+    calls = []
+    for number, run in enumerate(runs):
+        call = DelayedSubmission(Job(str(run.directory.path)))
+        # as submitit's executor does: it requeues a job that is preempted just before the supervisor handles signals
+        call.set_timeout(run.slurm.time_limit_min, MAX_TIMEOUTS)
+        calls.append(home.submitit / f"{token}_{number}.pkl")
+        call.dump(calls[-1])
+    text = home.submitit / f".submission_file_{token}.sh"
+    text.write_text(script(runs[0], home, len(runs)))
+    return text, calls
 
-    def end(*_: object) -> None:
-        raise TimeoutError
 
-    # submitit runs sbatch without a bound, and offers none
-    before = signal.signal(signal.SIGALRM, end)
-    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
+def _name_by_job(text: Path, calls: Sequence[Path], job_ids: Sequence[str]) -> None:
+    """Rename the files to the names by which submitit finds them in the job."""
+    for call, job_id in zip(calls, job_ids, strict=True):
+        JobPaths(call.parent, job_id).move_temporary_file(call, "submitted_pickle")
+    # SLURM shows the script by the name that sbatch was given
+    JobPaths(text.parent, job_ids[0]).move_temporary_file(text, "submission_file", keep_as_symlink=True)
+
+
+def _record(run: RunPlan, job_id: str, log: str) -> None:
+    array_id, _, task = job_id.partition("_")
+    name = log.replace("%A", array_id).replace("%a", task).replace("%j", job_id)
+    run.directory.record_job({"job_id": job_id, "time": time.time(), "log": name})
+
+
+def _remove_files(home: RunDirectory, token: str, job_ids: Sequence[str]) -> None:
+    patterns = [f"*{token}*", *(f"{job_id.partition('_')[0]}_*" for job_id in job_ids[:1])]
+    for file in [file for pattern in patterns for file in home.submitit.glob(pattern)]:
+        with contextlib.suppress(OSError):
+            file.unlink()
+
+
+def _cancelled(job_ids: Sequence[str], error: BaseException) -> SchedulerError:
+    """Cancel jobs that can't be recorded; return the error to raise."""
+    why = describe_os_error(error) if isinstance(error, OSError) else "interrupted"
+    jobs = f"job {listed(job_ids)}"
     try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        signal.setitimer(signal.ITIMER_REAL, *timer)
+        for job_id in job_ids:
+            Slurm().cancel(job_id)
+    except SchedulerError as problem:
+        todo = f"cancel it with `scancel {' '.join(job_ids)}`"
+        return SchedulerError(f"{jobs} was submitted and can't be recorded ({why}), nor cancelled ({problem}); {todo}")
+    return SchedulerError(f"{jobs} was submitted, can't be recorded ({why}), and was cancelled; run the command again")
 
 
-@contextlib.contextmanager
-def _explained(name: str | None) -> Iterator[None]:
+def _sbatch(text: Path, name: str) -> str:
+    """Submit a script; return the job's id, or the array's."""
     try:
-        yield
+        done = subprocess.run(
+            ["sbatch", str(text)],
+            env=scrubbed(os.environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=SBATCH_TIMEOUT_S,
+            text=True,
+            errors="replace",
+            check=False,
+        )
     except (FileNotFoundError, PermissionError) as error:
-        raise SchedulerMissingError(MISSING.format("sbatch")) from error
-    except TimeoutError as error:
+        raise SchedulerMissingError(MISSING) from error
+    except subprocess.TimeoutExpired as error:
         raise _unsure(f"did not answer within {SBATCH_TIMEOUT_S:g} s", name) from error
-    except FailedSubmissionError as error:
-        raise _unsure(f"printed no job id: {str(error).splitlines()[0]}", name) from error
-    except (FailedJobError, subprocess.CalledProcessError) as error:
-        if isinstance(error.__cause__, TimeoutError):
-            raise _unsure(f"did not answer within {SBATCH_TIMEOUT_S:g} s", name) from error
-        answer = "; ".join(line.split("error:")[-1].strip() for line in str(error).splitlines() if "error:" in line)
-        text = answer or str(error).strip()
-        if any(mistake in text.lower() for mistake in USER_MISTAKES):
-            raise ConfigError(
-                "cluster", "slurm", f"sbatch refused the job: {text}", "see `sinfo` and cluster.*"
-            ) from error
-        raise SchedulerError(f"sbatch failed: {text}; nothing was submitted") from error
+    except KeyboardInterrupt as error:
+        raise _unsure("was interrupted", name) from error
+    if done.returncode:
+        raise _refused(done, name)
+    if (found := re.search(r"job (\d+)", done.stdout)) is None:
+        raise _unsure(f'printed no job id: "{done.stdout.strip()}"', name)
+    return found[1]
 
 
-def _unsure(what: str, name: str | None) -> SchedulerError:
+def _refused(done: subprocess.CompletedProcess[str], name: str) -> ConfigError | SchedulerError:
+    lines = done.stderr.strip().splitlines()
+    text = "; ".join(line.split("error:")[-1].strip() for line in lines if "error:" in line) or " ".join(lines)
+    # the controller may have accepted the job, and only its answer was lost
+    if done.returncode < 0 or "timed out" in text.lower():
+        return _unsure(f"ended with exit code {done.returncode} ({text})", name)
+    if any(mistake in text.lower() for mistake in USER_MISTAKES):
+        return ConfigError("cluster", "slurm", f"sbatch refused the job: {text}", "see `sinfo` and cluster.*")
+    return SchedulerError(f"sbatch failed: {text}; nothing was submitted")
+
+
+def _unsure(what: str, name: str) -> SchedulerError:
     # a job that has no number here can't train: submitit names the pickled call by the number, and the job needs it
     return SchedulerError(
         f"sbatch {what}; a job may have been submitted that will fail when it starts: find it with `squeue --me "

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
-from collections.abc import Collection, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterator, Sequence
 
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
@@ -19,8 +19,7 @@ from hpctrain.config.multiple_values import NOT_SWEPT, value_as_typed
 from hpctrain.config.overrides import open_overrides
 from hpctrain.config.root import Config
 from hpctrain.errors import ConfigError, ExitCode, RunFailedError
-from hpctrain.launch.prepare import claim_default_path, default_path
-from hpctrain.launch.rollback import new_folders_removed_on_error
+from hpctrain.launch.run_dir import default_path, undone_on_error
 from hpctrain.run.directory import RunDirectory
 from hpctrain.sweep.expand import expand
 from hpctrain.sweep.objective import objective, require_direction, require_results, sweeper_mode
@@ -60,9 +59,7 @@ def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str
     fixed = [override.get_key_element() for override in parsed if not override.is_sweep_override()]
     runs = [sweep_run(composer, job, fixed) for job in with_progress(jobs, "composed")]
     require_one_cluster([run.config for run in runs])
-    first = runs[0].config
-    with new_folders_removed_on_error(Path(first.run_dir or default_path(str(first.name)))):
-        home = _home(first)
+    with _home(runs[0].config) as home:
         codes = Sweep(home, command).launch(place(runs, home))
     return next((code for code in codes if code != ExitCode.FINISHED), ExitCode.FINISHED)
 
@@ -156,15 +153,16 @@ def _refuse_swept(composer: Composer, overrides: Sequence[str]) -> None:
             raise ConfigError(key, value_as_typed(override), "can't be swept over", NOT_SWEPT[key])
 
 
-def _home(config: Config) -> RunDirectory:
-    assert config.name is not None
-    if config.run_dir is not None:
-        return RunDirectory.at(config.run_dir)
+@contextlib.contextmanager
+def _home(config: Config) -> Iterator[RunDirectory]:
+    """The sweep's directory; an error inside the context leaves it as it was, or absent."""
     if config.cluster.dry_run:
-        return RunDirectory.at(default_path(config.name))
-    home = RunDirectory.at(claim_default_path(config.name))
-    home.create_for_sweep(config.mode)  # here, because a sweeper may write into it before the first launch
-    return home
+        yield RunDirectory.at(config.run_dir or default_path(str(config.name)))
+        return
+    with undone_on_error(config.run_dir, config.name) as home:
+        if config.run_dir is None:
+            home.create_for_sweep(config.mode)  # here, because a sweeper may write into it before the first launch
+        yield home
 
 
 def _run_sweeper(composer: Composer, overrides: Sequence[str], command: Sequence[str]) -> int:
@@ -174,17 +172,17 @@ def _run_sweeper(composer: Composer, overrides: Sequence[str], command: Sequence
     require_results(config)
     mode = sweeper_mode(composer.sweeper(overrides))
     require_direction(mode, metric_mode(config))
-    home = _home(config)
-    register_launcher(composer, Sweep(home, command), [override.get_key_element() for override in fixed], mode)
-    where = [f"hydra.sweep.dir='{home.path}'", "hydra.mode=MULTIRUN"]
-    try:
-        with composer.explaining(overrides):
-            composer.hydra.multirun(
-                config_name=PRIMARY,
-                task_function=lambda _: None,
-                overrides=[*open_overrides(overrides), *where],
-                with_log_configuration=False,
-            )
-    except RunFailedError as error:
-        raise RunFailedError(f"the sweep ended: {error}") from error
+    with _home(config) as home:
+        register_launcher(composer, Sweep(home, command), [override.get_key_element() for override in fixed], mode)
+        where = [f"hydra.sweep.dir='{home.path}'", "hydra.mode=MULTIRUN"]
+        try:
+            with composer.explaining(overrides):
+                composer.hydra.multirun(
+                    config_name=PRIMARY,
+                    task_function=lambda _: None,
+                    overrides=[*open_overrides(overrides), *where],
+                    with_log_configuration=False,
+                )
+        except RunFailedError as error:
+            raise RunFailedError(f"the sweep ended: {error}") from error
     return ExitCode.FINISHED

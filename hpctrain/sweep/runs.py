@@ -9,14 +9,13 @@ import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from hpctrain.config.identity import decides_the_weights, flat, flat_values
-from hpctrain.config.plain_yaml import read_plain_config
+from hpctrain.config.identity import decides_the_weights, flat
 from hpctrain.config.root import Config
-from hpctrain.config.stored import OPEN_GROUPS, load
+from hpctrain.config.stored import load
 from hpctrain.errors import ConfigError
+from hpctrain.launch.existing import stored_values
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import varied_text
 from hpctrain.sweep.progress import with_progress
@@ -78,18 +77,6 @@ def place(runs: Sequence[SweepRun], home: RunDirectory) -> list[SweepRun]:
         path = str(_run(home, number).path)
         placed.append(SweepRun(dataclasses.replace(run.config, run_dir=path), varied))
     return placed
-
-
-def stored_values(path: Path) -> dict[str, Any]:
-    """Read the values of a ``config.yaml`` by their full keys; empty if it can't be read."""
-    plain = read_plain_config(path)
-    return _defaults() | flat_values(plain) if plain else {}
-
-
-@functools.cache
-def _defaults() -> dict[str, Any]:
-    """The values of keys that an earlier version didn't store; the open groups have none."""
-    return {key: value for key, value in flat(Config()).items() if key not in OPEN_GROUPS}
 
 
 def _covered(key: str, names: Collection[str]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,21 +12,20 @@ from pathlib import Path
 from hpctrain.config.checks import warnings_of
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.root import Config
-from hpctrain.errors import ConfigError, ExitCode, HpctrainError
+from hpctrain.errors import ConfigError, ExitCode
+from hpctrain.launch.existing import nothing_left
 from hpctrain.launch.launcher import launch_here, print_plan
-from hpctrain.launch.prepare import RunPlan, discard_unstarted, has_more_to_train, plan, prepare
-from hpctrain.launch.rollback import run_restored_on_error
-from hpctrain.launch.submission import require_commands, sbatch_parameters, script, submit, submitit_folder
+from hpctrain.launch.prepare import RunPlan, plan, prepare
+from hpctrain.launch.run_dir import undone_on_error
+from hpctrain.launch.submission import require_sbatch, sbatch_parameters, script, submit
 from hpctrain.phrases import counted, listed
-from hpctrain.run.config_change import trained_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import manifest, varied_text
 from hpctrain.status.follow import wait_for
 from hpctrain.status.report import statuses_before_launch
-from hpctrain.status.search import find_runs
 from hpctrain.status.state import RunState
 from hpctrain.sweep.progress import with_progress
-from hpctrain.sweep.runs import SweepRun, stored_values
+from hpctrain.sweep.runs import SweepRun
 
 SHOWN = 20
 """Runs that a submission or a dry run lists; it only counts the others."""
@@ -70,9 +68,9 @@ class Sweep:
 
     def _launch(self, runs: Sequence[SweepRun]) -> list[int]:
         if isinstance(runs[0].config.cluster, Slurm):
-            require_commands("sbatch", "srun")
-        self.home.create_for_sweep(runs[0].config.mode)
-        return self._submit(runs) if isinstance(runs[0].config.cluster, Slurm) else self._one_after_another(runs)
+            require_sbatch()
+            return self._submit(runs)
+        return self._one_after_another(runs)
 
     def _left_alone(self, runs: Sequence[SweepRun]) -> dict[RunDirectory, int]:
         """Return the exit codes of the runs that aren't launched, and print a line on each."""
@@ -81,8 +79,7 @@ class Sweep:
         codes: dict[RunDirectory, int] = {}
         for run, status in zip(existing, statuses, strict=True):
             where = os.path.relpath(run.directory.path)
-            completed = status.state is RunState.COMPLETED
-            done = completed and not has_more_to_train(stored_values(trained_config(run.directory)), run.config)
+            done = nothing_left(status, run.config)
             if status.state is RunState.UNREADABLE:
                 print(f"hpctrain: error: {where}: {status.note}; skipped", file=sys.stderr)
                 codes[run.directory] = ExitCode.BAD_CONFIGURATION
@@ -109,20 +106,14 @@ class Sweep:
 
     @contextlib.contextmanager
     def _prepared(self, runs: Sequence[SweepRun]) -> Iterator[list[RunPlan]]:
-        """Prepare runs; an error inside the context, or of one of them, leaves no new run and changes none."""
-        plans: list[RunPlan] = []
+        """Prepare runs; an error inside the context leaves each that isn't submitted as it was, or absent."""
         with contextlib.ExitStack() as undo:
+            undo.enter_context(undone_on_error(self.home.path))
+            self.home.create_for_sweep(runs[0].config.mode)
             for run in runs:
-                undo.enter_context(run_restored_on_error(run.directory))
-            try:
-                origin = manifest(self.command, Path.cwd())  # the same for all, and git takes a while
-                plans += [
-                    prepare(run.config, self.command, run.varied, origin) for run in with_progress(runs, "written")
-                ]
-                yield plans
-            except HpctrainError:
-                self._discard_unstarted([run.directory for run in runs if run.directory.config.is_file()])
-                raise
+                undo.enter_context(undone_on_error(run.directory.path))
+            origin = manifest(self.command, Path.cwd())  # the same for all, and git takes a while
+            yield [prepare(run.config, self.command, run.varied, origin) for run in with_progress(runs, "written")]
 
     def _submit(self, runs: Sequence[SweepRun]) -> list[int]:
         # every directory is written before the first job is submitted, which may start at once
@@ -140,16 +131,6 @@ class Sweep:
         except KeyboardInterrupt:
             print(f"\nthe jobs continue; to cancel them: python -m hpctrain cancel {self.home.as_typed}")
             return [ExitCode.INTERRUPTED] * len(runs)
-
-    def _discard_unstarted(self, directories: Sequence[RunDirectory]) -> None:
-        for directory in directories:
-            discard_unstarted(directory)
-        if not find_runs(self.home.path):
-            shutil.rmtree(submitit_folder(self.home), ignore_errors=True)
-            # rmdir, because the folder may hold the user's files
-            with contextlib.suppress(OSError):
-                self.home.logs.rmdir()
-                self.home.path.rmdir()
 
     def _dry_run(self, runs: Sequence[SweepRun]) -> list[int]:
         plans = [plan(run.config) for run in runs]

@@ -5,6 +5,7 @@ import pytest
 from hpctrain.cli import main
 from hpctrain.config.compose import Composer
 from hpctrain.launch.prepare import prepare
+from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
@@ -128,11 +129,53 @@ def test_a_resume_that_sbatch_refuses_leaves_the_run_as_it_was(run, slurm, sbatc
     assert all_of(run) == before
 
 
+def test_a_resume_of_a_sweep_that_sbatch_refuses_leaves_it_as_it_was(tmp_path, monkeypatch, slurm, capsys):
+    monkeypatch.chdir(tmp_path)
+    for number in range(2):
+        prepare(Composer().compose([f"run_dir=many/{number}", f"seed={number}"]), [])
+    slurm.script("sbatch", "exit 1")
+    before = all_of(RunDirectory.at("many"))
+    assert main(["resume", "many", "cluster=slurm", "trainer.max_steps=9"]) == 1
+    assert all_of(RunDirectory.at("many")) == before
+
+
 def test_a_resume_of_a_run_that_never_began_doesnt_remove_it(run, slurm, capsys):
     slurm.script("sbatch", "exit 1")
     before = all_of(run)
     assert main(["resume", str(run.path), "cluster=slurm"]) == 1
     assert all_of(run) == before
+
+
+def test_a_resume_whose_job_cannot_be_recorded_is_cancelled_and_leaves_the_run_as_it_was(run, slurm, capsys):
+    slurm.script("sbatch", f"ln -s /dev/full {run.jobs}; echo Submitted batch job 8")
+    before = all_of(run)
+    assert main(["resume", str(run.path), "cluster=slurm", "trainer.max_steps=9"]) == 1
+    assert "job 8 was submitted, can't be recorded (No space left on device)" in capsys.readouterr().err
+    assert (slurm.cancelled, all_of(run)) == (["8"], before)
+
+
+@pytest.mark.parametrize("words", [["mine"], ["mine", "other"]], ids=["one", "two"])
+@pytest.mark.parametrize(("state", "reverted"), [("FAILED", True), ("CANCELLED", False), ("COMPLETED", False)])
+def test_a_change_whose_job_failed_before_an_attempt_is_reverted(run, slurm, capsys, state, reverted, words):
+    started_job(run, reason=Reason.FAILED)
+    prepare(Composer().compose(["run_dir=other"]), [])
+    before = run.config.read_text()
+    assert main(["resume", "mine", "cluster=slurm", "cluster.setup=['exit 1']"]) == 0
+    slurm.queue(j8={"State": state})
+    capsys.readouterr()
+    assert main(["resume", *words, "--runs-dir=.", "nodes=1", "cluster=slurm", "cluster.dry_run=true"]) == 0
+    out = capsys.readouterr().out
+    assert (run.config.read_text() == before) == reverted
+    assert ("mine: its last resume failed before it started: restored" in out) == reverted
+    assert run.config_before.exists() == (not reverted)
+
+
+def test_a_completed_run_is_completed_again_after_a_longer_run_whose_job_failed(run, slurm, capsys):
+    started_job(run, reason=Reason.COMPLETED)
+    assert main(["resume", "mine", "--runs-dir=.", "cluster=slurm", "trainer.max_steps=9"]) == 0
+    slurm.queue(j8={"State": "FAILED"})
+    assert main(["resume", "mine", "--runs-dir=."]) == 0
+    assert "already completed, at step 0" in capsys.readouterr().out
 
 
 def test_a_bad_change_leaves_the_run_as_it_was(run, capsys):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import stat
 import time
 
 import pytest
@@ -8,6 +10,8 @@ from hpctrain.cli import main
 from hpctrain.config.compose import Composer
 from hpctrain.errors import SchedulerMissingError
 from hpctrain.launch.launcher import launch
+
+WORDS = [[], ["run_dir=deep/er/run"], ["-m", "seed=1,2"], ["-m", "seed=1,2", "run_dir=d/s"]]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +55,7 @@ def test_a_submission_that_fails_leaves_no_run_directory(composer, folder, monke
 
 
 @pytest.mark.parametrize(("mode", "error"), [(0o644, "expected an executable sbatch"), (0o755, "sbatch failed: no")])
-@pytest.mark.parametrize("words", [[], ["run_dir=deep/er/run"], ["-m", "seed=1,2"], ["-m", "seed=1,2", "run_dir=d/s"]])
+@pytest.mark.parametrize("words", WORDS)
 def test_an_sbatch_that_fails_leaves_no_folder(folder, tmp_path_factory, monkeypatch, capsys, words, mode, error):
     place = tmp_path_factory.mktemp("bin")
     sbatch = place / "sbatch"
@@ -64,6 +68,52 @@ def test_an_sbatch_that_fails_leaves_no_folder(folder, tmp_path_factory, monkeyp
     assert err.count("\n") == 1
     assert error in err
     assert list(folder.iterdir()) == []
+
+
+@pytest.fixture
+def program(tmp_path_factory, monkeypatch):
+    """Puts a shell script in front of the PATH."""
+
+    def made(name, lines):
+        place = tmp_path_factory.mktemp("bin")
+        (place / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (place / name).chmod(0o755)
+        monkeypatch.setenv("PATH", str(place), prepend=os.pathsep)
+
+    return made
+
+
+@pytest.mark.parametrize("cluster", [[], ["cluster=slurm"]])
+@pytest.mark.parametrize("words", WORDS)
+def test_a_full_disk_leaves_no_folder(folder, program, file_size_limit, capsys, words, cluster):
+    program("sbatch", "exit 1")
+    with file_size_limit(0):
+        assert main([*cluster, *words]) == 1
+    assert "File too large" in capsys.readouterr().err
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python left the killed program
+@pytest.mark.parametrize(("name", "code"), [("git", 4), ("sbatch", 1)])
+@pytest.mark.parametrize("words", WORDS)
+def test_a_ctrl_c_while_a_program_is_slow_leaves_no_folder(folder, program, capsys, words, name, code):
+    program("sbatch", "exit 1")
+    program(name, "kill -INT $PPID\nexec sleep 60")
+    assert main(["cluster=slurm", *words]) == code
+    assert ("sbatch was interrupted; a job may have been" in capsys.readouterr().err) == (name == "sbatch")
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [[], ["-m", "seed=1,2"]])
+def test_a_submission_that_fails_leaves_the_users_own_folder(folder, program, capsys, words):
+    program("sbatch", "echo 'sbatch: error: invalid account' >&2; exit 1")
+    (folder / "real").mkdir(mode=0o711)
+    (folder / "out").symlink_to("real")
+    for run_dir in ("real", "out"):
+        assert main(["cluster=slurm", f"run_dir={run_dir}", *words]) == 2
+        assert "sbatch refused the job: invalid account" in capsys.readouterr().err
+    assert sorted(folder.rglob("*")) == [folder / "out", folder / "real"]
+    assert stat.S_IMODE((folder / "real").stat().st_mode) == 0o711
 
 
 def test_a_submission_that_fails_leaves_the_run_of_another_launch_in_the_same_second(
@@ -81,4 +131,5 @@ def test_a_submission_that_fails_leaves_the_run_of_another_launch_in_the_same_se
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", str(place))
     assert main(["cluster=slurm", "name=mine"]) == 1
-    assert len(list(folder.glob("runs/mine/*/new"))) == 10
+    runs = [config.parent for config in folder.glob("runs/mine/*/config.yaml")]
+    assert len(runs) == len([run for run in runs if (run / "new").exists()]) == 10

@@ -410,3 +410,70 @@ def test_the_shipped_scripts_have_the_same_loop(script):
     assert shipped.index(loop) < shipped.index(condition) == len(shipped) - 3
     assert shipped[-2:] == [pause, end]
     assert "&& code=0 || code=$?" in shipped[-4]
+
+
+@pytest.fixture
+def array(planned, tmp_path):
+    """A sweep's directory, and two runs in it."""
+    home = RunDirectory.at(tmp_path / "S")
+    home.create_for_sweep(0o750)
+    runs = [RunDirectory.at(home.path / name) for name in ("0", "1")]
+    for run in runs:
+        run.create(0o750)
+    return home, runs
+
+
+CANCELS = '#!/bin/sh\necho "$@" >> {}/cancelled\n'
+
+
+@pytest.mark.parametrize("cancels", [True, False])
+@pytest.mark.parametrize("full", [("0", "1"), ("1",)])
+def test_a_job_that_cannot_be_recorded_is_cancelled(planned, array, tmp_path, monkeypatch, full, cancels):
+    home, runs = array
+    links = "\n".join(f"ln -s /dev/full {home.path}/{name}/jobs.jsonl" for name in full)
+    fake_sbatch(tmp_path, monkeypatch, f"{links}\necho Submitted batch job 78\n")
+    (tmp_path / "scancel").write_text(CANCELS.format(tmp_path) if cancels else "#!/bin/sh\nexit 1\n")
+    (tmp_path / "scancel").chmod(0o755)
+    with pytest.raises(SchedulerError, match="No space left on device") as raised:
+        submit([planned(run) for run in runs], home)
+    lost = "78" if len(full) == 2 else "78_1"
+    assert str(raised.value).startswith(f"job {lost} was submitted")
+    assert str(raised.value).endswith("run the command again" if cancels else f"cancel it with `scancel {lost}`")
+    assert not cancels or (tmp_path / "cancelled").read_text() == f"{lost}\n"
+    kept = ["78_0_submitted.pkl", "78_1_submitted.pkl", "78_submission.sh"] if len(full) == 1 else []
+    assert sorted(path.name for path in home.submitit.iterdir() if not path.is_symlink()) == kept
+    assert runs[0].jobs.is_file() == (len(full) == 1)
+
+
+@pytest.mark.parametrize("folder", ["/sys/kernel", "/proc/self/task"])
+def test_files_that_cannot_be_written_are_no_missing_sbatch(planned, fresh, tmp_path, monkeypatch, folder):
+    fake_sbatch(tmp_path, monkeypatch, "echo Submitted batch job 77\n")
+    fresh.submitit.symlink_to(folder)
+    with pytest.raises(RunDirectoryError, match=r"R: the job's script can't be written \(/.*nothing was submitted"):
+        submit([planned(fresh)], fresh)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("kill -INT $PPID\nexec sleep 60\n", "sbatch was interrupted"),
+        ("kill -KILL $$\n", r"sbatch ended with exit code -9 \(\)"),
+        ("echo 'sbatch: error: Socket timed out on send/recv operation' >&2\nexit 1\n", "Socket timed out"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python left the killed one
+def test_an_sbatch_that_could_not_answer_may_have_submitted(planned, fresh, tmp_path, monkeypatch, lines, message):
+    fake_sbatch(tmp_path, monkeypatch, lines)
+    with pytest.raises(SchedulerError, match=rf"{message}.*; a job may have been submitted .* --name=digits`"):
+        submit([planned(fresh)], fresh)
+    assert list(fresh.submitit.iterdir()) == []
+
+
+def test_a_ctrl_c_while_the_job_is_recorded_cancels_it(planned, fresh, tmp_path, monkeypatch):
+    fake_sbatch(tmp_path, monkeypatch, "echo Submitted batch job 77\n")
+    (tmp_path / "scancel").write_text(CANCELS.format(tmp_path))
+    (tmp_path / "scancel").chmod(0o755)
+    monkeypatch.setattr(RunDirectory, "record_job", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(SchedulerError, match=r"job 77 was submitted, can't be recorded \(interrupted\)"):
+        submit([planned(fresh)], fresh)
+    assert (tmp_path / "cancelled").read_text() == "77\n"

@@ -1,0 +1,127 @@
+"""A run that exists, before it is launched again: its configuration with changes, and what is left to train."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpctrain.config.checks import check
+from hpctrain.config.identity import decides_the_weights, flat, flat_values
+from hpctrain.config.plain_yaml import read_plain_config
+from hpctrain.config.root import Config
+from hpctrain.config.stored import OPEN_GROUPS, load
+from hpctrain.errors import ConfigError
+from hpctrain.run.config_change import revert_config, trained_config
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.reason import Reason
+from hpctrain.status.report import RunStatus, statuses_before_launch
+from hpctrain.status.state import RunState
+
+
+def revert_failed_changes(directories: Sequence[RunDirectory], *, force: bool = False) -> None:
+    """Revert each run's last resume if its job failed before an attempt began: nothing else has noticed that end.
+
+    Args:
+        directories: of the runs.
+        force: as for `statuses_before_launch`.
+
+    Raises:
+        RunDirectoryError: one of the runs may be running, and SLURM can't be reached.
+    """
+    changed = [directory for directory in directories if directory.config_before.exists()]
+    for directory, status in zip(changed, statuses_before_launch(changed, force=force), strict=True):
+        # after a cancellation, the advice is a plain `resume`, which is to continue with the change
+        if status.unstarted and status.state is RunState.FAILED and revert_config(directory):
+            where = os.path.relpath(directory.path)
+            print(f"{where}: its last resume failed before it started: restored the configuration from before it")
+
+
+def nothing_left(status: RunStatus, config: Config) -> bool:
+    """Return whether a run has completed, and this configuration neither makes it longer nor changes its weights."""
+    # not by the state, which is that of a newer job if there is one
+    completed = bool(status.attempts) and status.attempts[-1].reason is Reason.COMPLETED
+    if not completed or status.state.may_change:
+        return False
+    length = ("trainer.max_steps", "trainer.max_epochs")
+    changed = changed_keys(stored_values(trained_config(RunDirectory(status.path))), config)
+    return not any(key in length or decides_the_weights(key) for key in changed)
+
+
+def stored_values(path: Path) -> dict[str, Any]:
+    """Read the values of a ``config.yaml`` by their full keys; empty if it can't be read."""
+    plain = read_plain_config(path)
+    return _defaults() | flat_values(plain) if plain else {}
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    """The values of keys that an earlier version didn't store; the open groups have none."""
+    return {key: value for key, value in flat(Config()).items() if key not in OPEN_GROUPS}
+
+
+def changed_keys(old: Mapping[str, Any], new: Config) -> list[str]:
+    """Return the keys whose values differ, sorted; what may change when a run is resumed isn't part of a run.
+
+    Args:
+        old: the stored values by their full keys.
+        new: the configuration with which the run is to continue.
+    """
+    after = flat(new)
+    changed = (key for key in old.keys() | after.keys() if old.get(key) != after.get(key))
+    return sorted(key for key in changed if not key.startswith("resume."))
+
+
+def refuse_other_run(old: Config, new: Config) -> None:
+    """Refuse a configuration that would change a run's weights; print the other changes.
+
+    Raises:
+        ConfigError: names the changed keys on which the weights depend.
+    """
+    before, after = flat(old), flat(new)
+    changed = changed_keys(before, new)
+    refused = [key for key in changed if decides_the_weights(key) and not new.resume.allow_config_change]
+    if refused:
+        key, others = refused[0], refused[1:]
+        raise ConfigError(
+            key,
+            after.get(key),
+            f"the run in {new.run_dir} has {before.get(key)}, and the weights depend on it"
+            + (f"; they also depend on {', '.join(others)}" if others else ""),
+            "choose another run_dir, or set resume.allow_config_change=true",
+        )
+    for key in changed:
+        inexact = "; the run is no longer exact" if decides_the_weights(key) else ""
+        print(f"the run continues with {key}={after.get(key)} instead of {before.get(key)}{inexact}")
+
+
+def changed_config(directory: RunDirectory, overrides: Sequence[str], config_dir: str | None) -> Config:
+    """A run's configuration with overrides on top, which may choose another option of a group.
+
+    Raises:
+        ConfigError: an override is invalid.
+    """
+    keys = {override: override.lstrip("+~").partition("=")[0] for override in overrides}
+    groups = {key for key in keys.values() if "." not in key}
+    default = Config()
+    typed = {name for name in Config.__dataclass_fields__ if dataclasses.is_dataclass(getattr(default, name))}
+    chosen = groups & {*typed, *OPEN_GROUPS}
+    values = [override for override in overrides if keys[override].split(".")[0] not in chosen]
+    config = dataclasses.replace(load(directory.config, values), run_dir=str(directory.path))
+    if chosen:
+        # Hydra takes a tenth of a second to import, and only a changed group needs it
+        from hpctrain.config.compose import Composer
+
+        wanted = [override for override in overrides if override not in values]
+        # composition checks these together with the chosen groups
+        if "cluster" in chosen:
+            wanted.append(f"nodes={config.nodes}")
+        if "trainer" not in chosen:
+            wanted.append(f"trainer.global_batch_size={config.trainer.global_batch_size}")
+        composed = Composer(config_dir).compose(wanted)
+        config = dataclasses.replace(config, **{group: getattr(composed, group) for group in chosen})
+    check(config)
+    return config
