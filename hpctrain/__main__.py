@@ -6,10 +6,13 @@ import sys
 
 def main() -> int:
     """Run the command line; only commands that train can import modules from the working directory."""
+    complete = list(sys.path)
     exclude_working_directory()
-    # after that call: this imports much of the standard library, which must not come from the working directory
+    # after that call: these import much of the standard library, which must not come from the working directory
     from hpctrain.cli import main as run
+    from hpctrain.cli import search_path
 
+    search_path.complete = complete
     return run()
 
 
@@ -17,7 +20,8 @@ def exclude_working_directory() -> None:
     """Remove the working directory from Python's search path.
 
     `python -m` searches it first, and an empty entry in PYTHONPATH stands for it too. It may belong to another user,
-    and contain a file such as json.py, which Python would execute.
+    and contain a file such as json.py, which Python would execute. Commands that train put it back
+    (`search_path.include_working_directory`).
     """
     try:
         here = os.path.realpath(os.getcwd())

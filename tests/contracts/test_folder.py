@@ -97,6 +97,14 @@ def test_both_find_a_task_in_the_folder(installed: Path, tmp_path: Path) -> None
     assert "attempt 2" in again.stdout
 
 
+def test_with_pythonsafepath_only_a_folder_that_pythonpath_names_is_searched(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "own_task.py").write_text(TASK)
+    words = [*TRAINS, "cluster.dry_run=true"]
+    for command in ([str(installed)], ["-m", "hpctrain"]):
+        done = run(tmp_path, [sys.executable, *command, *words], PYTHONSAFEPATH="1", PYTHONPATH=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+
+
 def test_with_pythonsafepath_neither_does(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "own_task.py").write_text(TASK)
     for command in ([str(installed)], ["-m", "hpctrain"]):
