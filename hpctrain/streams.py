@@ -52,7 +52,7 @@ def ignore_write_errors() -> None:
             stream.flush()
             raw = _ErrorIgnoringFile(stream.fileno(), "w", closefd=False)
             made = io.TextIOWrapper(
-                io.BufferedWriter(raw),
+                raw if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(raw),  # python -u has no buffer
                 encoding=stream.encoding,
                 errors=stream.errors,
                 line_buffering=stream.line_buffering,

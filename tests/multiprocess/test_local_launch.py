@@ -16,6 +16,7 @@ import pytest
 
 from hpctrain.attempt.out_of_memory import oom_kills
 from hpctrain.launch.local import rank_variables
+from hpctrain.launch.prepare import prepare
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
@@ -353,6 +354,17 @@ def test_an_error_of_ranks_by_hand_closes_the_attempt(ranks, tmp_path, run_at):
     assert "Traceback" not in done[0].output
     ((_, reason, _),) = run_at(tmp_path / "run").attempts
     assert reason == "failed"
+
+
+def test_a_task_prints_though_the_disk_of_its_log_is_full(composer, variables, record):
+    path = record.directory.path
+    words = [f"run_dir={path}", *TRIAL, "task._target_=printing.Printing"]
+    prepare(composer.compose(words, world_size=1), words)
+    command = [sys.executable, "-u", "-m", "hpctrain.worker", path]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=full, env=variables, check=False)
+    assert record.attempts == [(0, "completed", 10)]
+    assert done.returncode == 0
 
 
 def test_an_error_of_rank_one_is_shown_with_its_traceback(unattended, run_at):

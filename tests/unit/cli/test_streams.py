@@ -80,6 +80,13 @@ def test_what_was_printed_before_an_error_of_the_file_system_stays(tmp_path, mon
     assert capsys.readouterr().err == "hpctrain: error: a: Permission denied\n"
 
 
+def test_unbuffered_output_that_ignores_errors_stays_unbuffered():
+    """Launched ranks have `-u`, so that their logs show at once what they print."""
+    script = "import os; from hpctrain.streams import ignore_write_errors as i; i(); print('a'); os._exit(0)"
+    done = subprocess.run([sys.executable, "-u", "-c", script], capture_output=True, check=True)
+    assert done.stdout == b"a\n"
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", STREAMS)
 @pytest.mark.parametrize("words", COMMANDS)

@@ -1,0 +1,13 @@
+"""A task that prints."""
+
+from __future__ import annotations
+
+from trial import Trial
+
+
+class Printing(Trial):
+    """Prints in each loss."""
+
+    def loss(self, model, batch):
+        print("of the task", flush=True)
+        return super().loss(model, batch)
