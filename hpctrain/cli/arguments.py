@@ -51,6 +51,11 @@ def add_runs(parser: argparse.ArgumentParser, *, nargs: str | None = None) -> No
     """Add RUN, or several with ``nargs``, and `--runs-dir`, the folder in which their names are looked up."""
     help_text = "a run directory, or its name in the folder that contains the runs"
     parser.add_argument("run", nargs=nargs, metavar="RUN", help=help_text)
+    add_runs_dir(parser)
+
+
+def add_runs_dir(parser: argparse.ArgumentParser) -> None:
+    """Add `--runs-dir`, the folder in which the names of runs are looked up."""
     parser.add_argument(
         "--runs-dir", default="runs", metavar="FOLDER", help="the folder that contains the runs (default: runs)"
     )
@@ -77,4 +82,9 @@ def chosen_runs(options: argparse.Namespace) -> list[RunDirectory]:
 def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:
     """Add overrides and `--config-dir`; parse with `parse_intermixed_args`, so that options may follow overrides."""
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=meaning)
+    add_config_dir(parser)
+
+
+def add_config_dir(parser: argparse.ArgumentParser) -> None:
+    """Add `--config-dir`, a folder that is searched for groups and options before all others."""
     parser.add_argument("--config-dir", metavar="FOLDER", help="a folder with your own groups and options")

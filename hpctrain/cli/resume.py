@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpctrain.cli.arguments import command_parser
+from hpctrain.cli.arguments import add_config_dir, add_runs_dir, command_parser
 from hpctrain.errors import ConfigError, ExitCode, RunDirectoryError
 from hpctrain.launch.existing import changed_config, revert_failed_changes
 from hpctrain.launch.launcher import launch
@@ -52,10 +52,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = command_parser("resume", "Continue stopped runs from their newest intact checkpoints.", _EPILOG)
     meaning = "run directories, or their names in the folder that contains the runs; and the keys to change"
     parser.add_argument("words", nargs="+", metavar="RUN | KEY=VALUE", help=meaning)
-    parser.add_argument(
-        "--runs-dir", default="runs", metavar="FOLDER", help="the folder that contains the runs (default: runs)"
-    )
-    parser.add_argument("--config-dir", metavar="FOLDER", help="a folder with your own groups and options")
+    add_runs_dir(parser)
+    add_config_dir(parser)
     parser.add_argument(
         "--force", action="store_true", help="resume even though SLURM can't confirm that the run's job has ended"
     )
@@ -65,11 +63,18 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 def _split_words(words: Sequence[str], runs_dir: Path) -> tuple[list[RunDirectory], list[str]]:
     """Return the runs, each once, and the overrides: the words with an equals sign that aren't paths of runs."""
     named = [word for word in words if "=" not in word and not word.startswith("~")]
-    named += [word for word in words if "=" in word and Path(word).is_dir()]
+    named += [word for word in words if "=" in word and _is_folder(word)]
     if not named:
         raise RunDirectoryError("resume: expected a run, got none; `python -m hpctrain status` lists the runs")
     runs = dict.fromkeys(run for word in named for run in runs_of(word, runs_dir))
     return list(runs), [word for word in words if word not in named]
+
+
+def _is_folder(word: str) -> bool:
+    try:
+        return Path(word).is_dir()
+    except OSError:  # an override may be longer than a file's name
+        return False
 
 
 def _resume_all(

@@ -35,6 +35,12 @@ def test_changes_may_stand_before_and_after_a_flag(run, tmp_path, capsys, before
     assert "#SBATCH --partition=long" in capsys.readouterr().out
 
 
+def test_a_change_may_be_longer_than_the_name_of_a_file(run, capsys):
+    change = f"cluster.setup=[{','.join(['date'] * 100)}]"
+    assert main(["resume", str(run.path), change, "cluster=slurm", "cluster.dry_run=true"]) == 0
+    assert "date\ndate\n" in capsys.readouterr().out
+
+
 def test_a_run_that_goes_on_is_refused(run, capsys):
     goes_on(run)
     assert main(["resume", str(run.path)]) == 2
