@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     command = ["python", "-m", "hpctrain", "resume", *arguments]
     directories, overrides = _split_words(options.words, Path(options.runs_dir))
-    revert_failed_changes(directories, force=options.force)
+    revert_failed_changes(directories)
     if len(directories) > 1:
         return _resume_all(directories, overrides, options, command)
     (directory,) = directories

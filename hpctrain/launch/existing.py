@@ -22,18 +22,13 @@ from hpctrain.status.report import RunStatus, statuses_before_launch
 from hpctrain.status.state import RunState
 
 
-def revert_failed_changes(directories: Sequence[RunDirectory], *, force: bool = False) -> None:
-    """Revert each run's last resume if its job failed before an attempt began: nothing else has noticed that end.
+def revert_failed_changes(directories: Sequence[RunDirectory]) -> None:
+    """Revert each run's last resume if its job failed before an attempt began: no other process has noticed that end.
 
-    Args:
-        directories: of the runs.
-        force: as for `statuses_before_launch`.
-
-    Raises:
-        RunDirectoryError: one of the runs may be running, and SLURM can't be reached.
+    Without SLURM's answer, nothing is reverted.
     """
     changed = [directory for directory in directories if directory.config_before.exists()]
-    for directory, status in zip(changed, statuses_before_launch(changed, force=force), strict=True):
+    for directory, status in zip(changed, statuses_before_launch(changed, force=True), strict=True):
         # after a cancellation, the advice is a plain `resume`, which is to continue with the change
         if status.unstarted and status.state is RunState.FAILED and revert_config(directory):
             where = os.path.relpath(directory.path)

@@ -39,7 +39,7 @@ def launch(config: Config, command: Sequence[str], *, force: bool = False) -> in
         return ExitCode.FINISHED
     existing = None if config.run_dir is None else RunDirectory.at(config.run_dir)
     if existing is not None and existing.config.is_file():
-        revert_failed_changes([existing], force=force)
+        revert_failed_changes([existing])
         status = require_stopped(existing, force=force)
         if nothing_left(status, config):
             _print_completed(status, config)

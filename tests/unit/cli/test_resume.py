@@ -112,6 +112,15 @@ def test_a_job_that_may_still_run_is_not_doubled(run, unreachable, capsys):
     assert (unreachable.submitted, all_of(run)) == ("", before)
 
 
+def test_a_dry_run_needs_no_answer(run, unreachable, capsys):
+    started_job(run)
+    run.config_before.write_bytes(run.config.read_bytes())
+    before = all_of(run)
+    assert main(["resume", str(run.path), "cluster=slurm", "cluster.dry_run=true"]) == 0
+    assert "#SBATCH" in capsys.readouterr().out
+    assert (unreachable.submitted, all_of(run)) == ("", before)
+
+
 def test_a_user_who_knows_better_can_insist(run, slurm, capsys):
     started_job(run)
     slurm.fall_silent("squeue")
