@@ -111,8 +111,14 @@ class Times:
 
 
 def describe_start(spent: Mapping[str, float]) -> str:
-    """The time before the first new step: ``2.3 s after the start: import 1.4, ..., first step 0.1``."""
-    parts = {name.removesuffix("_s").replace("_", " "): spent.get(name, 0.0) for name in STARTING}
+    """The time before the first new step: ``2.3 s after the start: import 1.4, ..., first step 0.1``.
+
+    Args:
+        spent: seconds by kind of work, when that step is done; an evaluation may have come before it.
+    """
+    *before, first_step = STARTING
+    names = (*before, "eval_s", first_step)
+    parts = {name.removesuffix("_s").replace("_", " "): spent.get(name, 0.0) for name in names}
     listed = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items())
     return f"{sum(parts.values()):.1f} s after the start: {listed}"
 

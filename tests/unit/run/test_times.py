@@ -44,12 +44,20 @@ def test_an_error_inside_goes_back_to_what_was_before(times, clock):
 def test_the_first_step_is_logged_and_recorded(times, clock, tmp_path, caplog):
     times.record_in(tmp_path)
     times.enter("first_step_s")
+    with times.during("eval_s"):
+        clock.advance(1.5)
     clock.advance(0.5)
     with caplog.at_level(logging.INFO, "hpctrain.run"):
         times.first_step_done(141)
-    text = "2.5 s after the start: import 2.0, rendezvous 0.0, build 0.0, load 0.0, first step 0.5"
+    text = "4.0 s after the start: import 2.0, rendezvous 0.0, build 0.0, load 0.0, eval 1.5, first step 0.5"
     assert caplog.messages == [f"the first step came {text}"]
-    assert read_times(tmp_path) == {"import_s": 2, "first_step_s": 0.5, "last_step": 141, "seen": 1e9 + 100.5}
+    assert read_times(tmp_path) == {
+        "import_s": 2,
+        "eval_s": 1.5,
+        "first_step_s": 0.5,
+        "last_step": 141,
+        "seen": 1e9 + 102,
+    }
     assert times.doing == "train_s"
     assert describe_start(read_times(tmp_path)) == text
 
