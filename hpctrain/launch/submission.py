@@ -187,7 +187,8 @@ def submit(runs: Sequence[RunPlan], home: RunDirectory) -> list[str]:
             if not recorded:
                 _remove_files(home, token, job_ids)
             if len(job_ids) > recorded:
-                raise _cancelled(job_ids[recorded:] if recorded else [whole], error) from error
+                lost = job_ids[recorded:] if recorded else [whole]
+                raise _cancelled(lost, job_ids[:recorded], error) from error
             if isinstance(error, OSError):
                 raise RunDirectoryError(
                     f"run_dir={home.path}: the job's script can't be written ({describe_os_error(error)}), so nothing "
@@ -232,17 +233,19 @@ def _remove_files(home: RunDirectory, token: str, job_ids: Sequence[str]) -> Non
             file.unlink()
 
 
-def _cancelled(job_ids: Sequence[str], error: BaseException) -> SchedulerError:
-    """Cancel jobs that can't be recorded; return the error to raise."""
+def _cancelled(job_ids: Sequence[str], recorded: Sequence[str], error: BaseException) -> SchedulerError:
+    """Cancel jobs that can't be recorded; return the error to raise, which also names those that are recorded."""
     why = describe_os_error(error) if isinstance(error, OSError) else "interrupted"
     jobs = f"job {listed(job_ids)}"
+    others = f"; job {listed(recorded)} is recorded, and stays" if recorded else ""
     try:
         for job_id in job_ids:
             Slurm().cancel(job_id)
     except SchedulerError as problem:
-        todo = f"cancel it with `scancel {' '.join(job_ids)}`"
-        return SchedulerError(f"{jobs} was submitted and can't be recorded ({why}), nor cancelled ({problem}); {todo}")
-    return SchedulerError(f"{jobs} was submitted, can't be recorded ({why}), and was cancelled; run the command again")
+        failed = f"{jobs} was submitted and can't be recorded ({why}), nor cancelled ({problem}){others}"
+        return SchedulerError(f"{failed}; cancel it with `scancel {' '.join(job_ids)}`")
+    done = f"{jobs} was submitted, can't be recorded ({why}), and was cancelled{others}"
+    return SchedulerError(f"{done}; run the command again")
 
 
 def _sbatch(text: Path, name: str) -> str:
