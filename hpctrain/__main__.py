@@ -6,13 +6,13 @@ import sys
 
 def main() -> int:
     """Run the command line; only commands that train can import modules from the working directory."""
-    complete = list(sys.path)
+    original = list(sys.path)
     exclude_working_directory()
     # after that call: these import much of the standard library, which must not come from the working directory
     from hpctrain.cli import main as run
     from hpctrain.cli import search_path
 
-    search_path.complete = complete
+    search_path.original = original
     return run()
 
 

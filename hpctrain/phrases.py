@@ -29,7 +29,7 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def numbered(noun: str, numbers: Iterable[int]) -> str:
+def numbered(noun: str, numbers: Iterable[int | str]) -> str:
     """A noun and its numbers: ``rank 3``, ``ranks 3, 5 and 2 more``."""
     known = list(numbers)
     return f"{noun if len(known) == 1 else f'{noun}s'} {listed(known)}"

@@ -32,8 +32,8 @@ def memory_advice(config: Config) -> str:
     remedies = []
     if isinstance(config.cluster, Slurm):
         asked = config.cluster.memory_gb
-        default = "set cluster.memory_gb (unset, so a node had SLURM's default)"
-        remedies.append(default if asked is None else f"raise cluster.memory_gb={asked:g} (of each node)")
+        default = "set cluster.memory_gb (it is unset, so each node has SLURM's default)"
+        remedies.append(default if asked is None else f"raise cluster.memory_gb above {asked:g} (GB per node)")
     if config.data.num_workers != 0:
         remedies.append("use a smaller data.num_workers")
     if config.trainer.micro_batch_size != 1:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hpctrain.cli.arguments import add_config_dir, add_runs_dir, command_parser
 from hpctrain.errors import ConfigError, ExitCode, RunDirectoryError
-from hpctrain.launch.existing import changed_config, revert_failed_changes
+from hpctrain.launch.existing_run import changed_config, revert_failed_changes
 from hpctrain.launch.launcher import launch
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import read_varied

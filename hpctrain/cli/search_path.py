@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-complete: Sequence[str] = ()
-"""Python's search path before `hpctrain.__main__` removed the working directory from it."""
+original: Sequence[str] = ()
+"""Python's search path at the start, before `hpctrain.__main__` removed the working directory from it."""
 
 
 def include_working_directory() -> None:
@@ -15,7 +15,7 @@ def include_working_directory() -> None:
 
     With PYTHONSAFEPATH, only if an entry of PYTHONPATH or of a .pth file names it.
     """
-    for position, place in enumerate(complete):
+    for position, place in enumerate(original):
         if place not in sys.path:
             sys.path.insert(position, place)
     if not sys.flags.safe_path and (here := str(Path.cwd())) not in sys.path:

@@ -176,9 +176,9 @@ def _shape(variables: Variables, launcher: Launcher, world_size: int) -> tuple[i
 
 
 def port_seed(variables: Variables) -> int:
-    """A number that all ranks of one launch share: of the launch, or of its job if only that is known; 0 without both.
+    """A number that all ranks of one launch share, from the launch's id, or else from the job's; 0 if neither is known.
 
-    LSF and PBS name only the job. Hydra without a scheduler names nothing.
+    LSF and PBS give only the job's id. MPICH's launcher Hydra gives none without a scheduler.
     """
     names = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "FLUX_JOB_ID", "PALS_APID", "LSB_JOBID", "PBS_JOBID")
     values = (variables.text(name) for name in names)

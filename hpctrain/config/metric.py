@@ -22,9 +22,9 @@ def metric_mode(config: Config) -> str | None:
 
 
 def _constants_of(target: str) -> dict[str, object]:
-    """Return the constants that the body of a class sets, or that of a base class.
+    """Return the constants that a class or its base classes set in their bodies.
 
-    Names that are set or defined in another way are left out; all of them, if the source doesn't show them.
+    Names that are set or defined in any other way are left out. Empty if the source can't be read.
 
     Args:
         target: the class's dotted name.

@@ -31,7 +31,8 @@ class Parallel(require.Checked):
     backend: Annotated[str, require.one_of("auto", "nccl", "gloo")] = "auto"
     """`nccl`, `gloo`, or `auto`: nccl with GPUs, gloo without."""
     init_method: Annotated[str, RENDEZVOUS] = "env://"
-    """Where the ranks meet: `env://`, `tcp://HOST:PORT`, or `file:///PATH` on a shared file system."""
+    """Where the ranks meet; `env://`: at a private file on one node, at a port of rank zero on several. Otherwise
+    `tcp://HOST:PORT`, or `file:///PATH` on a shared file system."""
     find_unused_parameters: bool = False
     """For models that don't use all parameters in each forward pass; DDP then walks the graph in each step."""
     # DDP's own default

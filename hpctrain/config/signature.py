@@ -24,8 +24,8 @@ class Signature:
     """The arguments of a call by name.
 
     Attributes:
-        arguments: by name, whether it may be left out; in their order.
-        takes_any: it takes arguments of any other name as well.
+        arguments: whether each is optional, by name and in order.
+        takes_any: whether arguments of other names are accepted as well.
     """
 
     arguments: Mapping[str, bool]
@@ -34,13 +34,13 @@ class Signature:
 
 NEUTRAL = ("object", "abc.ABC", "typing.Generic", "typing.Protocol")
 """Base classes that change nothing about a constructor."""
-ORDINARY = {
+KNOWN_BASES = {
     "object": Signature({}),
-    # its source is read in 15 ms, and shows only *args and **kwargs, which it then refuses
+    # reading its source takes 15 ms, and shows only *args and **kwargs, which the constructor refuses
     "torch.nn.Module": Signature({}),
     "torch.optim.optimizer.Optimizer": Signature({"params": False, "defaults": False}),
 }
-"""Base classes at which reading ends, and what they take."""
+"""Base classes whose source isn't read, and what they take."""
 
 
 def signature_of(source: ModuleSource, definition: Definition) -> Signature:
@@ -48,10 +48,10 @@ def signature_of(source: ModuleSource, definition: Definition) -> Signature:
 
     Args:
         source: the module that defines it.
-        definition: as the module has it.
+        definition: found in that module.
 
     Raises:
-        UnknownError: the source alone doesn't tell.
+        UnknownError: they can't be derived from the source alone.
     """
     if isinstance(definition, ast.FunctionDef):
         return _of_function(definition)
@@ -89,7 +89,7 @@ def _of_class(source: ModuleSource, node: ast.ClassDef) -> Signature:
 
 
 def lineage(source: ModuleSource, node: ast.ClassDef) -> tuple[list[tuple[ModuleSource, ast.ClassDef]], Signature]:
-    """Return a class and its bases up to one of `ORDINARY`, and that one's signature.
+    """Return a class and its bases up to one of `KNOWN_BASES`, and that one's signature.
 
     Raises:
         UnknownError: a class of them has several bases, a metaclass or another means to change the constructor.
@@ -110,8 +110,8 @@ def lineage(source: ModuleSource, node: ast.ClassDef) -> tuple[list[tuple[Module
         names = [name for base in bases if (name := qualified_name(source, base)) not in NEUTRAL] or ["object"]
         if len(names) > 1:
             raise UnknownError
-        if names[0] in ORDINARY:
-            return chain, ORDINARY[names[0]]
+        if names[0] in KNOWN_BASES:
+            return chain, KNOWN_BASES[names[0]]
         found = find_module(names[0].rpartition(".")[0])
         if found is None or found[1]:
             raise UnknownError

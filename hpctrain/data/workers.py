@@ -74,8 +74,8 @@ def default_num_workers(dataset: Dataset[Any], cores: int, *, on_gpu: bool) -> i
 def workers_can_help(dataset: Dataset[Any]) -> bool:
     """Return whether DataLoader workers can fetch the samples faster than the rank itself.
 
-    They can't if a batch comes as a whole from memory, which takes less time than sending it, nor from a stream, which
-    each worker would read from its beginning to its end.
+    They can't if whole batches come from memory, since sending one takes longer than making it. Nor can they for a
+    stream, since each worker would read all of it.
     """
     inner: Any = without_subsets(dataset)
     in_batches = isinstance(inner, BatchDataset | TensorDataset) and not getattr(inner, "draws_per_sample", False)

@@ -36,7 +36,7 @@ def private_folder(path: Path) -> Iterator[int]:
         A descriptor of the file, which stays open.
 
     Raises:
-        RendezvousError: another user has the folder.
+        RendezvousError: the folder exists, and belongs to another user or is open to others.
         OSError: the file system's error.
     """
     folder = _make(path)
@@ -46,10 +46,11 @@ def private_folder(path: Path) -> Iterator[int]:
         fcntl.flock(folder, fcntl.LOCK_EX)
         yield file
     finally:
-        # not by its path: a later attempt may have replaced the folder
         with contextlib.suppress(OSError):
             os.unlink(FILE_NAME, dir_fd=folder)
-            path.rmdir()
+            # a later start may have replaced the folder
+            if path.lstat().st_ino == os.fstat(folder).st_ino:
+                path.rmdir()
         os.close(folder)
 
 
@@ -85,7 +86,7 @@ def _make(path: Path) -> int:
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
-        # of an attempt with the same name that was killed while its ranks met
+        # left by an earlier start, which was killed while its ranks met, and whose folder has the same name
         _require_own(path, path.lstat())
         shutil.rmtree(path)
         path.mkdir(mode=0o700)
@@ -95,11 +96,13 @@ def _make(path: Path) -> int:
 def _require_own(path: Path, status: os.stat_result) -> None:
     if status.st_uid != os.geteuid():
         raise RendezvousError(
-            f"{path} belongs to the user {status.st_uid}, expected {os.geteuid()}, whose ranks meet there; "
-            "have it removed, or set TMPDIR to another folder of this machine"
+            f"{path}: expected a folder of user {os.geteuid()}, found one of user {status.st_uid}; ask that user to "
+            "remove it, or set TMPDIR to another folder of this machine"
         )
     if status.st_mode & 0o077:
-        raise RendezvousError(f"{path} is open to other users (mode {status.st_mode & 0o777:o}); remove it")
+        raise RendezvousError(
+            f"{path}: expected mode 700, found {status.st_mode & 0o777:o}, which lets other users in; remove it"
+        )
 
 
 def _is_locked(folder: int) -> bool:

@@ -27,8 +27,8 @@ from hpctrain.run.secret import VARIABLE
 LOOPBACK = "127.0.0.1"
 HANDSHAKE_S = 5.0
 """Seconds for one connection to a candidate port: another program may listen there and never answer."""
-LOOK_S = 0.005
-"""Seconds between two looks for rank zero's folder, which cost next to nothing, and delay the start of every run."""
+FOLDER_POLL_S = 0.005
+"""Seconds between two checks for rank zero's folder; short, because a check is cheap and waiting delays every start."""
 CHOSEN_PORT_SPARES = 5
 """Number of ports to try, starting with the one that the user chose."""
 FILE_S = 60.0
@@ -88,8 +88,8 @@ def open_private_store(path: Path, world_size: int, timeout_s: float) -> Store:
         return _file_store(path, world_size, timeout_s)
     except OSError as error:
         raise RendezvousError(
-            f"the ranks' file {path} can't be opened ({error.strerror}), in the folder that their launcher made; "
-            "set TMPDIR to a folder of this machine that is kept while the run trains"
+            f"the file {path}, where the ranks meet, can't be opened in the launcher's folder ({error.strerror}); "
+            "set TMPDIR to a folder of this machine that isn't cleaned up during the run"
         ) from error
 
 
@@ -101,12 +101,12 @@ def _open(
     is_zero, world_size = environment.rank == 0, environment.world_size
     if url.scheme == "env" and environment.num_nodes == 1:
         path = Path(lockable_folder() or tempfile.gettempdir()) / f"hpctrain-{handshake.name}"
-        file = _made_file(path, stack) if is_zero else _awaited_file(path, timeout_s)
+        file = _make_file(path, stack) if is_zero else _wait_for_file(path, timeout_s)
         # by its descriptor: torch opens the file for each access, and its path is removed once all have met
         store = _file_store(Path(f"/proc/self/fd/{file}"), world_size, timeout_s)
     elif url.scheme == "file":
         path = Path(url.path).with_name(f"{Path(url.path).name}.{handshake.name}")
-        store = _visible_file_store(path, world_size, timeout_s)
+        store = _file_store_with_retry(path, world_size, timeout_s)
     else:
         return _open_on_port(environment, url, handshake, timeout_s)
     return store, handshake.announce(store) if is_zero else _awaited(store, path, handshake, timeout_s)
@@ -129,7 +129,7 @@ def _open_on_port(
     return _connect(address, ports, handshake, timeout_s)
 
 
-def _made_file(path: Path, stack: ExitStack) -> int:
+def _make_file(path: Path, stack: ExitStack) -> int:
     try:
         return stack.enter_context(private_folder(path))
     except OSError as error:
@@ -139,19 +139,22 @@ def _made_file(path: Path, stack: ExitStack) -> int:
         ) from error
 
 
-def _awaited_file(path: Path, timeout_s: float) -> int:
+def _wait_for_file(path: Path, timeout_s: float) -> int:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         try:
             file = open_private_file(path)
         except OSError as error:
-            raise RendezvousError(f"the folder {path} of rank zero can't be opened ({error.strerror})") from error
+            raise RendezvousError(
+                f"the folder {path}, which rank zero made, can't be opened ({error.strerror}); "
+                "set TMPDIR to a folder of this machine that all ranks can use"
+            ) from error
         if file is not None:
             return file
-        time.sleep(LOOK_S)
+        time.sleep(FOLDER_POLL_S)
     raise RendezvousError(
         f"rank zero did not make the folder {path} in {timeout_s:.0f} s; check its log first; if the ranks don't share "
-        f"{path.parent}, because each is in a container of its own, set parallel.init_method=tcp://HOST:PORT",
+        f"{path.parent}, give all of them the same TMPDIR, or, in containers, set parallel.init_method=tcp://HOST:PORT",
         waited=True,
     )
 
@@ -170,7 +173,7 @@ def _awaited(store: Store, path: Path, handshake: Handshake, timeout_s: float) -
     return zero
 
 
-def _visible_file_store(path: Path, world_size: int, timeout_s: float) -> Store:
+def _file_store_with_retry(path: Path, world_size: int, timeout_s: float) -> Store:
     deadline = time.monotonic() + min(timeout_s, FILE_S)
     while True:
         try:

@@ -22,7 +22,9 @@ ZERO_KEY = "hpctrain/zero"
 NONCE_BYTES = 16
 MAC_BYTES = 32
 PAUSE_S = 0.05
-"""Seconds between two looks at what a rank waits for."""
+"""Seconds between two checks for what a rank waits for."""
+REPEAT_S = 1.0
+"""Seconds after which a rank sends its message to rank zero again, if it is gone."""
 
 
 class Seal:
@@ -176,14 +178,18 @@ class Handshake:
         Raises:
             RendezvousError: rank zero didn't answer in time, or gave a wrong answer.
         """
+        deadline = time.monotonic() + timeout_s
         nonce, welcome = secrets.token_bytes(NONCE_BYTES), f"{_key(rank)}/welcome"
-        _set(store, _key(rank), self._seal.mac("rank", self._token, str(rank), zero, nonce) + nonce)
+        message = self._seal.mac("rank", self._token, str(rank), zero, nonce) + nonce
         try:
-            store.wait([welcome], timedelta(seconds=max(timeout_s, 0.001)))
+            _set(store, _key(rank), message)
+            while not _arrives(store, welcome, deadline):
+                # rank zero removes messages of other programs, and this one may have taken the place of such a message
+                if not store.check([_key(rank)]):
+                    _set(store, _key(rank), message)
         except RuntimeError as error:
             raise RendezvousError(
-                f"rank zero did not answer rank {rank} within {timeout_s:.0f} s; check its log",
-                waited=True,
+                f"rank zero did not answer rank {rank} within {timeout_s:.0f} s; check its log", waited=True
             ) from error
         expected = self._seal.mac("welcome", self._token, str(rank), zero, nonce)
         if not hmac.compare_digest(store.get(welcome), expected):
@@ -196,6 +202,18 @@ class Handshake:
 
 def _key(rank: int) -> str:
     return f"hpctrain/rank/{rank}"
+
+
+def _arrives(store: Store, key: str, deadline: float) -> bool:
+    """Wait for a key; return False after `REPEAT_S`. After the deadline, raise torch's error."""
+    left_s = deadline - time.monotonic()
+    try:
+        store.wait([key], timedelta(seconds=max(min(left_s, REPEAT_S), 0.001)))
+    except RuntimeError:
+        if left_s <= REPEAT_S:
+            raise
+        return False
+    return True
 
 
 def _set(store: Store, key: str, value: bytes) -> None:

@@ -26,7 +26,7 @@ def crash_recorder(conclude: Callable[[], object]) -> Iterator[None]:
     """While in the context, have a second process call ``conclude`` if this one crashes, is killed or calls `os._exit`.
 
     The second process is a fork that keeps only the standard streams open; ``conclude`` opens its own files. It is a
-    child of this process for all of the context, so a task that waits until it has no children waits forever. If a task
+    child of this process for the whole context, so a task that waits until it has no children waits forever. If a task
     calls `os._exit(0)`, this process exits with a failure code instead.
     """
     # otherwise the fork would write buffered output a second time

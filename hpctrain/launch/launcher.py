@@ -10,7 +10,7 @@ from hpctrain.config.checks import warnings_of
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.root import Config
 from hpctrain.errors import ExitCode
-from hpctrain.launch.existing import nothing_left, revert_failed_changes
+from hpctrain.launch.existing_run import nothing_left, revert_failed_changes
 from hpctrain.launch.prepare import RunPlan, plan, prepare
 from hpctrain.launch.run_dir import undone_on_error
 from hpctrain.phrases import counted
@@ -54,7 +54,7 @@ def launch(config: Config, command: Sequence[str], *, force: bool = False) -> in
         seen_bytes = log.stat().st_size if log.exists() else 0
         run = prepare(dataclasses.replace(config, run_dir=str(directory.path)), command)
         job_id = _submit(run) if isinstance(config.cluster, Slurm) else None
-    return launch_here(run) if job_id is None else _submitted(run, job_id, seen_bytes)
+    return launch_here(run) if job_id is None else _report_and_wait(run, job_id, seen_bytes)
 
 
 def launch_here(run: RunPlan) -> int:
@@ -99,8 +99,8 @@ def _submit(run: RunPlan) -> str:
     return job_id
 
 
-def _submitted(run: RunPlan, job_id: str, seen_bytes: int) -> int:
-    """Print what to type next, and wait for the run if its configuration wants that.
+def _report_and_wait(run: RunPlan, job_id: str, seen_bytes: int) -> int:
+    """Print what to type next; with `cluster.wait`, wait for the run's end.
 
     Args:
         run: of the job.

@@ -15,7 +15,7 @@ from hpctrain.config.root import Config, with_absolute_init
 from hpctrain.config.stored import load, to_yaml
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import write_json
-from hpctrain.launch.existing import refuse_other_run
+from hpctrain.launch.existing_run import refuse_other_run
 from hpctrain.launch.run_dir import default_path, undone_on_error
 from hpctrain.run.config_change import change_config
 from hpctrain.run.directory import RunDirectory

@@ -19,8 +19,8 @@ from hpctrain.run.directory import RunDirectory
 def undone_on_error(run_dir: str | Path | None, name: str | None = None) -> Iterator[RunDirectory]:
     """Yield the directory of a run or a sweep; an error inside the context leaves it as it was found, or absent.
 
-    Only what preparing and submitting write is undone, and only until the run is launched: until a job of it is
-    recorded, or an attempt is claimed. So a job that isn't recorded finds no call to make.
+    Only what preparing and submitting write is undone, and nothing once a job is recorded or an attempt is claimed. A
+    job that couldn't be recorded fails at its start, because its pickled call is gone.
 
     Args:
         run_dir: the directory; None claims a new one, `runs/NAME/DATE_TIME`.

@@ -1,4 +1,4 @@
-"""Submission to SLURM: one sbatch job per run, one array for many, by a script of submitit's."""
+"""Submission to SLURM: one sbatch job per run, one array for many, with the batch script that submitit makes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hpctrain.errors import ConfigError, RunDirectoryError, SchedulerError, Sche
 from hpctrain.files import describe_os_error
 from hpctrain.launch.job import Job
 from hpctrain.launch.prepare import RunPlan
-from hpctrain.phrases import listed
+from hpctrain.phrases import numbered
 from hpctrain.run.directory import RunDirectory
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.log import SETUP_WARNING
@@ -152,8 +152,9 @@ def require_sbatch() -> None:
 def submit(runs: Sequence[RunPlan], home: RunDirectory) -> list[str]:
     """Submit one job, or one array for several runs that request the same resources, and record it in each run.
 
-    After an error, a run without a record has no job: it is cancelled, or the error says how to cancel it. If no run
-    has a record, the files are removed, so that a job which sbatch accepted without an answer can't train.
+    A job that can't be recorded is cancelled; if that fails too, the error says how to cancel it. If no job was
+    recorded, the script and the calls are removed, so that a job that sbatch submitted without printing its id can't
+    train.
 
     Args:
         runs: prepared; the request is read from the first.
@@ -235,16 +236,20 @@ def _remove_files(home: RunDirectory, token: str, job_ids: Sequence[str]) -> Non
 
 def _cancelled(job_ids: Sequence[str], recorded: Sequence[str], error: BaseException) -> SchedulerError:
     """Cancel jobs that can't be recorded; return the error to raise, which also names those that are recorded."""
-    why = describe_os_error(error) if isinstance(error, OSError) else "interrupted"
-    jobs = f"job {listed(job_ids)}"
-    others = f"; job {listed(recorded)} is recorded, and stays" if recorded else ""
+    if isinstance(error, OSError):
+        why = describe_os_error(error)
+    else:
+        why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+    others = f"; {numbered('job', recorded)} stayed" if recorded else ""
+    left = list(job_ids)
     try:
-        for job_id in job_ids:
-            Slurm().cancel(job_id)
+        while left:
+            Slurm().cancel(left[0])
+            del left[0]
     except SchedulerError as problem:
-        failed = f"{jobs} was submitted and can't be recorded ({why}), nor cancelled ({problem}){others}"
-        return SchedulerError(f"{failed}; cancel it with `scancel {' '.join(job_ids)}`")
-    done = f"{jobs} was submitted, can't be recorded ({why}), and was cancelled{others}"
+        failed = f"{numbered('job', left)} could be neither recorded ({why}) nor cancelled ({problem}){others}"
+        return SchedulerError(f"{failed}; cancel with `scancel {' '.join(left)}`")
+    done = f"{numbered('job', job_ids)} could not be recorded ({why}), and had to be cancelled{others}"
     return SchedulerError(f"{done}; run the command again")
 
 
@@ -279,7 +284,9 @@ def _refused(done: subprocess.CompletedProcess[str], name: str) -> ConfigError |
     text = "; ".join(line.split("error:")[-1].strip() for line in lines if "error:" in line) or " ".join(lines)
     # the controller may have accepted the job, and only its answer was lost
     if done.returncode < 0 or "timed out" in text.lower():
-        return _unsure(f"ended with exit code {done.returncode} ({text})", name)
+        code = done.returncode
+        end = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return _unsure(f"{end}: {text}" if text else end, name)
     if any(mistake in text.lower() for mistake in USER_MISTAKES):
         return ConfigError("cluster", "slurm", f"sbatch refused the job: {text}", "see `sinfo` and cluster.*")
     return SchedulerError(f"sbatch failed: {text}; nothing was submitted")
@@ -288,6 +295,6 @@ def _refused(done: subprocess.CompletedProcess[str], name: str) -> ConfigError |
 def _unsure(what: str, name: str) -> SchedulerError:
     # a job that has no number here can't train: submitit names the pickled call by the number, and the job needs it
     return SchedulerError(
-        f"sbatch {what}; a job may have been submitted that will fail when it starts: find it with `squeue --me "
-        f"--name={name}`, cancel it, and run the command again"
+        f"sbatch {what}; it may have submitted a job, which would fail at its start: look for it with `squeue --me "
+        f"--name={name}`, cancel it with `scancel JOB`, and run the command again"
     )

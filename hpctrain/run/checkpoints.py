@@ -187,7 +187,7 @@ def list_checkpoints(directory: RunDirectory, *, verify: bool = True) -> list[Ch
 def saved_step(directory: RunDirectory) -> int:
     """Return the step of the newest checkpoint that is complete; 0 without one. Only names and sizes are compared.
 
-    A checkpoint that the file system fails to read counts: otherwise a failure of a moment would look like lost steps.
+    A checkpoint that the file system fails to read counts: otherwise a brief failure would look like lost steps.
     """
     for step in reversed(directory.checkpoint_steps()):
         info = _describe(directory.checkpoint(step), step, verify=False)

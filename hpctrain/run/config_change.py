@@ -29,7 +29,7 @@ def change_config(directory: RunDirectory, text: str) -> None:
 
 
 def trained_config(directory: RunDirectory) -> Path:
-    """The file of the configuration with which the newest attempt trained."""
+    """The file of the configuration with which the run last trained."""
     return directory.config_before if directory.config_before.exists() else directory.config
 
 

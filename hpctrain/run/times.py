@@ -14,9 +14,9 @@ from hpctrain.run.record_fields import TIME, finite_numbers
 
 FILE_NAME = "times.json"
 STARTING = ("import_s", "rendezvous_s", "build_s", "load_s", "first_step_s")
-"""From the process's start to the end of the first new step, in this order."""
+"""From the process's start to the end of the first new step, in this order; without evaluations."""
 WORKING = ("train_s", "eval_s", "save_s")
-"""After the first new step."""
+"""After the first new step; `eval_s` also before it."""
 SPENT = STARTING + WORKING
 RECORD_EVERY_S = 10.0
 

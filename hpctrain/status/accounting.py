@@ -29,7 +29,7 @@ class WallTime:
     Attributes:
         queued_s: submitted or requeued, before the first rank's process; includes the time until SLURM noticed a dead
             node.
-        starting_s: from the start of the process to the end of the first new step.
+        starting_s: from the start of the process to the end of the first new step, without evaluations.
         training_s: steps that were kept.
         evaluating_s: evaluations of steps that were kept.
         saving_s: checkpoints, while the training waited for them.

@@ -13,7 +13,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.terminal import LogOutput
 
 CHUNK_BYTES = 2**20
-ERROR = "hpctrain: error: "
+ERROR_PREFIX = "hpctrain: error: "
 """Beginning of a line with which a command of hpctrain reports that it failed."""
 SETUP_WARNING = "hpctrain: warning: a line of cluster.setup failed: "
 """Beginning of a line with which the batch script names a line of cluster.setup that failed; the job continues."""
@@ -70,7 +70,7 @@ def batch_script_error(directory: RunDirectory, *, ran: bool) -> str:
         return f"it wrote no log: if its node can't see {path.parent}, put that on a file system that all nodes share"
     except OSError:
         return ""
-    error = next((line.removeprefix(ERROR) for line in reversed(lines) if line.startswith(ERROR)), "")
+    error = next((line.removeprefix(ERROR_PREFIX) for line in reversed(lines) if line.startswith(ERROR_PREFIX)), "")
     # once each: the log of a requeued job holds what its earlier starts printed
     failed = dict.fromkeys(line.removeprefix(SETUP_WARNING) for line in lines if line.startswith(SETUP_WARNING))
     named = f"failed in cluster.setup: {', '.join(failed)}" if failed else ""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import signal
 
 WATCHED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-# a signal that arrives meanwhile stays pending, even where the batch script ignores it
+# a signal that arrives during the imports stays pending, even where the batch script ignores it
 signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
 
 import argparse
@@ -25,7 +25,7 @@ from hpctrain.launch.prepare import RunPlan, prepare_as_rank
 from hpctrain.retry import retry
 from hpctrain.run.directory import RunDirectory, umask_of
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.status.log import ERROR
+from hpctrain.status.log import ERROR_PREFIX
 from hpctrain.supervise.allocation import allocation_overrides
 from hpctrain.supervise.supervisor import STORAGE_ERRORS, STORAGE_S, Supervisor
 from hpctrain.terminal import guard_output
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         threading.Thread(target=supervisor.requeuer.watch_signals, args=(received,), daemon=True).start()
         return supervisor.run()
     except HpctrainError as error:
-        print(f"{ERROR}{error}", file=sys.stderr)
+        print(f"{ERROR_PREFIX}{error}", file=sys.stderr)
         return error.exit_code
 
 

@@ -17,7 +17,7 @@ class Allocation:
         nodes: all of them, in SLURM's order.
         num_nodes: how many the ranks need.
         keeps_spares: whether the job outlives a dead node (`sbatch --no-kill`).
-        ranks_per_node: of consecutive ranks; None if srun may distribute them in another way.
+        ranks_per_node: number of consecutive ranks on each node; None if srun may distribute them in another way.
     """
 
     nodes: tuple[str, ...]

@@ -74,7 +74,7 @@ class Supervisor:
         """Run attempts until the run ends or continues elsewhere; return the batch script's exit code.
 
         Raises:
-            RunDirectoryError: a record of the run has a field that can't be.
+            RunDirectoryError: a record of the run has an invalid field.
         """
         if self._begin():
             log.info("the run in %s is completed: nothing to do", self.directory.path)

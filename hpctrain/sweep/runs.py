@@ -15,7 +15,7 @@ from hpctrain.config.identity import decides_the_weights, flat
 from hpctrain.config.root import Config
 from hpctrain.config.stored import load
 from hpctrain.errors import ConfigError
-from hpctrain.launch.existing import stored_values
+from hpctrain.launch.existing_run import stored_values
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import varied_text
 from hpctrain.sweep.progress import with_progress
@@ -47,7 +47,7 @@ class SweepRun:
 def place(runs: Sequence[SweepRun], home: RunDirectory) -> list[SweepRun]:
     """Give each run its directory: that of the same run if the sweep has it already, else the next free number.
 
-    The number of a run whose configuration can't be read is taken.
+    A run whose configuration can't be read keeps its number.
 
     Args:
         runs: of one command, or of one batch of a sweeper.
@@ -123,6 +123,6 @@ def _loads(directory: RunDirectory) -> bool:
         load(directory.config)
     except ConfigError as error:
         where = os.path.relpath(directory.path)
-        print(f"hpctrain: warning: {where}: {error}; its number stays taken", file=sys.stderr)
+        print(f"hpctrain: warning: {where}: {error}; the sweep doesn't use its number again", file=sys.stderr)
         return False
     return True

@@ -13,7 +13,7 @@ from hpctrain.config.checks import warnings_of
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.root import Config
 from hpctrain.errors import ConfigError, ExitCode
-from hpctrain.launch.existing import nothing_left
+from hpctrain.launch.existing_run import nothing_left
 from hpctrain.launch.launcher import launch_here, print_plan
 from hpctrain.launch.prepare import RunPlan, plan, prepare
 from hpctrain.launch.run_dir import undone_on_error

@@ -34,7 +34,7 @@ def checked_sums(task: Task, returned: Any) -> dict[str, tuple[Tensor, Tensor | 
             if not _is_number(value):
                 raise TaskError(_expected(method, f"the {role} of its {name!r} is {_shown(value)}"))
         total, count = pair
-        # of a plain number, torch would make a float32
+        # torch would turn a plain number into a float32
         exact = total if isinstance(total, Tensor) else torch.tensor(float(total), dtype=torch.float64)
         sums[name] = exact.reshape(()), _single(count)
     return sums

@@ -117,8 +117,8 @@ class Task(ABC):
 
         An iterable dataset needs no length. With `__len__`, that many samples are evaluated; without, all up to the
         stream's end. As in training, every rank and every DataLoader worker must yield the whole stream: one that
-        splits itself, such as by `split_dataset_by_node` or `get_worker_info`, is refused if the ranks find different
-        ends of it, and is otherwise evaluated only in part.
+        splits itself, for example with `split_dataset_by_node` or `get_worker_info`, is refused if it ends at different
+        positions on different ranks, and is otherwise evaluated only in part.
         """
         return None
 
@@ -137,8 +137,9 @@ class Task(ABC):
     def evaluate(self, model: nn.Module, batch: Any) -> Sums:
         """Sums and counts of every metric over a batch; the trainer adds them up over batches and ranks, then divides.
 
-        Called without gradients, in evaluation mode. The first call comes before the first step of a new run
-        (`trainer.sanity_batches`). The default returns the loss, weighted by samples.
+        Called without gradients, in evaluation mode. The first call comes before the first step of a new run, or of a
+        resume that changes the configuration (`trainer.sanity_batches`). The default returns the loss, weighted by
+        samples.
 
         Args:
             model: not wrapped by DDP.

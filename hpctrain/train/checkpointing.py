@@ -85,8 +85,8 @@ class Checkpointing:
         """Restore the newest intact checkpoint, if there is one; collective.
 
         Raises:
-            SupersededError: a later attempt owns the run; on rank zero, which may have begun to clean up after earlier
-                attempts.
+            SupersededError: a later attempt owns the run. Only rank zero raises it, perhaps after it has removed what
+                earlier attempts left behind.
             TaskError: the task's state can't be saved.
         """
         if self._world.is_rank_zero:

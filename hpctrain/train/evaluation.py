@@ -138,14 +138,14 @@ class Evaluation:
         Raises:
             TaskError: `evaluate` or `derive` broke its contract, or the ranks have different held-out samples.
         """
-        self._require_one_length(self._loader.num_samples)
+        self._require_same_samples(self._loader.num_samples)
         meter, undo = self._new_meter(), remember_attributes(self._task)
         with self._task_state.restored(), buffers_and_rng_restored(self._model, self._world):
             with uncompiled(), self._evaluating():
                 stop = self._try_out(meter, agreement, num_batches)
             if stop is not None:
                 return Evaluated(stop=stop)
-            self._require_one_length(self._loader.end)
+            self._require_same_samples(self._loader.end)
             means = self._means(meter)
             try:
                 derived = self._derive(means)
@@ -203,15 +203,15 @@ class Evaluation:
             # a rank without a batch in a turn still has to join the collective agreement
             for turn in itertools.count() if num_turns is None else range(num_turns):
                 is_over = not self._take_turn(meter, turns) and num_turns is None
-                # Nothing is saved meanwhile: the flag is for a stream without a length, of which ranks may find
-                # different ends. If they stopped agreeing at their own ends, the others would wait for them.
+                # An evaluation saves nothing, so `save` says that a rank has reached the end of a stream without a
+                # length. All ranks then leave the loop together: a rank that left alone would leave the others waiting.
                 decision = agreement.decide(turn, save=is_over)
                 if decision.save:
                     break
                 if decision.stop is not None:
                     return decision.stop
         if num_turns is None:
-            self._require_one_length(self._loader.end, or_none=False)
+            self._require_same_samples(self._loader.end, unknown_allowed=False)
         return None
 
     def _take_turn(self, meter: Meter, turns: Iterator[Any]) -> bool:
@@ -224,19 +224,19 @@ class Evaluation:
         self.num_batches += 1
         return True
 
-    def _require_one_length(self, length: int | None, *, or_none: bool = True) -> None:
+    def _require_same_samples(self, num_samples: int | None, *, unknown_allowed: bool = True) -> None:
         """Check that all ranks have the same number of held-out samples; collective.
 
         Args:
-            length: the number as this rank knows it.
-            or_none: whether a rank may not know it.
+            num_samples: the number; None if this rank doesn't know it.
+            unknown_allowed: whether to ignore ranks that don't know it; otherwise they have more than the others.
         """
-        gathered = enumerate(self._world.gather(length) or [])
-        lengths = {rank: length for rank, length in gathered if length is not None or not or_none}
-        if problem := self._world.broadcast(_difference(lengths)):
+        gathered = enumerate(self._world.gather(num_samples) or [])
+        known = {rank: number for rank, number in gathered if number is not None or not unknown_allowed}
+        if difference := self._world.broadcast(_difference(known)):
             raise TaskError(
-                f"{type(self._task).__name__}.eval_dataset has {problem}: return the same dataset on every rank, and "
-                "don't split a stream by rank or by worker; hpctrain evaluates each sample on one rank"
+                f"{type(self._task).__name__}.eval_dataset: expected the same samples on every rank, found "
+                f"{difference}; return the same dataset on every rank, and don't split a stream by rank or by worker"
             )
 
     def _add(self, meter: Meter, batch: Any) -> None:
@@ -262,9 +262,11 @@ class Evaluation:
         return list(self._world.broadcast(union))
 
 
-def _difference(lengths: Mapping[int, int | None]) -> str:
-    """Describe two ranks with different numbers of samples; empty if there are none."""
-    texts = {rank: "more" if length is None else counted(length, "sample") for rank, length in lengths.items()}
-    first = next(iter(texts), 0)
-    other = next((rank for rank in texts if texts[rank] != texts[first]), None)
-    return "" if other is None else f"{texts[first]} on rank {first}, but {texts[other]} on rank {other}"
+def _difference(num_samples: Mapping[int, int | None]) -> str:
+    """Describe two ranks with different numbers of samples; empty if there are none. None is more than any number."""
+    by_number = sorted(num_samples.items(), key=lambda item: (item[1] is None, item[1]))
+    if not by_number or by_number[0][1] == by_number[-1][1]:
+        return ""
+    (rank, fewest), (other, most) = by_number[0], by_number[-1]
+    assert fewest is not None
+    return f"{counted(fewest, 'sample')} on rank {rank} and {'more' if most is None else most} on rank {other}"

@@ -57,7 +57,7 @@ class Loop:
         self._evaluation_due = start.evaluation_due
 
     def start(self, *, try_out: bool) -> bool:
-        """Agree on stops that were requested before the first step; collective.
+        """Try out the evaluation, and agree on stops that are requested before the first step; collective.
 
         Args:
             try_out: whether to evaluate a few batches, so that a mistake shows at once.
@@ -91,7 +91,7 @@ class Loop:
         eval_every = config.trainer.eval_every_steps or self._parts.plan.steps_per_epoch
         train_step, profiler, checkpointing = self._parts.step, self._profiler, self._checkpointing
         decide, is_due = self._stopping.agreement.decide, checkpointing.is_due
-        if self._stops_in_evaluation_due():
+        if self._stopped_in_pending_evaluation():
             return False
         first = self.step + 1
         while self.step < total:
@@ -119,8 +119,8 @@ class Loop:
                 self._save(wait=is_last)
         return True
 
-    def _stops_in_evaluation_due(self) -> bool:
-        """Run the evaluation that the attempt before left undone, if any; return whether a stop interrupted it."""
+    def _stopped_in_pending_evaluation(self) -> bool:
+        """Run the evaluation that the previous attempt didn't finish, if any; return whether a stop interrupted it."""
         if not self._evaluation_due:
             return False
         if stop := self._evaluate():

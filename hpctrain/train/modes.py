@@ -58,7 +58,7 @@ def restore_modes(model: nn.Module, in_evaluation_mode: Collection[str]) -> None
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Inside the context, all modules are in evaluation mode; afterwards each one is in its own mode again."""
     was_training = model.training
-    # for `train` also switches on what a task keeps in evaluation mode, such as frozen batch norms
+    # `train` also switches on what a task keeps in evaluation mode, such as frozen batch norms
     with modes_restored(model):
         _set_mode(model, training=False)
         try:
@@ -100,7 +100,7 @@ def _overrides_train(module: nn.Module) -> bool:
 
 def _set_mode(model: nn.Module, *, training: bool) -> None:
     try:
-        # not train(False): a module may override only one of them
+        # not train(False): a module may override only `train` or only `eval`
         model.train() if training else model.eval()
     except NotImplementedError:
         # a program of torch.export raises this, and the modules after it are left as they were

@@ -123,14 +123,14 @@ class Trainer:
             # the start may have taken long, and a later attempt may own the metrics by now
             self._claim.require_ownership()
         try:
-            if self._loop.start(try_out=self._is_new()):
+            if self._loop.start(try_out=self._needs_sanity_check()):
                 return self._train()
             self._saver.finish()
             return False
         finally:
             self._times.record(self.step, due=True)
 
-    def _is_new(self) -> bool:
+    def _needs_sanity_check(self) -> bool:
         """Whether the run is new, or resumes with another configuration; collective."""
         return self.step == 0 or bool(self._world.broadcast(self._directory.config_before.exists()))
 

@@ -20,7 +20,8 @@ HOST_MEMORY = re.compile(
 def advice(error: BaseException, config: Config, world_size: int) -> str:
     """Return which key to change, in one line; empty if the error isn't one of these, or no key is left to change.
 
-    Of a DataLoader worker that was killed, only the launcher knows whether it was for its memory, and then it advises.
+    It gives none about a killed DataLoader worker: only the launcher can find out whether the kernel killed it for its
+    memory, and gives the advice then.
 
     Args:
         error: that ended this rank.

@@ -49,15 +49,17 @@ def test_a_stream_without_a_length_has_every_sample_once_and_as_many_agreements_
 @pytest.mark.parametrize(
     ("kind", "num_samples", "tried", "problem"),
     [
-        ("Endless", 11, 0, "11 samples on rank 0, but more on rank 1"),
-        ("Split", 8, 0, "8 samples on rank 0, but 9 samples on rank 1"),
-        ("Split", 3, 4, "3 samples on rank 0, but 4 samples on rank 1"),
-        ("SplitWithLength", 11, 1, "11 samples on rank 0, but 12 samples on rank 1"),
+        ("Endless", 11, 0, "11 samples on rank 0 and more on rank 2"),
+        ("Split", 8, 0, "8 samples on rank 0 and 10 on rank 2"),
+        ("Split", 3, 4, "3 samples on rank 0 and 5 on rank 2"),
+        ("SplitWithLength", 11, 1, "11 samples on rank 0 and 13 on rank 2"),
     ],
 )
 def test_a_stream_that_splits_itself_by_rank_is_refused(evaluate, kind, num_samples, tried, problem):
     for result in evaluate(3, num_samples, 2, kind=kind, tried=tried):
-        assert f"Count.eval_dataset has {problem}" in result["error"]
+        assert (
+            f"Count.eval_dataset: expected the same samples on every rank, found {problem}; return" in result["error"]
+        )
 
 
 def test_all_ranks_stop_after_the_same_batch_of_those_that_are_tried_out(evaluate):

@@ -168,7 +168,7 @@ def test_ranks_of_one_machine_that_dont_share_the_folder(meeting, tmp_path):
     assert zero["error"] == "rank 1 did not arrive within 0 s; check their logs"
     assert re.fullmatch(
         rf"rank zero did not make the folder {folders[1]}/hpctrain-[0-9a-f]{{16}} in 0 s; check its log first; if the "
-        rf"ranks don't share {folders[1]}, because each is in a container of its own, set "
+        rf"ranks don't share {folders[1]}, give all of them the same TMPDIR, or, in containers, set "
         r"parallel\.init_method=tcp://HOST:PORT",
         one["error"],
     )

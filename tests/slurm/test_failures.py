@@ -189,7 +189,7 @@ def test_a_rank_takes_too_much_memory(runs: SubmittedRuns) -> None:
     run = runs.train(OFTEN, "cluster.memory_gb=2", "+task.act='1:0:15:memory'", nodes=1, pace_s=0)
     assert run.until_ended() == "COMPLETED"
     assert_survived(runs, run, "out_of_memory", processes=1)
-    assert "killed by the kernel; raise cluster.memory_gb=2 (of each node)" in run.attempts[0].detail
+    assert "killed by the kernel; raise cluster.memory_gb above 2 (GB per node)" in run.attempts[0].detail
 
 
 @pytest.mark.nightly

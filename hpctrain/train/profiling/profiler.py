@@ -85,7 +85,7 @@ class Profiler:
         self._records = 0
         self._saves = 0
         self._evaluations = 0
-        self._before_s = 0.0
+        self._eval_before_s = 0.0
         self._logged_at = float("-inf")
         self._written_at = float("-inf")
         self.logging_s = 0.0
@@ -95,7 +95,7 @@ class Profiler:
         """Run step ``step``, counted from 0, and measure it; collective."""
         if step == self._start_step:
             # evaluations before the first step: the shares are of the time after it
-            self._before_s = self._times.spent().get("eval_s", 0.0)
+            self._eval_before_s = self._times.spent().get("eval_s", 0.0)
             self._evaluations = 0
         if self._sampler is not None and self._flops.by_trial and step == self._start_step + 1:
             with self._parts.task_state.restored():
@@ -204,7 +204,7 @@ class Profiler:
             total_steps=self._parts.total_steps,
             steps_per_epoch=plan.steps_per_epoch,
             train_s=spent.get("train_s", 0.0),
-            eval_s=spent.get("eval_s", 0.0) - self._before_s,
+            eval_s=spent.get("eval_s", 0.0) - self._eval_before_s,
             save_s=spent.get("save_s", 0.0),
             evaluations=self._evaluations,
             saves=self._saves,

@@ -19,9 +19,9 @@ COMPLAINT = "Detected 1 oom_kill event in StepId=12.0. Some of the step tasks ha
     [
         (
             ["cluster=slurm", "cluster.memory_gb=2"],
-            "raise cluster.memory_gb=2 (of each node), use a smaller data.num_workers, or use a smaller",
+            "raise cluster.memory_gb above 2 (GB per node), use a smaller data.num_workers, or use a smaller",
         ),
-        (["cluster=slurm"], "set cluster.memory_gb (unset, so a node had SLURM's default), use a smaller"),
+        (["cluster=slurm"], "set cluster.memory_gb (it is unset, so each node has SLURM's default), use a smaller"),
         ([], "use a smaller data.num_workers, or use a smaller trainer.micro_batch_size: rank 0 of 1"),
         (["data.num_workers=0", "trainer.micro_batch_size=1"], "use a smaller model: rank 0 of 1"),
     ],

@@ -165,7 +165,7 @@ def test_a_resume_whose_job_cannot_be_recorded_is_cancelled_and_leaves_the_run_a
     slurm.script("sbatch", f"ln -s /dev/full {run.jobs}; echo Submitted batch job 8")
     before = all_of(run)
     assert main(["resume", str(run.path), "cluster=slurm", "trainer.max_steps=9"]) == 1
-    assert "job 8 was submitted, can't be recorded (No space left on device)" in capsys.readouterr().err
+    assert "job 8 could not be recorded (No space left on device), and had to be cancelled" in capsys.readouterr().err
     assert (slurm.cancelled, all_of(run)) == (["8"], before)
 
 
@@ -181,7 +181,9 @@ def test_a_change_whose_job_failed_before_an_attempt_is_reverted(run, slurm, cap
     assert main(["resume", *words, "--runs-dir=.", "nodes=1", "cluster=slurm", "cluster.dry_run=true"]) == 0
     out = capsys.readouterr().out
     assert (run.config.read_text() == before) == reverted
-    assert ("mine: its last resume failed before it started: restored" in out) == reverted
+    assert (
+        "mine: the last resume's job failed before it started an attempt; its changes are undone" in out
+    ) == reverted
     assert run.config_before.exists() == (not reverted)
 
 

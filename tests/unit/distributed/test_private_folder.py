@@ -58,7 +58,7 @@ def test_a_later_folder_of_the_same_name_stays(path: Path) -> None:
 def test_a_folder_that_others_can_enter_is_refused(path: Path) -> None:
     path.mkdir(0o755)
     path.chmod(0o755)
-    expected = re.escape(f"{path} is open to other users (mode 755); remove it")
+    expected = re.escape(f"{path}: expected mode 700, found 755, which lets other users in; remove it")
     with pytest.raises(RendezvousError, match=expected):
         open_private_file(path)
     with pytest.raises(RendezvousError, match=expected), private_folder(path):
@@ -69,7 +69,7 @@ def test_a_folder_that_others_can_enter_is_refused(path: Path) -> None:
 def test_a_folder_of_another_user_is_refused(path: Path) -> None:
     path.mkdir(0o700)
     os.chown(path, NOBODY, NOBODY)
-    expected = rf"{re.escape(str(path))} belongs to the user {NOBODY}, expected 0, whose ranks meet there"
+    expected = rf"{re.escape(str(path))}: expected a folder of user 0, found one of user {NOBODY}; ask that user"
     with pytest.raises(RendezvousError, match=expected):
         open_private_file(path)
     with pytest.raises(RendezvousError, match=expected), private_folder(path):

@@ -69,8 +69,8 @@ def test_a_file_of_the_launcher_that_cant_be_opened(tmp_path: Path) -> None:
     with pytest.raises(RendezvousError) as raised:
         open_private_store(tmp_path / "a" / "store", 2, 60.0)
     assert str(raised.value) == (
-        f"the ranks' file {tmp_path}/a/store can't be opened (No such file or directory), in the folder that their "
-        "launcher made; set TMPDIR to a folder of this machine that is kept while the run trains"
+        f"the file {tmp_path}/a/store, where the ranks meet, can't be opened in the launcher's folder (No such file or "
+        "directory); set TMPDIR to a folder of this machine that isn't cleaned up during the run"
     )
 
 

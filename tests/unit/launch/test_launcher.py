@@ -100,7 +100,7 @@ def test_a_ctrl_c_while_a_program_is_slow_leaves_no_folder(folder, program, caps
     program("sbatch", "exit 1")
     program(name, "kill -INT $PPID\nexec sleep 60")
     assert main(["cluster=slurm", *words]) == code
-    assert ("sbatch was interrupted; a job may have been" in capsys.readouterr().err) == (name == "sbatch")
+    assert ("sbatch was interrupted; it may have submitted" in capsys.readouterr().err) == (name == "sbatch")
     assert list(folder.iterdir()) == []
 
 

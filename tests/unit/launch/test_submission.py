@@ -352,8 +352,8 @@ def test_an_sbatch_that_never_answers_is_killed(planned, fresh, tmp_path, monkey
     with pytest.raises(SchedulerError) as raised:
         submit([planned(fresh)], fresh)
     assert str(raised.value) == (
-        "sbatch did not answer within 0.5 s; a job may have been submitted that will fail when it starts: find it with "
-        "`squeue --me --name=digits`, cancel it, and run the command again"
+        "sbatch did not answer within 0.5 s; it may have submitted a job, which would fail at its start: look for it "
+        "with `squeue --me --name=digits`, cancel it with `scancel JOB`, and run the command again"
     )
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
     assert (signal.getsignal(signal.SIGALRM), fresh.job_records()) == (before, [])
@@ -384,7 +384,7 @@ def test_only_sbatch_is_bounded_and_not_the_files_of_an_array(planned, tmp_path,
 
 def test_an_answer_without_a_number_may_be_a_job(planned, fresh, tmp_path, monkeypatch):
     fake_sbatch(tmp_path, monkeypatch, "echo welcome to our cluster\n")
-    with pytest.raises(SchedulerError, match=r"\"welcome to our cluster\"; a job may have been submitted"):
+    with pytest.raises(SchedulerError, match=r"\"welcome to our cluster\"; it may have submitted a job"):
         submit([planned(fresh)], fresh)
 
 
@@ -437,9 +437,9 @@ def test_a_job_that_cannot_be_recorded_is_cancelled(planned, array, tmp_path, mo
     with pytest.raises(SchedulerError, match="No space left on device") as raised:
         submit([planned(run) for run in runs], home)
     lost = "78" if len(full) == 2 else "78_1"
-    assert str(raised.value).startswith(f"job {lost} was submitted")
-    assert str(raised.value).endswith("run the command again" if cancels else f"cancel it with `scancel {lost}`")
-    assert ("; job 78_0 is recorded, and stays; " in str(raised.value)) == (len(full) == 1)
+    assert str(raised.value).startswith(f"job {lost} could ")
+    assert str(raised.value).endswith("run the command again" if cancels else f"cancel with `scancel {lost}`")
+    assert ("; job 78_0 stayed; " in str(raised.value)) == (len(full) == 1)
     assert not cancels or (tmp_path / "cancelled").read_text() == f"{lost}\n"
     kept = ["78_0_submitted.pkl", "78_1_submitted.pkl", "78_submission.sh"] if len(full) == 1 else []
     assert sorted(path.name for path in home.submitit.iterdir() if not path.is_symlink()) == kept
@@ -458,14 +458,14 @@ def test_files_that_cannot_be_written_are_no_missing_sbatch(planned, fresh, tmp_
     ("lines", "message"),
     [
         ("kill -INT $PPID\nexec sleep 60\n", "sbatch was interrupted"),
-        ("kill -KILL $$\n", r"sbatch ended with exit code -9 \(\)"),
+        ("kill -KILL $$\n", r"sbatch was killed by signal 9"),
         ("echo 'sbatch: error: Socket timed out on send/recv operation' >&2\nexit 1\n", "Socket timed out"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python left the killed one
 def test_an_sbatch_that_could_not_answer_may_have_submitted(planned, fresh, tmp_path, monkeypatch, lines, message):
     fake_sbatch(tmp_path, monkeypatch, lines)
-    with pytest.raises(SchedulerError, match=rf"{message}.*; a job may have been submitted .* --name=digits`"):
+    with pytest.raises(SchedulerError, match=rf"{message}.*; it may have submitted a job, .* --name=digits`"):
         submit([planned(fresh)], fresh)
     assert list(fresh.submitit.iterdir()) == []
 
@@ -475,6 +475,6 @@ def test_a_ctrl_c_while_the_job_is_recorded_cancels_it(planned, fresh, tmp_path,
     (tmp_path / "scancel").write_text(CANCELS.format(tmp_path))
     (tmp_path / "scancel").chmod(0o755)
     monkeypatch.setattr(RunDirectory, "record_job", lambda *_: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(SchedulerError, match=r"job 77 was submitted, can't be recorded \(interrupted\)"):
+    with pytest.raises(SchedulerError, match=r"job 77 could not be recorded \(interrupted\), and had to be cancelled"):
         submit([planned(fresh)], fresh)
     assert (tmp_path / "cancelled").read_text() == "77\n"

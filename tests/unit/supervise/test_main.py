@@ -98,7 +98,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(slurm, tmp_path, words, variables
 
 
 @pytest.mark.parametrize("name", ["attempts.jsonl", "jobs.jsonl"])
-def test_a_record_that_can_t_be_is_named_in_one_line_at_once(slurm, supervisor, tmp_path, name):
+def test_an_invalid_record_is_named_in_one_line_at_once(slurm, supervisor, tmp_path, name):
     slurm.plan(KILLED)
     one = supervisor()
     append_json_line(one.directory.path / name, {"attempt": 1, "time": "late"})

@@ -5,7 +5,7 @@ import pytest
 import hpctrain.sweep.runs as module
 from hpctrain.config.identity import flat
 from hpctrain.config.stored import load
-from hpctrain.launch.existing import stored_values
+from hpctrain.launch.existing_run import stored_values
 from hpctrain.launch.prepare import prepare
 from hpctrain.run.directory import RunDirectory
 from hpctrain.sweep.runs import SweepRun, _values, place

@@ -32,7 +32,7 @@ def revert_failed_changes(directories: Sequence[RunDirectory]) -> None:
         # after a cancellation, the advice is a plain `resume`, which is to continue with the change
         if status.unstarted and status.state is RunState.FAILED and revert_config(directory):
             where = os.path.relpath(directory.path)
-            print(f"{where}: its last resume failed before it started: restored the configuration from before it")
+            print(f"{where}: the last resume's job failed before it started an attempt; its changes are undone")
 
 
 def nothing_left(status: RunStatus, config: Config) -> bool:
@@ -59,7 +59,7 @@ def _defaults() -> dict[str, Any]:
 
 
 def changed_keys(old: Mapping[str, Any], new: Config) -> list[str]:
-    """Return the keys whose values differ, sorted; what may change when a run is resumed isn't part of a run.
+    """Return the keys whose values differ, sorted; keys under `resume` are left out.
 
     Args:
         old: the stored values by their full keys.

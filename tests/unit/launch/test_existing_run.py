@@ -6,7 +6,7 @@ import pytest
 
 from hpctrain.config.compose import Composer
 from hpctrain.errors import ConfigError
-from hpctrain.launch.existing import changed_config
+from hpctrain.launch.existing_run import changed_config
 from hpctrain.launch.prepare import prepare
 
 COMMAND = ["python", "-m", "hpctrain"]
