@@ -16,12 +16,13 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# how long one example takes says nothing on a loaded machine
-settings.register_profile("hpctrain", deadline=None)
-settings.register_profile("gate", deadline=None, derandomize=True, max_examples=25)
-settings.register_profile("nightly", deadline=None, max_examples=300)
+# how long one example takes, or is made, says nothing on a loaded machine
+untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("hpctrain", untimed)
+settings.register_profile("gate", untimed, derandomize=True, max_examples=25)
+settings.register_profile("nightly", untimed, max_examples=300)
 settings.load_profile("hpctrain")
 ONLY_WHEN_NAMED = ("soak", "nightly")
 COMPUTING = ("multiprocess", "contracts")

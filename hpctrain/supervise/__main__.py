@@ -124,4 +124,11 @@ def log_to_stdout() -> None:
 
 if __name__ == "__main__":
     guard_output()
-    sys.exit(main(sys.argv[1:], os.environ))
+    try:
+        code = main(sys.argv[1:], os.environ)
+    finally:
+        # At its end Python restores default handlers. Then the SIGTERM that follows a requeue would end this process,
+        # and the shell would start another supervisor.
+        for number in WATCHED:
+            signal.signal(number, signal.SIG_IGN)
+    sys.exit(code)

@@ -206,7 +206,8 @@ def assert_commands_cope():
     for words in (["status", "odd"], ["inspect", "odd"], ["cancel", "odd"], ["resume", "odd", "cluster.dry_run=true"]):
         code, out, err = type_in(*words)
         assert code in (0, 1, 2), (words, err)
-        assert err.count("\n") == (code == 2 or (code == 1 and words[0] != "inspect")), (words, code, err)
+        # `inspect` also ends with 1 after a table with damaged checkpoints
+        assert err.count("\n") == (code == 2 or (code == 1 and not (words[0] == "inspect" and out))), (words, code, err)
     if record["state"] == "unreadable":
         assert type_in("cancel", "odd")[0] == 1
         assert type_in("resume", "odd")[0] in (1, 2)

@@ -43,6 +43,27 @@ def test_no_sigterm_is_lost(slurm, supervisor, program):
     assert story(one) == [(0, "preempted", 14, "requeue")]
 
 
+LATE = """
+import os
+import signal
+
+
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGTERM):
+        kill(pid, number)
+
+
+import builtins
+builtins.late = Late()  # Python destroys it after it has restored the default signal handlers
+"""
+
+
+def test_a_sigterm_while_python_ends_does_not_look_like_a_killed_supervisor(slurm, tmp_path):
+    """SLURM sends one at once after a requeue, and the batch script would start the supervisor again."""
+    (tmp_path / "sitecustomize.py").write_text(LATE)
+    assert supervise(slurm, tmp_path, "no_such_run", PYTHONPATH=str(tmp_path)).returncode == 2
+
+
 def supervise(slurm, folder, *words, **variables):
     """Run the program to its end in a folder, as the script of a job of two nodes."""
     job = {"SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_CPUS_PER_TASK": "3"}
