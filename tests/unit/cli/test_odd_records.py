@@ -209,7 +209,8 @@ def assert_commands_cope():
         # `inspect` also ends with 1 after a table with damaged checkpoints
         assert err.count("\n") == (code == 2 or (code == 1 and not (words[0] == "inspect" and out))), (words, code, err)
     if record["state"] == "unreadable":
-        assert type_in("cancel", "odd")[0] == 1
+        code, out, _ = type_in("cancel", "odd")
+        assert code == 1 or "nothing to cancel" in out  # it doesn't read checkpoints
         assert type_in("resume", "odd")[0] in (1, 2)
 
 
