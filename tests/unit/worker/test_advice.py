@@ -46,7 +46,11 @@ class OutOfMemoryError(RuntimeError):
             OutOfMemoryError(CUDA),
             "",
         ),
-        (["cluster=slurm", "cluster.memory_gb=2"], RuntimeError(CPU), "out of memory: raise cluster.memory_gb above 2 (GB per"),
+        (
+            ["cluster=slurm", "cluster.memory_gb=2"],
+            RuntimeError(CPU),
+            "out of memory: raise cluster.memory_gb above 2 (GB per",
+        ),
         (["cluster=slurm"], MemoryError(), "out of memory: set cluster.memory_gb (it is unset, so"),
         ([], MemoryError(), "out of memory: use a smaller data.num_workers, or use a smaller trainer.micro_batch_size"),
         (["data.num_workers=0", "trainer.micro_batch_size=1"], MemoryError(), "out of memory: use a smaller model"),
