@@ -75,6 +75,7 @@ def attempts():
     return [(entry.start_step, str(entry.reason), entry.end_step) for entry in found]
 
 
+@pytest.mark.nightly  # the gate has the drill on SLURM
 def test_one_process(drill):
     code, report, progress = drill(*own("Slow"), "--interruptions", "2", "--seed", "42", "trainer.max_steps=100")
     assert code == 0, progress

@@ -101,13 +101,8 @@ def interrupt_attempt(run: FollowedRun, kind: str, moment: str, draw: random.Ran
     run.until(lambda: ledger.last_claim() > attempt, f"the attempt after {attempt}")
 
 
-@pytest.mark.parametrize(
-    ("interruptions", "number"),
-    [
-        (2, 0),
-        pytest.param(2, 1, marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("interruptions", "number"), [(2, 0), (2, 1)])
 def test_a_run_that_is_interrupted_anyhow_ends_as_a_straight_one(
     runs: SubmittedRuns, straight: Straight, interruptions: int, number: int
 ) -> None:

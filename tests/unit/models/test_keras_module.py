@@ -14,7 +14,13 @@ from hpctrain.models.keras_module import KerasModule, import_keras, stable_names
 
 if importlib.util.find_spec("keras") is None:
     pytest.skip('pip install "hpctrain[keras]"', allow_module_level=True)
-keras = import_keras()
+keras: Any = None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _import_it() -> None:
+    """Not at collection, where every pytest worker would take four seconds for it."""
+    globals()["keras"] = import_keras()
 
 
 def small(dropout: float = 0.0, l2: float = 0.0) -> Any:
