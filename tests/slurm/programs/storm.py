@@ -38,8 +38,8 @@ ON_SLURM = (
     *("cluster.requeue.max_failures=1000", "cluster.requeue.max_stalled_attempts=1000"),
     "+cluster.sbatch.exclusive=true",  # what strikes a node strikes one run
 )
-END_S = 420.0
-"""For a run that isn't struck any more."""
+END_S = 900.0
+"""For a run that isn't struck any more: SLURM can take seven minutes to notice a batch host that died and came back."""
 OVER = {*FINISHED, "PREEMPTED", "UNKNOWN"}
 FORGETS_S = 30.0
 """A controller that is killed may forget what it did in so many seconds, on a busy machine."""
