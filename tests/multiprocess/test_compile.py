@@ -12,6 +12,7 @@ import pytest
 import torch
 
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler"),
@@ -44,8 +45,8 @@ def weights(tmp_path):
     ("words", "tolerance"),
     [
         (["trainer.activation_checkpointing=['0']", "+task.eval_samples=0"], 1e-4),
-        pytest.param(["cluster.processes_per_node=2", "+task.eval_samples=0"], 1e-4, marks=pytest.mark.nightly),
-        pytest.param(["precision=fp16_master", "trainer.channels_last=true"], 1e-2, marks=pytest.mark.nightly),
+        (["cluster.processes_per_node=2", "+task.eval_samples=0"], 1e-4),
+        (["precision=fp16_master", "trainer.channels_last=true"], 1e-2),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -100,6 +100,7 @@ def test_two_processes(drill):
     assert not Path("here").exists()
 
 
+@pytest.mark.nightly  # the gate compares differing runs in tests/unit/drill
 def test_what_a_task_keeps_to_itself_is_found_out(drill):
     code, report, _ = drill(*own("Counting"), "--interruptions", "1", "trainer.max_steps=100", "--seed", "17")
     assert code == 1
