@@ -14,7 +14,8 @@ from pathlib import Path
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointDamagedError
 from hpctrain.files import TEMPORARY_PREFIX, fsync_directory, temporary_name
-from hpctrain.run.checkpoints import FILES, MANIFEST, CheckpointInfo, find_damage, list_checkpoints, read_manifest
+from hpctrain.run.checkpoint_manifest import FILES, MANIFEST, read_manifest
+from hpctrain.run.checkpoints import CheckpointInfo, find_damage, list_checkpoints
 from hpctrain.run.directory import SET_ASIDE, RunDirectory
 from hpctrain.run.ledger import Claim
 from hpctrain.run.score import best_steps

@@ -22,15 +22,8 @@ from hpctrain.checkpoint.retention import discard_replaced, move_aside
 from hpctrain.checkpoint.state import Snapshot, weights_digest
 from hpctrain.errors import CheckpointError
 from hpctrain.files import fsync_directory, temporary_name
-from hpctrain.run.checkpoints import (
-    ALGORITHM,
-    FORMAT_VERSION,
-    MANIFEST,
-    PARTS,
-    SAFETENSORS,
-    encode_manifest,
-    file_checksum,
-)
+from hpctrain.run.checkpoint_manifest import ALGORITHM, FORMAT_VERSION, MANIFEST, PARTS, SAFETENSORS, encode_manifest
+from hpctrain.run.checkpoints import file_checksum
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim
 

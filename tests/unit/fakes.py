@@ -26,7 +26,7 @@ NODE = "NodeName={} State={} SlurmdStartTime={} Reason=None\n"
 
 def manifest(step: int) -> bytes:
     """The manifest of an empty checkpoint: with it, a directory of that step is complete."""
-    from hpctrain.run.checkpoints import ALGORITHM, FORMAT_VERSION, encode_manifest
+    from hpctrain.run.checkpoint_manifest import ALGORITHM, FORMAT_VERSION, encode_manifest
 
     numbers = {"step": step, "samples_seen": 0, "world_size": 1, "time": 1.0, "files": {}}
     digests = {"config_digest": "", "weights_digest": ""}

@@ -12,7 +12,7 @@ from torch import nn
 
 from hpctrain.checkpoint.rng import rng_state
 from hpctrain.checkpoint.state import Head, LiveState, weights_digest
-from hpctrain.run.checkpoints import MANIFEST
+from hpctrain.run.checkpoint_manifest import MANIFEST
 
 PAGE = Path(__file__).parents[3] / "docs/reference/checkpoint_format.md"
 PLAIN = """

@@ -16,7 +16,8 @@ from hpctrain.checkpoint.warm_start import read_weights
 from hpctrain.checkpoint.write import CheckpointWriter
 from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointDamagedError, CheckpointError, CheckpointUnlikeError
-from hpctrain.run.checkpoints import MANIFEST, find_damage, read_manifest
+from hpctrain.run.checkpoint_manifest import MANIFEST, read_manifest
+from hpctrain.run.checkpoints import find_damage
 
 HEAD = Head(step=1, samples_seen=1, world_size=1, config_digest="c0")
 FORMAT_1 = Path(__file__).parent / "format_1/step_00000003"

@@ -23,7 +23,8 @@ from hpctrain.checkpoint.retention import (
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.distributed.world import World
 from hpctrain.errors import SupersededError
-from hpctrain.run.checkpoints import MANIFEST, CheckpointInfo, find_damage, list_checkpoints, saved_step
+from hpctrain.run.checkpoint_manifest import MANIFEST
+from hpctrain.run.checkpoints import CheckpointInfo, find_damage, list_checkpoints, saved_step
 from hpctrain.run.score import Score
 
 ALONE = World(rank=0, size=1, local_rank=0, devices=(torch.device("cpu"),))

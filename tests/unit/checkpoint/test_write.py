@@ -24,7 +24,8 @@ from hpctrain.checkpoint.warm_start import read_weights
 from hpctrain.checkpoint.write import CheckpointWriter
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError, SupersededError
-from hpctrain.run.checkpoints import MANIFEST, find_damage, list_checkpoints, read_manifest
+from hpctrain.run.checkpoint_manifest import MANIFEST, read_manifest
+from hpctrain.run.checkpoints import find_damage, list_checkpoints
 
 
 def names(directory):

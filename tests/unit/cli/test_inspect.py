@@ -8,7 +8,8 @@ import pytest
 
 from hpctrain.cli.inspect import main
 from hpctrain.errors import RunDirectoryError
-from hpctrain.run.checkpoints import ALGORITHM, FORMAT_VERSION, MANIFEST, encode_manifest, file_checksum
+from hpctrain.run.checkpoint_manifest import ALGORITHM, FORMAT_VERSION, MANIFEST, encode_manifest
+from hpctrain.run.checkpoints import file_checksum
 from hpctrain.run.directory import RunDirectory
 
 

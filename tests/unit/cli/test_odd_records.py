@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hpctrain.cli import main
 from hpctrain.config.compose import Composer
 from hpctrain.launch.prepare import prepare
-from hpctrain.run.checkpoints import MANIFEST, encode_manifest
+from hpctrain.run.checkpoint_manifest import MANIFEST, encode_manifest
 
 START = {
     "event": "start",

@@ -15,7 +15,7 @@ from fakes import manifest
 from hpctrain.cli.status import main
 from hpctrain.errors import RunDirectoryError
 from hpctrain.metrics.json_lines import JsonLinesSink
-from hpctrain.run.checkpoints import MANIFEST
+from hpctrain.run.checkpoint_manifest import MANIFEST
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord
 from hpctrain.run.exit_record import ExitRecord

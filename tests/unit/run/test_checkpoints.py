@@ -13,16 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.errors import CheckpointDamagedError
-from hpctrain.run.checkpoints import (
-    MANIFEST,
-    encode_manifest,
-    file_checksum,
-    find_damage,
-    list_checkpoints,
-    newest_intact,
-    read_manifest,
-    saved_step,
-)
+from hpctrain.run.checkpoint_manifest import MANIFEST, encode_manifest, read_manifest
+from hpctrain.run.checkpoints import file_checksum, find_damage, list_checkpoints, newest_intact, saved_step
 from hpctrain.run.directory import RunDirectory
 
 FILES = {"model.pt": bytes(range(256)) * 20, "optimizer.pt": b"o" * 3000, "state.pt": b"s"}

@@ -7,7 +7,8 @@ import pytest
 from fakes import manifest
 
 from hpctrain.errors import ExitCode, RunDirectoryError
-from hpctrain.run.checkpoints import MANIFEST, saved_step
+from hpctrain.run.checkpoint_manifest import MANIFEST
+from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.directory import RunDirectory
 
 

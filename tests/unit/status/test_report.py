@@ -11,7 +11,7 @@ import pytest
 from fakes import manifest
 
 from hpctrain.metrics.json_lines import JsonLinesSink
-from hpctrain.run.checkpoints import MANIFEST
+from hpctrain.run.checkpoint_manifest import MANIFEST
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason

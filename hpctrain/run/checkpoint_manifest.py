@@ -1,0 +1,97 @@
+"""The manifest of a checkpoint: the names of its files, their sizes and checksums, read without torch.
+
+The format is in docs/reference/checkpoint_format.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from hpctrain.errors import CheckpointDamagedError
+from hpctrain.files import read_bytes
+from hpctrain.run.record_fields import COUNT, TEXT, TIME, describe_wrong_field
+
+FORMAT_VERSION = 1
+ALGORITHM = "xxh3_128"
+MANIFEST = "manifest.json"
+PARTS = ("optimizer.pt", "model.pt", "state.pt")
+SAFETENSORS = "model.safetensors"
+FILES = frozenset({MANIFEST, *PARTS, SAFETENSORS})
+"""Every file that a checkpoint may have."""
+_FIELD_TYPES = {
+    **dict.fromkeys(("format_version", "step", "samples_seen", "world_size"), COUNT),
+    **dict.fromkeys(("algorithm", "config_digest", "weights_digest"), TEXT),
+    "time": TIME,
+}
+
+
+class ManifestUnreadableError(CheckpointDamagedError):
+    """The file system failed to read a manifest."""
+
+
+class OtherVersionError(CheckpointDamagedError):
+    """A manifest of another format."""
+
+
+def encode_manifest(record: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a manifest: the record, and a checksum over it in its canonical form."""
+    return (json.dumps({**record, "checksum": _record_checksum(record)}, indent=2) + "\n").encode()
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of the checkpoint at ``path``, without its own checksum.
+
+    Raises:
+        CheckpointDamagedError: it is missing or damaged; the message contains only the problem.
+        ManifestUnreadableError: the file system failed to read it.
+        OtherVersionError: its format is one that this version of hpctrain can't read.
+    """
+    file = path / MANIFEST
+    try:
+        data = read_bytes(file)
+    except FileNotFoundError:
+        raise CheckpointDamagedError(f"{MANIFEST} is missing" if path.is_dir() else "no such directory") from None
+    except OSError as error:
+        raise ManifestUnreadableError(f"{MANIFEST} can't be read: {error.strerror}") from error
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError):
+        raise CheckpointDamagedError(f"{MANIFEST} is not JSON: damaged or cut off") from None
+    checksum = record.pop("checksum", None) if isinstance(record, dict) else None
+    # the second comparison finds a flipped bit in the white space, which parses as the same record
+    if checksum != _record_checksum(record) or data != encode_manifest(record):
+        raise CheckpointDamagedError(f"{MANIFEST} doesn't match its own checksum")
+    # before the fields: another version may have different ones
+    version = record.get("format_version")
+    if version != FORMAT_VERSION or record.get("algorithm") != ALGORITHM:
+        raise OtherVersionError(
+            f"its format is version {version} with {record.get('algorithm')} checksums; "
+            f"this hpctrain reads version {FORMAT_VERSION} with {ALGORITHM}"
+        )
+    if describe_wrong_field(record, _FIELD_TYPES, required=tuple(_FIELD_TYPES)) or not _are_files(record["files"]):
+        raise CheckpointDamagedError(f"{MANIFEST} lacks fields of the format")
+    return dict(record)
+
+
+def _are_files(files: object) -> bool:
+    types = {"bytes": COUNT, "checksum": TEXT}
+    return isinstance(files, dict) and all(
+        isinstance(entry, dict)
+        and not describe_wrong_field(entry, types, required=("bytes", "checksum"))
+        and _is_name(name)
+        for name, entry in files.items()
+    )
+
+
+def _is_name(name: str) -> bool:
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
+
+
+def _record_checksum(record: object) -> str:
+    canonical = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    return xxhash.xxh3_128(canonical.encode()).hexdigest()
