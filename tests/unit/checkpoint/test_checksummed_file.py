@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,16 +16,6 @@ BLOCK = 4 << 20
 
 def open_descriptors():
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
-@contextmanager
-def size_limit(limit):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @settings(deadline=None)
@@ -53,9 +41,9 @@ def test_an_existing_file_is_never_written_over(tmp_path):
 
 
 @pytest.mark.parametrize("limit", [0, 5000, BLOCK, BLOCK + 12_345])
-def test_a_full_disk_is_raised_at_the_end_and_the_descriptor_closed(tmp_path, limit):
+def test_a_full_disk_is_raised_at_the_end_and_the_descriptor_closed(tmp_path, file_size_limit, limit):
     before = open_descriptors()
-    with size_limit(limit):
+    with file_size_limit(limit):
         file = ChecksummedFile(tmp_path / "x")
         for _ in range(3):
             assert file.write(b"x" * BLOCK) == BLOCK

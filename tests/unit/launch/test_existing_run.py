@@ -4,23 +4,11 @@ import re
 
 import pytest
 
-from hpctrain.config.compose import Composer
 from hpctrain.errors import ConfigError
 from hpctrain.launch.existing_run import changed_config
 from hpctrain.launch.prepare import prepare
 
 COMMAND = ["python", "-m", "hpctrain"]
-
-
-@pytest.fixture(scope="module")
-def composer():
-    return Composer()
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_a_resume_takes_values_and_groups(composer, folder):

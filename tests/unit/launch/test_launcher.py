@@ -7,16 +7,10 @@ import time
 import pytest
 
 from hpctrain.cli import main
-from hpctrain.config.compose import Composer
 from hpctrain.errors import SchedulerMissingError
 from hpctrain.launch.launcher import launch
 
 WORDS = [[], ["run_dir=deep/er/run"], ["-m", "seed=1,2"], ["-m", "seed=1,2", "run_dir=d/s"]]
-
-
-@pytest.fixture(scope="module")
-def composer():
-    return Composer()
 
 
 @pytest.fixture(autouse=True)

@@ -3,23 +3,11 @@ import json
 
 import pytest
 
-from hpctrain.config.compose import Composer
 from hpctrain.config.stored import load
 from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.launch.prepare import plan, prepare
 
 COMMAND = ["python", "-m", "hpctrain"]
-
-
-@pytest.fixture(scope="module")
-def composer():
-    return Composer()
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_a_new_run_has_its_configuration_and_its_manifest(composer, folder):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import submitit
 
-from hpctrain.config.compose import Composer
 from hpctrain.config.resources import resources_of
 from hpctrain.errors import ConfigError, RunDirectoryError, SchedulerError, SchedulerMissingError
 from hpctrain.launch import submission
@@ -90,11 +89,6 @@ trap - ERR
 export SUBMITIT_EXECUTOR=slurm
 supervise PYTHON -u -m submitit.core._submit /runs/R/logs/submitit
 """
-
-
-@pytest.fixture(scope="module")
-def composer():
-    return Composer()
 
 
 @pytest.fixture
