@@ -185,12 +185,16 @@ class Reader:
         folder: where the commands are typed.
         finished_run: stands in for runs that commands would have made.
         trained: shapes of trainings that have run: another of these is composed only. None: all run.
+        trains: whether a training of another shape runs; otherwise it is composed only, too.
     """
 
-    def __init__(self, folder: Path, finished_run: Path, trained: set[frozenset[str]] | None) -> None:
+    def __init__(
+        self, folder: Path, finished_run: Path, trained: set[frozenset[str]] | None, *, trains: bool = True
+    ) -> None:
         self.folder = folder
         self.finished_run = finished_run
         self.trained = trained
+        self.trains = trains
 
     def type(self, command: list[str]) -> int:
         words = [re.sub(r"(^|=)RUN$", rf"\1{EXAMPLE}", word) for word in command]
@@ -225,11 +229,13 @@ class Reader:
         if words[:1] == ["resume"]:
             return hpctrain([*words, *(["cluster.dry_run=true"] if elsewhere else [])])
         if words[:1] == ["fit-batch"]:
+            if not self.trains:
+                return self.compose([word for word in words[1:] if "=" in word])
             return hpctrain([*words, "--largest", "1"])  # each size is a process that imports torch
         if (words and words[0] in COMMANDS) or SHOWS & set(words):
             return hpctrain(words)
         if not elsewhere and self.trained is not None:
-            if shape(words) in self.trained:
+            if not self.trains or shape(words) in self.trained:
                 self.stand_in(words)
                 sweeps = "-m" in words
                 return hpctrain([*words, *SHORT, "cluster.dry_run=true"]) if sweeps else self.compose([*words, *SHORT])
@@ -267,7 +273,9 @@ def trained():
     "every", [pytest.param(False, id="one of each shape"), pytest.param(True, id="every", marks=pytest.mark.nightly)]
 )
 def test_commands_run_as_written(page, every, folder, finished_run, trained, capfd):
-    reader = Reader(folder, finished_run, None if every else trained)
+    # the trainings of how-to pages take most of the time, and differ little from those of the tutorials
+    trains = every or page.parent.name != "how_to"
+    reader = Reader(folder, finished_run, None if every else trained, trains=trains)
     for command in shell_commands(page):
         code = reader.type(command)
         printed = capfd.readouterr()

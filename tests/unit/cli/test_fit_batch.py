@@ -21,6 +21,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.nightly  # several processes that import torch
 def test_the_largest_that_fits_into_what_is_given(folder, capfd):
     words = [*WORDS, "+task.mb=250", "trainer.global_batch_size=12", "--memory-gb", "1.2", "--margin", "0"]
     assert main(["fit-batch", *words, "--json"]) == 0
@@ -34,6 +35,7 @@ def test_the_largest_that_fits_into_what_is_given(folder, capfd):
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_a_size_whose_process_is_killed_does_not_fit(folder, capfd):
     words = [*WORDS, "+task.mb=1", "+task.dies_at=2", "--largest", "2"]
     assert main(["fit-batch", *words]) == 0
@@ -89,6 +91,7 @@ def test_not_even_one_sample(folder, capfd):
     assert "not even one sample fits" in capfd.readouterr().out
 
 
+@pytest.mark.nightly
 def test_what_the_task_raises_is_shown(folder, capfd):
     assert main(["fit-batch", *WORDS, "+task.wrong=true"]) == 1
     err = capfd.readouterr().err
