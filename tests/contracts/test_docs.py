@@ -229,9 +229,9 @@ class Reader:
         if words[:1] == ["resume"]:
             return hpctrain([*words, *(["cluster.dry_run=true"] if elsewhere else [])])
         if words[:1] == ["fit-batch"]:
-            if not self.trains:
-                return self.compose([word for word in words[1:] if "=" in word])
-            return hpctrain([*words, "--largest", "1"])  # each size is a process that imports torch
+            overrides = [word for word in words[1:] if "=" in word]
+            # each size is a process that imports torch
+            return hpctrain([*words, "--largest", "1"]) if self.trains else self.compose(overrides)
         if (words and words[0] in COMMANDS) or SHOWS & set(words):
             return hpctrain(words)
         if not elsewhere and self.trained is not None:
