@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import is_dataclass
+from functools import cache
 from typing import get_type_hints
 
 from hpctrain.config import cluster, model, optimizer, task
@@ -29,8 +30,9 @@ GROUPS: dict[str, dict[str, type]] = {
 """Dataclasses by group and schema name, in the order of `Config`."""
 
 
+@cache  # Hydra's store belongs to the process, and filling it takes a fifth of the time that composing takes
 def register() -> None:
-    """Register all schemas in Hydra's store."""
+    """Register all schemas in Hydra's store, once per process."""
     from hydra.core.config_store import ConfigStore  # slow to import, and ranks read their configuration without it
 
     store = ConfigStore.instance()
