@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from types import FrameType
 
+from hpctrain.run.process import may_handle_signals
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -64,10 +66,12 @@ class StopRequest:
         self.error = error
 
     def install(self) -> None:
-        """Handle the signals from now on; call it in the main thread.
+        """Handle the signals from now on. Another thread than the main one can't, and leaves them as they are.
 
         A launcher may have started this process with the signals blocked, so that none arrives before this call.
         """
+        if not may_handle_signals():
+            return
         for number in STOP_SIGNALS:
             signal.signal(number, self._handle)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

@@ -32,7 +32,7 @@ from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.run.handover import Handover
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
-from hpctrain.run.process import environ_replaced, signals_blocked
+from hpctrain.run.process import environ_replaced, handlers_restored, may_handle_signals, signals_blocked
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.worker.entry import run_rank
@@ -175,9 +175,9 @@ class LocalRanks:
                 tempfile.TemporaryDirectory(prefix="hpctrain-", dir=lockable_folder(), ignore_cleanup_errors=True)
             )
             handover = Handover(attempt=self.attempt, logged=True, store=f"{folder}/store", parent=os.getpid())
-            previous = {number: signal.signal(number, self._forward) for number in STOP_SIGNALS}
-            for number, handler in previous.items():
-                stack.callback(signal.signal, number, handler)
+            stack.enter_context(handlers_restored(STOP_SIGNALS))
+            for number in STOP_SIGNALS if may_handle_signals() else ():
+                signal.signal(number, self._forward)
             stack.callback(self._kill_all)
             with signals_blocked(STOP_SIGNALS):  # until a rank handles them (`StopRequest.install`)
                 for rank in range(self.world_size):

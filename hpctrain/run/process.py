@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -73,6 +74,22 @@ def signals_blocked(numbers: Iterable[signal.Signals]) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def may_handle_signals() -> bool:
+    """Whether this is the main thread, the only one that Python lets set signal handlers, and that runs them."""
+    return threading.current_thread() is threading.main_thread()
+
+
+@contextmanager
+def handlers_restored(numbers: Iterable[signal.Signals]) -> Iterator[None]:
+    """After the context, these signals have the handlers from before it; nothing happens outside of the main thread."""
+    before = {number: signal.getsignal(number) for number in numbers} if may_handle_signals() else {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.cluster import Slurm as SlurmCluster
@@ -85,10 +85,15 @@ def plan_run(arguments: Sequence[str], environ: Mapping[str, str]) -> RunPlan:
         problem = f"{COMMAND} is for batch scripts; elsewhere type python -m hpctrain cluster=slurm KEY=VALUE ..."
         raise ClusterEnvironmentError(problem, {})
     if len(words) == 1 and "=" not in words[0] and not words[0].startswith("~"):
-        directory = RunDirectory.existing(words[0])
-        config = load(directory.config)
-        return RunPlan(config, directory, resources_of(config))
+        return _patiently(lambda: _open_run(words[0]), environment, "the run directory can't be read")
     return _prepare_run(words, options.config_dir, environ, environment)
+
+
+def _open_run(path: str) -> RunPlan:
+    directory = RunDirectory.existing(path)
+    directory.config.read_bytes()  # `load` would report an error of the file system as one of the configuration
+    config = load(directory.config)
+    return RunPlan(config, directory, resources_of(config))
 
 
 def _prepare_run(
@@ -100,16 +105,22 @@ def _prepare_run(
     if not isinstance(config.cluster, SlurmCluster):
         raise ConfigError("cluster", config.cluster.kind, "isn't a SLURM cluster", "leave it out in a batch script")
     command = [*COMMAND.split(), *words]
+    return _patiently(
+        lambda: prepare_as_rank(config, command, environment), environment, "the run directory can't be prepared"
+    )
+
+
+def _patiently(act: Callable[[], RunPlan], environment: ClusterEnvironment, problem: str) -> RunPlan:
+    """Call a function; in a requeued job, retry while the file system is unavailable.
+
+    Raises:
+        HpctrainError: it stayed unavailable.
+    """
     try:
-        return retry(
-            lambda: prepare_as_rank(config, command, environment),
-            on=STORAGE_ERRORS,
-            # a requeued job has used its directory before, so a failure is probably temporary
-            for_s=STORAGE_S if environment.restart_count else 0.0,
-            problem="the run directory can't be prepared",
-        )
+        # a requeued job has used its directory before, so a failure is probably temporary
+        return retry(act, on=STORAGE_ERRORS, for_s=STORAGE_S, problem=problem) if environment.restart_count else act()
     except OSError as error:
-        raise HpctrainError(f"the run directory can't be prepared: {error}") from error
+        raise HpctrainError(f"{problem}: {error}") from error
 
 
 def log_to_stdout() -> None:

@@ -18,7 +18,7 @@ from hpctrain.errors import ExitCode, HpctrainError, RendezvousError, Superseded
 from hpctrain.phrases import DATE_TIME
 from hpctrain.run.directory import RunDirectory, umask_of
 from hpctrain.run.handover import Handover
-from hpctrain.run.process import process_age_s
+from hpctrain.run.process import handlers_restored, process_age_s
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import Times
 from hpctrain.terminal import VisibleFormatter, output_unguarded, unguarded, visible
@@ -50,24 +50,22 @@ def run_rank(
     """
     os.environ.update(config.cluster.env)
     umask = os.umask(umask_of(config.mode))
-    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     stop = StopRequest()
-    try:
-        stop.install()
-        handover = Handover.read(os.environ)
-        end_with_parent(handover.parent)
-        environment = ClusterEnvironment.from_environment(os.environ, master_port=config.cluster.master_port)
-        log_to_console(environment.rank, stamped=handover.logged)
-        # if torch is imported already, this process did something else before: its age isn't this rank's start-up time
-        times = Times(0.0 if "torch" in sys.modules else process_age_s())
-        rank = Rank(config, environment, handover, stop, times, directory=directory, attempt=handover.attempt)
-        with output_unguarded():
-            return _run(rank, make_directory)
-    finally:
-        close_log_files()
-        os.umask(umask)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    with handlers_restored(STOP_SIGNALS):
+        try:
+            stop.install()
+            handover = Handover.read(os.environ)
+            end_with_parent(handover.parent)
+            environment = ClusterEnvironment.from_environment(os.environ, master_port=config.cluster.master_port)
+            log_to_console(environment.rank, stamped=handover.logged)
+            # if torch is imported already, this process did something else before: its age isn't the start-up time
+            times = Times(0.0 if "torch" in sys.modules else process_age_s())
+            rank = Rank(config, environment, handover, stop, times, directory=directory, attempt=handover.attempt)
+            with output_unguarded():
+                return _run(rank, make_directory)
+        finally:
+            close_log_files()
+            os.umask(umask)
 
 
 def end_process(code: int) -> None:

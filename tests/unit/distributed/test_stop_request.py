@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -53,3 +54,10 @@ def test_an_error_is_a_stop_of_its_own_kind_whatever_signals_come(request_to_sto
     send(signal.SIGUSR2)
     assert request_to_stop.pending == Stop(StopKind.ERROR, signal.SIGUSR2)
     assert request_to_stop.error is error
+
+
+def test_in_another_thread_the_signals_stay_as_they_are():
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(StopRequest().install).result()
+    assert {number: signal.getsignal(number) for number in STOP_SIGNALS} == before

@@ -93,6 +93,38 @@ def test_a_run_is_named_by_its_directory(slurm, supervisor, tmp_path):
     assert story(one) == [(0, "completed", 80, None)]
 
 
+STALE = """
+import errno, os
+from pathlib import Path
+
+real, left = Path.is_file, [{times}]
+
+
+def is_file(path):
+    if path.name == "config.yaml" and left[0]:
+        left[0] -= 1
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+    return real(path)
+
+
+Path.is_file = is_file
+"""
+
+
+@pytest.mark.parametrize(("restarts", "code", "attempts"), [("0", 1, 0), ("1", 0, 1)])
+def test_a_stale_file_handle_is_one_line_or_tried_again_after_a_requeue(
+    slurm, supervisor, tmp_path, restarts, code, attempts
+):
+    slurm.plan(COMPLETES)
+    one = supervisor()
+    (tmp_path / "sitecustomize.py").write_text(STALE.format(times=1))
+    done = supervise(slurm, tmp_path, "run", PYTHONPATH=str(tmp_path), SLURM_RESTART_COUNT=restarts)
+    assert (done.returncode, len(story(one))) == (code, attempts), done.stderr
+    (line,) = done.stderr.splitlines()[:1]
+    assert "the run directory can't be read: [Errno 116] Stale file handle" in line
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "variables", "message"),
     [
