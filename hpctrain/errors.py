@@ -24,6 +24,9 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import ClassVar
 
+ERROR_PREFIX = "hpctrain: error: "
+"""Beginning of a line with which a command of hpctrain reports that it failed."""
+
 
 class ExitCode(IntEnum):
     """The exit code of a command, a rank or a batch script."""

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from hpctrain.errors import ExitCode, HpctrainError
+from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError
 from hpctrain.files import describe_os_error
 from hpctrain.streams import discard_output, open_streams
 from hpctrain.terminal import guard_output
@@ -77,7 +77,7 @@ def _flush_output() -> None:
 
 def _print_error(text: str) -> None:
     try:
-        print(f"hpctrain: error: {text}", file=sys.stderr, flush=True)
+        print(f"{ERROR_PREFIX}{text}", file=sys.stderr, flush=True)
     except OSError:
         discard_output(sys.stderr)
 
@@ -100,7 +100,7 @@ def _dispatch(arguments: list[str]) -> int:
         return code
     if first and "=" not in first and not first.startswith(("-", "~")):
         known = f"the commands are {', '.join(COMMANDS)}; to train, write KEY=VALUE (see --help)"
-        print(f"hpctrain: error: {first} is not a command; {known}", file=sys.stderr)
+        print(f"{ERROR_PREFIX}{first} is not a command; {known}", file=sys.stderr)
         return ExitCode.BAD_CONFIGURATION
     if first == "--version":
         import hpctrain

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from hpctrain.errors import ExitCode
+from hpctrain.errors import ERROR_PREFIX, ExitCode
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.search import run_of, runs_of
 
@@ -18,7 +18,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error, and exit with code 2."""
-        self.exit(ExitCode.BAD_CONFIGURATION, f"hpctrain: error: {message}; see {self.prog} --help\n")
+        self.exit(ExitCode.BAD_CONFIGURATION, f"{ERROR_PREFIX}{message}; see {self.prog} --help\n")
 
 
 def number(low: float, high: float, kind: type[float] = float) -> Callable[[str], float]:

@@ -9,7 +9,7 @@ import sys
 import time
 
 from hpctrain.cli.arguments import add_runs, chosen_runs, command_parser
-from hpctrain.errors import ExitCode, HpctrainError, SchedulerError
+from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError, SchedulerError
 from hpctrain.files import describe_os_error
 from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
         except (HpctrainError, OSError) as error:
             failed = True
             why = describe_os_error(error) if isinstance(error, OSError) else error
-            print(f"hpctrain: error: {os.path.relpath(directory.path)}: {why}", file=sys.stderr)
+            print(f"{ERROR_PREFIX}{os.path.relpath(directory.path)}: {why}", file=sys.stderr)
         else:
             print(f"{os.path.relpath(directory.path)}: {done}")
     return ExitCode.FAILED if failed else ExitCode.FINISHED

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.cli.arguments import add_config_dir, add_runs_dir, command_parser
-from hpctrain.errors import ConfigError, ExitCode, RunDirectoryError
+from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, RunDirectoryError
 from hpctrain.launch.existing_run import changed_config, revert_failed_changes
 from hpctrain.launch.launcher import launch
 from hpctrain.run.directory import RunDirectory
@@ -91,7 +91,7 @@ def _resume_all(
         except ConfigError:
             if (problem := _problem_without_changes(directory)) is None:
                 raise  # by an override, which is given to all runs
-            print(f"hpctrain: error: {os.path.relpath(directory.path)}: {problem}; skipped", file=sys.stderr)
+            print(f"{ERROR_PREFIX}{os.path.relpath(directory.path)}: {problem}; skipped", file=sys.stderr)
             codes.append(ExitCode.BAD_CONFIGURATION)
             continue
         group = groups.setdefault((_home(directory), config.cluster.kind), [])

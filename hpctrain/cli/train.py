@@ -17,7 +17,7 @@ from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.compose import PRIMARY, Composer
 from hpctrain.config.multiple_values import quoted
 from hpctrain.config.overrides import open_overrides
-from hpctrain.errors import ConfigError, ExitCode, HpctrainError
+from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, HpctrainError
 from hpctrain.streams import ignore_write_errors
 
 EXPERIMENT = "write what it changes into conf/experiment/NAME.yaml, and add experiment=NAME"
@@ -122,7 +122,7 @@ def _run_as_rank(composer: Composer, overrides: list[str]) -> int:
     try:
         code = run_rank(config, None, lambda: prepare_as_rank(config, sys.argv, environment).directory)
     except HpctrainError as error:
-        print(f"hpctrain: error: {error}", file=sys.stderr)
+        print(f"{ERROR_PREFIX}{error}", file=sys.stderr)
         code = error.exit_code
     end_process(code)
     return code

@@ -8,13 +8,12 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
+from hpctrain.errors import ERROR_PREFIX
 from hpctrain.files import open_file, read_bytes
 from hpctrain.run.directory import RunDirectory
 from hpctrain.terminal import LogOutput
 
 CHUNK_BYTES = 2**20
-ERROR_PREFIX = "hpctrain: error: "
-"""Beginning of a line with which a command of hpctrain reports that it failed."""
 SETUP_WARNING = "hpctrain: warning: a line of cluster.setup failed: "
 """Beginning of a line with which the batch script names a line of cluster.setup that failed; the job continues."""
 

@@ -20,12 +20,11 @@ from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.cluster import Slurm as SlurmCluster
 from hpctrain.config.resources import resources_of
 from hpctrain.config.stored import load
-from hpctrain.errors import ClusterEnvironmentError, ConfigError, HpctrainError
+from hpctrain.errors import ERROR_PREFIX, ClusterEnvironmentError, ConfigError, HpctrainError
 from hpctrain.launch.prepare import RunPlan, prepare_as_rank
 from hpctrain.retry import retry
 from hpctrain.run.directory import RunDirectory, umask_of
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.status.log import ERROR_PREFIX
 from hpctrain.supervise.allocation import allocation_overrides
 from hpctrain.supervise.supervisor import STORAGE_ERRORS, STORAGE_S, Supervisor
 from hpctrain.terminal import guard_output

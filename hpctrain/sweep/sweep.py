@@ -12,7 +12,7 @@ from pathlib import Path
 from hpctrain.config.checks import warnings_of
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.root import Config
-from hpctrain.errors import ConfigError, ExitCode
+from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode
 from hpctrain.launch.existing_run import nothing_left
 from hpctrain.launch.launcher import launch_here, print_plan
 from hpctrain.launch.prepare import RunPlan, plan, prepare
@@ -81,7 +81,7 @@ class Sweep:
             where = os.path.relpath(run.directory.path)
             done = nothing_left(status, run.config)
             if status.state is RunState.UNREADABLE:
-                print(f"hpctrain: error: {where}: {status.note}; skipped", file=sys.stderr)
+                print(f"{ERROR_PREFIX}{where}: {status.note}; skipped", file=sys.stderr)
                 codes[run.directory] = ExitCode.BAD_CONFIGURATION
             elif done or status.state.may_change:
                 state = f"already completed, at step {status.step}" if done else f"{status.state}: left alone"

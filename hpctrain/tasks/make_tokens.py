@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from hpctrain.errors import ConfigError, ExitCode, HpctrainError
+from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, HpctrainError
 from hpctrain.files import fsync_directory, temporary_name, write_json
 from hpctrain.phrases import counted
 from hpctrain.tasks.token_files import ABOUT, DTYPES
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = tokeniser(options.tokenizer, options.end_of_text)
         record = make_tokens(options.texts, options.out, chosen, name=options.tokenizer, held_out=options.held_out)
     except HpctrainError as error:
-        print(f"hpctrain: error: {error}", file=sys.stderr)  # noqa: T201 - a command
+        print(f"{ERROR_PREFIX}{error}", file=sys.stderr)  # noqa: T201 - a command
         return error.exit_code
     counts = record["tokens"]
     print(  # noqa: T201 - a command
