@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -113,6 +113,11 @@ class World:
             data = torch.empty(int(size), dtype=torch.uint8)
         dist.broadcast(data, src=0, group=self.control)
         return value if self.is_rank_zero else decode(data)
+
+    def union(self, names: Iterable[str]) -> list[str]:
+        """The names of all ranks, sorted, on every rank; collective."""
+        gathered = self.gather(sorted(names))
+        return list(self.broadcast(None if gathered is None else sorted({name for own in gathered for name in own})))
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Add up a tensor over all ranks in place, on the device's own group; collective."""

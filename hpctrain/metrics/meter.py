@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 Reduce = Callable[[Tensor], Tensor]
 """A function that sums a float64 tensor over all ranks, in place or not, and returns the sum; collective."""
+Union = Callable[[Sequence[str]], Sequence[str]]
+"""A function that returns the names of all ranks, in the same order on each; collective."""
+State = dict[str, tuple[float, float]]
+"""Sum and count by name."""
 
 
 class Meter:
@@ -20,8 +24,10 @@ class Meter:
     Args:
         device: the device of the values and of the reduction.
         reduce: sums a 1-d float64 tensor on ``device`` over all ranks; None for a world of one.
-        names: metrics that take part in every reduction, even on a rank without samples. For any other name each rank
-            must have added samples, or called `expect`, before the next reduction.
+        names: metrics that are in every result, even without samples.
+        union: exchanges names. Each reduction then counts the names that are new to a rank, and only if there are any,
+            the ranks exchange them. Without it, each rank must have the same names in every reduction: it adds samples
+            to them, or calls `expect`.
         sums_on_device: None: yes for every device but the CPU.
     """
 
@@ -31,13 +37,16 @@ class Meter:
         reduce: Reduce | None = None,
         names: Iterable[str] = (),
         *,
+        union: Union | None = None,
         sums_on_device: bool | None = None,
     ) -> None:
         self._device = device
         self._reduce = reduce
+        self._union = None if reduce is None else union
         self._names = tuple(names)
         # on a CPU, `item` costs less than any tensor operation, and doesn't stall a device
         self._on_host = device.type == "cpu" if sums_on_device is None else not sums_on_device
+        self._known = sorted(self._names)
         self._sums: dict[str, float | Tensor] = {}
         self._counts: dict[str, float | Tensor] = {}
         self.reset()
@@ -49,11 +58,11 @@ class Meter:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The metrics of the next reduction, as this rank knows them; sorted."""
+        """The metrics to which this rank has added since the last reset, and those of every result; sorted."""
         return tuple(sorted(self._sums))
 
     def expect(self, names: Iterable[str]) -> None:
-        """Include metrics in every reduction from now on, such as those for which only other ranks have samples."""
+        """Include metrics in every result from now on, such as those for which only other ranks have samples."""
         self._names = tuple(dict.fromkeys([*self._names, *names]))
         for name in self._names:
             self._sums.setdefault(name, 0.0)
@@ -69,6 +78,14 @@ class Meter:
         counts = self._counts
         counts[name] = counts.get(name, 0.0) + count
 
+    def add_value(self, name: str, mean: Tensor | float, count: Tensor | float) -> None:
+        """Add a mean, also a plain number, over a count, which may be a 0-d tensor, too; takes no part in autograd."""
+        if isinstance(count, Tensor):
+            self.add_sum(name, count.detach().double() * (mean.detach() if isinstance(mean, Tensor) else mean), count)
+        else:
+            self._accumulate(self._sums, name, mean, count)
+            self._counts[name] = self._counts.get(name, 0.0) + count
+
     def add_sum(self, name: str, total: Tensor, count: float | Tensor) -> None:
         """Add a sum (0-d, any dtype) over ``count`` samples; the count may be a 0-d tensor (of unmasked tokens)."""
         self._accumulate(self._sums, name, total, 1)
@@ -78,38 +95,75 @@ class Meter:
             self._counts[name] = self._counts.get(name, 0.0) + count
 
     def means(self) -> dict[str, float]:
-        """The means over all ranks since the last reset; NaN if no rank had a sample.
+        """The means over all ranks since the last reset.
 
-        Collective, and waits for the device.
+        A metric without a sample on any rank is left out, or NaN if it is one of every result. Collective, and waits
+        for the device.
         """
-        return {name: total / count if count else float("nan") for name, (total, count) in self.state().items()}
+        return {
+            name: total / count if count else float("nan")
+            for name, (total, count) in self.state().items()
+            if count or name in self._names
+        }
 
-    def state(self) -> dict[str, tuple[float, float]]:
-        """Sum and count by name over all ranks, for a checkpoint within a window.
+    def state(self) -> State:
+        """Sum and count by name over all ranks; collective, and waits for the device.
 
-        Collective, and waits for the device.
+        Metrics that this rank has seen before are included, even without a sample since the last reset.
         """
-        names = sorted(self._sums)
-        if not names:
-            return {}
-        entries = [*(self._sums[name] for name in names), *(self._counts[name] for name in names)]
-        values = self._reduced(entries)
-        return dict(zip(names, zip(values[: len(names)], values[len(names) :], strict=True), strict=True))
+        new = sorted(self._sums.keys() - self._known)
+        if self._union is None:
+            self._known = sorted({*self._known, *new})
+            return self._totals(self._known)
+        found = self._totals(self._known, extra=float(len(new)))
+        if found.pop("", (0.0, 0.0))[0]:
+            unknown = [name for name in self._union(new) if name not in self._known]
+            found |= self._totals(unknown)
+            self._known = sorted(found)
+        return {name: found[name] for name in self._known}
 
-    def load_state(self, state: Mapping[str, tuple[float, float]], *, rank: int) -> None:
-        """Continue from a result of `state`, at any world size: every rank calls it; only rank zero adds the values."""
+    def own_state(self) -> State:
+        """Sum and count by name on this rank alone; waits for the device."""
+        return {name: (float(self._sums[name]), float(self._counts[name])) for name in self._sums}
+
+    def load_state(self, state: Mapping[str, tuple[float, float]], *, rank: int, own: State | None = None) -> None:
+        """Continue from a result of `state`, at any world size; every rank calls it.
+
+        Args:
+            state: over all ranks.
+            rank: of this meter.
+            own: this rank's `own_state` from the same time; None if the number of ranks has changed: then rank zero
+                takes the values of all.
+        """
         self.reset()
-        self._sums |= {name: total if rank == 0 else 0.0 for name, (total, _) in state.items()}
-        self._counts |= {name: count if rank == 0 else 0.0 for name, (_, count) in state.items()}
+        # on all ranks alike: the place of a value in the reduction can change its last digit
+        self._known = sorted({*self._names, *state})
+        if own is None:
+            own = dict(state) if rank == 0 else {}
+        for name, (total, count) in own.items():
+            self._sums[name] = total
+            self._counts[name] = count
 
-    def _accumulate(self, entries: dict[str, float | Tensor], name: str, value: Tensor, weight: int) -> None:
+    def _accumulate(self, entries: dict[str, float | Tensor], name: str, value: Tensor | float, weight: float) -> None:
         before = entries.get(name, 0.0)
-        if self._on_host:
+        if not isinstance(value, Tensor):
+            entries[name] = before + value * weight
+        elif self._on_host:
             entries[name] = before + value.item() * weight
         elif isinstance(before, Tensor):
             before.add_(value.detach(), alpha=weight)
         else:
             entries[name] = value.detach().to(self._device, torch.float64, copy=True).mul_(weight).add_(before)
+
+    def _totals(self, names: Sequence[str], extra: float | None = None) -> State:
+        """Sum and count of these metrics over all ranks, and of the name '' the sum of an extra value; collective."""
+        sums, counts = ([entries.get(name, 0.0) for name in names] for entries in (self._sums, self._counts))
+        if extra is not None:
+            names, sums, counts = ["", *names], [extra, *sums], [0.0, *counts]
+        if not names:
+            return {}
+        values = self._reduced([*sums, *counts])
+        return dict(zip(names, zip(values[: len(names)], values[len(names) :], strict=True), strict=True))
 
     def _reduced(self, entries: list[float | Tensor]) -> list[float]:
         if self._on_host and self._reduce is None:

@@ -14,6 +14,9 @@ from torch.utils.data import Dataset
 from hpctrain.data.micro_batch import iterate_tensors, map_tensors
 from hpctrain.data.order import Order
 from hpctrain.errors import TaskError
+from hpctrain.tasks.log import TaskLog
+from hpctrain.tasks.loss_contract import Scalar, split_loss
+from hpctrain.tasks.position import Position
 
 Sums: TypeAlias = dict[str, tuple[Tensor | float, Tensor | int]]
 """By metric: the sum over a batch, and the number of summed values."""
@@ -35,6 +38,8 @@ class Task(ABC):
             or `derive`.
         metric_mode: `min` if smaller values are better, `max` if larger ones are.
         collate_fn: None for PyTorch's default collation, or a method that makes a batch of a list of samples.
+        log: logs scalars, images and other media from `loss` and `evaluate`; discards them outside of a training.
+        position: step, epoch and progress of the training; at its start outside of one.
 
     Example:
         A file ``sine.py``, trained by ``python -m hpctrain task=custom task._target_=sine.Sine``::
@@ -55,6 +60,8 @@ class Task(ABC):
     metric: str = "loss"
     metric_mode: Literal["min", "max"] = "min"
     collate_fn: Callable[[list[Any]], Any] | None = None
+    log: TaskLog = TaskLog()
+    position: Position = Position()
 
     def prepare(self) -> None:  # noqa: B027  # a hook
         """Download or convert the task's data; called first, by one process per node while the others wait."""
@@ -123,7 +130,7 @@ class Task(ABC):
         return None
 
     @abstractmethod
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+    def loss(self, model: nn.Module, batch: Any) -> Tensor | Mapping[str, Scalar]:
         """The mean loss over the batch's samples, a scalar tensor with a gradient.
 
         The loop weights micro-batches by their number of samples, so that a step's gradient is that of the mean over
@@ -132,14 +139,18 @@ class Task(ABC):
         Args:
             model: perhaps wrapped by DDP: call it, and don't use its methods or attributes.
             batch: on the model's device.
+
+        Returns:
+            The loss; or a mapping with it as `loss`. Its other values are scalars, each the mean over the batch's
+            samples. They are averaged like the loss, and logged as `train/NAME`.
         """
 
     def evaluate(self, model: nn.Module, batch: Any) -> Sums:
         """Sums and counts of every metric over a batch; the trainer adds them up over batches and ranks, then divides.
 
         Called without gradients, in evaluation mode. The first call comes before the first step of a new run, or of a
-        resume that changes the configuration (`trainer.sanity_batches`). The default returns the loss, weighted by
-        samples.
+        resume that changes the configuration (`trainer.sanity_batches`). The default returns the loss, and the other
+        values of its mapping, weighted by samples.
 
         Args:
             model: not wrapped by DDP.
@@ -150,7 +161,8 @@ class Task(ABC):
             element; the same metrics for every batch.
         """
         count = self.num_samples(batch)
-        return {"loss": (self.loss(model, batch) * count, count)}
+        loss, others = split_loss(f"{type(self).__name__}.loss", self.loss(model, batch))
+        return {name: (value * count, count) for name, value in {"loss": loss, **others}.items()}
 
     def derive(self, means: Mapping[str, float]) -> Mapping[str, float]:  # noqa: ARG002 - for those who override it
         """More metrics, computed from the means over all held-out samples, such as a perplexity.

@@ -89,6 +89,7 @@ def _steps(config: Config, world: World, size: int) -> dict[str, Any]:
         for step in range(STEPS):
             begin = time.perf_counter()
             parts.step(step, micro_batches)
+            parts.position.step = step + 1
         parts.meter.means()
     return {"num_samples": samples, "samples_per_s": 2 * size / (time.perf_counter() - begin)}
 

@@ -113,9 +113,15 @@ class Checkpointing:
 
     def _restore(self, found: LoadedCheckpoint) -> None:
         parts = self._parts
+        parts.position.step = found.step
         found.restore(parts.module, parts.optimizer, parts.scaler, changed=self._changed_options(found))
         parts.update.num_skipped = int(found.extra.get("skipped_updates", 0))
-        parts.meter.load_state(found.extra.get("meter", {}), rank=self._world.rank)
+        own = found.extra.get("meter_by_rank", ())
+        parts.meter.load_state(
+            found.extra.get("meter", {}),
+            rank=self._world.rank,
+            own=own[self._world.rank] if len(own) == self._world.size else None,
+        )
         if parts.ema is not None:
             parts.ema.load_state(found.extra.get("ema", {}))
         if self._best is not None:
@@ -203,11 +209,17 @@ class Checkpointing:
     def _save(self, step: int, *, evaluation_due: bool, wait: bool) -> None:
         world = self._world
         random_states = world.gather(rng_state(world.gpus))
+        own_meters = world.gather(self._parts.meter.own_state())
         task_states = self._parts.task_state.gather()
         meter = self._parts.meter.state()
         error: Exception | None = None
         if world.is_rank_zero:
-            extra = self._extra() | {"meter": meter, "evaluation_due": evaluation_due, "task": task_states}
+            extra = self._extra() | {
+                "meter": meter,
+                "meter_by_rank": own_meters,
+                "evaluation_due": evaluation_due,
+                "task": task_states,
+            }
             state = LiveState(
                 self._parts.module,
                 self._parts.optimizer,

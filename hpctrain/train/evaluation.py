@@ -30,6 +30,7 @@ from hpctrain.tasks.task import Task
 from hpctrain.train.ema import Ema
 from hpctrain.train.modes import evaluation_mode
 from hpctrain.train.precision import autocast
+from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.task_state import TaskState, remember_attributes
 
 _OVER = object()
@@ -59,6 +60,7 @@ class Evaluation:
         model: from `replicate`; the module inside is evaluated, so that ranks may have different numbers of batches.
         world: the ranks.
         task_state: of the task.
+        task_log: of the task.
         precision: the kind, which decides the autocast.
         workers: how samples are loaded.
         micro_batch_size: samples per forward.
@@ -76,6 +78,7 @@ class Evaluation:
         world: World,
         *,
         task_state: TaskState,
+        task_log: AttachedLog,
         precision: str,
         workers: Workers,
         micro_batch_size: int,
@@ -84,6 +87,7 @@ class Evaluation:
         self.num_batches = 0
         self._task = task
         self._task_state = task_state
+        self._task_log = task_log
         self._model = inner(model)
         self._world = world
         self._autocast = autocast(precision, world.device)
@@ -113,7 +117,7 @@ class Evaluation:
         before = rng_state(self._world.gpus)
         task_state = self._task_state.snapshot()
         meter = self._new_meter()
-        with self._evaluating():
+        with self._task_log.evaluating(), self._evaluating():
             stop = self._evaluate(meter, agreement.restarted())
         if stop is not None:
             restore_rng(before, self._world.gpus)
@@ -141,7 +145,7 @@ class Evaluation:
         self._require_same_samples(self._loader.num_samples)
         meter, undo = self._new_meter(), remember_attributes(self._task)
         with self._task_state.restored(), buffers_and_rng_restored(self._model, self._world):
-            with uncompiled(), self._evaluating():
+            with uncompiled(), self._task_log.discarding(), self._evaluating():
                 stop = self._try_out(meter, agreement, num_batches)
             if stop is not None:
                 return Evaluated(stop=stop)
@@ -242,11 +246,15 @@ class Evaluation:
     def _add(self, meter: Meter, batch: Any) -> None:
         device = self._world.device
         moved = batch if device.type == "cpu" else self._task.to_device(batch, device)
-        for name, (total, count) in checked_sums(self._task, self._task.evaluate(self._model, moved)).items():
+        sums = checked_sums(self._task, self._task.evaluate(self._model, moved))
+        for name, (total, count) in sums.items():
             meter.add_sum(f"{EVAL_PREFIX}{name}", total, count)
+        if self._task_log.scalars:
+            self._task_log.count(meter, self._task.num_samples(moved), sums)
 
     def _means(self, meter: Meter) -> dict[str, float]:
-        meter.expect(self._names_everywhere(meter))
+        # any rank, even rank zero, may have no samples, and then doesn't know the names
+        meter.expect(self._world.union(meter.names))
         return meter.means()
 
     def _derive(self, means: Mapping[str, float]) -> Any:
@@ -254,12 +262,6 @@ class Evaluation:
 
     def _checked(self, derived: Any) -> dict[str, float]:
         return {f"{EVAL_PREFIX}{name}": value for name, value in checked_values(self._task, derived).items()}
-
-    def _names_everywhere(self, meter: Meter) -> list[str]:
-        # any rank, even rank zero, may have no samples, and then doesn't know the names
-        gathered = self._world.gather(meter.names)
-        union = None if gathered is None else sorted({str(name) for names in gathered for name in tuple(names)})
-        return list(self._world.broadcast(union))
 
 
 def _difference(num_samples: Mapping[int, int | None]) -> str:

@@ -19,6 +19,7 @@ from hpctrain.distributed.replica import inner
 from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
+from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.build import build_network, build_optimizer, build_task
 from hpctrain.train.ema import Ema
@@ -26,6 +27,7 @@ from hpctrain.train.evaluation import Evaluation
 from hpctrain.train.precision import gradient_scaler
 from hpctrain.train.schedule import learning_rate_factor
 from hpctrain.train.step import TrainStep
+from hpctrain.train.task_log import AttachedLog, attach
 from hpctrain.train.task_state import TaskState
 from hpctrain.train.update import Clipping, Update
 
@@ -43,13 +45,15 @@ class Parts:
     Attributes:
         task: what is trained.
         task_state: what the task keeps outside of the model.
+        position: of the training, which the task sees.
+        task_log: what the task logs; it discards until the training begins.
         plan: the batch arithmetic.
         model: a replica, which forward passes go through.
         module: holds the weights that are trained and saved; inside `model`, except in fp16_master.
         optimizer: over the parameters of `module`.
         scaler: for fp16, else None.
         ema: the moving average of the weights, or None.
-        meter: collects the training loss.
+        meter: collects the training loss, and what else the task logs in it.
         update: of the weights.
         step: one step.
         workers: of each rank, for the training samples.
@@ -64,6 +68,14 @@ class Parts:
         self.task_state = TaskState(self.task, world)
         self.train_data = self.task.train_dataset()
         self.plan = self._batch_plan()
+        self.position = Position(self.plan.steps_per_epoch, self.total_steps)
+        self.task_log = AttachedLog(
+            type(self.task).__name__,
+            self.position,
+            total_steps=self.total_steps,
+            every_steps=config.logger.every_steps,
+        )
+        attach(self.task, self.task_log, self.position)
         network = build_network(config, self.task, world, fresh=fresh)
         self.model = network.model
         self.module = network.module
@@ -72,7 +84,8 @@ class Parts:
         self.scaler = gradient_scaler(config.precision, world.device)
         decay = config.trainer.ema_decay
         self.ema = None if decay is None else Ema(self.module, decay, network.master)
-        self.meter = Meter(world.device, world.sum_ if world.size > 1 else None, names=("train/loss",))
+        reduce = world.sum_ if world.size > 1 else None
+        self.meter = Meter(world.device, reduce, names=("train/loss",), union=world.union)
         self.update = Update(
             self.optimizer,
             learning_rate_factor(config.schedule, self.total_steps, self.plan.steps_per_epoch),
@@ -81,8 +94,15 @@ class Parts:
             master=network.master,
             ema=self.ema,
         )
-        kind, device = config.precision.kind, world.device
-        self.step = TrainStep(self.task, self.model, self.update, self.meter, precision=kind, device=device)
+        self.step = TrainStep(
+            self.task,
+            self.model,
+            self.update,
+            self.meter,
+            task_log=self.task_log,
+            precision=config.precision.kind,
+            device=world.device,
+        )
         self.workers = self._workers(self.train_data)
 
     @property
@@ -104,6 +124,7 @@ class Parts:
             self.model,
             self.world,
             task_state=self.task_state,
+            task_log=self.task_log,
             precision=self.config.precision.kind,
             workers=self._workers(dataset),
             micro_batch_size=self.plan.micro_batch_size,

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
+from hpctrain.tasks.loss_contract import Scalar, split_loss
 from hpctrain.tasks.task import Task
 from hpctrain.train.precision import autocast
 from hpctrain.train.profiling.timing import PartTimer
+from hpctrain.train.task_log import TRAIN_PREFIX, AttachedLog
 from hpctrain.train.update import Update
 
 
@@ -27,18 +28,28 @@ class TrainStep:
         task: computes the loss.
         model: from `replicate`.
         update: updates the model's weights.
-        meter: collects the loss, and the gradients' norm if it is measured.
+        meter: collects the loss, what else the task logs, and the gradients' norm if it is measured.
+        task_log: of the task.
         precision: the kind, which decides the autocast.
         device: where the model is, or its first part.
     """
 
     def __init__(
-        self, task: Task, model: nn.Module, update: Update, meter: Meter, *, precision: str, device: torch.device
+        self,
+        task: Task,
+        model: nn.Module,
+        update: Update,
+        meter: Meter,
+        *,
+        task_log: AttachedLog,
+        precision: str,
+        device: torch.device,
     ) -> None:
         self.model = model
         self.update = update
         self._task = task
         self._meter = meter
+        self._task_log = task_log
         self._device = device
         self._autocast = autocast(precision, device)
         self._replica = model if isinstance(model, DistributedDataParallel) else None
@@ -72,38 +83,41 @@ class TrainStep:
             timer.mark("optimizer")
 
     def loss(self, micro_batch: MicroBatch, model: nn.Module | None = None) -> Tensor:
-        """The mean loss over a micro-batch, 0-d.
+        """The mean loss over a micro-batch, 0-d, in a pass that isn't a step's: what the task logs is discarded.
 
         Args:
             micro_batch: of this rank.
             model: the model to call instead of the step's own.
 
         Raises:
-            TaskError: the task's loss isn't a scalar tensor.
+            TaskError: the task's loss isn't a scalar tensor, or a mapping with one.
         """
+        with self._task_log.discarding():
+            loss, _ = self._computed(micro_batch, self.model if model is None else model)
+        return loss
+
+    def _computed(self, micro_batch: MicroBatch, model: nn.Module) -> tuple[Tensor, dict[str, Scalar] | None]:
         batch = micro_batch.batch
-        called = self.model if model is None else model
         if self._device.type != "cpu" and not micro_batch.on_device:
             batch = self._task.to_device(batch, self._device)
         with self._autocast:
-            loss = self._task.loss(called, batch)
-        if not isinstance(loss, Tensor) or loss.ndim:
-            raise self._not_a_scalar(loss)
-        return loss
+            loss = self._task.loss(model, batch)
+        if isinstance(loss, Tensor) and not loss.ndim:
+            return loss, None
+        return split_loss(f"{type(self._task).__name__}.loss", loss)
 
     def _accumulate(self, micro_batch: MicroBatch, timer: PartTimer | None) -> None:
-        loss = self.loss(micro_batch)
+        loss, others = self._computed(micro_batch, self.model)
         if timer is not None:
             timer.forward_done(synchronises=self._replica is not None and micro_batch.is_last)
         self.update.backward(loss if micro_batch.divisor == 1 else loss / micro_batch.divisor)
         # a stand-in, on a rank without samples in this turn, only takes part in the sum of the gradients
         if micro_batch.num_samples:
             self._meter.add_mean("train/loss", loss, micro_batch.num_samples)
+            if others:
+                for name, value in others.items():
+                    self._meter.add_value(f"{TRAIN_PREFIX}{name}", value, micro_batch.num_samples)
+        if self._task_log.scalars:
+            self._task_log.count(self._meter, micro_batch.num_samples, others or ())
         if timer is not None:
             timer.backward_done()
-
-    def _not_a_scalar(self, loss: object) -> TaskError:
-        expected = f"{type(self._task).__name__}.loss must return a scalar tensor, the mean over the batch's samples, "
-        if isinstance(loss, Tensor):
-            return TaskError(f"{expected}but its shape is {list(loss.shape)}: reduce it with .mean()")
-        return TaskError(f"{expected}but it returned a {type(loss).__name__}: check its return statement")

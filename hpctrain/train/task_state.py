@@ -17,8 +17,11 @@ from hpctrain.checkpoint.host_memory import HostCopy
 from hpctrain.data.micro_batch import iterate_tensors, map_tensors
 from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointError, TaskError
+from hpctrain.tasks.log import TaskLog
+from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 
+GIVEN = (TaskLog, Position)
 METHODS = ("state_dict", "load_state_dict")
 
 CONTAINERS = (list, deque, dict, defaultdict, OrderedDict, Counter, set)
@@ -160,6 +163,9 @@ class TaskState:
     def _state(self) -> Any:
         state = self._task.state_dict()
         if not self._inherits:
+            # a task may return its attributes, among them what the trainer gave it
+            if isinstance(state, dict) and any(isinstance(value, GIVEN) for value in state.values()):
+                return {name: value for name, value in state.items() if not isinstance(value, GIVEN)}
             return state
         return {name: value for name, value in state.items() if name.rpartition(".")[0] not in self._left_out}
 

@@ -59,7 +59,8 @@ class TrainingLog:
             self._sinks = self._open_sinks(directory, log_stream)
         self._throughput.rate(self._parts.plan.samples_seen(self._start.step))  # opening them doesn't count
         try:
-            yield
+            with self._parts.task_log.training():
+                yield
         finally:
             for sink in self._sinks:
                 sink.close()

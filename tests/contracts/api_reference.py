@@ -14,6 +14,8 @@ import griffe
 ROOT = Path(__file__).parents[2]
 OBJECTS = (
     "hpctrain.tasks.Task",
+    "hpctrain.tasks.log.TaskLog",
+    "hpctrain.tasks.position.Position",
     "hpctrain.data.dataset.BatchDataset",
     "hpctrain.data.order.Order",
     "hpctrain.data.order.WeightedOrder",

@@ -50,7 +50,7 @@ IMPORTS = """
 """
 HOOKS = """
     prepare build_model train_dataset eval_dataset loss evaluate derive num_samples to_device order metric metric_mode
-    collate_fn place
+    collate_fn place log position
 """
 ERRORS = """
     HpctrainError ConfigError ClusterEnvironmentError RunDirectoryError RunDirectoryUnavailableError SupersededError

@@ -19,8 +19,10 @@ from hpctrain.distributed.replica import replicate
 from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.distributed.world import join
 from hpctrain.errors import TaskError
+from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.evaluation import Evaluation
+from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.task_state import TaskState
 
 
@@ -114,6 +116,7 @@ def be_rank(num_samples, micro_batch_size, num_workers, signal_at, kind, tried):
         model,
         world,
         task_state=TaskState(task, world),
+        task_log=AttachedLog("Count", Position(), total_steps=1, every_steps=1),
         precision="fp32",
         workers=Workers(num_workers),
         micro_batch_size=micro_batch_size,

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import gc
 import math
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -66,6 +68,78 @@ def test_a_rank_takes_part_in_what_other_ranks_measured():
     assert means == {"eval/accuracy": 0.75, "eval/loss": 2.0}
     idle.reset()
     assert idle.names == busy.names
+
+
+class Ranks:
+    """Meters of a world of two, whose collectives run as in lockstep: each call of a rank adds to the next result."""
+
+    def __init__(self):
+        self.pool, self.exchanges = ThreadPoolExecutor(2), 0
+        self.barrier, self.slots = threading.Barrier(2), [None, None]
+        self.meters = [Meter(CPU, self._reduce(rank), ["train/loss"], union=self._union(rank)) for rank in (0, 1)]
+
+    def _together(self, rank, value):
+        self.slots[rank] = value
+        self.barrier.wait(10)
+        found = list(self.slots)
+        self.barrier.wait(10)
+        return found
+
+    def _reduce(self, rank):
+        return lambda tensor: torch.stack(self._together(rank, tensor)).sum(0)
+
+    def _union(self, rank):
+        def union(names):
+            self.exchanges += rank == 0
+            return sorted({name for own in self._together(rank, names) for name in own})
+
+        return union
+
+    def call(self, method):
+        one, other = (self.pool.submit(method, meter) for meter in self.meters)
+        found = one.result(10), other.result(10)
+        assert repr(found[0]) == repr(found[1])
+        return found[0]
+
+
+def test_names_may_differ_by_rank_and_come_late_and_are_exchanged_once():
+    ranks = Ranks()
+    one, other = ranks.meters
+    for _ in range(2):
+        for meter in ranks.meters:
+            meter.reset()
+        one.add_value("train/b", 2.0, 3)
+        other.add_value("train/a", torch.tensor(1.0), torch.tensor(2))
+        other.add_mean("train/loss", torch.tensor(5.0), 1)
+        assert ranks.call(Meter.means) == {"train/a": 1.0, "train/b": 2.0, "train/loss": 5.0}
+    assert ranks.exchanges == 1
+    for meter in ranks.meters:
+        meter.reset()
+    one.add_value("train/b", 7.0, 1)
+    other.add_value("train/late", 3.0, 1)
+    means = ranks.call(Meter.means)
+    assert (means["train/b"], means["train/late"], "train/a" in means) == (7.0, 3.0, False)
+    assert math.isnan(means["train/loss"])
+    assert ranks.exchanges == 2
+
+
+def test_a_resume_in_a_window_gives_the_same_digits_also_of_names_that_a_rank_has_not_seen():
+    values = [0.1 * number + 0.7 for number in range(12)]
+
+    def add(ranks, numbers):
+        for number in numbers:
+            ranks.meters[number % 2].add_value(f"train/{number % 3}", values[number], 3)
+
+    straight, first, second = Ranks(), Ranks(), Ranks()
+    add(straight, range(12))
+    add(first, range(5))
+    own = [meter.own_state() for meter in first.meters]
+    state = first.call(Meter.state)
+    for rank, meter in enumerate(second.meters):
+        meter.load_state(state, rank=rank, own=own[rank])
+    add(second, range(5, 12))
+    assert second.call(Meter.means) | {"train/loss": 0} == straight.call(Meter.means) | {"train/loss": 0}
+    assert second.exchanges == 0
 
 
 def test_ranks_of_unequal_shares_give_the_mean_over_samples():

@@ -17,9 +17,11 @@ from hpctrain.distributed.world import World
 from hpctrain.metrics.meter import Meter
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.times import Times
+from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.step import TrainStep
 from hpctrain.train.stopping import Stopping
+from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.trainer import Trainer
 from hpctrain.train.update import Update
 
@@ -64,7 +66,8 @@ def step_over():
     def build(model, task=None):
         update = Update(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), lambda update: 1.0)
         meter = Meter(CPU, names=("train/loss",))
-        return TrainStep(task or Sorting(), model, update, meter, precision="fp32", device=CPU)
+        log = AttachedLog("Sorting", Position(), total_steps=1, every_steps=1)
+        return TrainStep(task or Sorting(), model, update, meter, task_log=log, precision="fp32", device=CPU)
 
     return build
 

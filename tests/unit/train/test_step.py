@@ -12,10 +12,12 @@ from hpctrain.config.trainer import Trainer
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
+from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.ema import Ema
 from hpctrain.train.precision import gradient_scaler
 from hpctrain.train.step import TrainStep
+from hpctrain.train.task_log import AttachedLog, attach
 from hpctrain.train.update import Clipping, Update
 
 CPU = torch.device("cpu")
@@ -56,7 +58,12 @@ class Bench:
             scaler=scaler,
             ema=self.ema,
         )
-        self.step = TrainStep(self.task, self.model, self.update, self.meter, precision=kind, device=CPU)
+        self.position = Position()
+        self.log = AttachedLog("Task", self.position, total_steps=10, every_steps=2)
+        attach(self.task, self.log, self.position)
+        self.step = TrainStep(
+            self.task, self.model, self.update, self.meter, task_log=self.log, precision=kind, device=CPU
+        )
         draws = torch.Generator().manual_seed(1)
         self.batch = torch.randn(12, 4, generator=draws, dtype=dtype), torch.arange(12) % 3
 
@@ -244,3 +251,84 @@ def test_what_the_task_raises_passes_through_as_it_is():
         bench.moved(12)
     assert caught.value.__cause__ is None
     assert caught.traceback[-1].name == "fail"
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda logits: {"kl": 1.0}, r"a mapping without 'loss', only 'kl': return the loss to optimise as 'loss'"),
+        (lambda logits: {"loss": logits.sum(1)}, r"its shape is \[12\]"),
+        (
+            lambda logits: {"loss": logits.sum(), "kl": logits.sum(1)},
+            r"a scalar as 'kl', found a tensor of shape \[12\]",
+        ),
+        (lambda logits: {"loss": logits.sum(), "kl": "high"}, r"a number or a scalar tensor as 'kl', found a str"),
+        (lambda logits: {"loss": logits.sum(), "lr": 1.0}, r"logs 'lr', which hpctrain itself logs"),
+        (lambda logits: {"loss": logits.sum(), 7: 1.0}, r"under the name 7: expected a string"),
+    ],
+)
+def test_a_mapping_that_is_refused(make, problem):
+    bench = Bench(task=Odd(make))
+    before = bench.weights()
+    with pytest.raises(TaskError, match=r"^Odd\.loss.*" + problem):
+        bench.moved(12)
+    assert torch.equal(bench.weights(), before)
+
+
+def test_the_values_of_a_mapping_are_averaged_over_samples_and_only_the_loss_is_optimised():
+    bench = Bench(task=Odd(lambda logits: {"loss": logits.square().mean(), "first": logits[0, 0], "four": 4}))
+    plain = Bench(task=Odd(lambda logits: logits.square().mean()))
+    firsts = [bench.model(bench.batch[0])[row, 0].item() for row in (0, 8)]
+    assert torch.equal(bench.moved(8, 4, 0), plain.moved(8, 4, 0))
+    means = bench.meter.means()
+    assert means["train/first"] == pytest.approx((8 * firsts[0] + 4 * firsts[1]) / 12, rel=1e-12)
+    assert means["train/four"] == 4.0
+    assert means["train/loss"] == plain.meter.means()["train/loss"]
+
+
+class Logging(Classify):
+    def loss(self, model, batch):
+        self.log.scalar("first", batch[0][0, 0])
+        self.log.scalar("tokens", 2.0, count=torch.tensor(3))
+        self.seen = self.log.due
+        return super().loss(model, batch)
+
+
+def test_what_a_task_logs_in_its_loss_is_averaged_likewise():
+    bench = Bench(task=Logging())
+    rows = bench.batch[0][:, 0].tolist()
+    with bench.log.training():
+        bench.moved(8, 4, 0)
+    assert bench.meter.state()["train/first"] == (pytest.approx(8 * rows[0] + 4 * rows[8]), 12)
+    assert bench.meter.state()["train/tokens"] == (12.0, 6.0)
+
+
+def test_whether_a_record_is_due():
+    bench = Bench(task=Logging())
+    due = []
+    with bench.log.training():
+        for step in range(10):
+            bench.position.step = step
+            bench.moved(12)
+            due.append(bench.task.seen)
+    assert due == [False, True] * 5
+    with bench.log.training(), bench.log.evaluating():
+        assert bench.log.due
+
+
+def test_passes_that_leave_no_trace_log_nothing():
+    bench = Bench(task=Logging())
+    with bench.log.training():
+        bench.step.loss(next(bench.micro_batches(12)))
+    assert bench.meter.names == ("train/loss",)
+    assert bench.log.scalars == []
+
+
+def test_a_name_that_is_returned_and_logged():
+    def both(logits):
+        bench.task.log.scalar("kl", 1.0)
+        return {"loss": logits.sum(), "kl": 2.0}
+
+    bench = Bench(task=Odd(both))
+    with bench.log.training(), pytest.raises(TaskError, match="both returns 'kl' and logs it"):
+        bench.moved(12)

@@ -1,0 +1,133 @@
+"""The log of a task in training, and its place on the task."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from hpctrain.errors import TaskError
+from hpctrain.metrics.meter import Meter
+from hpctrain.run.evaluation import EVAL_PREFIX
+from hpctrain.tasks.log import Kind, TaskLog
+from hpctrain.tasks.loss_contract import OWN_NAMES, Scalar, check_name, checked_scalar
+from hpctrain.tasks.position import Position
+from hpctrain.tasks.task import Task
+
+TRAIN_PREFIX = "train/"
+
+
+class AttachedLog(TaskLog):
+    """Collects what a task logs during a training; it discards everything until `training` begins.
+
+    Args:
+        kind: name of the task's class, for messages.
+        position: of the training.
+        total_steps: the last step of the run.
+        every_steps: steps between records.
+
+    Attributes:
+        scalars: logged since the last `count`: name, value, and the number of values if the task gave it.
+    """
+
+    def __init__(self, kind: str, position: Position, *, total_steps: int, every_steps: int) -> None:
+        self.scalars: list[tuple[str, Scalar, Scalar | None]] = []
+        self._kind = kind
+        self._position = position
+        self._total_steps = total_steps
+        self._every_steps = every_steps
+        self._prefix = ""
+        self._checked: set[str] = set()
+        self._process = os.getpid()
+
+    @property
+    def due(self) -> bool:
+        """Whether a record follows this step."""
+        if self._prefix != TRAIN_PREFIX:
+            return bool(self._prefix)
+        step = self.step
+        return step % self._every_steps == 0 or step == self._total_steps
+
+    @property
+    def step(self) -> int:
+        """The step to which a record belongs that is logged now."""
+        return self._position.step + (self._prefix == TRAIN_PREFIX)
+
+    def scalar(self, name: str, value: Tensor | float, *, count: Tensor | float | None = None) -> None:
+        """Collect a scalar."""
+        if name not in self._checked:
+            check_name(self._where("scalar"), name, OWN_NAMES if self._prefix != EVAL_PREFIX else frozenset())
+            self._checked.add(name)
+        checked = checked_scalar(self._where("scalar"), name, value)
+        if count is not None:
+            count = checked_scalar(self._where("scalar"), "count", count)
+        # a forked DataLoader worker has this very object, but no one reads it there
+        if self._prefix and self._process == os.getpid():
+            self.scalars.append((name, checked, count))
+
+    def count(self, meter: Meter, num_samples: int, returned: Container[str]) -> None:
+        """Add the collected scalars of one batch to a meter.
+
+        Args:
+            meter: of the training or of an evaluation.
+            num_samples: of the batch; 0 for a stand-in, which doesn't count.
+            returned: names of the values that the method returned for the batch.
+
+        Raises:
+            TaskError: the method returned a value of the same name.
+        """
+        for name, value, given in self.scalars:
+            if name in returned:
+                raise TaskError(f"{self._kind} both returns {name!r} and logs it: choose another name for one of them")
+            if num_samples:
+                meter.add_value(f"{self._prefix}{name}", value, num_samples if given is None else given)
+        self.scalars.clear()
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Log, and not discard, in the context."""
+        with self._in(TRAIN_PREFIX):
+            yield
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Log as an evaluation in the context, if the training has begun."""
+        with self._in(EVAL_PREFIX if self._prefix else ""):
+            yield
+
+    @contextmanager
+    def discarding(self) -> Iterator[None]:
+        """Discard in the context, for passes that leave no trace."""
+        with self._in(""):
+            yield
+
+    @contextmanager
+    def _in(self, prefix: str) -> Iterator[None]:
+        before = self._prefix
+        self._prefix = prefix
+        self._checked.clear()
+        try:
+            yield
+        finally:
+            self._prefix = before
+            self._checked.clear()
+            self.scalars.clear()
+
+    def _media(self, kind: Kind, name: str, content: Any, **options: Any) -> None:  # noqa: ARG002 - media come next
+        if not isinstance(name, str):
+            raise TaskError(f"{self._where(kind)} got the name {name!r}: expected a string")
+
+    def _where(self, method: str) -> str:
+        return f"{self._kind}.log.{method}"
+
+
+def attach(task: Task, log: AttachedLog, position: Position) -> None:
+    """Give a task its log and position; one whose class or instance has its own attribute of that name keeps it."""
+    for name, value in (("log", log), ("position", position)):
+        if inspect.getattr_static(task, name) is vars(Task)[name]:
+            # not setattr: a task may be a frozen dataclass
+            object.__setattr__(task, name, value)
