@@ -41,6 +41,15 @@ DECIDES_THE_WEIGHTS = (
 """Keys and groups of keys that change the weights, even if only by the rounding of sums."""
 
 
+UNUSED: Mapping[str, object] = {
+    "optimizer.groups": [],
+    "optimizer.layer_decay": None,
+    "optimizer.layer_list": "blocks",
+}
+"""Keys that earlier versions didn't store, and the values with which they change nothing. They are left out, so that
+runs of those versions stay the same runs."""
+
+
 def decides_the_weights(key: str) -> bool:
     """Whether another value of this key can lead to other weights."""
     return any(key == group or key.startswith(f"{group}.") for group in DECIDES_THE_WEIGHTS)
@@ -59,7 +68,7 @@ def flat_values(groups: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, dict) and value:
             for key, inside in value.items():
                 walk(f"{prefix}.{key}" if prefix else key, inside)
-        else:
+        elif prefix not in UNUSED or value != UNUSED[prefix]:
             found[prefix] = value
 
     walk("", groups)

@@ -11,6 +11,8 @@ from omegaconf import MISSING
 from hpctrain.config import require
 from hpctrain.errors import ConfigError
 
+BETWEEN_0_AND_1 = require.that(lambda value: 0 < value <= 1, "must be above 0, and at most 1", "set {key}=0.75")
+
 
 @dataclass(kw_only=True, slots=True)
 class Handling(require.Checked):
@@ -22,6 +24,15 @@ class Handling(require.Checked):
     """Global batch size for which lr was chosen."""
     no_decay_norm_bias: bool = False
     """No weight decay for biases and for parameters of fewer than two dimensions, such as those of norms."""
+    groups: list[Any] = field(default_factory=list)
+    """Parameters with options of their own: a list of {match: "NAME.*", lr_factor: 0.1, weight_decay: 0.0}. match is a
+    pattern or a list of patterns; the first entry that matches a parameter decides. frozen: true excludes them;
+    unfreeze_at_step or unfreeze_at_epoch trains them from then on."""
+    layer_decay: Annotated[float | None, BETWEEN_0_AND_1] = None
+    """Learning rate of a block relative to that of the next one, such as 0.75; null: the same for all."""
+    layer_list: Annotated[str, require.not_empty] = "blocks"
+    """Name of the module whose children are the numbered blocks, for layer_decay: blocks, or encoder.layer; with * and
+    ?."""
 
 
 HANDLING_KEYS = tuple(item.name for item in fields(Handling))

@@ -17,6 +17,7 @@ from hpctrain.config.module_source import (
     find_module,
 )
 from hpctrain.config.optimizer import HANDLING_KEYS
+from hpctrain.config.parameter_groups import check_options, entries_of
 from hpctrain.config.schema import OPTIONS
 from hpctrain.config.signature import signature_of
 from hpctrain.errors import ConfigError
@@ -38,25 +39,54 @@ def check_targets(group: str, node: Any) -> None:
         raise ConfigError(group, node, "is not a group of keys", f"choose an option: {group}=NAME")
     if group == "model" and node.get("_target_") is None:
         return
+    if group == "optimizer":
+        check_optimizer(group, node)
+    else:
+        _check(group, node)
+
+
+def check_optimizer(key: str, node: Mapping[str, Any], skipped: Collection[str] = HANDLING_KEYS) -> None:
+    """Check an optimizer's class and options, and those of its groups of parameters.
+
+    Args:
+        key: full name of its node.
+        node: its keys.
+        skipped: keys that hpctrain itself acts on.
+
+    Raises:
+        ConfigError: names the key, and what was probably meant.
+    """
     if node.get("_target_") == "torch.optim.LBFGS":
-        raise ConfigError(f"{group}._target_", node["_target_"], NEEDS_A_CLOSURE, "choose another class of torch.optim")
-    # the optimizer's class gets the parameters first, and not the keys that hpctrain itself acts on
-    by_optimizer = group == "optimizer"
-    _check(group, node, skipped=HANDLING_KEYS if by_optimizer else (), positional=1 if by_optimizer else 0)
+        raise ConfigError(f"{key}._target_", node["_target_"], NEEDS_A_CLOSURE, "choose another class of torch.optim")
+    # the class gets the parameters first
+    known = _check(key, node, skipped=skipped, positional=1)
+    own = {name: value for name, value in node.items() if name not in skipped and name != "_target_"}
+    schema = _shipped(node)
+    for entry in entries_of(key, node):
+        check_options(entry, known, own)
+        for name, value in entry.options.items():
+            try:
+                if schema is not None:
+                    schema(**{**node, name: value})
+            except ConfigError as error:
+                raise ConfigError(f"{entry.key}.{name}", value, error.problem, "correct it") from error
 
 
-def _check(key: str, node: Mapping[str, Any], *, skipped: Collection[str] = (), positional: int = 0) -> None:
+def _check(
+    key: str, node: Mapping[str, Any], *, skipped: Collection[str] = (), positional: int = 0
+) -> Collection[str] | None:
+    """Check a class and its arguments; return the names of those that it takes, None if they aren't known."""
     target = _path_of(key, node)
     given = {name: value for name, value in node.items() if name != "_target_" and name not in skipped}
     for name, value in given.items():
         if isinstance(value, Mapping) and "_target_" in value:
             _check(f"{key}.{name}", value)
-    if _is_shipped(node):
-        return
+    if _shipped(node) is not None:
+        return given
     try:
         signature = signature_of(*_find(key, target))
     except UnknownError:
-        return
+        return None
     known = dict(list(signature.arguments.items())[positional:])
     for name, value in given.items():
         if name not in known and not signature.takes_any:
@@ -69,6 +99,7 @@ def _check(key: str, node: Mapping[str, Any], *, skipped: Collection[str] = (), 
         problem = f"needs the argument{'s' * (len(missing) > 1)} {' and '.join(missing)}"
         remedy = f"add {' '.join(f'+{key}.{name}=VALUE' for name in missing)}"
         raise ConfigError(f"{key}._target_", target, problem, remedy)
+    return None if signature.takes_any else list(known)
 
 
 def _path_of(key: str, node: Mapping[str, Any]) -> str:
@@ -80,14 +111,14 @@ def _path_of(key: str, node: Mapping[str, Any]) -> str:
     return target
 
 
-def _is_shipped(node: Mapping[str, Any]) -> bool:
-    """Whether the node has the keys of one of hpctrain's own options, which are typed and checked already."""
+def _shipped(node: Mapping[str, Any]) -> type | None:
+    """Return the schema of the option of hpctrain's own that has these keys: they are typed and checked already."""
     schemas = (schema for group in ("task", "model", "optimizer") for schema in OPTIONS[group].values())
     for schema in schemas:
         known = {field.name: field.default for field in fields(schema)}
         if known["_target_"] == node["_target_"]:
-            return node.keys() == known.keys()
-    return False
+            return schema if node.keys() == known.keys() else None
+    return None
 
 
 def _find(key: str, target: str) -> tuple[ModuleSource, Definition]:

@@ -1,12 +1,10 @@
-"""Build the task, the model and the optimizer from their configuration; errors of a user's own code pass through."""
+"""Build the task and the model from their configuration; errors of a user's own code pass through."""
 
 from __future__ import annotations
 
 import importlib
-import inspect
 import logging
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,7 @@ import torch
 from torch import nn
 
 from hpctrain.checkpoint.warm_start import warm_start
-from hpctrain.config.optimizer import HANDLING_KEYS, Handling, handling_of
 from hpctrain.config.root import Config
-from hpctrain.config.target import NEEDS_A_CLOSURE
 from hpctrain.distributed.compiler import compile_in_place
 from hpctrain.distributed.replica import broadcast_tensors, inner, replicate, synchronise_batchnorm
 from hpctrain.distributed.world import World
@@ -25,6 +21,7 @@ from hpctrain.errors import ConfigError, TaskError
 from hpctrain.tasks.task import Task
 from hpctrain.train.activation_checkpointing import checkpoint_activations
 from hpctrain.train.modes import begin_training
+from hpctrain.train.parameter_groups import freeze
 from hpctrain.train.precision import (
     MASTER_TYPES,
     PURE_TYPES,
@@ -135,6 +132,8 @@ def build_network(config: Config, task: Task, world: World, *, fresh: bool = Fal
         module = synchronise_batchnorm(module)
     if fresh and config.init_from is not None and world.is_rank_zero:
         warm_start(module, Path(config.init_from), match=config.init_match, strict=config.init_strict)
+    # before the half copy is made, which knows what is trained
+    freeze(config.optimizer, module)
     spreads = len(world.devices) > 1 and config.parallel.kind == "ddp"
     module = task.place(module, world.devices) if spreads else module.to(world.device)
     # before the half copy is made, which has the modes of the original
@@ -162,51 +161,3 @@ def _in_precision(module: nn.Module, kind: str, world: World) -> tuple[nn.Module
     master = MasterWeights(module, MASTER_TYPES[kind])
     compute_in(MASTER_TYPES[kind], master.copy, given=torch.float32)
     return master.copy, master
-
-
-def build_optimizer(node: Mapping[str, Any], model: nn.Module, global_batch_size: int) -> torch.optim.Optimizer:
-    """Build the optimizer over the parameters that require a gradient; each group's `initial_lr` is the scaled rate.
-
-    Args:
-        node: of the configuration; keys of `Handling` are hpctrain's own, and not passed to the class.
-        model: whose parameters are trained.
-        global_batch_size: scales the learning rate if `lr_scaling` asks for it.
-
-    Raises:
-        TaskError: no parameter requires a gradient, or the class isn't an optimizer.
-        ConfigError: its step needs a closure.
-    """
-    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    if not named:
-        raise TaskError("no parameter of the model requires a gradient: there is nothing to train")
-    handling = handling_of(node)
-    options = {key: value for key, value in node.items() if key not in HANDLING_KEYS}
-    trained = _groups(named) if handling.no_decay_norm_bias else [parameter for _, parameter in named]
-    optimizer = instantiate("optimizer", options, trained)
-    target = node["_target_"]
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TaskError(f"optimizer._target_={target} made a {type(optimizer).__name__}, not an optimizer")
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise ConfigError("optimizer._target_", target, NEEDS_A_CLOSURE, "choose another class of torch.optim")
-    factor = _learning_rate_scale(handling, global_batch_size)
-    for group in optimizer.param_groups:
-        # two entries: the schedule overwrites `lr` in each step, and needs the rate that it starts from
-        group["lr"] = group["initial_lr"] = group["lr"] if factor == 1 else group["lr"] * factor
-    return optimizer
-
-
-def _learning_rate_scale(handling: Handling, global_batch_size: int) -> float:
-    ratio = global_batch_size / handling.lr_base_batch_size
-    return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[handling.lr_scaling]
-
-
-def _groups(named: Sequence[tuple[str, nn.Parameter]]) -> list[dict[str, Any]]:
-    """Split parameters into those with weight decay and those without: fewer than two dimensions, or named bias."""
-    spared = [parameter for name, parameter in named if parameter.ndim < 2 or name.rpartition(".")[2] == "bias"]
-    ids = {id(parameter) for parameter in spared}
-    groups: list[dict[str, Any]] = [
-        {"params": [parameter for _, parameter in named if id(parameter) not in ids]},
-        {"params": spared, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]

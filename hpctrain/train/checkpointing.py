@@ -136,9 +136,12 @@ class Checkpointing:
                 log.warning("keys that affect the weights have changed since step %d: the run is not exact", found.step)
 
     def _changed_options(self, found: LoadedCheckpoint) -> set[str]:
-        """Return the keys of the optimizer whose values differ from those of the checkpoint."""
+        """Return the options of the optimizer whose values differ from those of the checkpoint."""
         before, now = found.extra.get("optimizer", {}), self._config.optimizer
-        return {key for key in (*before, *now) if before.get(key) != now.get(key)}
+        changed = {key for key in (*before, *now) if before.get(key) != now.get(key)}
+        # an option of a group replaces the optimizer's own there, and both are in the checkpoint
+        groups = [entry for node in (before, now) for entry in node.get("groups") or ()]
+        return changed.union(*groups) if "groups" in changed else changed
 
     def _restore_random_state(self, found: LoadedCheckpoint) -> None:
         if found.world_size == self._world.size:

@@ -21,9 +21,10 @@ from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
-from hpctrain.train.build import build_network, build_optimizer, build_task
+from hpctrain.train.build import build_network, build_task
 from hpctrain.train.ema import Ema
 from hpctrain.train.evaluation import Evaluation
+from hpctrain.train.optimizers import build_optimizer
 from hpctrain.train.precision import gradient_scaler
 from hpctrain.train.schedule import learning_rate_factor
 from hpctrain.train.step import TrainStep
@@ -51,6 +52,7 @@ class Parts:
         model: a replica, which forward passes go through.
         module: holds the weights that are trained and saved; inside `model`, except in fp16_master.
         optimizer: over the parameters of `module`.
+        groups: of its parameters, frozen ones included.
         scaler: for fp16, else None.
         ema: the moving average of the weights, or None.
         meter: collects the training loss, and what else the task logs in it.
@@ -80,7 +82,9 @@ class Parts:
         self.model = network.model
         self.module = network.module
         self.task_state.leave_out(inner(self.module))
-        self.optimizer = build_optimizer(config.optimizer, self.module, config.trainer.global_batch_size)
+        built = build_optimizer(config.optimizer, self.module, config.trainer.global_batch_size)
+        self.optimizer = built.optimizer
+        self.groups = built.groups
         self.scaler = gradient_scaler(config.precision, world.device)
         decay = config.trainer.ema_decay
         self.ema = None if decay is None else Ema(self.module, decay, network.master)
@@ -89,6 +93,7 @@ class Parts:
         self.update = Update(
             self.optimizer,
             learning_rate_factor(config.schedule, self.total_steps, self.plan.steps_per_epoch),
+            base_lr=built.base_lr,
             clipping=Clipping.configured(config.trainer, self.optimizer),
             scaler=self.scaler,
             master=network.master,

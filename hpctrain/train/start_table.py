@@ -41,6 +41,7 @@ def log_start(
     rows |= {
         "task": _kind(parts.task),
         "model": _model(parts.module),
+        **_groups(parts),
         "where": f"{ranks} on {listed(dict.fromkeys(hosts), separator=' ')}: {_machine(parts.world)}",
         "batch": f"{plan.global_batch_size:,} samples per step = {plan.micro_batch_size:,} per forward "
         f"x {plan.accumulation} accumulated x {ranks}",
@@ -61,6 +62,23 @@ def _model(module: nn.Module) -> str:
     total = sum(parameter.numel() for parameter in parameters)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     return f"{_kind(module)}: {total:,} parameters, {trained:,} of them trained"
+
+
+def _groups(parts: Parts) -> dict[str, str]:
+    """Describe each group of parameters; nothing if there is only one, with the optimizer's own options."""
+    if len(parts.groups) == 1 and parts.groups[0].entry is None:
+        return {}
+    options = {id(group["params"][0]): group for group in parts.optimizer.param_groups}
+    rows = {}
+    for number, group in enumerate(parts.groups):
+        parameters = list(group.parameters.values())
+        size = f"{sum(map(torch.numel, parameters)):,} parameters in {counted(len(parameters), 'tensor')}"
+        found = options.get(id(parameters[0]))
+        how = "frozen" if found is None else f"lr {found['initial_lr']:.4g}"
+        if found is not None and "weight_decay" in found:
+            how += f", weight decay {found['weight_decay']:g}"
+        rows[f"group {number}"] = f"{group.label}: {size}, {how}"
+    return rows
 
 
 def _machine(world: World) -> str:

@@ -54,6 +54,7 @@ class Update:
     Args:
         optimizer: over the trained parameters.
         learning_rate: returns the learning rate's factor for a step, counted from 0 without the skipped ones.
+        base_lr: its learning rate at factor 1, which is logged; None for that of its first group.
         clipping: bounds the gradients; None for no bounds.
         scaler: of the loss, for fp16; else None.
         master: copies gradients and weights between fp32 and half precision; None if there is only one set of weights.
@@ -68,6 +69,7 @@ class Update:
         optimizer: torch.optim.Optimizer,
         learning_rate: Callable[[int], float],
         *,
+        base_lr: float | None = None,
         clipping: Clipping | None = None,
         scaler: torch.amp.GradScaler | None = None,
         master: MasterWeights | None = None,
@@ -77,6 +79,8 @@ class Update:
         self._optimizer = optimizer
         self._learning_rate = learning_rate
         self._base_rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+        self._base_lr = self._base_rates[0] if base_lr is None else base_lr
+        self._factor = 1.0
         self._clipping = clipping
         self._scaler = scaler
         self._master = master
@@ -93,7 +97,7 @@ class Update:
     @property
     def metrics(self) -> dict[str, float]:
         """Values to log of the last update; in fp16 reading them waits for the device."""
-        values = {"train/lr": float(self._optimizer.param_groups[0]["lr"])}
+        values = {"train/lr": self._base_lr * self._factor}
         if self._scaler is not None:
             values["train/loss_scale"] = self._scaler.get_scale()
             values["train/skipped_updates"] = self.num_skipped
@@ -103,7 +107,7 @@ class Update:
         """Prepare step ``step``, counted from 0: set its learning rates; skipped updates don't advance the schedule."""
         if self._master is not None:
             self._master.begin_step()
-        factor = self._learning_rate(step - self.num_skipped)
+        self._factor = factor = self._learning_rate(step - self.num_skipped)
         for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = base * factor
 

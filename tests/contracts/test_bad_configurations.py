@@ -138,6 +138,43 @@ MISTAKES = {
     "an optimizer without a class": (["optimizer=custom"], "optimizer._target_", "is required"),
     "an unknown scaling": (["optimizer.lr_scaling=cubic"], "optimizer.lr_scaling=cubic", "sqrt"),
     "fused and foreach": (["optimizer.fused=true", "optimizer.foreach=true"], "optimizer.fused=True", "one of them"),
+    "a group without a pattern": (
+        ["optimizer.groups=[{lr_factor: 0.1}]"],
+        "optimizer.groups[0].match=null: must be a pattern",
+        'write optimizer.groups[0].match="NAME.*"',
+    ),
+    "a group that is a text": (["optimizer.groups=[head]"], "optimizer.groups[0]=head: is not a group of keys", ""),
+    "an option that groups don't have": (
+        ["optimizer.groups=[{match: head.*, lr_factr: 0.1}]"],
+        "optimizer.groups[0].lr_factr=0.1: is not an option of a group",
+        "did you mean lr_factor?",
+    ),
+    "another optimizer's option in a group": (
+        ["optimizer=custom", "optimizer._target_=torch.optim.RMSprop", "optimizer.groups=[{match: a, nesterov: true}]"],
+        "optimizer.groups[0].nesterov=True: is not an option of a group",
+        "it takes match, lr_factor",
+    ),
+    "an option of a group of another kind": (
+        ["optimizer.groups=[{match: a, weight_decay: none}]"],
+        "optimizer.groups[0].weight_decay=none: must be a number, like 0.01",
+        "",
+    ),
+    "an option of a group out of range": (
+        ["optimizer.groups=[{match: a, weight_decay: -1}]"],
+        "optimizer.groups[0].weight_decay=-1: must be at least 0",
+        "",
+    ),
+    "a group without a learning rate": (
+        ["optimizer.groups=[{match: a, lr_factor: 0}]"],
+        "optimizer.groups[0].lr_factor=0: must be a number above 0",
+        "or frozen to true",
+    ),
+    "frozen parameters with an option": (
+        ["optimizer.groups=[{match: a, frozen: true, lr_factor: 0.5}]"],
+        "optimizer.groups[0].frozen=True: conflicts with lr_factor",
+        "remove one of them",
+    ),
+    "a decay over layers above one": (["optimizer.layer_decay=1.5"], "optimizer.layer_decay=1.5: must be above 0", ""),
     "a warm-up in steps and epochs": (
         ["schedule.warmup_steps=5", "schedule.warmup_epochs=1"],
         "schedule.warmup_epochs=1.0",

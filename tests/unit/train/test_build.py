@@ -9,7 +9,7 @@ from torch import nn
 from hpctrain.config.compose import Composer
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.tasks.digits import Digits
-from hpctrain.train.build import build_model, build_network, build_optimizer, build_task, instantiate, locate
+from hpctrain.train.build import build_model, build_network, build_task, instantiate, locate
 from hpctrain.train.precision import MASTER_TYPES
 
 OWN = """
@@ -116,66 +116,6 @@ def test_a_configured_model_comes_before_the_tasks_own():
 def test_a_model_must_be_a_module():
     with pytest.raises(TaskError, match=r"must be a torch\.nn\.Module, but is a dict"):
         build_model({"_target_": "builtins.dict"}, Digits())
-
-
-def test_the_optimizer_has_what_requires_a_gradient():
-    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
-    model[0].requires_grad_(False)
-    optimizer = build_optimizer({"_target_": "torch.optim.SGD", "lr": 0.25}, model, 64)
-    (group,) = optimizer.param_groups
-    assert [id(parameter) for parameter in group["params"]] == [id(parameter) for parameter in model[1].parameters()]
-    assert group["lr"] == 0.25
-    model.requires_grad_(False)
-    with pytest.raises(TaskError, match="nothing to train"):
-        build_optimizer({"_target_": "torch.optim.SGD", "lr": 0.25}, model, 64)
-
-
-def test_an_optimizer_must_be_one():
-    with pytest.raises(TaskError, match=r"optimizer\._target_=torch\.nn\.ParameterList made a ParameterList"):
-        build_optimizer({"_target_": "torch.nn.ParameterList"}, nn.Linear(1, 1), 64)
-
-
-@pytest.mark.parametrize(
-    "name", ["RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop", "Adam"]
-)
-def test_any_optimizer_of_torchs(name):
-    model = nn.Linear(2, 3)
-    optimizer = build_optimizer({"_target_": f"torch.optim.{name}", "lr": 0.25}, model, 64)
-    model(torch.ones(1, 2)).sum().backward()
-    before = model.weight.detach().clone()
-    optimizer.step()
-    assert type(optimizer).__name__ == name
-    assert not torch.equal(model.weight, before)
-
-
-@pytest.mark.parametrize("how", ["foreach", "fused"])
-def test_an_optimizer_over_many_parameters_at_a_time(how):
-    options = {"_target_": "torch.optim.AdamW", "lr": 0.25, "foreach": None, "fused": None}
-    optimizer = build_optimizer({**options, how: True}, nn.Linear(2, 3), 64)
-    assert optimizer.param_groups[0][how] is True
-
-
-def test_an_optimizer_that_needs_a_closure():
-    with pytest.raises(ConfigError, match=r"optimizer\._target_=torch\.optim\.LBFGS: .* closure"):
-        build_optimizer({"_target_": "torch.optim.LBFGS"}, nn.Linear(1, 1), 64)
-
-
-@pytest.mark.parametrize(("scaling", "expected"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
-def test_the_learning_rate_is_that_of_the_global_batch(scaling, expected):
-    node = {"_target_": "torch.optim.SGD", "lr": 0.1, "lr_scaling": scaling, "lr_base_batch_size": 128}
-    (group,) = build_optimizer(node, nn.Linear(1, 1), 512).param_groups
-    assert group["lr"] == group["initial_lr"] == pytest.approx(expected)
-
-
-def test_no_decay_for_norms_and_biases():
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(4, 3))
-    node = {"_target_": "torch.optim.AdamW", "lr": 0.1, "weight_decay": 0.5, "no_decay_norm_bias": True}
-    decayed, spared = build_optimizer(node, model, 64).param_groups
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    assert [names[id(p)] for p in decayed["params"]] == ["0.weight", "2.weight"]
-    assert [names[id(p)] for p in spared["params"]] == ["0.bias", "1.weight", "1.bias", "2.bias"]
-    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.5, 0.0)
-    assert decayed["initial_lr"] == spared["initial_lr"] == 0.1
 
 
 @pytest.fixture(scope="module")

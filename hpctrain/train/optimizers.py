@@ -1,0 +1,97 @@
+"""Build optimizers from their configuration; errors of a user's own class pass through."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpctrain.config.optimizer import HANDLING_KEYS, Handling, handling_of
+from hpctrain.config.parameter_groups import entries_of
+from hpctrain.config.target import NEEDS_A_CLOSURE
+from hpctrain.errors import ConfigError, TaskError
+from hpctrain.train.build import instantiate
+from hpctrain.train.parameter_groups import ModelNames, ParameterGroup, assign, split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltOptimizer:
+    """An optimizer, and what the training knows of its groups.
+
+    Attributes:
+        optimizer: over the parameters of the groups that aren't frozen.
+        base_lr: its learning rate at the schedule's factor 1, without the factors of groups.
+        groups: of its parameters, frozen ones included.
+    """
+
+    optimizer: torch.optim.Optimizer
+    base_lr: float
+    groups: Sequence[ParameterGroup]
+
+
+def build_optimizer(node: Mapping[str, Any], model: nn.Module, global_batch_size: int) -> BuiltOptimizer:
+    """Build the optimizer over the parameters that require a gradient; each group's `initial_lr` is the scaled rate.
+
+    Args:
+        node: of the configuration; keys of `Handling` are hpctrain's own, and not passed to the class.
+        model: whose parameters are trained.
+        global_batch_size: scales the learning rate if `lr_scaling` asks for it.
+
+    Raises:
+        TaskError: no parameter requires a gradient, or the class isn't an optimizer.
+        ConfigError: its step needs a closure, or an entry of its groups matches nothing or has an unknown option.
+    """
+    key = "optimizer"
+    names, handling, entries = ModelNames(model), handling_of(node), entries_of(key, node)
+    groups = split(assign(names, list(names.parameters), entries), handling, names, key)
+    trained = [group for group in groups if not group.frozen]
+    if not trained:
+        raise TaskError("no parameter of the model requires a gradient: there is nothing to train")
+    # as a plain list if there is nothing to tell apart: not every class of a user's own takes groups
+    plain = not entries and len(trained) == 1 and not trained[0].options
+    arguments = (
+        list(trained[0].parameters.values())
+        if plain
+        else [{"params": list(group.parameters.values()), **group.options} for group in trained]
+    )
+    options = {name: value for name, value in node.items() if name not in HANDLING_KEYS}
+    optimizer = instantiate(key, options, arguments)
+    _check_class(key, node["_target_"], optimizer)
+    _check_options(groups, optimizer)
+    factor = _learning_rate_scale(handling, global_batch_size)
+    own_factors = {id(parameter): group.lr_factor for group in trained for parameter in group.parameters.values()}
+    for group in optimizer.param_groups:
+        own_factor = factor * own_factors.get(id(group["params"][0]), 1.0)
+        # two entries: the schedule overwrites `lr` in each step, and needs the rate that it starts from
+        group["lr"] = group["initial_lr"] = group["lr"] if own_factor == 1 else group["lr"] * own_factor
+    base_lr = optimizer.defaults.get("lr", optimizer.param_groups[0]["lr"])
+    return BuiltOptimizer(optimizer=optimizer, base_lr=float(base_lr) * factor, groups=groups)
+
+
+def _check_class(key: str, target: str, optimizer: object) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TaskError(f"{key}._target_={target} made a {type(optimizer).__name__}, not an optimizer")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ConfigError(f"{key}._target_", target, NEEDS_A_CLOSURE, "choose another class of torch.optim")
+
+
+def _check_options(groups: Sequence[ParameterGroup], optimizer: torch.optim.Optimizer) -> None:
+    """Refuse options of groups that the class doesn't have: torch stores them, and nothing reads them."""
+    for group in groups:
+        for name in group.entry.options if group.entry is not None else ():
+            if name not in optimizer.defaults:
+                known = ", ".join(optimizer.defaults)
+                problem = f"is not an option of a group of {type(optimizer).__name__}"
+                assert group.entry is not None
+                raise ConfigError(f"{group.entry.key}.{name}", group.entry.options[name], problem, f"it has {known}")
+
+
+def _learning_rate_scale(handling: Handling, global_batch_size: int) -> float:
+    ratio = global_batch_size / handling.lr_base_batch_size
+    return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[handling.lr_scaling]

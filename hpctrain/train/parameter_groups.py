@@ -1,0 +1,228 @@
+"""Which parameters an optimizer trains alike: by the entries of its groups, by layer, and by their weight decay."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from hpctrain.checkpoint.state import PlainNames
+from hpctrain.config.optimizer import Handling
+from hpctrain.config.parameter_groups import GroupEntry, entries_of
+from hpctrain.errors import ConfigError
+from hpctrain.phrases import listed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterGroup:
+    """Parameters with the same options; a group of the optimizer unless they are frozen.
+
+    Attributes:
+        label: how the start table names it.
+        parameters: by plain name, in the model's order.
+        entry: of the configuration; None for the parameters that no entry matches.
+        lr_factor: multiplies the optimizer's learning rate.
+        options: of the class, which replace the optimizer's own.
+    """
+
+    label: str
+    parameters: Mapping[str, nn.Parameter]
+    entry: GroupEntry | None = None
+    lr_factor: float = 1.0
+    options: Mapping[str, Any]
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the parameters are never trained."""
+        return self.entry is not None and self.entry.frozen
+
+
+class ModelNames:
+    """The parameters of a model by plain name, and all names of one that is used in several places.
+
+    Args:
+        model: its tree of modules is read once.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        plain = PlainNames(model)
+        self.parameters = {plain(name): parameter for name, parameter in model.named_parameters()}
+        self._all: dict[int, list[str]] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            self._all.setdefault(id(parameter), []).append(plain(name))
+
+    def matches(self, name: str, patterns: Iterable[str]) -> bool:
+        """Whether one of the patterns matches one of the names of the parameter ``name``."""
+        names = self._all[id(self.parameters[name])]
+        return any(fnmatchcase(one, pattern) for pattern in patterns for one in names)
+
+    def require_match(self, key: str, pattern: str) -> None:
+        """Refuse a pattern that matches no parameter, and name near ones.
+
+        Raises:
+            ConfigError: it matches none.
+        """
+        if any(self.matches(name, [pattern]) for name in self.parameters):
+            return
+        parts = [name.split(".") for name in self.parameters]
+        outer = {".".join(one[:length]) + ".*" for one in parts for length in range(1, len(one))}
+        near = difflib.get_close_matches(pattern, sorted(outer.union(self.parameters)), n=3)
+        first = dict.fromkeys(f"{one[0]}.*" if len(one) > 1 else one[0] for one in parts)
+        remedy = f"did you mean {' or '.join(near)}?" if near else f"it has {listed(first)}"
+        raise ConfigError(key, pattern, "matches no parameter of the model", remedy)
+
+
+def assign(names: ModelNames, chosen: Sequence[str], entries: Sequence[GroupEntry]) -> list[ParameterGroup]:
+    """Assign an optimizer's parameters to the entries of its groups; the first entry that matches one decides.
+
+    Args:
+        names: of the whole model.
+        chosen: names of the optimizer's parameters.
+        entries: of the optimizer.
+
+    Returns:
+        The parameters that no entry matches, if there are any, then a group per entry.
+
+    Raises:
+        ConfigError: a pattern matches nothing, or an entry gets nothing that can be trained.
+    """
+    rest = list(chosen)
+    groups = []
+    for entry in entries:
+        for pattern in entry.match:
+            names.require_match(f"{entry.key}.match", pattern)
+        matched = [name for name in chosen if names.matches(name, entry.match)]
+        found = [name for name in matched if name in rest]
+        rest = [name for name in rest if name not in set(found)]
+        inside = {name: names.parameters[name] for name in found}
+        if not entry.frozen:
+            inside = {name: parameter for name, parameter in inside.items() if parameter.requires_grad}
+        if not inside:
+            raise _empty(entry, matched, found)
+        label = ", ".join(entry.match)
+        groups.append(
+            ParameterGroup(
+                label=label, parameters=inside, entry=entry, lr_factor=entry.lr_factor, options=entry.options
+            )
+        )
+    others = {name: names.parameters[name] for name in rest if names.parameters[name].requires_grad}
+    first = ParameterGroup(label="(others)" if entries else "(all)", parameters=others, options={})
+    return [first, *groups] if others else groups
+
+
+def _empty(entry: GroupEntry, matched: Sequence[str], found: Sequence[str]) -> ConfigError:
+    pattern = listed(entry.match)
+    if found:
+        problem = "the model itself has frozen all parameters that it matches"
+        return ConfigError(f"{entry.key}.match", pattern, problem, "remove the entry, or unfreeze them in the model")
+    if matched:
+        problem = "earlier entries already have all parameters that it matches"
+        return ConfigError(f"{entry.key}.match", pattern, problem, "list the narrower pattern first")
+    problem = "matches only parameters of other optimizers"
+    return ConfigError(f"{entry.key}.match", pattern, problem, "list it among the groups of that optimizer")
+
+
+def split(groups: Iterable[ParameterGroup], handling: Handling, names: ModelNames, key: str) -> list[ParameterGroup]:
+    """Split groups by layer if the learning rate decays over the layers, and by weight decay if some are spared it.
+
+    Raises:
+        ConfigError: the model has no such list of blocks.
+    """
+    found = list(groups)
+    if handling.layer_decay is not None:
+        factors = layer_factors(list(names.parameters), handling.layer_decay, handling.layer_list, key)
+        found = [part for group in found for part in _by_layer(group, factors)]
+    if handling.no_decay_norm_bias:
+        found = [part for group in found for part in _by_weight_decay(group)]
+    return found
+
+
+def layer_factors(names: Sequence[str], decay: float, layer_list: str, key: str) -> dict[str, float]:
+    """Return the learning rate's factor of each parameter under layer-wise decay.
+
+    Of L blocks, block i (from 0) has the factor decay^(L - i). Parameters before the first block, in the model's order,
+    have decay^(L + 1), like those of the embeddings; all others, such as the head's, have 1. This is the formula of
+    Clark et al. (ELECTRA, 2020) as Bao et al. (BEiT, 2022) and He et al. (MAE, 2022) apply it.
+
+    Args:
+        names: of all parameters, in the model's order.
+        decay: per block.
+        layer_list: a pattern for the name of the module whose children are the blocks.
+        key: full name of the optimizer's node.
+
+    Raises:
+        ConfigError: the model has no such blocks.
+    """
+    blocks: dict[str, int] = {}
+    for name in names:
+        # the outermost number: a block may have a list of its own
+        for part in re.finditer(r"\.(\d+)\.", name):
+            if fnmatchcase(name[: part.start()], layer_list):
+                blocks[name] = int(part[1])
+                break
+    if not blocks:
+        numbered = sorted({name[: found.start()] for name in names if (found := re.search(r"\.(\d+)\.", name))})
+        remedy = f"numbered modules are in {listed(numbered)}" if numbered else "remove layer_decay"
+        raise ConfigError(f"{key}.layer_list", layer_list, "the model has no numbered blocks of that name", remedy)
+    count = max(blocks.values()) + 1
+    first = next(number for number, name in enumerate(names) if name in blocks)
+    return {
+        name: decay ** (count - blocks[name]) if name in blocks else decay ** (count + 1) if number < first else 1.0
+        for number, name in enumerate(names)
+    }
+
+
+def _by_layer(group: ParameterGroup, factors: Mapping[str, float]) -> list[ParameterGroup]:
+    if group.frozen:
+        return [group]
+    parts = []
+    for factor in sorted({factors[name] for name in group.parameters}):
+        inside = {name: parameter for name, parameter in group.parameters.items() if factors[name] == factor}
+        label = f"{group.label} x {factor:.3g}"
+        parts.append(replace(group, label=label, parameters=inside, lr_factor=group.lr_factor * factor))
+    return parts
+
+
+def _by_weight_decay(group: ParameterGroup) -> list[ParameterGroup]:
+    if group.frozen:
+        return [group]
+    spared = {
+        name: parameter
+        for name, parameter in group.parameters.items()
+        if parameter.ndim < 2 or name.rpartition(".")[2] == "bias"
+    }
+    decayed = {name: parameter for name, parameter in group.parameters.items() if name not in spared}
+    parts = [
+        replace(group, parameters=decayed),
+        replace(
+            group,
+            label=f"{group.label}, norms and biases",
+            parameters=spared,
+            options={**group.options, "weight_decay": 0.0},
+        ),
+    ]
+    return [part for part in parts if part.parameters]
+
+
+def freeze(node: Mapping[str, Any], model: nn.Module) -> None:
+    """Freeze the parameters that an optimizer's groups exclude from training.
+
+    Args:
+        node: of the optimizer.
+        model: before anything depends on which of its parameters are trained.
+
+    Raises:
+        ConfigError: as `assign`.
+    """
+    entries = entries_of("optimizer", node)
+    if any(entry.frozen for entry in entries):
+        names = ModelNames(model)
+        for group in assign(names, list(names.parameters), entries):
+            if group.frozen:
+                for parameter in group.parameters.values():
+                    parameter.requires_grad_(False)
