@@ -12,6 +12,20 @@ from hpctrain.run.evaluation import EVAL_PREFIX
 from hpctrain.run.score import Score, best_steps
 
 
+def judged_by(policy: Checkpoint, metric: str, mode: str) -> tuple[str, str | None]:
+    """Return the metric that judges the run, and its mode; None if it isn't defined which values are better.
+
+    Args:
+        policy: conf/checkpoint.
+        metric: of the task.
+        mode: of the task's metric.
+    """
+    name = policy.metric or metric
+    # lower is better for any loss; the task defines the mode only for its own metric
+    known = mode if name == metric else "min" if name == "loss" else None
+    return name, policy.metric_mode or known
+
+
 class Scored(NamedTuple):
     """An evaluated step and its score."""
 
@@ -51,10 +65,7 @@ class Best:
         Raises:
             ConfigError: the configuration keeps the best, but doesn't define which values are better.
         """
-        name = policy.metric or metric
-        # lower is better for any loss; the task defines the mode only for its own metric
-        known = mode if name == metric else "min" if name == "loss" else None
-        chosen = policy.metric_mode or known
+        name, chosen = judged_by(policy, metric, mode)
         if chosen is not None:
             return cls(name, chosen, policy.keep_best)
         if policy.keep_best:

@@ -58,7 +58,7 @@ def check(config: Config, environ: Mapping[str, str] = os.environ, *, world_size
             _require_package("init_from", config.init_from, "safetensors", "safetensors")
     if config.checkpoint.safetensors:
         _require_package("checkpoint.safetensors", "true", "safetensors", "safetensors")
-    for group in ("task", "model", "optimizer"):
+    for group in ("task", "model", "optimizer", "schedule"):
         check_targets(group, getattr(config, group))
     target = str(config.task["_target_"])
     if (needed := EXTRAS.get(target.rpartition(".")[0])) is not None:
@@ -160,7 +160,7 @@ def warnings_of(config: Config) -> list[str]:
     cluster, found = config.cluster, []
     if isinstance(cluster, Slurm) and (folder := missing_folder(config.task)) is not None:
         found.append(f"task.data={folder} is not a folder on this machine: it must exist on the nodes")
-    max_steps, warmup_steps = config.trainer.max_steps, config.schedule.warmup_steps
+    max_steps, warmup_steps = config.trainer.max_steps, getattr(config.schedule, "warmup_steps", 0)
     if max_steps is not None and warmup_steps >= max_steps:
         found.append(f"schedule.warmup_steps={warmup_steps} does not end before trainer.max_steps={max_steps}")
     if isinstance(cluster, Slurm) and cluster.gpus_per_node is None and "gpu" in (cluster.partition or "").lower():

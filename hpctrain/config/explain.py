@@ -13,6 +13,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config.cluster import Slurm
+from hpctrain.config.schedule import Plateau
 from hpctrain.errors import MAX_SHOWN_CHARS, ConfigError
 
 MISTAKES = (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError)
@@ -109,6 +110,8 @@ class Explainer:
         if group == "cluster" and name in Slurm.__dataclass_fields__:
             remedy = "start the file with `defaults: [slurm, _self_]`" if self._file else "add cluster=slurm"
             return self._about(key, "exists only with cluster=slurm", remedy)
+        if group == "schedule" and name in Plateau.__dataclass_fields__:
+            return self._about(key, "exists only with schedule=plateau", "add schedule=plateau")
         return self._about(key, "is not a known key", self._suggest(key))
 
     def _undeletable(self, match: re.Match[str]) -> ConfigError:

@@ -68,7 +68,7 @@ class Config(require.Checked):
     """How samples reach the ranks."""
     optimizer: Any = None
     """Any class of torch.optim."""
-    schedule: Schedule = field(default_factory=Schedule)
+    schedule: Any = field(default_factory=Schedule)
     """The learning rate over the run."""
     precision: Precision = field(default_factory=Precision)
     """The number format of the forward pass."""

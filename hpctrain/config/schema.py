@@ -6,7 +6,9 @@ from dataclasses import is_dataclass
 from functools import cache
 from typing import get_type_hints
 
-from hpctrain.config import cluster, model, optimizer, task
+from omegaconf import OmegaConf
+
+from hpctrain.config import cluster, model, optimizer, schedule, task
 from hpctrain.config.root import Config
 
 OPTIONS: dict[str, dict[str, type]] = {
@@ -20,6 +22,7 @@ OPTIONS: dict[str, dict[str, type]] = {
     },
     "model": {"convnet": model.ConvNet, "gpt": model.GPT, "mlp": model.MLP, "resnet": model.ResNet},
     "optimizer": {"adamw": optimizer.AdamW, "custom": optimizer.Custom, "sgd": optimizer.SGD},
+    "schedule": {"schedule": schedule.Schedule, "plateau": schedule.Plateau, "custom": schedule.Custom},
 }
 """The groups whose options differ in their keys."""
 GROUPS: dict[str, dict[str, type]] = {
@@ -35,8 +38,10 @@ def register() -> None:
     """Register all schemas in Hydra's store, once per process."""
     from hydra.core.config_store import ConfigStore  # slow to import, and ranks read their configuration without it
 
+    root = OmegaConf.structured(Config)
+    root.schedule = None  # a default with a type would refuse the keys of the other types
     store = ConfigStore.instance()
-    store.store(name="base_config", node=Config, provider="hpctrain")
+    store.store(name="base_config", node=root, provider="hpctrain")
     for group, schemas in GROUPS.items():
         for name, node in schemas.items():
             store.store(group=group, name=f"base_{name}", node=node, provider="hpctrain")

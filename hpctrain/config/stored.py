@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hpctrain.config.explain import Explainer, unreadable
 from hpctrain.config.plain_yaml import refuse_deep
 from hpctrain.config.root import Config
+from hpctrain.config.schedule import Custom, schema_of
 from hpctrain.config.schema import GROUPS
 from hpctrain.errors import ConfigError
 
@@ -35,12 +36,13 @@ def to_config(node: DictConfig) -> Config:
     for name in sorted(fields - {str(key) for key in node}):
         raise ConfigError(f"~{name}", None, "is required", "do not remove it")
     beyond = list(_beyond_the_schema(node))
+    open_groups = _open_groups(node)
     for key in beyond:
-        if key.partition(".")[0] not in OPEN_GROUPS:
+        if key.partition(".")[0] not in open_groups:
             raise ConfigError(key, OmegaConf.select(node, key), "is not a known key", "remove it, or correct it")
     plain = {
         key: OmegaConf.to_container(node[key], resolve=True, throw_on_missing=True)
-        for key in OPEN_GROUPS
+        for key in open_groups
         if isinstance(node[key], DictConfig)
     }
     # to_object sets every key as an attribute, which slots refuse for those that the class lacks
@@ -49,6 +51,12 @@ def to_config(node: DictConfig) -> Config:
     for key, value in plain.items():
         setattr(config, key, value)
     return config
+
+
+def _open_groups(node: DictConfig) -> tuple[str, ...]:
+    # without a type: stored, with the arguments of a class
+    is_open = OmegaConf.get_type(node.schedule) in (Custom, dict)
+    return (*OPEN_GROUPS, "schedule") if is_open else OPEN_GROUPS
 
 
 def _beyond_the_schema(node: DictConfig, prefix: str = "") -> Iterator[str]:
@@ -97,6 +105,8 @@ def load(path: Path, overrides: list[str] | None = None) -> Config:
         kind = OmegaConf.select(stored, "cluster.kind") or "local"
         root = OmegaConf.structured(Config)
         root.cluster = OmegaConf.structured(GROUPS["cluster"][kind])
+        schema = schema_of(OmegaConf.select(stored, "schedule") or {})
+        root.schedule = None if schema is Custom else OmegaConf.structured(schema)
         merged = OmegaConf.merge(root, stored)
         assert isinstance(merged, DictConfig)
         if overrides:

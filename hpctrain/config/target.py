@@ -18,6 +18,7 @@ from hpctrain.config.module_source import (
 )
 from hpctrain.config.optimizer import HANDLING_KEYS
 from hpctrain.config.parameter_groups import check_options, entries_of
+from hpctrain.config.schedule import WarmUp
 from hpctrain.config.schema import OPTIONS
 from hpctrain.config.signature import signature_of
 from hpctrain.errors import ConfigError
@@ -25,22 +26,30 @@ from hpctrain.phrases import listed
 
 NEEDS_A_CLOSURE = "needs a closure that recomputes the loss, which the training loop doesn't pass"
 """Why torch.optim.LBFGS is refused."""
+NEEDS_THE_METRIC = ("needs the metric of an evaluation, which a step doesn't have", "use schedule=plateau instead")
+"""Why torch's ReduceLROnPlateau is refused, and what to type instead."""
+OF_SCHEDULES = ("optimizer", "total_steps", "steps_per_epoch")
+"""Arguments that a schedule of one's own gets from hpctrain if its signature has them."""
 
 
 def check_targets(group: str, node: Any) -> None:
-    """Check the `_target_` of task, model or optimizer: that the class exists, and takes the arguments given.
+    """Check the `_target_` of task, model, optimizer or schedule: that the class exists, and takes the arguments given.
 
     What the source doesn't show, such as names that a module defines at run time, is accepted.
 
     Raises:
         ConfigError: names the key, and what was probably meant.
     """
+    if isinstance(node, WarmUp):  # a schedule without a class
+        return
     if not isinstance(node, dict):
         raise ConfigError(group, node, "is not a group of keys", f"choose an option: {group}=NAME")
     if group == "model" and node.get("_target_") is None:
         return
     if group == "optimizer":
         check_optimizer(group, node)
+    elif group == "schedule":
+        check_schedule(group, node)
     else:
         _check(group, node)
 
@@ -72,8 +81,28 @@ def check_optimizer(key: str, node: Mapping[str, Any], skipped: Collection[str] 
                 raise ConfigError(f"{entry.key}.{name}", value, error.problem, "correct it") from error
 
 
+def check_schedule(key: str, node: Mapping[str, Any]) -> None:
+    """Check the `_target_` of a schedule of one's own.
+
+    Args:
+        key: full name of the schedule's group.
+        node: its keys.
+
+    Raises:
+        ConfigError: as from `check_targets`.
+    """
+    if str(node.get("_target_")).startswith("torch.") and str(node["_target_"]).endswith(".ReduceLROnPlateau"):
+        raise ConfigError(f"{key}._target_", node["_target_"], *NEEDS_THE_METRIC)
+    _check(key, node, provided=OF_SCHEDULES)
+
+
 def _check(
-    key: str, node: Mapping[str, Any], *, skipped: Collection[str] = (), positional: int = 0
+    key: str,
+    node: Mapping[str, Any],
+    *,
+    skipped: Collection[str] = (),
+    positional: int = 0,
+    provided: Collection[str] = (),
 ) -> Collection[str] | None:
     """Check a class and its arguments; return the names of those that it takes, None if they aren't known."""
     target = _path_of(key, node)
@@ -94,7 +123,7 @@ def _check(
             near = difflib.get_close_matches(name, known, n=1)
             problem = f"{target} has no argument {name}"
             raise ConfigError(f"{key}.{name}", value, problem, f"did you mean {key}.{near[0]}?" if near else remedy)
-    missing = [name for name, may_be_left_out in known.items() if name not in given and not may_be_left_out]
+    missing = [name for name, optional in known.items() if name not in (*given, *provided) and not optional]
     if missing:
         problem = f"needs the argument{'s' * (len(missing) > 1)} {' and '.join(missing)}"
         remedy = f"add {' '.join(f'+{key}.{name}=VALUE' for name in missing)}"

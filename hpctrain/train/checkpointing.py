@@ -115,6 +115,7 @@ class Checkpointing:
         parts = self._parts
         parts.position.step = found.step
         found.restore(parts.module, parts.optimizer, parts.scaler, changed=self._changed_options(found))
+        parts.update.learning_rate.load_state_dict(found.extra.get("schedule", {}))
         parts.update.num_skipped = int(found.extra.get("skipped_updates", 0))
         own = found.extra.get("meter_by_rank", ())
         parts.meter.load_state(
@@ -164,6 +165,7 @@ class Checkpointing:
         Raises:
             ConfigError: the metric that ranks the best checkpoints isn't among them.
         """
+        self._parts.update.learning_rate.after_evaluation(step, means)
         among_the_best = self._best is not None and self._best.update(step, means)
         if self._world.is_rank_zero:
             self._describe_evaluation(step, means)
@@ -295,6 +297,7 @@ class Checkpointing:
     def _extra(self) -> dict[str, object]:
         return {
             "optimizer": self._config.optimizer,
+            "schedule": self._parts.update.learning_rate.state_dict(),
             "skipped_updates": self._parts.update.num_skipped,
             "evaluation_mode": names_in_evaluation_mode(inner(self._parts.model)),
             "ema": {} if self._parts.ema is None else self._parts.ema.state(),

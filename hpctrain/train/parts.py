@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset
 
+from hpctrain.checkpoint.best import judged_by
 from hpctrain.config.root import Config
 from hpctrain.data.fetch import dataset_length
 from hpctrain.data.loader import TrainLoader
@@ -22,11 +23,11 @@ from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.build import build_network, build_task
+from hpctrain.train.build_learning_rate import Span, build_learning_rate
 from hpctrain.train.ema import Ema
 from hpctrain.train.evaluation import Evaluation
 from hpctrain.train.optimizers import build_optimizer
 from hpctrain.train.precision import gradient_scaler
-from hpctrain.train.schedule import learning_rate_factor
 from hpctrain.train.step import TrainStep
 from hpctrain.train.task_log import AttachedLog, attach
 from hpctrain.train.task_state import TaskState
@@ -92,8 +93,7 @@ class Parts:
         self.meter = Meter(world.device, reduce, names=("train/loss",), union=world.union)
         self.update = Update(
             self.optimizer,
-            learning_rate_factor(config.schedule, self.total_steps, self.plan.steps_per_epoch),
-            base_lr=built.base_lr,
+            build_learning_rate("schedule", config.schedule, self.optimizer, self._span(), base_lr=built.base_lr),
             clipping=Clipping.configured(config.trainer, self.optimizer),
             scaler=self.scaler,
             master=network.master,
@@ -116,6 +116,10 @@ class Parts:
         trainer, epoch = self.config.trainer, self.plan.steps_per_epoch
         bounds = [trainer.max_steps, None if trainer.max_epochs is None else trainer.max_epochs * epoch]
         return min(bound for bound in bounds if bound is not None)
+
+    def _span(self) -> Span:
+        metric, mode = judged_by(self.config.checkpoint, self.task.metric, self.task.metric_mode)
+        return Span(self.total_steps, self.plan.steps_per_epoch, metric, mode)
 
     @cached_property
     def evaluation(self) -> Evaluation | None:

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable
 
-from hpctrain.config.schedule import Schedule
+from hpctrain.config.schedule import Schedule, WarmUp
 
 ONE_CYCLE_RISE = 0.3
 """Share of the run that rises if no warm-up is configured: `pct_start` of torch's OneCycleLR."""
@@ -33,15 +33,21 @@ def learning_rate_factor(schedule: Schedule, total_steps: int, steps_per_epoch: 
         total_steps: of the run.
         steps_per_epoch: converts lengths in epochs, which are rounded to whole steps.
     """
-    warmup = _steps(schedule.warmup_steps, schedule.warmup_epochs, steps_per_epoch)
+    warmup, rise = warm_up(schedule, steps_per_epoch)
     if schedule.kind == "one_cycle":
         return _one_cycle(schedule, warmup, total_steps)
     after = _after_warmup(schedule, warmup, total_steps, steps_per_epoch)
 
     def factor(step: int) -> float:
-        return (step + 1) / (warmup + 1) if step < warmup else after(step)
+        return rise(step) if step < warmup else after(step)
 
     return factor if warmup else after
+
+
+def warm_up(schedule: WarmUp, steps_per_epoch: int) -> tuple[int, Factor]:
+    """Return the steps of a linear warm-up, and its factor, which is 1 from its end on."""
+    warmup = _steps(schedule.warmup_steps, schedule.warmup_epochs, steps_per_epoch)
+    return warmup, lambda step: (step + 1) / (warmup + 1) if step < warmup else 1.0
 
 
 def _after_warmup(schedule: Schedule, warmup: int, total_steps: int, steps_per_epoch: int) -> Factor:

@@ -61,9 +61,8 @@ class Trainer:
         self._log_stream = log_stream
         self._parts = Parts(config, world, fresh=not directory.checkpoint_steps())
         # built before the random state is restored: the task's draws for its held-out samples must not advance it
-        if self._parts.evaluation is None and config.checkpoint.keep_best:
-            why = "nothing is evaluated: the task holds no samples out"
-            raise ConfigError("checkpoint.keep_best", config.checkpoint.keep_best, why, "set it to 0")
+        if self._parts.evaluation is None:
+            self._refuse_without_evaluation()
         self._saver = CheckpointSaver(directory, claim, config.checkpoint, stopping.request)
         self._checkpointing = Checkpointing(self._parts, directory, self._saver, claim=claim)
         # the parts were built from the same numbers on all ranks; from here on each rank draws its own
@@ -76,6 +75,13 @@ class Trainer:
         self._profiler = self._new_profiler(start)
         self._log = TrainingLog(self._parts, start, self._profiler, times)
         self._loop = self._new_loop(start)
+
+    def _refuse_without_evaluation(self) -> None:
+        why, keep_best = "nothing is evaluated: the task holds no samples out", self._config.checkpoint.keep_best
+        if keep_best:
+            raise ConfigError("checkpoint.keep_best", keep_best, why, "set it to 0")
+        if self._parts.update.learning_rate.needs_evaluation:
+            raise ConfigError("schedule.kind", "plateau", why, "choose another schedule, such as schedule=cosine")
 
     @property
     def step(self) -> int:

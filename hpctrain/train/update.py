@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
 from hpctrain.config.trainer import Trainer
 from hpctrain.train.ema import Ema
+from hpctrain.train.learning_rate import LearningRate
 from hpctrain.train.precision import MasterWeights
 
 
@@ -53,34 +52,32 @@ class Update:
 
     Args:
         optimizer: over the trained parameters.
-        learning_rate: returns the learning rate's factor for a step, counted from 0 without the skipped ones.
-        base_lr: its learning rate at factor 1, which is logged; None for that of its first group.
+        learning_rate: sets the optimizer's learning rates.
         clipping: bounds the gradients; None for no bounds.
         scaler: of the loss, for fp16; else None.
         master: copies gradients and weights between fp32 and half precision; None if there is only one set of weights.
         ema: averages the weights after each update; None for no average.
 
     Attributes:
+        learning_rate: sets the optimizer's learning rates; skipped updates don't advance it.
         num_skipped: updates since the start of the run that were skipped because gradients overflowed.
     """
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        learning_rate: Callable[[int], float],
+        learning_rate: LearningRate,
         *,
-        base_lr: float | None = None,
         clipping: Clipping | None = None,
         scaler: torch.amp.GradScaler | None = None,
         master: MasterWeights | None = None,
         ema: Ema | None = None,
     ) -> None:
+        self.learning_rate = learning_rate
         self.num_skipped = 0
         self._optimizer = optimizer
-        self._learning_rate = learning_rate
-        self._base_rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
-        self._base_lr = self._base_rates[0] if base_lr is None else base_lr
-        self._factor = 1.0
+        follows = type(learning_rate).after_update is not LearningRate.after_update
+        self._after_update = learning_rate.after_update if follows else None
         self._clipping = clipping
         self._scaler = scaler
         self._master = master
@@ -97,7 +94,7 @@ class Update:
     @property
     def metrics(self) -> dict[str, float]:
         """Values to log of the last update; in fp16 reading them waits for the device."""
-        values = {"train/lr": self._base_lr * self._factor}
+        values = {"train/lr": self.learning_rate.current}
         if self._scaler is not None:
             values["train/loss_scale"] = self._scaler.get_scale()
             values["train/skipped_updates"] = self.num_skipped
@@ -107,9 +104,7 @@ class Update:
         """Prepare step ``step``, counted from 0: set its learning rates; skipped updates don't advance the schedule."""
         if self._master is not None:
             self._master.begin_step()
-        self._factor = factor = self._learning_rate(step - self.num_skipped)
-        for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
-            group["lr"] = base * factor
+        self.learning_rate.begin(step - self.num_skipped)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a loss, under the loss scale."""
@@ -144,6 +139,8 @@ class Update:
             self._master.publish()
         if self._ema is not None:
             self._ema.update()
+        if self._after_update is not None:
+            self._after_update()
         return norm
 
     def _step_scaled(self, scaler: torch.amp.GradScaler) -> bool:

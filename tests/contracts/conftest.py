@@ -10,6 +10,7 @@ NEEDED = {
     "task=image_folder": ["task.data=."],
     "task=tokens": ["task.data=."],
     "optimizer=custom": ["optimizer._target_=torch.optim.RMSprop"],
+    "schedule=custom": ["schedule._target_=torch.optim.lr_scheduler.StepLR", "+schedule.step_size=2"],
     "schedule=step": ["schedule.drop_at_epochs=[3,6]"],
     "precision=tf32": ON_A_GPU,
     "parallel=data_parallel": ON_A_GPU,

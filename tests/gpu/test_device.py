@@ -18,6 +18,7 @@ from hpctrain.distributed.world import choose_devices, join
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
+from hpctrain.train.learning_rate import LearningRate
 from hpctrain.train.step import TrainStep
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.update import Clipping, Update
@@ -42,7 +43,8 @@ def step_over(model, device):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     task = Classify()
     clipping = Clipping.configured(Trainer(clip_grad_norm=1.0, clip_grad_value=1.0), optimizer)
-    update, meter = Update(optimizer, lambda _: 1.0, clipping=clipping), Meter(device, names=("train/loss",))
+    update = Update(optimizer, LearningRate(optimizer, lambda _: 1.0), clipping=clipping)
+    meter = Meter(device, names=("train/loss",))
     log = AttachedLog("Task", Position(), total_steps=1, every_steps=1)
     return task, TrainStep(task, model, update, meter, task_log=log, precision="bf16", device=device)
 

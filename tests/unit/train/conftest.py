@@ -19,6 +19,7 @@ from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.times import Times
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
+from hpctrain.train.learning_rate import LearningRate
 from hpctrain.train.step import TrainStep
 from hpctrain.train.stopping import Stopping
 from hpctrain.train.task_log import AttachedLog
@@ -64,7 +65,8 @@ def step_over():
     """Makes a step over a model of eight features and ten classes."""
 
     def build(model, task=None):
-        update = Update(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), lambda update: 1.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        update = Update(optimizer, LearningRate(optimizer, lambda update: 1.0))
         meter = Meter(CPU, names=("train/loss",))
         log = AttachedLog("Sorting", Position(), total_steps=1, every_steps=1)
         return TrainStep(task or Sorting(), model, update, meter, task_log=log, precision="fp32", device=CPU)

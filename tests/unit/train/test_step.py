@@ -15,6 +15,7 @@ from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.ema import Ema
+from hpctrain.train.learning_rate import LearningRate
 from hpctrain.train.precision import gradient_scaler
 from hpctrain.train.step import TrainStep
 from hpctrain.train.task_log import AttachedLog, attach
@@ -53,7 +54,7 @@ class Bench:
         self.ema = None if ema is None else Ema(self.model, ema)
         self.update = Update(
             self.optimizer,
-            lambda update: self.asked.append(update) or 1 / (1 + update),
+            LearningRate(self.optimizer, lambda update: self.asked.append(update) or 1 / (1 + update)),
             clipping=Clipping.configured(Trainer(clip_grad_norm=clip, clip_grad_value=value), self.optimizer),
             scaler=scaler,
             ema=self.ema,

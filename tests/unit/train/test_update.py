@@ -5,6 +5,7 @@ import torch
 
 from hpctrain.config.trainer import Trainer
 from hpctrain.distributed.compiler import spare_compiler
+from hpctrain.train.learning_rate import LearningRate
 from hpctrain.train.update import Clipping, Update
 
 
@@ -46,7 +47,7 @@ def test_updates_that_overflow_are_counted_as_skipped(fused, spared):
     weight = torch.ones(2, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=1.0, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    update = Update(optimizer, lambda _: 1.0, scaler=scaler)
+    update = Update(optimizer, LearningRate(optimizer, lambda _: 1.0), scaler=scaler)
     for factor, skipped, scale in [(1.0, 0, 8.0), (math.inf, 1, 4.0), (math.nan, 2, 2.0), (1.0, 2, 2.0)]:
         before, skipped_before = weight.detach().clone(), update.num_skipped
         update.backward((weight * factor).sum())

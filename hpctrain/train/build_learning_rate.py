@@ -1,0 +1,115 @@
+"""Build the learning rates of one optimizer from the schedule of the configuration."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from hpctrain.config.schedule import AnySchedule, Plateau, Schedule
+from hpctrain.config.target import NEEDS_THE_METRIC
+from hpctrain.errors import ConfigError
+from hpctrain.train.build import instantiate, locate
+from hpctrain.train.learning_rate import LearningRate, PlateauLearningRate, TorchLearningRate
+from hpctrain.train.schedule import Factor, learning_rate_factor
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a schedule may need to know of its run.
+
+    Attributes:
+        total_steps: the last step of the run.
+        steps_per_epoch: steps of a pass over the training data.
+        metric: name of the metric that judges the run.
+        mode: `min` or `max`; None if it isn't defined which values are better.
+    """
+
+    total_steps: int
+    steps_per_epoch: int
+    metric: str = "loss"
+    mode: str | None = "min"
+
+
+def build_learning_rate(
+    key: str, schedule: AnySchedule, optimizer: torch.optim.Optimizer, span: Span, *, base_lr: float | None = None
+) -> LearningRate:
+    """Build the learning rates of one optimizer.
+
+    Args:
+        key: full name of the schedule's group, for errors: `schedule`, or a named optimizer's.
+        schedule: of the configuration (`schedule_of`).
+        optimizer: from `build_optimizer`.
+        span: of the run.
+        base_lr: the optimizer's rate at the factor 1, for the log; None for that of its first group.
+
+    Raises:
+        ConfigError: it isn't defined which values of the run's metric are better, or its class or function isn't a
+            schedule; the message names the key.
+    """
+    if isinstance(schedule, Schedule):
+        factor = learning_rate_factor(schedule, span.total_steps, span.steps_per_epoch)
+        return LearningRate(optimizer, factor, base_lr)
+    if isinstance(schedule, Plateau):
+        if span.mode is None:
+            problem = f"it is not defined which values of {span.metric} are better"
+            raise ConfigError("checkpoint.metric_mode", None, problem, "set it to min or max")
+        return PlateauLearningRate(
+            optimizer,
+            schedule,
+            metric=span.metric,
+            mode=span.mode,
+            steps_per_epoch=span.steps_per_epoch,
+            base_lr=base_lr,
+        )
+    return _custom(key, schedule, optimizer, span, base_lr)
+
+
+def _custom(
+    key: str, node: Mapping[str, Any], optimizer: torch.optim.Optimizer, span: Span, base_lr: float | None
+) -> LearningRate:
+    target = node["_target_"]
+    maker = locate(key, target)
+    provided = {
+        "optimizer": optimizer,
+        "total_steps": span.total_steps,
+        "steps_per_epoch": span.steps_per_epoch,
+    }
+    # OneCycleLR has two ways to give its length, and the configured one counts
+    if "epochs" in node:
+        del provided["total_steps"]
+    try:
+        names = set(inspect.signature(maker).parameters)
+    except (TypeError, ValueError):  # a function or class without a signature
+        names = set()
+    made = instantiate(key, {**{name: value for name, value in provided.items() if name in names}, **node})
+    if isinstance(made, ReduceLROnPlateau):
+        raise ConfigError(f"{key}._target_", target, *NEEDS_THE_METRIC)
+    if isinstance(made, LRScheduler):
+        return TorchLearningRate(optimizer, made, base_lr)
+    if not callable(made):
+        problem = f"made a {type(made).__name__}, expected a function of the step, or a scheduler of torch"
+        raise ConfigError(f"{key}._target_", target, problem, "return a function: step -> factor of the learning rate")
+    factor = _checked(key, target, made)
+    factor(0)
+    return LearningRate(optimizer, factor, base_lr)
+
+
+def _checked(key: str, target: str, function: Callable[[int], Any]) -> Factor:
+    """Return the function, and have it refuse a result that isn't a finite number."""
+
+    def factor(step: int) -> float:
+        value = function(step)
+        if isinstance(value, Real) and math.isfinite(value):
+            return float(value)
+        found = value if isinstance(value, Real) else f"a {type(value).__name__}"
+        problem = f"its function returned {found} for step {step}, expected a finite number"
+        raise ConfigError(f"{key}._target_", target, problem, "return the factor of the learning rate as a float")
+
+    return factor
