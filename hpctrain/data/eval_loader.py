@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from hpctrain.data.fetch import BatchFetcher, Collate, EpochFetcher, Request, UpToEnd
+from hpctrain.data.stream import is_stream
 from hpctrain.data.workers import IN_PROCESS, Workers, fetch_batches
 
 
@@ -53,9 +54,7 @@ class EvalLoader:
         self._workers = workers
         # not the run's seed: runs with different seeds should be compared on the same samples
         self._fetcher = (
-            EpochFetcher(dataset, collate_fn)
-            if isinstance(dataset, IterableDataset)
-            else BatchFetcher(dataset, 0, collate_fn)
+            EpochFetcher(dataset, collate_fn) if is_stream(dataset) else BatchFetcher(dataset, 0, collate_fn)
         )
         self.num_samples = self._fetcher.num_samples
         self.end: int | None = None

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
+from hpctrain.data.bookmark import Bookmarks, Marked
 from hpctrain.data.dataset import BatchDataset
 from hpctrain.data.keyed_random import IntArray, keyed_bits, lent_generators, seed_generators
-from hpctrain.data.stream import StreamReader
+from hpctrain.data.sharded_stream import ShardedReader, ShardedStream
+from hpctrain.data.stream import StreamReader, is_stream
 from hpctrain.data.tensors import TensorBatches
 from hpctrain.errors import TaskError
+from hpctrain.phrases import listed
 
 Collate: TypeAlias = Callable[[list[Any]], Any]
 Request: TypeAlias = tuple[int, IntArray]  # epoch, sample indices
@@ -29,16 +32,37 @@ class BatchFetcher(Dataset[Any]):
         dataset: with `__len__` and `__getitem__`, or iterable (see `SeekableStream`).
         seed: of the run; with epoch and index, the key of a sample's random draws.
         collate_fn: makes a batch of a list of samples; PyTorch's default collation if None.
+        bookmarks: from which streams with a state continue; None: no batch comes with bookmarks.
+        step_samples: samples per step, over all ranks, for a `ShardedStream`.
+
+    Attributes:
+        num_samples: of the dataset; None for a stream without a length.
+        streams: whether it reads streams.
+        has_bookmarks: whether each batch comes in a pair with bookmarks.
 
     Raises:
         TaskError: the dataset is neither of them.
+        ConfigError: the streams of a `ShardedStream` can't share a step.
     """
 
-    def __init__(self, dataset: Dataset[Any], seed: int, collate_fn: Collate | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        seed: int,
+        collate_fn: Collate | None = None,
+        *,
+        bookmarks: Bookmarks | None = None,
+        step_samples: int | None = None,
+    ) -> None:
         self.num_samples = dataset_length(dataset)
+        self.streams = is_stream(dataset)
+        self.has_bookmarks = False
         self._dataset: Any = dataset
         self._seed = seed
         self._collate = collate_fn or default_collate
+        self._reader: StreamReader | ShardedReader
+        if self.streams:
+            self._open_stream(bookmarks, step_samples)
         self._fetch = self._choose()
 
     def __getitem__(self, request: Request) -> Any:
@@ -47,9 +71,8 @@ class BatchFetcher(Dataset[Any]):
     def _choose(self) -> Callable[[Request], Any]:
         if type(self._dataset) is TensorDataset and self._collate is default_collate:
             self._dataset = TensorBatches(*self._dataset.tensors)
-        if isinstance(self._dataset, IterableDataset):
-            self._reader = StreamReader(self._dataset)
-            return self._streamed
+        if self.streams:
+            return self._streamed_with_bookmarks if self.has_bookmarks else self._streamed
         # every Subset has __getitems__, so the dataset inside it decides
         inner = without_subsets(self._dataset)
         known = isinstance(inner, (BatchDataset, TensorDataset))  # these draw nothing unless their attribute says so
@@ -59,6 +82,17 @@ class BatchFetcher(Dataset[Any]):
         if isinstance(self._dataset, BatchDataset):
             return self._whole
         return self._listed_with_draws if draws is None else self._listed
+
+    def _open_stream(self, bookmarks: Bookmarks | None, step_samples: int | None) -> None:
+        if isinstance(self._dataset, ShardedStream) and step_samples is not None:
+            self._reader = ShardedReader(self._dataset, step_samples, bookmarks)
+        else:
+            self._reader = StreamReader(self._dataset, bookmarks)
+        self.has_bookmarks = bookmarks is not None and self._reader.has_bookmarks
+
+    def _streamed_with_bookmarks(self, request: Request) -> Marked:
+        before = self._reader.bookmark()
+        return self._streamed(request), before
 
     def _streamed(self, request: Request) -> Any:
         return self._collate(self._reader.read(*request))
@@ -110,10 +144,11 @@ class EpochFetcher(BatchFetcher):
         collate_fn: makes a batch of a list of samples; PyTorch's default collation if None.
     """
 
-    def __init__(self, dataset: IterableDataset[Any], collate_fn: Collate | None = None) -> None:
+    def __init__(self, dataset: Dataset[Any], collate_fn: Collate | None = None) -> None:
         super().__init__(dataset, 0, collate_fn)
 
     def __getitem__(self, request: Request) -> UpToEnd:
+        assert isinstance(self._reader, StreamReader)
         samples = self._reader.read_once(*request)
         return UpToEnd(self._collate(samples) if samples else None, self._reader.num_samples)
 
@@ -129,11 +164,14 @@ def dataset_length(dataset: Dataset[Any]) -> int | None:
     """Samples in an epoch; None for an iterable dataset without a length.
 
     Raises:
-        TaskError: the dataset is neither iterable nor has `__len__` and `__getitem__`.
+        TaskError: the dataset is neither iterable nor has `__len__` and `__getitem__`, or it is several datasets.
     """
-    if isinstance(dataset, IterableDataset):
+    if isinstance(dataset, Mapping):
+        names = listed([repr(name) for name in dataset])
+        raise TaskError(f"expected one dataset, but this {type(dataset).__name__} has {names}: return one of them")
+    if is_stream(dataset):
         try:
-            return len(dataset)  # type: ignore[arg-type]  # IterableDataset declares no __len__
+            return len(dataset)  # type: ignore[arg-type]  # Dataset declares no __len__
         except TypeError:
             return None
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):

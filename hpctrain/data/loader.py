@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from hpctrain.data.bookmark import Bookmarks
 from hpctrain.data.fetch import BatchFetcher, Collate, Request
 from hpctrain.data.keyed_random import IntArray
 from hpctrain.data.micro_batch import MicroBatch, iterate_tensors
@@ -39,6 +40,8 @@ class TrainLoader:
         start_step: the first step, from 0, counted over the whole run.
         collate_fn: makes a batch of a list of samples; PyTorch's default collation if None.
         workers: how batches are fetched.
+        bookmarks: of streams with a state: where to continue, and updated with each micro-batch; None: read from the
+            start.
 
     Attributes:
         waited_s: seconds that the consumer has waited for micro-batches so far.
@@ -55,8 +58,12 @@ class TrainLoader:
         start_step: int = 0,
         collate_fn: Collate | None = None,
         workers: Workers = IN_PROCESS,
+        bookmarks: Bookmarks | None = None,
     ) -> None:
-        self._fetcher = BatchFetcher(dataset, seed, collate_fn)
+        self._fetcher = BatchFetcher(
+            dataset, seed, collate_fn, bookmarks=bookmarks, step_samples=plan.global_batch_size
+        )
+        self._bookmarks = bookmarks
         self._order = order
         self._plan = plan
         self._rank = rank
@@ -73,11 +80,18 @@ class TrainLoader:
                 fetching.append(assignment)
                 yield assignment.request
 
+        marked = self._fetcher.has_bookmarks
         clock = time.perf_counter
         begin = clock()
-        for batch in fetch_batches(self._fetcher, requests(), self._workers):
+        for fetched in fetch_batches(self._fetcher, requests(), self._workers):
             request, num_samples, divisor, is_last = fetching.popleft()
             self.waited_s += clock() - begin
+            batch = fetched
+            if marked:
+                assert self._bookmarks is not None
+                batch, marks = fetched
+                # only now: what the workers have fetched in advance isn't trained on yet
+                self._bookmarks.add(marks)
             yield MicroBatch(batch, num_samples, divisor, is_last, request[1])
             begin = clock()
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import IterableDataset
 
+from hpctrain.data.bookmark import Bookmark, Bookmarks, StateClock, StatefulStream, fresh_copy, loses_samples
 from hpctrain.data.keyed_random import IntArray
 from hpctrain.errors import TaskError
 
@@ -34,20 +35,59 @@ class SeekableStream(Protocol):
         ...
 
 
+def is_stream(dataset: Any) -> bool:
+    """Whether a dataset is read in its own order: it can be iterated over, but has no index."""
+    return isinstance(dataset, IterableDataset) or (
+        hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
+    )
+
+
+def check_stream(stream: Any) -> None:
+    """Check that a stream can be read several times, and isn't a part that only one rank reads.
+
+    Raises:
+        TaskError: it can't, or is.
+    """
+    name = type(stream).__name__
+    if isinstance(stream, Iterator):
+        raise TaskError(
+            f"a {name} can be read only once, but each epoch and each resume reads the data again: wrap it in an "
+            "IterableDataset whose __iter__ makes a new one"
+        )
+    if getattr(stream, "_distributed", None) is not None:
+        raise TaskError(
+            f"this {name} is only one rank's part of a dataset (split_dataset_by_node): return the whole dataset, "
+            "which the ranks share, or ShardedStream([dataset.shard(n, i) for i in range(n)])"
+        )
+
+
 class StreamReader:
     """Reads samples at increasing positions of a stream, and skips those in between, which belong to other ranks.
 
     Args:
-        stream: an iterable dataset. One that can't seek is read from its beginning after every resume; if it has a
-            `set_epoch`, that is called first.
+        stream: an iterable dataset. One that can't seek and has no state is read from its beginning after every resume;
+            if it has a `set_epoch`, that is called first.
+        bookmarks: from which a stream with a state may continue.
+        number: of the stream, for its bookmark.
 
     Attributes:
         num_samples: of the epoch that `read_once` reads; None until its end is found.
+        has_bookmarks: whether the stream has a state, and needs it.
+
+    Raises:
+        TaskError: from `check_stream`.
     """
 
-    def __init__(self, stream: IterableDataset[Any]) -> None:
+    def __init__(self, stream: Any, bookmarks: Bookmarks | None = None, number: int = 0) -> None:
+        check_stream(stream)
         self.num_samples: int | None = None
+        self._stateful = isinstance(stream, StatefulStream) and not isinstance(stream, SeekableStream)
+        self.has_bookmarks = self._stateful and not loses_samples(stream)
+        self._number = number
+        self._bookmark = bookmarks.of(number) if bookmarks is not None and self.has_bookmarks else None
+        self._clock = StateClock()
         self._stream = stream
+        self._opened = stream
         self._name = type(stream).__name__
         self._samples: Iterator[Any] = iter(())
         self._epoch = -1  # that was asked for
@@ -63,7 +103,7 @@ class StreamReader:
         Raises:
             TaskError: an epoch has no samples.
         """
-        samples = []
+        samples: list[Any] = []
         for position in positions.tolist():
             while (found := self._find(epoch, position)) is None:
                 self._open_next(position)
@@ -82,17 +122,41 @@ class StreamReader:
             samples.append(found[0])
         return samples
 
+    def bookmark(self) -> tuple[Bookmark, ...]:
+        """The stream's state at the position up to which it was read, if it has one and it is time to ask for it."""
+        # before the first sample of a pass there is nothing to remember, and a state isn't always defined
+        if not self.has_bookmarks or not self._any_read:
+            return ()
+        state = self._clock.take(self._opened)
+        if state is None:
+            return ()
+        return (Bookmark(self._number, self._epoch, self._pass, self._begin, self._next, state),)
+
     def _find(self, epoch: int, position: int) -> tuple[Any] | None:
         """The sample at a position, in a tuple; None if the pass ends before it."""
         if epoch != self._epoch or position < self._next:
             self._epoch = epoch
-            self._open(epoch, 0, position)
+            if not self._open_at_bookmark(position):
+                self._open(epoch, 0, position)
         for sample in self._samples:
             self._any_read = True
             self._next += 1
             if self._next > position:
                 return (sample,)
         return None
+
+    def _open_at_bookmark(self, position: int) -> bool:
+        """Continue from the bookmark, which counts only for the first pass that is opened; return whether it fits."""
+        mark = self._bookmark
+        self._bookmark = None
+        if mark is None or mark.epoch != self._epoch or mark.position > position:
+            return False
+        self._pass = mark.pass_
+        self._begin = mark.begin
+        self._next = mark.position
+        self._any_read = False
+        self._iterate(mark)
+        return True
 
     def _open(self, number: int, begin: int, position: int) -> None:
         self._pass = number
@@ -105,16 +169,23 @@ class StreamReader:
         if position - begin > TOLERATED_REPLAY:
             self._warn_once(
                 "%s can't seek: %d samples are read and discarded to reach the position of the run; a method "
-                "read_from(epoch, position) avoids that",
+                "read_from(epoch, position), or state_dict and load_state_dict, avoid that",
                 self._name,
                 position - begin,
             )
-        # the usual name of that method, as in Hugging Face's datasets
-        set_epoch = getattr(self._stream, "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(number)
-        self._samples = iter(self._stream)
+        self._iterate()
         self._next = begin
+
+    def _iterate(self, mark: Bookmark | None = None) -> None:
+        # a copy, as the state of one pass must not decide where the next one begins
+        self._opened = fresh_copy(self._stream) if self._stateful else self._stream
+        # the usual name of that method, as in Hugging Face's datasets
+        set_epoch = getattr(self._opened, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(self._pass)
+        if mark is not None:
+            self._opened.load_state_dict(mark.state)
+        self._samples = iter(self._opened)
 
     def _open_next(self, position: int) -> None:
         end = self._end()

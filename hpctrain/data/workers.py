@@ -19,11 +19,13 @@ from multiprocessing.synchronize import Semaphore
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
+from torch.utils.data._utils import worker as torch_worker
 
 from hpctrain.data.dataset import BatchDataset
 from hpctrain.data.fetch import BatchFetcher, Request, without_subsets
 from hpctrain.data.micro_batch import map_tensors
+from hpctrain.data.stream import is_stream
 from hpctrain.run.process import signals_blocked
 
 log = logging.getLogger("hpctrain.data")
@@ -79,7 +81,7 @@ def workers_can_help(dataset: Dataset[Any]) -> bool:
     """
     inner: Any = without_subsets(dataset)
     in_batches = isinstance(inner, BatchDataset | TensorDataset) and not getattr(inner, "draws_per_sample", False)
-    return not in_batches and not isinstance(inner, IterableDataset)
+    return not in_batches and not is_stream(inner)
 
 
 def fetch_batches(fetcher: BatchFetcher, requests: Iterable[Request], workers: Workers) -> Iterator[Any]:
@@ -189,6 +191,10 @@ def init_worker(_worker_id: int) -> None:
     if rank is not None and rank.pid != os.getppid():
         # the rank died before prctl; PyTorch would mistake the adoptive parent for the rank, and wait forever
         os._exit(0)
+    info = get_worker_info()
+    if info is not None and isinstance(info.dataset, BatchFetcher) and info.dataset.streams:
+        # a stream that finds other workers splits itself, but each of them has to read all of it
+        torch_worker._worker_info = None
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)

@@ -1,0 +1,140 @@
+"""Where a stream was read up to, as it says itself, so that a resume continues there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from torch import Tensor
+
+TIME_SHARE = 0.01
+"""Largest share of the time of reading that may be spent on a stream's state."""
+
+
+@runtime_checkable
+class StatefulStream(Protocol):
+    """An iterable dataset that saves and restores its position, as Hugging Face's and torchdata's do.
+
+    Every rank and every DataLoader worker reads the same stream and takes its own samples of it. A resume loads the
+    newest saved state, at any world size, and discards the samples between it and the position of the run.
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        """Start a pass: the same samples each time, or those of the epoch that `set_epoch` names if it has that.
+
+        After `load_state_dict` the first pass begins with the sample after those that the state counts as read.
+        """
+        ...
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """The position in the current pass, right after each sample.
+
+        Returns:
+            Tensors, numbers, strings, dicts, lists and tuples, not changed by further reading.
+        """
+        ...
+
+    def load_state_dict(self, state: Any) -> None:
+        """Continue from a result of `state_dict`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Bookmark:
+    """The state of a stream at a position.
+
+    Attributes:
+        stream: the stream's number in a `ShardedStream`; 0 for any other stream.
+        epoch: of the run.
+        pass_: of the stream; later than the epoch if a pass ended early.
+        begin: position at which the pass begins.
+        position: of the next sample.
+        state: the result of `state_dict`.
+    """
+
+    stream: int
+    epoch: int
+    pass_: int
+    begin: int
+    position: int
+    state: Any
+
+
+Marked: TypeAlias = tuple[Any, tuple[Bookmark, ...]]
+"""A batch, and bookmarks that don't lie behind its first sample."""
+
+
+class Bookmarks:
+    """The newest bookmark of each stream.
+
+    Args:
+        found: bookmarks to begin with.
+    """
+
+    def __init__(self, found: Iterable[Bookmark] = ()) -> None:
+        self._newest: dict[int, Bookmark] = {}
+        self.add(found)
+
+    def add(self, found: Iterable[Bookmark]) -> None:
+        """Keep those that are newer."""
+        for bookmark in found:
+            known = self._newest.get(bookmark.stream)
+            if known is None or (known.epoch, known.position) <= (bookmark.epoch, bookmark.position):
+                self._newest[bookmark.stream] = bookmark
+
+    def of(self, stream: int) -> Bookmark | None:
+        """The bookmark of a stream."""
+        return self._newest.get(stream)
+
+    def __iter__(self) -> Iterator[Bookmark]:
+        return iter(self._newest.values())
+
+
+class StateClock:
+    """Says when to ask a stream for its state: often if that is cheap, and seldom if it isn't."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def take(self, stream: Any) -> Any:
+        """The stream's state; None if it isn't due."""
+        begin_s = time.perf_counter()
+        if begin_s < self._next_s:
+            return None
+        state = stream.state_dict()
+        now_s = time.perf_counter()
+        self._next_s = now_s + (now_s - begin_s) / TIME_SHARE
+        return state
+
+
+def fresh_copy(stream: Any) -> Any:
+    """A copy of a stream object that shares everything but its attributes, so that reading leaves the original alone.
+
+    Hugging Face's streams share their attributes with a `copy.copy`, and their epoch with other processes.
+    """
+    kind: Any = type(stream)
+    copied = kind.__new__(kind)
+    for name, value in vars(stream).items():
+        copied.__dict__[name] = value.clone() if isinstance(value, Tensor) else value
+    return copied
+
+
+def loses_samples(stream: Any) -> bool:
+    """Whether the state of a stream of Hugging Face leaves out the samples in its shuffle buffer.
+
+    IterableDataset.state_dict of datasets 5.2: "examples from shuffle buffers are lost when resuming".
+    """
+    part = getattr(stream, "_ex_iterable", None)
+    if part is None:
+        return False
+    parts = [part]
+    while parts:
+        part = parts.pop()
+        if type(part).__name__ == "BufferShuffledExamplesIterable":
+            return True
+        inner = getattr(part, "ex_iterable", None)
+        parts += [] if inner is None else [inner]
+        parts += getattr(part, "ex_iterables", ())
+    return False
