@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
@@ -41,8 +40,7 @@ class StatefulStream(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Bookmark:
+class Bookmark(NamedTuple):
     """The state of a stream at a position.
 
     Attributes:
@@ -117,7 +115,8 @@ def fresh_copy(stream: Any) -> Any:
     kind: Any = type(stream)
     copied = kind.__new__(kind)
     for name, value in vars(stream).items():
-        copied.__dict__[name] = value.clone() if isinstance(value, Tensor) else value
+        shared = isinstance(value, Tensor) and value.is_shared()  # type: ignore[no-untyped-call]  # torch's
+        copied.__dict__[name] = value.clone() if shared else value
     return copied
 
 

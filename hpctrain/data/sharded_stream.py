@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset
 
 from hpctrain.data.bookmark import Bookmark, Bookmarks
 from hpctrain.data.keyed_random import IntArray
-from hpctrain.data.stream import StreamReader
+from hpctrain.data.stream import StreamReader, is_stream
 from hpctrain.errors import ConfigError, TaskError
 
 
@@ -48,6 +48,13 @@ class ShardedStream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return chain.from_iterable(self.streams)
+
+
+def streams_of(dataset: Any) -> tuple[Any, ...]:
+    """The streams that a dataset consists of; none if it has an index."""
+    if isinstance(dataset, ShardedStream):
+        return dataset.streams
+    return (dataset,) if is_stream(dataset) else ()
 
 
 class ShardedReader:

@@ -61,6 +61,22 @@ def check_stream(stream: Any) -> None:
         )
 
 
+def has_bookmarks(stream: Any) -> bool:
+    """Whether a stream has a state from which a resume can continue, and needs it."""
+    return isinstance(stream, StatefulStream) and not isinstance(stream, SeekableStream) and not loses_samples(stream)
+
+
+def remark_on(stream: Any) -> str | None:
+    """What a resume with this stream costs, in a line; None if it costs nothing worth mentioning."""
+    if isinstance(stream, SeekableStream) or has_bookmarks(stream):
+        return None
+    name = type(stream).__name__
+    how = "a resume reads it again from its start, and discards what was trained on"
+    if isinstance(stream, StatefulStream):
+        return f"the state of this {name} leaves out the samples in its shuffle buffer: {how}"
+    return f"{name} has no state, and can't seek: {how}; define read_from, or state_dict and load_state_dict"
+
+
 class StreamReader:
     """Reads samples at increasing positions of a stream, and skips those in between, which belong to other ranks.
 
@@ -81,8 +97,8 @@ class StreamReader:
     def __init__(self, stream: Any, bookmarks: Bookmarks | None = None, number: int = 0) -> None:
         check_stream(stream)
         self.num_samples: int | None = None
-        self._stateful = isinstance(stream, StatefulStream) and not isinstance(stream, SeekableStream)
-        self.has_bookmarks = self._stateful and not loses_samples(stream)
+        self._stateful = isinstance(stream, StatefulStream)
+        self.has_bookmarks = has_bookmarks(stream)
         self._number = number
         self._bookmark = bookmarks.of(number) if bookmarks is not None and self.has_bookmarks else None
         self._clock = StateClock()

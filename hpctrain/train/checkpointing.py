@@ -131,6 +131,7 @@ class Checkpointing:
         if (modes := found.extra.get("evaluation_mode")) is not None:
             restore_modes(inner(parts.model), modes)
         parts.task_state.restore(found.extra.get("task"))
+        parts.stream_state.restore(found.extra.get("streams"))
         if self._world.is_rank_zero:
             log.info("resuming at step %d from %s", found.step, found.path)
             if found.config_digest != config_digest(self._config):
@@ -216,6 +217,7 @@ class Checkpointing:
         random_states = world.gather(rng_state(world.gpus))
         own_meters = world.gather(self._parts.meter.own_state())
         task_states = self._parts.task_state.gather()
+        streams = self._parts.stream_state.gather()
         meter = self._parts.meter.state()
         error: Exception | None = None
         if world.is_rank_zero:
@@ -224,6 +226,7 @@ class Checkpointing:
                 "meter_by_rank": own_meters,
                 "evaluation_due": evaluation_due,
                 "task": task_states,
+                "streams": streams,
             }
             state = LiveState(
                 self._parts.module,

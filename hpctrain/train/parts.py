@@ -6,14 +6,16 @@ import logging
 from functools import cached_property
 from typing import Any
 
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from hpctrain.checkpoint.best import judged_by
 from hpctrain.config.root import Config
+from hpctrain.data.bookmark import Bookmarks
 from hpctrain.data.fetch import dataset_length
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.order import Order, ShuffledOrder, sequential
 from hpctrain.data.plan import BatchPlan
+from hpctrain.data.stream import is_stream
 from hpctrain.data.workers import Workers, default_num_workers
 from hpctrain.distributed.determinism import seed_everything
 from hpctrain.distributed.replica import inner
@@ -29,6 +31,7 @@ from hpctrain.train.evaluation import Evaluation
 from hpctrain.train.optimizers import build_optimizer
 from hpctrain.train.precision import gradient_scaler
 from hpctrain.train.step import TrainStep
+from hpctrain.train.stream_state import StreamState
 from hpctrain.train.task_log import AttachedLog, attach
 from hpctrain.train.task_state import TaskState
 from hpctrain.train.update import Clipping, Update
@@ -49,6 +52,7 @@ class Parts:
         task_state: what the task keeps outside of the model.
         position: of the training, which the task sees.
         task_log: what the task logs; it discards until the training begins.
+        stream_state: how far streams were read.
         plan: the batch arithmetic.
         model: a replica, which forward passes go through.
         module: holds the weights that are trained and saved; inside `model`, except in fp16_master.
@@ -70,6 +74,7 @@ class Parts:
         self.task = self._prepared_task()
         self.task_state = TaskState(self.task, world)
         self.train_data = self.task.train_dataset()
+        self.stream_state = StreamState(self.train_data, world)
         self.plan = self._batch_plan()
         self.position = Position(self.plan.steps_per_epoch, self.total_steps)
         self.task_log = AttachedLog(
@@ -140,8 +145,13 @@ class Parts:
             ema=self.ema if self.config.trainer.eval_ema else None,
         )
 
-    def loader(self, start_step: int) -> TrainLoader:
-        """Return this rank's training batches from a step on."""
+    def loader(self, start_step: int, bookmarks: Bookmarks | None = None) -> TrainLoader:
+        """Return this rank's training batches from a step on.
+
+        Args:
+            start_step: counted from 0.
+            bookmarks: of `stream_state`, if the batches are trained on.
+        """
         return TrainLoader(
             self.train_data,
             self._order(),
@@ -151,6 +161,7 @@ class Parts:
             start_step=start_step,
             collate_fn=self.task.collate_fn,
             workers=self.workers,
+            bookmarks=bookmarks,
         )
 
     def _workers(self, dataset: Dataset[Any]) -> Workers:
@@ -195,7 +206,7 @@ class Parts:
 
     def _order(self) -> Order:
         samples, seed = self.plan.num_samples, self.config.seed
-        if isinstance(self.train_data, IterableDataset):
+        if is_stream(self.train_data):
             return sequential
         chosen = self.task.order(samples, seed)
         if chosen is not None:

@@ -94,8 +94,8 @@ class TaskState:
             return None
         if self._world.size == 1:
             return [self._copy()]
-        sent = self._world.gather_bytes(_packed(self._copy()))
-        return None if sent is None else [_unpacked(data) for data in sent]
+        sent = self._world.gather_bytes(packed(self._copy()))
+        return None if sent is None else [unpacked(data) for data in sent]
 
     def restore(self, saved: Sequence[Mapping[str, Any]] | None) -> None:
         """Give the task its state from a checkpoint; not collective.
@@ -226,7 +226,8 @@ def _copied(state: Any, duplicate: Callable[[Tensor], Tensor]) -> Any:
     return map_tensors(once, state)
 
 
-def _packed(state: dict[str, Any]) -> Tensor:
+def packed(state: dict[str, Any]) -> Tensor:
+    """Return a state as bytes, uint8 of shape [n], for `World.gather_bytes`."""
     # messages between ranks are JSON, which would turn tuples into lists, and integers as keys into strings, and takes
     # seconds for tens of megabytes
     buffer = io.BytesIO()
@@ -234,7 +235,8 @@ def _packed(state: dict[str, Any]) -> Tensor:
     return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
 
 
-def _unpacked(data: Tensor) -> dict[str, Any]:
+def unpacked(data: Tensor) -> dict[str, Any]:
+    """Return the state of a result of `packed`."""
     # weights_only: another rank's data must not be able to execute code
     found: dict[str, Any] = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
     return found

@@ -69,7 +69,7 @@ class Trainer:
         seed_everything(rank_seed(config.seed, world.rank))
         times.enter("load_s")
         start = self._checkpointing.resume()
-        self._loader = self._parts.loader(start.step)
+        self._loader = self._parts.loader(start.step, self._parts.stream_state.bookmarks)
         before = last_bottleneck(directory) if world.is_rank_zero else None
         self._flops_per_sample = None if before is None else before.flops_per_sample
         self._profiler = self._new_profiler(start)

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from hpctrain.data import bookmark
+from hpctrain.data.bookmark import Bookmark, Bookmarks, StateClock
+from hpctrain.data.eval_loader import EvalLoader
+from hpctrain.data.loader import TrainLoader
+from hpctrain.data.order import sequential
+from hpctrain.data.plan import BatchPlan
+from hpctrain.data.sharded_stream import ShardedStream
+from hpctrain.data.stream import StreamReader, has_bookmarks, remark_on
+from hpctrain.data.workers import Workers
+from hpctrain.errors import ConfigError, TaskError
+
+PLAN = BatchPlan(48, 8, 2, 2, drop_last=False)
+
+
+@pytest.fixture(autouse=True)
+def a_bookmark_with_every_batch(monkeypatch):
+    monkeypatch.setattr(bookmark, "TIME_SHARE", 1e9)
+
+
+class Counting:
+    """Numbers that name stream, epoch and position; no subclass of anything, and read only from its state on."""
+
+    def __init__(self, length=48, first=0):
+        self.length = length
+        self.first = first
+        self.epoch = 0
+        self.place = 0
+        self.read = []
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        while self.place < self.length:
+            self.place += 1
+            number = self.first + 1000 * self.epoch + self.place - 1
+            self.read.append(number)
+            yield torch.tensor(number)
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
+
+class Split(IterableDataset):
+    """Splits itself among loading processes, as PyTorch's documentation shows."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return map(torch.tensor, range(first, 48, step))
+
+
+class Plain(IterableDataset):
+    def __iter__(self):
+        return iter(range(48))
+
+
+def read(stream, steps, marks=None, *, start_step=0, world_size=2, num_workers=0, plan=None):
+    """The samples of each step, from all ranks, and the marks of all ranks after the last."""
+    plan = plan or BatchPlan(48, 8, 2, world_size, drop_last=False)
+    found, kept = [[] for _ in range(steps)], Bookmarks()
+    for rank in range(world_size):
+        own = Bookmarks(marks or ())
+        loader = TrainLoader(
+            stream,
+            sequential,
+            plan,
+            rank=rank,
+            seed=0,
+            start_step=start_step,
+            workers=Workers(num_workers),
+            bookmarks=own,
+        )
+        batches = iter(loader)
+        for step in range(steps):
+            for _ in range(plan.accumulation):
+                found[step] += next(batches).batch.tolist()
+        batches.close()
+        kept.add(own)
+    return [sorted(step) for step in found], kept
+
+
+@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 0), (2, 0), (4, 0), (1, 2)])
+def test_a_stream_with_a_state_continues_at_any_world_size(world_size, num_workers):
+    straight, _ = read(Counting(), 9)
+    assert straight[0] == list(range(8))
+    assert straight[6] == list(range(1000, 1008))  # the second epoch
+    for stop in (1, 4, 5, 6, 7):
+        _, marks = read(Counting(), stop)
+        resumed, _ = read(Counting(), 9 - stop, marks, start_step=stop, world_size=world_size, num_workers=num_workers)
+        assert resumed == straight[stop:]
+
+
+def test_only_what_lies_after_the_bookmark_is_read_again():
+    _, marks = read(Counting(), 4, world_size=1)
+    (mark,) = marks
+    assert mark.position == 30  # the last micro-batch of step 3 begins there
+    assert mark.state == {"place": 30}
+    stream = Counting()
+    read(stream, 1, marks, start_step=4, world_size=1)
+    assert stream.read == list(range(30, 40))
+    assert stream.place == 0  # the original is left alone
+
+
+def test_what_was_fetched_in_advance_is_not_marked():
+    stream = Counting()
+    _, marks = read(stream, 1, world_size=1, num_workers=1)
+    (mark,) = marks
+    assert mark.position == 6
+
+
+def test_bookmarks_of_another_epoch_or_beyond_the_position_do_not_count():
+    for mark in (Bookmark(0, 1, 1, 0, 2, {"place": 2}), Bookmark(0, 0, 0, 0, 9, {"place": 9})):
+        stream = Counting()
+        assert StreamReader(stream, Bookmarks([mark])).read(0, np.array([8]))[0] == 8
+        assert stream.read[0] == 0
+
+
+def test_a_stream_that_ended_early_continues_in_its_later_pass():
+    endless = BatchPlan(400, 8, 8, 1, drop_last=False)
+    straight, _ = read(Counting(20), 8, plan=endless, world_size=1)
+    assert straight[2] == [16, 17, 18, 19, 1000, 1001, 1002, 1003]
+    for stop in range(1, 8):
+        _, marks = read(Counting(20), stop, plan=endless, world_size=1)
+        resumed, _ = read(Counting(20), 8 - stop, marks, start_step=stop, plan=endless, world_size=1)
+        assert resumed == straight[stop:]
+
+
+def test_the_newest_bookmark_of_each_stream_is_kept():
+    old, new, other = Bookmark(0, 0, 0, 0, 4, "a"), Bookmark(0, 1, 1, 0, 2, "b"), Bookmark(3, 0, 0, 0, 1, "c")
+    assert [mark.state for mark in Bookmarks([new, old, other])] == ["b", "c"]
+
+
+def test_a_slow_state_is_asked_for_seldom(monkeypatch):
+    monkeypatch.setattr(bookmark, "TIME_SHARE", 0.01)
+    ticks = iter([0.0, 0.5, 1.0, 49.0, 51.0, 51.5])
+    monkeypatch.setattr(bookmark.time, "perf_counter", lambda: next(ticks))
+    clock, stream = StateClock(), Counting()
+    assert [clock.take(stream) for _ in range(4)] == [{"place": 0}, None, None, {"place": 0}]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_stream_does_not_learn_of_loading_processes(num_workers):
+    straight, _ = read(Split(), 3)
+    found, _ = read(Split(), 3, num_workers=num_workers)
+    assert found == straight == [list(range(8)), list(range(8, 16)), list(range(16, 24))]
+    loader = EvalLoader(Split(), 2, rank=0, world_size=1, workers=Workers(num_workers))
+    assert sorted(value for batch in loader.turns() for value in (batch if batch is not None else ())) == list(
+        range(48)
+    )
+
+
+def test_streams_share_each_step():
+    """Three streams of other lengths: each has a third of a step, and starts over by itself."""
+
+    def make():
+        return ShardedStream([Counting(length, 10_000 * number) for number, length in enumerate((20, 7, 12))])
+
+    plan = {size: BatchPlan(600, 12, 2 if size > 1 else 3, size, drop_last=False) for size in (1, 2, 3, 6)}
+    straight, _ = read(make(), 6, plan=plan[1], world_size=1)
+    assert straight[1] == [4, 5, 6, 7, 10004, 10005, 10006, 11000, 20004, 20005, 20006, 20007]
+    for size in (2, 3, 6):
+        assert read(make(), 6, plan=plan[size], world_size=size)[0] == straight
+        for stop in (1, 3, 5):
+            _, marks = read(make(), stop, plan=plan[size], world_size=size, num_workers=2 * (size == 2))
+            for other in (1, 2, 3):
+                resumed, _ = read(make(), 6 - stop, marks, start_step=stop, plan=plan[other], world_size=other)
+                assert resumed == straight[stop:]
+
+
+def test_a_rank_opens_only_its_own_streams():
+    streams = [Counting(first=100 * number) for number in range(4)]
+    loader = TrainLoader(ShardedStream(streams), sequential, BatchPlan(80, 8, 4, 2, drop_last=False), rank=1, seed=0)
+    batches = iter(loader)
+    next(batches)
+    assert [len(stream.read) for stream in streams] == [0, 0, 2, 2]
+
+
+def test_streams_that_cannot_share_a_step_are_refused():
+    with pytest.raises(ConfigError, match=r"trainer\.global_batch_size=8: the 3 streams .* choose a multiple of 3"):
+        read(ShardedStream([Counting()] * 3), 1)
+    with pytest.raises(TaskError, match="needs one stream or more"):
+        ShardedStream([])
+
+
+def test_evaluation_reads_the_streams_one_after_the_other():
+    loader = EvalLoader(ShardedStream([Counting(3), Counting(2, 100)]), 2, rank=0, world_size=1)
+    assert [batch.tolist() for batch in loader.turns() if batch is not None] == [[0, 1], [2, 100], [101]]
+
+
+def test_what_can_be_read_only_once_is_refused():
+    with pytest.raises(TaskError, match="a generator can be read only once"):
+        read((number for number in range(9)), 1)
+    part = Counting()
+    part._distributed = object()
+    with pytest.raises(TaskError, match=r"only one rank's part .*split_dataset_by_node"):
+        read(part, 1)
+
+
+def test_what_a_resume_costs_is_said():
+    assert remark_on(Counting()) is None
+    assert "has no state, and can't seek: a resume reads it again" in remark_on(Plain())
+
+    class BufferShuffledExamplesIterable:
+        pass
+
+    shuffled = Counting()
+    shuffled._ex_iterable = type("Mapped", (), {"ex_iterable": BufferShuffledExamplesIterable()})()
+    assert "leaves out the samples in its shuffle buffer" in remark_on(shuffled)
+    assert not has_bookmarks(shuffled)
+    # without bookmarks, the same samples by replaying
+    straight, marks = read(shuffled, 3)
+    assert list(marks) == []
+    assert read(copy.copy(shuffled), 2, marks, start_step=1)[0] == straight[1:]
