@@ -1,0 +1,202 @@
+"""Where each file of a tar file begins, found once and stored beside it."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from hpctrain.data.keyed_random import IntArray
+from hpctrain.errors import TaskError
+from hpctrain.files import write_atomic
+
+log = logging.getLogger("hpctrain.data")
+
+SUFFIX = ".index"
+BLOCK_BYTES = tarfile.BLOCKSIZE
+
+_FORMAT = 1
+_NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")
+_META = re.compile(r"__[^/]*__(/|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class TarIndex:
+    """The samples of a tar file, as WebDataset defines them: consecutive files with the same path up to the first dot.
+
+    Attributes:
+        extensions: of the files, in lower case: all that follows the first dot of the name.
+        kinds: uint16 of shape [num_files], the extension of each file.
+        offsets: int64 of shape [num_files], the first byte of each file's content.
+        sizes: int64 of shape [num_files], in bytes.
+        firsts: int64 of shape [num_samples + 1], the first file of each sample, and at the end the number of files.
+        keys: uint8, the samples' keys as UTF-8, one after the other.
+        key_ends: int64 of shape [num_samples], the end of each key.
+        state: int64 of shape [3]: the format's version, and the size in bytes and the time of change in ns of the tar
+            file.
+    """
+
+    extensions: npt.NDArray[np.str_]
+    kinds: npt.NDArray[np.uint16]
+    offsets: IntArray
+    sizes: IntArray
+    firsts: IntArray
+    keys: npt.NDArray[np.uint8]
+    key_ends: IntArray
+    state: IntArray
+
+    def __len__(self) -> int:
+        return len(self.key_ends)
+
+    def key(self, sample: int) -> str:
+        """The key of a sample: the path of its files without their extensions."""
+        begin = self.key_ends[sample - 1] if sample else 0
+        return self.keys[begin : self.key_ends[sample]].tobytes().decode(errors="surrogateescape")
+
+    def files(self, sample: int) -> Iterator[tuple[str, int, int]]:
+        """Extension, offset and size of the files of a sample."""
+        for file in range(self.firsts[sample], self.firsts[sample + 1]):
+            yield str(self.extensions[self.kinds[file]]), int(self.offsets[file]), int(self.sizes[file])
+
+
+def index_of(path: Path, folder: Path | None = None) -> TarIndex:
+    """Read the index of a tar file; make it if there is none, or if the file has changed since.
+
+    Args:
+        path: of the tar file.
+        folder: of the indices; None: that of the tar file.
+
+    Raises:
+        TaskError: the tar file can't be read, is damaged or compressed, or the index can't be written.
+    """
+    place = _place(path, folder)
+    try:
+        state = _state(path)
+        found = _read(place)
+        if found is not None and np.array_equal(found.state, state):
+            return found
+        log.info("indexing %s", path)
+        with path.open("rb") as file:
+            made = _scan(path, file, state)
+    except OSError as error:
+        raise TaskError(f"{path} can't be read ({error.strerror}): check the name and its permissions") from error
+    _write(place, made)
+    return made
+
+
+def _place(path: Path, folder: Path | None) -> Path:
+    if folder is None:
+        return path.with_name(path.name + SUFFIX)
+    # tar files in several folders may share a name
+    origin = xxhash.xxh3_64_hexdigest(os.fsencode(path.parent.absolute()))[:8]
+    return folder / f"{path.name}-{origin}{SUFFIX}"
+
+
+def _state(path: Path) -> IntArray:
+    status = path.stat()
+    return np.array([_FORMAT, status.st_size, status.st_mtime_ns])
+
+
+def _read(place: Path) -> TarIndex | None:
+    try:
+        with np.load(place, allow_pickle=False) as arrays:
+            return TarIndex(**arrays)
+    except (OSError, TypeError, ValueError, EOFError, zipfile.BadZipFile):
+        # none yet, or one of another version: if it can't be made, `_write` says so
+        return None
+
+
+def _write(place: Path, index: TarIndex) -> None:
+    content = io.BytesIO()
+    np.savez(content, **{name: getattr(index, name) for name in TarIndex.__slots__})
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        # atomic: other nodes may make it at the same time
+        write_atomic(place, content.getvalue(), durable=False)
+    except OSError as error:
+        raise TaskError(
+            f"the index {place} can't be written ({error.strerror}): name a folder for it, TarDataset(index=FOLDER)"
+        ) from error
+
+
+def _scan(path: Path, file: BinaryIO, state: IntArray) -> TarIndex:
+    extensions: dict[str, int] = {}
+    kinds: list[int] = []
+    offsets: list[int] = []
+    sizes: list[int] = []
+    firsts: list[int] = []
+    key_ends: list[int] = []
+    keys = bytearray()
+    current: str | None = None
+    in_sample: set[str] = set()
+    for member in _members(path, file):
+        name = _NAME.fullmatch(member.name)
+        if name is None or _META.match(member.name):
+            continue
+        key, extension = name[1], name[2].lower()
+        if key != current:
+            current = key
+            in_sample.clear()
+            keys += key.encode(errors="surrogateescape")
+            key_ends.append(len(keys))
+            firsts.append(len(kinds))
+        if extension in in_sample:
+            raise TaskError(f"{path} has {key}.{extension} twice, again at byte {member.offset}: make it anew")
+        in_sample.add(extension)
+        kinds.append(extensions.setdefault(extension, len(extensions)))
+        offsets.append(member.offset_data)
+        sizes.append(member.size)
+    if not key_ends:
+        raise TaskError(f"{path} has no samples: expected files such as 000.jpg and 000.cls")
+    return TarIndex(
+        extensions=np.array(list(extensions)),
+        kinds=np.array(kinds, np.uint16),
+        offsets=np.array(offsets, np.int64),
+        sizes=np.array(sizes, np.int64),
+        firsts=np.array([*firsts, len(kinds)], np.int64),
+        keys=np.frombuffer(bytes(keys), np.uint8),
+        key_ends=np.array(key_ends, np.int64),
+        state=state,
+    )
+
+
+def _members(path: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
+    """The regular files.
+
+    Raises:
+        TaskError: the tar file is damaged, compressed or sparse.
+    """
+    offset = 0
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            while (member := tar.next()) is not None:
+                offset = tar.offset
+                tar.members.clear()  # type: ignore[attr-defined]  # they would fill the memory
+                if member.issparse():
+                    raise TaskError(f"{path} has the sparse file {member.name} at byte {member.offset}: make it anew")
+                if member.isreg():
+                    yield member
+    except tarfile.TarError as error:
+        file.seek(0)
+        if file.read(2) in (b"\x1f\x8b", b"BZ", b"\xfd7", b"(\xb5"):
+            raise TaskError(f"{path} is compressed, so it can't be read by position: decompress it") from None
+        raise TaskError(_damaged(path, offset, str(error))) from None
+    # tarfile takes a header that isn't one for the end
+    file.seek(offset)
+    if file.read(BLOCK_BYTES).strip(b"\0"):
+        raise TaskError(_damaged(path, offset, "no header where the next file should begin"))
+
+
+def _damaged(path: Path, offset: int, how: str) -> str:
+    return f"{path} is damaged or cut short at byte {offset} ({how}): copy it again, or make it anew"

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import logging
+import os
+import pickle
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hpctrain.data import tar_dataset
+from hpctrain.data.loader import TrainLoader
+from hpctrain.data.order import ShuffledOrder
+from hpctrain.data.plan import BatchPlan
+from hpctrain.data.tar_dataset import TarDataset
+from hpctrain.data.tar_index import index_of
+from hpctrain.data.workers import Workers
+from hpctrain.errors import TaskError
+
+
+def write_tar(path, files, kind=tarfile.PAX_FORMAT):
+    with tarfile.open(path, "w", format=kind) as tar:
+        for name, content in files:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def saved(write, *arguments):
+    content = io.BytesIO()
+    write(content, *arguments)
+    return content.getvalue()
+
+
+def num_open():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """Three of 4, 3 and 5 samples, numbered through."""
+    number = 0
+    for shard, count in enumerate((4, 3, 5)):
+        files = []
+        for _ in range(count):
+            files += [(f"{number:04d}.cls", str(number).encode()), (f"{number:04d}.txt", b"x" * (700 * number))]
+            number += 1
+        write_tar(tmp_path / f"s-{shard:02d}.tar", files)
+    return tmp_path
+
+
+def test_samples_are_numbered_through_the_shards(shards):
+    data = TarDataset(shards / "s-*.tar", fields=("cls", "txt"))
+    assert len(data) == 12
+    assert [data[index][0] for index in range(12)] == list(range(12))
+    assert [len(data[index][1]) for index in (0, 1, 11)] == [0, 700, 7700]
+    assert data.key(5) == "0005"
+    assert TarDataset(f"{shards}/s-{{00..01}}.tar").paths == (shards / "s-00.tar", shards / "s-01.tar")
+    assert TarDataset([shards / "s-02.tar", shards / "s-00.tar"])[5]["__key__"] == "0000"
+    with pytest.raises(IndexError):
+        data[12]
+
+
+def test_every_sample_once_at_any_world_size_and_number_of_workers(shards):
+    def epoch(world_size, num_workers, start_step=0):
+        found = [[] for _ in range(3 - start_step)]
+        plan = BatchPlan(12, 4, 1, world_size, drop_last=False)
+        for rank in range(world_size):
+            data = TarDataset(shards / "s-*.tar", fields=("cls",))
+            order = ShuffledOrder(12, 0)
+            workers = Workers(num_workers)
+            loader = iter(TrainLoader(data, order, plan, rank=rank, seed=0, start_step=start_step, workers=workers))
+            for step in found:
+                for _ in range(plan.accumulation):
+                    step.extend(next(loader).batch[0].tolist())
+            loader.close()
+        return [sorted(step) for step in found]
+
+    straight = epoch(1, 0)
+    assert sorted(number for step in straight for number in step) == list(range(12))
+    assert epoch(2, 2) == epoch(4, 0) == straight
+    assert epoch(2, 0, start_step=1) == straight[1:]
+
+
+def test_files_are_decoded_by_their_extension(tmp_path):
+    image = Image.new("RGB", (3, 2), (255, 0, 7))
+    files = [
+        ("./a/0.JPG", saved(image.save, "PNG")),
+        ("./a/0.seg.png", saved(image.convert("L").save, "PNG")),
+        ("./a/0.json", json.dumps({"kind": [1]}).encode()),
+        ("./a/0.npy", saved(np.save, np.arange(3))),
+        ("./a/0.pt", b""),
+        ("./a/0.bin", b"\0\1"),
+        ("./a/0.txt", "ä".encode()),
+        ("__meta__/x.txt", b"ignored"),
+        ("README", b"ignored"),
+        ("b" * 150 + ".cls", b"3\n"),  # a long name, in a header of its own
+    ]
+    files[4] = ("./a/0.pt", saved(lambda file: torch.save({"w": torch.ones(2)}, file)))
+    for kind in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        data = TarDataset(write_tar(tmp_path / f"{kind}.tar", files, kind))
+        assert len(data) == 2
+        sample = data[0]
+        assert sample["__key__"] == "./a/0"
+        assert sample["jpg"].shape == sample["seg.png"].shape == (3, 2, 3)
+        assert sample["jpg"][:, 0, 0].tolist() == [255, 0, 7]
+        assert (sample["json"], sample["npy"].tolist(), sample["bin"]) == ({"kind": [1]}, [0, 1, 2], b"\0\1")
+        assert (sample["pt"]["w"].tolist(), sample["txt"]) == ([1, 1], "ä")
+        assert data[1] == {"__key__": "b" * 150, "cls": 3}
+
+
+def test_fields_transform_and_decode_are_the_users(tmp_path):
+    path = write_tar(tmp_path / "a.tar", [("0.jpeg", b"j"), ("0.cls", b"4"), ("1.png", b"p"), ("1.cls", b"5")])
+    data = TarDataset(path, fields=("cls", "png;jpeg"), decode=lambda name, data: (name, data), transform=list)
+    assert data[0] == [("cls", b"4"), ("jpeg", b"j")]
+    assert data[1][1] == ("png", b"p")
+    with pytest.raises(TaskError, match=r"a\.tar: 0 has no \.png or \.gif, only jpeg, cls"):
+        TarDataset(path, fields=("png;gif",))[0]
+    with pytest.raises(TaskError, match=r"a\.tar: 0\.jpeg at byte 512 can't be decoded \(UnidentifiedImageError"):
+        TarDataset(path, fields=("jpeg",))[0]
+
+
+def test_an_index_is_made_once_and_again_if_the_file_changes(shards, caplog):
+    logging.getLogger("hpctrain").propagate = True
+    with caplog.at_level(logging.INFO, "hpctrain.data"):
+        TarDataset(shards / "s-*.tar")
+        TarDataset(shards / "s-*.tar")
+        assert len(caplog.messages) == 3
+        assert (shards / "s-00.tar.index").exists()
+        (shards / "s-01.tar.index").write_bytes(b"from another world")
+        write_tar(shards / "s-00.tar", [("9.cls", b"9")])
+        assert len(TarDataset(shards / "s-*.tar")) == 9
+        assert len(caplog.messages) == 5
+    TarDataset(shards / "s-00.tar", index=shards / "indices")
+    (made,) = (shards / "indices").iterdir()
+    assert made.name.startswith("s-00.tar-")
+
+
+def test_an_index_that_cannot_be_written_names_the_remedy(shards):
+    (shards / "file").touch()
+    with pytest.raises(TaskError, match=r"can't be written .*TarDataset\(index=FOLDER\)"):
+        TarDataset(shards / "s-00.tar", index=shards / "file" / "folder")
+
+
+def test_processes_share_nothing_but_the_files(shards, monkeypatch):
+    monkeypatch.setattr(tar_dataset, "MAX_OPEN", 2)
+    before = num_open()
+    data = TarDataset(shards / "s-*.tar", fields=("cls",))
+    assert [data[index][0] for index in (0, 5, 11, 1)] == [0, 5, 11, 1]
+    assert num_open() == before + 2
+    copied = pickle.loads(pickle.dumps(data))
+    assert copied[6][0] == 6
+    del data, copied
+    assert num_open() == before
+
+
+def broken(path: Path, how: str) -> Path:
+    content = bytearray(path.read_bytes())
+    if how == "header":
+        content[2048:2560] = b"?" * 512
+    elif how == "cut in a file":
+        del content[2100:]
+    elif how == "cut in a header":
+        del content[1100:]
+    elif how == "compressed":
+        content = gzip.compress(content)
+    elif how == "empty":
+        content = b""
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("header", r"s\.tar is damaged or cut short at byte 2048 \("),
+        ("cut in a file", r"s\.tar is damaged or cut short at byte \d+ \("),
+        ("cut in a header", r"s\.tar is damaged or cut short at byte 1024 \("),
+        ("compressed", r"s\.tar is compressed, so it can't be read by position: decompress it"),
+        ("empty", r"s\.tar is damaged or cut short at byte 0 \(empty file\)"),
+    ],
+)
+def test_a_damaged_tar_file_is_named_with_the_place(tmp_path, how, message):
+    path = write_tar(tmp_path / "s.tar", [(f"{name}.txt", b"x" * 200) for name in range(5)], tarfile.USTAR_FORMAT)
+    with pytest.raises(TaskError, match=message):
+        index_of(broken(path, how))
+    assert not (tmp_path / "s.tar.index").exists()
+
+
+def test_what_is_no_sample_is_said(tmp_path):
+    with pytest.raises(TaskError, match=r"no tar file matches \S+none-\*\.tar"):
+        TarDataset(tmp_path / "none-*.tar")
+    with pytest.raises(TaskError, match=r"none\.tar can't be read \(No such file"):
+        TarDataset(tmp_path / "none.tar")
+    with pytest.raises(TaskError, match=r"a\.tar has no samples: expected files such as 000\.jpg"):
+        TarDataset(write_tar(tmp_path / "a.tar", [("README", b"")]))
+    with pytest.raises(TaskError, match=r"b\.tar has 1\.txt twice, again at byte 1024"):
+        TarDataset(write_tar(tmp_path / "b.tar", [("1.txt", b"a"), ("1.TXT", b"b")]))
+
+
+def test_a_file_that_was_cut_since_is_not_read_silently(shards):
+    data = TarDataset(shards / "s-02.tar", fields=("txt",))
+    os.truncate(shards / "s-02.tar", 20_000)
+    with pytest.raises(TaskError, match=r"s-02\.tar ends at byte 20000, within a sample"):
+        data[4]
