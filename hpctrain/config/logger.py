@@ -16,6 +16,8 @@ class Logger(require.Checked):
     """Steps between records of the training loss, which is the mean over these steps and all ranks."""
     tensorboard: bool = True
     """Also write TensorBoard's event files."""
+    csv: bool = False
+    """Also write metrics.csv, a table of metrics.jsonl."""
     measure: bool = True
     """Time a few steps part by part, to find what holds the run back, and log throughput, MFU and memory."""
     samples: bool = False

@@ -89,10 +89,20 @@ def _kept(path: Path, resume_step: int, evaluation_due: bool) -> bytes:
     """The complete lines of ``path`` up to the step from which an attempt resumes."""
     if not path.exists():
         return b""
-    lines = path.read_bytes().splitlines(keepends=True)
+    return kept_lines(path.read_bytes(), resume_step, lambda record: evaluation_due and is_evaluation(record))
+
+
+def kept_lines(data: bytes, resume_step: int, is_repeated: Callable[[dict[str, Any]], bool]) -> bytes:
+    """Return the complete lines of records up to a step.
+
+    Args:
+        data: lines with JSON records, each with a `step`.
+        resume_step: from which an attempt resumes.
+        is_repeated: whether the attempt will write a record of this very step again, which is then dropped.
+    """
+    lines = data.splitlines(keepends=True)
     kept = [(line, record) for line in lines if (record := _record(line)) and record["step"] <= resume_step]
-    again = [evaluation_due and record["step"] == resume_step and is_evaluation(record) for _, record in kept]
-    return b"".join(line for (line, _), drop in zip(kept, again, strict=True) if not drop)
+    return b"".join(line for line, record in kept if record["step"] < resume_step or not is_repeated(record))
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

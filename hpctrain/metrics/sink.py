@@ -54,6 +54,11 @@ class RecordFile:
         self._failing = False
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether records wait in memory."""
+        return bool(self._pending)
+
     def append(self, record: bytes) -> None:
         """Write one record, after any that wait in memory."""
         if len(self._pending) + len(record) <= MAX_PENDING_BYTES:

@@ -12,12 +12,18 @@ import os
 import re
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hpctrain.metrics.sink import RecordFile
 from hpctrain.run.evaluation import is_evaluation
+
+if TYPE_CHECKING:
+    # at run time NumPy comes with the first medium only
+    from hpctrain.metrics.media.files import Medium
 
 logger = logging.getLogger(__name__)
 
@@ -26,28 +32,45 @@ _PAUSE_S = 0.1
 _CASTAGNOLI = 0x82F63B78
 _MASK_DELTA = 0xA282EAD8
 
+HyperparameterValue = str | float | bool
+
 
 class TensorBoardSink:
-    """Writes scalars to an event file of this attempt, which the first record creates.
+    """Writes scalars and media to an event file of this attempt, which the first record creates.
 
     A resume makes TensorBoard drop later steps in the files of earlier attempts (``purge_step=resume_step+1``), so a
-    curve never doubles back; with ``--load_fast=false`` it still shows them.
+    curve never doubles back. TensorBoard can't drop the evaluation of a step and keep its other records: if the
+    evaluation will be repeated, all of `resume_step` is dropped, and `repeat` has to bring back the rest.
+
     Of records within 0.1 s of each other only the first is written, and every evaluation; the metrics file has all.
-    While the file system fails, training continues (see `RecordFile`).
+    While the file system fails, training continues (see `RecordFile`). Threads may share the sink.
 
     Args:
         directory: the run's TensorBoard folder; made if it is missing.
         resume_step: the step from which the attempt starts; events of later steps are dropped.
         clock: epoch seconds.
+        evaluation_due: whether `resume_step` will be evaluated again.
+        hyperparameters: of the run, by key, for TensorBoard's page HParams; empty for none.
     """
 
-    def __init__(self, directory: Path, resume_step: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        resume_step: int,
+        clock: Callable[[], float] = time.time,
+        *,
+        evaluation_due: bool = False,
+        hyperparameters: Mapping[str, HyperparameterValue] | None = None,
+    ) -> None:
         self._directory = directory
-        self._purge_step = resume_step + 1
+        self._purge_step = resume_step + (not evaluation_due)
         self._clock = clock
+        self._hyperparameters = hyperparameters or {}
         self._file: RecordFile | None = None
         self._failing = False
         self._logged_at = float("-inf")
+        # media come from the thread that writes them
+        self._lock = threading.Lock()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Append one event with all values of the step, unless it comes too soon after the last one."""
@@ -55,32 +78,55 @@ class TensorBoardSink:
         if 0 <= now - self._logged_at < _PAUSE_S and not is_evaluation(values):
             return
         self._logged_at = now
-        # 10 ms for the protocol alone; `torch.utils.tensorboard` takes 0.1 s, and imports TensorFlow if it is there
-        from tensorboard.compat.proto.event_pb2 import Event
+        self.repeat(step, now, values)
 
-        if self._file is None:
-            self._file = self._open()
-        if self._file is not None:
-            event = Event(wall_time=now, step=step)
-            for name, value in values.items():
-                event.summary.value.add(tag=name, simple_value=value)
-            self._file.append(frame(event.SerializeToString()))
+    def repeat(self, step: int, logged_at: float, values: Mapping[str, float]) -> None:
+        """Append one event with values that were logged at some time, in epoch seconds."""
+        event = _event(logged_at, step)
+        for name, value in values.items():
+            event.summary.value.add(tag=name, simple_value=value)
+        self._append(event)
+
+    def media(self, medium: Medium) -> None:
+        """Append one event with a medium."""
+        from hpctrain.metrics.media.events import add_medium
+
+        event = _event(medium.time, medium.step)
+        add_medium(event.summary, medium)
+        self._append(event)
+
+    def complete(self) -> None:
+        """Mark the run as completed on the page HParams."""
+        if self._hyperparameters:
+            from hpctrain.metrics.hyperparameters import add_end
+
+            event = _event(self._clock(), 0)
+            add_end(event.summary, self._clock())
+            self._append(event)
 
     def flush(self) -> None:
         """Make the events durable; a failure is a warning."""
-        if self._file is not None:
-            self._file.sync()
+        with self._lock:
+            if self._file is not None:
+                self._file.sync()
 
     def close(self) -> None:
         """Flush and close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def _append(self, event: Any) -> None:
+        with self._lock:
+            if self._file is None:
+                self._file = self._open()
+            if self._file is not None:
+                self._file.append(frame(event.SerializeToString()))
 
     def _open(self) -> RecordFile | None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-        earlier = event_files(self._directory)
         try:
             file = RecordFile(make_event_file(self._directory))
         except OSError as error:
@@ -89,12 +135,25 @@ class TensorBoardSink:
             self._failing = True
             return None
         file.append(frame(Event(wall_time=self._clock(), file_version="brain.Event:2").SerializeToString()))
-        # TensorBoard drops points from purge_step on only at a session start, which the first file doesn't need
-        if earlier:
-            start = SessionLog(status=SessionLog.START)
-            purge = Event(wall_time=self._clock(), step=self._purge_step, session_log=start)
-            file.append(frame(purge.SerializeToString()))
+        # TensorBoard drops points from purge_step on at each session start, except for the first: so the first file has
+        # one as well
+        start = SessionLog(status=SessionLog.START)
+        purge = Event(wall_time=self._clock(), step=self._purge_step, session_log=start)
+        file.append(frame(purge.SerializeToString()))
+        if self._hyperparameters:
+            from hpctrain.metrics.hyperparameters import add_start
+
+            event = Event(wall_time=self._clock())
+            add_start(event.summary, self._hyperparameters, self._clock())
+            file.append(frame(event.SerializeToString()))
         return file
+
+
+def _event(wall_time: float, step: int) -> Any:
+    # 10 ms for the protocol alone; `torch.utils.tensorboard` takes 0.1 s, and imports TensorFlow if it is there
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    return Event(wall_time=wall_time, step=step)
 
 
 def _crc_table() -> tuple[int, ...]:

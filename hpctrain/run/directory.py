@@ -84,6 +84,21 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def metrics_csv(self) -> Path:
+        """The same as a table, if `logger.csv` is set."""
+        return self.path / "metrics.csv"
+
+    @property
+    def media(self) -> Path:
+        """Images, texts and other media that the task logs."""
+        return self.path / "media"
+
+    @property
+    def media_records(self) -> Path:
+        """One record per medium."""
+        return self.path / "media.jsonl"
+
+    @property
     def jobs(self) -> Path:
         """One record per submission to a scheduler."""
         return self.path / "jobs.jsonl"

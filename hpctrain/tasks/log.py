@@ -52,7 +52,7 @@ class TaskLog:
         Args:
             name: logged as `train/NAME` or `eval/NAME`.
             image: a tensor or array of shape [H, W], [C, H, W] or [H, W, C], with C of 1, 3 or 4, uint8, bool or
-                floats from 0 to 1. A batch of them, with one more dimension in front, becomes a grid.
+                floats from 0 to 1. A batch, [N, C, H, W] or [N, H, W, C], becomes a grid.
 
         Raises:
             TaskError: it has another shape or dtype.

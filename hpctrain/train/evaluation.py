@@ -122,6 +122,7 @@ class Evaluation:
         if stop is not None:
             restore_rng(before, self._world.gpus)
             self._task_state.put_back(task_state)
+            self._task_log.drop()
             return Evaluated(stop=stop)
         means = self._means(meter)
         return Evaluated(means | self._checked(self._derive(means)))

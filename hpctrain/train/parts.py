@@ -82,6 +82,7 @@ class Parts:
             self.position,
             total_steps=self.total_steps,
             every_steps=config.logger.every_steps,
+            is_rank_zero=world.is_rank_zero,
         )
         attach(self.task, self.task_log, self.position)
         network = build_network(config, self.task, world, fresh=fresh)

@@ -11,6 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from hpctrain.errors import TaskError
+from hpctrain.metrics.media.captured import Captured, capture
+from hpctrain.metrics.media.writer import MediaWriter
 from hpctrain.metrics.meter import Meter
 from hpctrain.run.evaluation import EVAL_PREFIX
 from hpctrain.tasks.log import Kind, TaskLog
@@ -29,13 +31,20 @@ class AttachedLog(TaskLog):
         position: of the training.
         total_steps: the last step of the run.
         every_steps: steps between records.
+        is_rank_zero: whether media are written here, and not discarded.
 
     Attributes:
         scalars: logged since the last `count`: name, value, and the number of values if the task gave it.
     """
 
-    def __init__(self, kind: str, position: Position, *, total_steps: int, every_steps: int) -> None:
+    def __init__(
+        self, kind: str, position: Position, *, total_steps: int, every_steps: int, is_rank_zero: bool = True
+    ) -> None:
         self.scalars: list[tuple[str, Scalar, Scalar | None]] = []
+        self._is_rank_zero = is_rank_zero
+        self._writer: MediaWriter | None = None
+        self._pending: dict[str, Captured] = {}
+        self._pending_step = 0
         self._kind = kind
         self._position = position
         self._total_steps = total_steps
@@ -88,14 +97,24 @@ class AttachedLog(TaskLog):
         self.scalars.clear()
 
     @contextmanager
-    def training(self) -> Iterator[None]:
-        """Log, and not discard, in the context."""
-        with self._in(TRAIN_PREFIX):
-            yield
+    def training(self, media: MediaWriter | None = None) -> Iterator[None]:
+        """Log, and not discard, in the context.
+
+        Args:
+            media: writes the media, on rank zero; None on other ranks.
+        """
+        self._writer = media
+        try:
+            with self._in(TRAIN_PREFIX):
+                yield
+        finally:
+            self._writer = None
+            self._pending.clear()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Log as an evaluation in the context, if the training has begun."""
+        """Log as an evaluation in the context, if the training has begun; its media wait for `release` or `drop`."""
+        self.release()
         with self._in(EVAL_PREFIX if self._prefix else ""):
             yield
 
@@ -104,6 +123,17 @@ class AttachedLog(TaskLog):
         """Discard in the context, for passes that leave no trace."""
         with self._in(""):
             yield
+
+    def release(self) -> None:
+        """Hand the media so far to the writer."""
+        if self._pending and self._writer is not None:
+            for name, captured in self._pending.items():
+                self._writer.put(self._pending_step, name, captured)
+        self._pending.clear()
+
+    def drop(self) -> None:
+        """Drop the media of an evaluation that is abandoned."""
+        self._pending.clear()
 
     @contextmanager
     def _in(self, prefix: str) -> Iterator[None]:
@@ -117,9 +147,19 @@ class AttachedLog(TaskLog):
             self._checked.clear()
             self.scalars.clear()
 
-    def _media(self, kind: Kind, name: str, content: Any, **options: Any) -> None:  # noqa: ARG002 - media come next
-        if not isinstance(name, str):
-            raise TaskError(f"{self._where(kind)} got the name {name!r}: expected a string")
+    def _media(self, kind: Kind, name: str, content: Any, **options: Any) -> None:
+        if self._process != os.getpid():
+            return
+        check_name(self._where(kind), name, frozenset())
+        if not self._is_rank_zero:
+            return
+        # also where it is discarded: the evaluation before the first step shows mistakes
+        captured = capture(self._where(kind), kind, content, options)
+        if self._prefix:
+            if self._pending_step != self.step:
+                self.release()
+            self._pending_step = self.step
+            self._pending[f"{self._prefix}{name}"] = captured
 
     def _where(self, method: str) -> str:
         return f"{self._kind}.log.{method}"

@@ -152,6 +152,8 @@ class Trainer:
                 finished = self._loop.run(micro_batches)
             self._saver.finish()
             self._profiler.finish(self.step)
+            if finished:
+                self._log.complete()
         return finished
 
     def finish_save_within(self, seconds: float) -> None:

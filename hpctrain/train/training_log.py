@@ -13,12 +13,17 @@ from typing import TextIO
 
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.metrics.console import ConsoleSink
+from hpctrain.metrics.csv_file import CsvSink
+from hpctrain.metrics.hyperparameters import hyperparameters
 from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.metrics.media.files import MediaFiles
+from hpctrain.metrics.media.writer import MediaWriter
 from hpctrain.metrics.meter import Throughput
 from hpctrain.metrics.sink import Sink
 from hpctrain.metrics.tensorboard import TensorBoardSink
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.times import Times
+from hpctrain.status.metrics import read_metrics
 from hpctrain.train.checkpointing import Start
 from hpctrain.train.parts import Parts
 from hpctrain.train.profiling.profiler import Profiler
@@ -44,6 +49,8 @@ class TrainingLog:
         self._times = times
         self._throughput = Throughput(parts.plan.samples_seen(start.step), times.training_s)
         self._sinks: list[Sink] = []
+        self._tensorboard: TensorBoardSink | None = None
+        self._media: MediaWriter | None = None
 
     @contextmanager
     def opened(self, directory: RunDirectory, log_stream: TextIO | None) -> Iterator[None]:
@@ -59,9 +66,12 @@ class TrainingLog:
             self._sinks = self._open_sinks(directory, log_stream)
         self._throughput.rate(self._parts.plan.samples_seen(self._start.step))  # opening them doesn't count
         try:
-            with self._parts.task_log.training():
+            with self._parts.task_log.training(self._media):
                 yield
         finally:
+            # before the sinks, to which it passes media on
+            if self._media is not None:
+                self._media.close()
             for sink in self._sinks:
                 sink.close()
                 if isinstance(sink, ConsoleSink):
@@ -74,15 +84,31 @@ class TrainingLog:
         console = ConsoleSink(sys.stdout, total_steps, step, stamped=log_stream is None)
         for handler in log.handlers:
             handler.addFilter(console.make_room)
-        sinks: list[Sink] = [
-            JsonLinesSink(directory.metrics, step, evaluation_due=self._start.evaluation_due),
-            console,
-        ]
+        due = self._start.evaluation_due
+        sinks: list[Sink] = [JsonLinesSink(directory.metrics, step, evaluation_due=due), console]
         if log_stream is not None:
             sinks.append(ConsoleSink(log_stream, total_steps, step, stamped=True))
+        if self._parts.config.logger.csv:
+            sinks.append(CsvSink(directory.metrics_csv, read_metrics(directory.metrics)))
+        files = MediaFiles(directory.media, directory.media_records, step, evaluation_due=due)
         if self._parts.config.logger.tensorboard:
-            sinks.append(TensorBoardSink(directory.tensorboard, step))
+            self._tensorboard = self._open_tensorboard(directory, files)
+            sinks.append(self._tensorboard)
+        self._media = MediaWriter(files, [] if self._tensorboard is None else [self._tensorboard.media])
         return sinks
+
+    def _open_tensorboard(self, directory: RunDirectory, files: MediaFiles) -> TensorBoardSink:
+        step, due = self._start.step, self._start.evaluation_due
+        sink = TensorBoardSink(
+            directory.tensorboard, step, evaluation_due=due, hyperparameters=hyperparameters(directory)
+        )
+        if due:
+            for record in read_metrics(directory.metrics):
+                if record.step == step:
+                    sink.repeat(step, record.time or 0.0, record.values)
+            for medium in files.of_step(step):
+                sink.media(medium)
+        return sink
 
     def training(self, step: int) -> dict[str, float]:
         """Log the metrics since the last call; collective.
@@ -102,18 +128,29 @@ class TrainingLog:
         values["throughput/samples_per_s"] = samples_per_s
         values |= self._profiler.metrics(step, samples_per_s)
         begin = time.monotonic()
+        parts.task_log.release()
         self._write(step, values)
         self._profiler.logging_s += time.monotonic() - begin
         return values
 
     def evaluation(self, step: int, means: Mapping[str, float]) -> None:
-        """Log the means of the evaluation after ``step`` steps."""
+        """Log the means of the evaluation after ``step`` steps, and the media that the task logged in it."""
+        self._parts.task_log.release()
         self._write(step, means)
 
     def flush(self) -> None:
-        """Make the records so far durable."""
+        """Make the records and media so far durable."""
+        self._parts.task_log.release()
+        # it passes media on to a sink
+        if self._media is not None:
+            self._media.flush()
         for sink in self._sinks:
             sink.flush()
+
+    def complete(self) -> None:
+        """Mark the run as completed, where a sink has a place for it."""
+        if self._tensorboard is not None:
+            self._tensorboard.complete()
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:
         self._times.record(step)

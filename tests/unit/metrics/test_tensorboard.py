@@ -8,18 +8,44 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from hpctrain.metrics.media.captured import capture
+from hpctrain.metrics.media.files import Medium
+from hpctrain.metrics.media.picture import png_of
 from hpctrain.metrics.tensorboard import TensorBoardSink, event_files, frame, make_event_file, masked_crc32c
 
 
 def read(directory):
+    """Scalars as TensorBoard's library reads them, and, which has to be the same, its server (--load_fast=false)."""
+    from tensorboard.util.tensor_util import make_ndarray
+
+    accumulator, server = accumulated(directory), served(directory)
+    found = {
+        tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]
+    }
+    shown = {
+        tag: [(event.step, float(make_ndarray(event.tensor_proto))) for event in server.Tensors(tag)]
+        for tag in server.Tags()["tensors"]
+    }
+    assert shown == found
+    return found
+
+
+def accumulated(directory):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     accumulator = EventAccumulator(str(directory))
     accumulator.Reload()
-    return {
-        tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]
-    }
+    return accumulator
+
+
+def served(directory):
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(directory))
+    accumulator.Reload()
+    return accumulator
 
 
 def test_tensorboard_reads_what_was_logged(tmp_path):
@@ -63,7 +89,7 @@ def test_a_start_from_nothing_purges_everything(tmp_path):
 
 
 def test_records_in_quick_succession_are_left_out_except_evaluations(tmp_path):
-    times = iter([1763.0, 1763.0, 1763.05, 1763.06, 1763.2, 1763.01])
+    times = iter([1763.0, 1763.0, 1763.0, 1763.05, 1763.06, 1763.2, 1763.01])
     sink = TensorBoardSink(tmp_path, 0, clock=lambda: next(times))
     for step, name in ((1, "train/loss"), (2, "train/loss"), (3, "eval/loss"), (4, "train/loss")):
         sink.log(step, {name: 1.0})
@@ -132,3 +158,99 @@ def test_a_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "taken").touch()
     with pytest.raises(OSError, match="taken"):
         make_event_file(tmp_path / "taken")
+
+
+def test_a_repeated_evaluation_is_there_once_and_the_training_of_its_step_too(tmp_path):
+    """The evaluation of step 20 was done, and the process killed before it could save that."""
+    first = TensorBoardSink(tmp_path, 0, clock=itertools.count(1763).__next__)
+    first.log(10, {"train/loss": 1.0})
+    first.log(20, {"train/loss": 2.0})
+    first.log(20, {"eval/loss": 3.0})
+    first.close()
+    for _ in range(2):
+        again = TensorBoardSink(tmp_path, 20, clock=itertools.count(1790).__next__, evaluation_due=True)
+        again.repeat(20, 1764.0, {"train/loss": 2.0})
+        again.log(20, {"eval/loss": 3.5})
+        again.close()
+    assert read(tmp_path) == {"train/loss": [(10, 1.0), (20, 2.0)], "eval/loss": [(20, 3.5)]}
+
+
+def test_media_are_read_back(tmp_path):
+    sink = TensorBoardSink(tmp_path, 0)
+    content = {
+        "image": (torch.rand(3, 4, 5), {}),
+        "audio": (torch.rand(2, 100), {"sample_rate": 8000}),
+        "histogram": (torch.arange(8.0), {"bins": 4}),
+        "text": ("some *text*", {}),
+        "table": ([[1, "a|b"], [None, 2.5]], {"columns": ["x", "y"]}),
+    }
+    for kind, (value, options) in content.items():
+        data = capture("T.log", kind, value, options).encode()
+        sink.media(Medium(7, 1763.0, f"train/{kind}", kind, data))
+    sink.close()
+    found = accumulated(tmp_path)
+    (image,) = found.Images("train/image")
+    assert (image.step, image.width, image.height) == (7, 5, 4)
+    (audio,) = found.Audio("train/audio")
+    assert (audio.step, audio.sample_rate, audio.length_frames, audio.content_type) == (7, 8000, 100, "audio/wav")
+    (histogram,) = found.Histograms("train/histogram")
+    assert (histogram.histogram_value.min, histogram.histogram_value.max) == (0.0, 7.0)
+    assert (histogram.histogram_value.num, [*histogram.histogram_value.bucket]) == (8.0, [2, 2, 2, 2])
+    assert found.SummaryMetadata("train/text").plugin_data.plugin_name == "text"
+    ((text,), (table,)) = (found.Tensors(f"train/{kind}") for kind in ("text", "table"))
+    assert [*text.tensor_proto.string_val] == [b"some *text*"]
+    assert [*table.tensor_proto.string_val] == [b"|x|y|\n|---|---|\n|1|a\\|b|\n||2.5|"]
+
+
+def test_a_resume_drops_later_media(tmp_path):
+    for resume_step, steps in ((0, (10, 20, 30)), (20, (30, 40))):
+        sink = TensorBoardSink(tmp_path, resume_step)
+        for step in steps:
+            sink.media(Medium(step, 1763.0, "eval/a", "text", b"a"))
+            sink.media(Medium(step, 1763.0, "eval/b", "image", png_of(torch.rand(2, 2).numpy())))
+        sink.close()
+    found = served(tmp_path)
+    for tag in ("eval/a", "eval/b"):
+        assert [event.step for event in found.Tensors(tag)] == [10, 20, 30, 40]
+
+
+def test_the_page_of_hyperparameters_reads_a_sweep(tmp_path):
+    from tensorboard.backend.event_processing import data_provider, plugin_event_multiplexer
+    from tensorboard.context import RequestContext
+    from tensorboard.plugins import base_plugin
+    from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
+
+    for number, lr in enumerate((0.1, 0.2)):
+        chosen = {"optimizer.lr": lr, "task": "digits", "trainer.compile": False}
+        for resume_step in (0, 10):
+            directory = tmp_path / str(number) / "tensorboard"
+            sink = TensorBoardSink(directory, resume_step, hyperparameters=chosen)
+            sink.log(resume_step + 10, {"eval/loss": 5.0 - resume_step * lr})
+            if resume_step:
+                sink.complete()
+            sink.close()
+    multiplexer = plugin_event_multiplexer.EventMultiplexer()
+    multiplexer.AddRunsFromDirectory(str(tmp_path))
+    multiplexer.Reload()
+    provider = data_provider.MultiplexerDataProvider(multiplexer, str(tmp_path))
+    context = backend_context.Context(base_plugin.TBContext(data_provider=provider))
+    everything = context.experiment_from_metadata(
+        RequestContext(), "", True, context.hparams_metadata(RequestContext(), ""), []
+    )
+    assert {info.name for info in everything.hparam_infos} == {"optimizer.lr", "task", "trainer.compile"}
+    request = api_pb2.ListSessionGroupsRequest(
+        col_params=[api_pb2.ColParams(hparam="optimizer.lr", order=api_pb2.ORDER_ASC)],
+        start_index=0,
+        slice_size=10,
+        allowed_statuses=[api_pb2.STATUS_SUCCESS],
+    )
+    groups = list_session_groups.Handler(RequestContext(), context, "", request).run().session_groups
+    found = [
+        (
+            group.hparams["optimizer.lr"].number_value,
+            group.hparams["task"].string_value,
+            {value.name.tag: value.value for value in group.metric_values},
+        )
+        for group in groups
+    ]
+    assert found == [(0.1, "digits", {"eval/loss": 4.0}), (0.2, "digits", {"eval/loss": 3.0})]

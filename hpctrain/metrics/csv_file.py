@@ -1,0 +1,113 @@
+"""Metrics as CSV, with a column for each name that was ever logged."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from hpctrain.files import write_atomic
+from hpctrain.metrics.json_lines import WRITE_EVERY_S
+from hpctrain.metrics.sink import RecordFile
+from hpctrain.run.evaluation import is_evaluation
+from hpctrain.status.metrics import LoggedMetrics
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 100_000
+"""Records to keep while the file can't be replaced; later ones are left out until the next attempt."""
+
+
+class CsvSink:
+    """Writes a row for each record of metrics.jsonl: step, time in epoch seconds, and the values by name.
+
+    A record without a value leaves its cell empty. The first record with a new name adds a column, for which the whole
+    file is replaced. While the file system fails, training continues, and the first failure is logged as a warning.
+
+    Args:
+        path: the file, which is replaced.
+        records: that earlier attempts logged, up to the step from which this one resumes.
+        clock: epoch seconds.
+
+    Raises:
+        OSError: the file can't be replaced.
+    """
+
+    def __init__(self, path: Path, records: Iterable[LoggedMetrics], clock: Callable[[], float] = time.time) -> None:
+        self._path = path
+        self._clock = clock
+        self._waiting: list[tuple[int, float | None, Mapping[str, float]]] = []
+        self._written_at = float("-inf")
+        self._failing = False
+        before = [(record.step, record.time, record.values) for record in records]
+        self._columns = list(dict.fromkeys(name for _, _, values in before for name in values))
+        self._file = self._replaced([_row(self._columns, *record) for record in before])
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Append one row."""
+        now = self._clock()
+        if len(self._waiting) < MAX_WAITING:
+            self._waiting.append((step, now, dict(values)))
+        if not 0 <= now - self._written_at < WRITE_EVERY_S or is_evaluation(values):
+            self._write()
+
+    def flush(self) -> None:
+        """Make the rows durable; a failure is a warning."""
+        self._write()
+        self._file.sync()
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        self._write()
+        self._file.close()
+
+    def _write(self) -> None:
+        self._written_at = self._clock()
+        names = dict.fromkeys(name for _, _, values in self._waiting for name in values)
+        new = [name for name in names if name not in self._columns]
+        if new and not self._add_columns(new):
+            return
+        if self._waiting:
+            self._file.append(_text([_row(self._columns, *record) for record in self._waiting]))
+            self._waiting.clear()
+
+    def _add_columns(self, names: list[str]) -> bool:
+        """Replace the file by one with more columns; return whether that succeeded."""
+        self._file.append(b"")
+        try:
+            if self._file.is_behind:
+                return False
+            with self._path.open(newline="") as file:
+                _, *rows = csv.reader(file)
+            columns = [*self._columns, *names]
+            replaced = self._replaced([row + [""] * len(names) for row in rows], columns)
+        except OSError as error:
+            if not self._failing:
+                logger.warning("%s can't be replaced (%s): records wait in memory", self._path, error.strerror)
+            self._failing = True
+            return False
+        self._file.close()
+        self._file = replaced
+        self._columns = columns
+        self._failing = False
+        return True
+
+    def _replaced(self, rows: list[list[str]], columns: list[str] | None = None) -> RecordFile:
+        # replaced, never truncated: a superseded attempt that still appends then writes to the old, unlinked file
+        write_atomic(self._path, _text([["step", "time", *(self._columns if columns is None else columns)], *rows]))
+        return RecordFile(self._path)
+
+
+def _row(columns: list[str], step: int, logged_at: float | None, values: Mapping[str, float]) -> list[str]:
+    cells = (values.get(name) for name in columns)
+    at = "" if logged_at is None else repr(round(logged_at, 3))
+    return [str(step), at, *("" if cell is None else repr(cell) for cell in cells)]
+
+
+def _text(rows: list[list[str]]) -> bytes:
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerows(rows)
+    return written.getvalue().encode()

@@ -1,0 +1,1 @@
+"""Images, texts, histograms, figures, sounds and tables that a task logs."""

@@ -1,0 +1,187 @@
+"""A medium as it was at the call: checked and copied, to be encoded later in another thread."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from hpctrain.errors import TaskError
+from hpctrain.metrics.media.host_array import Array, HostArray
+from hpctrain.metrics.media.picture import has_pictures_shape, png_of
+from hpctrain.tasks.log import Kind
+
+SUFFIXES: Mapping[Kind, str] = {
+    "image": "png",
+    "figure": "png",
+    "text": "txt",
+    "histogram": "json",
+    "audio": "wav",
+    "table": "json",
+}
+MOST_CHANNELS = 16
+"""Channels of a sound; more are a shape in the wrong order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A medium that nothing changes any more.
+
+    Attributes:
+        kind: of the medium.
+        num_bytes: that it takes until it is encoded.
+        encode: waits for the copy from the device, if there is one, and returns the content of the medium's file.
+    """
+
+    kind: Kind
+    num_bytes: int
+    encode: Callable[[], bytes]
+
+
+def capture(where: str, kind: Kind, content: Any, options: Mapping[str, Any]) -> Captured:
+    """Check and copy a medium, without waiting for the device.
+
+    Args:
+        where: the method, for messages.
+        kind: of the medium.
+        content: as `TaskLog` takes it.
+        options: as `TaskLog` takes them.
+
+    Raises:
+        TaskError: it isn't of the kind.
+    """
+    try:
+        return _CAPTURES[kind](content, **options)
+    except _WrongError as wrong:
+        raise TaskError(f"{where}: {wrong}") from None
+
+
+class _WrongError(Exception):
+    """What was expected and found."""
+
+
+def _image(image: Any) -> Captured:
+    copy = HostArray(image)
+    if not has_pictures_shape(copy.shape):
+        raise _WrongError(
+            "expected the shape [H, W], [C, H, W] or [H, W, C] with 1, 3 or 4 channels, or a batch of such images, "
+            f"found {list(copy.shape)}"
+        )
+    if not copy.is_floating() and copy.dtype() not in ("uint8", "bool"):
+        raise _WrongError(f"expected uint8, bool or floats from 0 to 1, found {copy.dtype()}: convert it")
+    return Captured("image", copy.num_bytes, lambda: png_of(copy.values()))
+
+
+def _figure(figure: Any) -> Captured:
+    if not callable(getattr(figure, "savefig", None)):
+        raise _WrongError(f"expected a figure with a method savefig, found a {type(figure).__name__}")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png")
+    data = drawn.getvalue()
+    return Captured("figure", len(data), lambda: data)
+
+
+def _text(text: Any) -> Captured:
+    if not isinstance(text, str):
+        raise _WrongError(f"expected a string, found a {type(text).__name__}")
+    data = text.encode(errors="replace")
+    return Captured("text", len(data), lambda: data)
+
+
+def _histogram(values: Any, *, bins: int) -> Captured:
+    copy = HostArray(values)
+    if copy.dtype() in ("object", "complex64", "complex128") or copy.dtype().startswith("<U"):
+        raise _WrongError(f"expected real numbers, found {copy.dtype()}")
+    if not isinstance(bins, int) or bins < 1:
+        raise _WrongError(f"expected a positive number of bins, found {bins!r}")
+    return Captured("histogram", copy.num_bytes, lambda: _counted(copy.values(), bins))
+
+
+def _counted(values: Array, bins: int) -> bytes:
+    flat = values.astype(np.float64).ravel()
+    flat = flat[np.isfinite(flat)]
+    counts, edges = np.histogram(flat, bins) if flat.size else (np.zeros(0, np.int64), np.zeros(0))
+    record = {
+        "counts": counts.tolist(),
+        "edges": edges.tolist(),
+        "sum": float(flat.sum()),
+        "sum_squares": float(np.square(flat).sum()),
+        "left_out": values.size - flat.size,
+    }
+    return json.dumps(record).encode()
+
+
+def _audio(audio: Any, *, sample_rate: int) -> Captured:
+    copy = HostArray(audio)
+    if len(copy.shape) not in (1, 2) or 0 in copy.shape or (len(copy.shape) == 2 and copy.shape[0] > MOST_CHANNELS):
+        raise _WrongError(f"expected the shape [samples] or [channels, samples], found {list(copy.shape)}")
+    if not copy.is_floating() and copy.dtype() != "int16":
+        raise _WrongError(f"expected int16 or floats from -1 to 1, found {copy.dtype()}: convert it")
+    if not isinstance(sample_rate, int) or sample_rate < 1:
+        raise _WrongError(f"expected a sample_rate in Hz, a positive integer, found {sample_rate!r}")
+    return Captured("audio", copy.num_bytes, lambda: _wav(copy.values(), sample_rate))
+
+
+def _wav(values: Array, sample_rate: int) -> bytes:
+    import wave
+
+    samples = np.atleast_2d(values)
+    if samples.dtype != np.int16:
+        samples = np.round(np.clip(np.nan_to_num(samples), -1, 1) * 32767)
+    written = io.BytesIO()
+    with wave.open(written, "wb") as file:
+        file.setnchannels(samples.shape[0])
+        file.setsampwidth(2)
+        file.setframerate(sample_rate)
+        # the channels' samples alternate, little-endian
+        file.writeframes(samples.T.astype("<i2").tobytes())
+    return written.getvalue()
+
+
+def _table(rows: Iterable[Sequence[Any]], *, columns: Sequence[str]) -> Captured:
+    titles = [str(title) for title in columns]
+    kept = [[_cell(value) for value in row] for row in rows]
+    for number, row in enumerate(kept):
+        if len(row) != len(titles):
+            raise _WrongError(f"expected {len(titles)} values per row, found {len(row)} in row {number}")
+    return Captured("table", 64 * len(titles) * (len(kept) + 1), lambda: _split(titles, kept))
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise _WrongError(f"expected a tensor with one element in a row, found the shape {list(value.shape)}")
+        return HostArray(value.reshape(()))
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, Real):
+        return int(value) if isinstance(value, Integral) else float(value)
+    return str(value)
+
+
+def _split(columns: list[str], rows: list[list[Any]]) -> bytes:
+    """Encode as pandas reads it with ``orient="split"``."""
+    return json.dumps({"columns": columns, "data": [[_plain(value) for value in row] for row in rows]}).encode()
+
+
+def _plain(cell: Any) -> Any:
+    value = cell.values().item() if isinstance(cell, HostArray) else cell
+    # JSON has no NaN and no infinity
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+_CAPTURES: Mapping[Kind, Callable[..., Captured]] = {
+    "image": _image,
+    "figure": _figure,
+    "text": _text,
+    "histogram": _histogram,
+    "audio": _audio,
+    "table": _table,
+}

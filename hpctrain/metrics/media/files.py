@@ -1,0 +1,173 @@
+"""The files of media, and their records in media.jsonl."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from hpctrain.files import TEMPORARY_PREFIX, write_atomic
+from hpctrain.metrics.json_lines import kept_lines
+from hpctrain.metrics.media.captured import SUFFIXES
+from hpctrain.metrics.sink import RecordFile
+from hpctrain.tasks.log import Kind
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING_BYTES = 64 * 2**20
+"""Bytes of media to keep while their folder can't be written; later ones are dropped."""
+LONGEST_STEM = 200
+"""Characters of a name in a file's name, quoted; file systems allow 255."""
+
+
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """A medium that was logged.
+
+    Attributes:
+        step: to which it belongs.
+        time: when it was logged, in epoch seconds.
+        name: as logged, such as `eval/samples`.
+        kind: of the medium.
+        data: the content of its file.
+    """
+
+    step: int
+    time: float
+    name: str
+    kind: Kind
+    data: bytes
+
+
+class MediaFiles:
+    """Writes media into a folder, and a record of each into a file of JSON lines.
+
+    While the file system fails, training continues: media wait in memory, up to 64 MiB, and follow in order. The first
+    failure and the recovery are logged as warnings.
+
+    Args:
+        folder: of the media; the first one makes it.
+        records: media.jsonl; the first medium makes it.
+        resume_step: records of later steps are dropped, and their files removed.
+        evaluation_due: whether `resume_step` will be evaluated again: then those of its evaluation are dropped, too.
+
+    Raises:
+        OSError: the records can't be replaced.
+    """
+
+    def __init__(self, folder: Path, records: Path, resume_step: int, *, evaluation_due: bool = False) -> None:
+        self._folder = folder
+        self._path = records
+        self._records: RecordFile | None = None
+        self._waiting: deque[Medium] = deque()
+        self._failing = False
+        if records.exists():
+            self._drop(resume_step, evaluation_due)
+
+    def write(self, medium: Medium) -> None:
+        """Write a medium, after any that wait in memory."""
+        if sum(len(one.data) for one in self._waiting) + len(medium.data) <= MAX_WAITING_BYTES:
+            self._waiting.append(medium)
+        self._write_waiting()
+
+    def sync(self) -> None:
+        """Make the media durable; a failure is a warning."""
+        self._write_waiting()
+        if self._records is not None:
+            self._records.sync()
+
+    def close(self) -> None:
+        """Sync and close."""
+        self._write_waiting()
+        if self._records is not None:
+            self._records.close()
+            self._records = None
+
+    def of_step(self, step: int) -> Iterator[Medium]:
+        """The media that are recorded for a step, as far as their files can be read."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            for line in self._path.read_bytes().splitlines():
+                record = json.loads(line)
+                if record["step"] == step:
+                    kind: Kind = record["kind"]
+                    data = (self._folder / file_name(record["name"], step, kind)).read_bytes()
+                    yield Medium(step, record["time"], record["name"], kind, data)
+
+    def _write_waiting(self) -> None:
+        try:
+            while self._waiting:
+                self._write_one(self._waiting[0])
+                self._waiting.popleft()
+        except OSError as error:
+            if not self._failing:
+                logger.warning("%s can't be written (%s): media wait in memory", self._folder, error.strerror)
+            self._failing = True
+            return
+        if self._failing:
+            logger.warning("%s can be written again", self._folder)
+            self._failing = False
+
+    def _write_one(self, medium: Medium) -> None:
+        name = file_name(medium.name, medium.step, medium.kind)
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # durable here, in the background, rather than in a save, which the training waits for
+        write_atomic(path, medium.data)
+        if self._records is None:
+            self._path.touch()
+            self._records = RecordFile(self._path)
+        self._records.append(_line(medium, f"{self._folder.name}/{name}"))
+
+    def _drop(self, resume_step: int, evaluation_due: bool) -> None:
+        before = self._path.read_bytes()
+        kept = kept_lines(before, resume_step, lambda record: evaluation_due and _is_of_evaluation(record))
+        # replaced, never truncated: a superseded attempt that still appends then writes to the old, unlinked file
+        write_atomic(self._path, kept)
+        files = {line: _file_of(line) for line in before.splitlines(keepends=True)}
+        staying = {files[line] for line in kept.splitlines(keepends=True)}
+        for name in {*files.values()} - staying - {None}:
+            with suppress(OSError):
+                (self._folder / str(name)).unlink()
+        for leftover in self._folder.glob(f"*/{TEMPORARY_PREFIX}*"):
+            with suppress(OSError):
+                leftover.unlink()
+
+
+def file_name(name: str, step: int, kind: Kind) -> str:
+    """Return the file of a medium within the folder: ``eval/samples_00000120.png``; different for different names."""
+    phase, _, rest = name.partition("/")
+    stem = quote(rest, safe=" ")
+    if len(stem) > LONGEST_STEM:
+        stem = f"{stem[:LONGEST_STEM]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{quote(phase, safe='')}/{stem}_{step:08d}.{SUFFIXES[kind]}"
+
+
+def _line(medium: Medium, file: str) -> bytes:
+    record = {
+        "step": medium.step,
+        "time": round(medium.time, 3),
+        "name": medium.name,
+        "kind": medium.kind,
+        "file": file,
+    }
+    return json.dumps(record).encode() + b"\n"
+
+
+def _file_of(line: bytes) -> str | None:
+    """The file of a record, by its name and step: what the record says may be a path to anywhere."""
+    try:
+        record: Any = json.loads(line)
+        return file_name(str(record["name"]), int(record["step"]), record["kind"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _is_of_evaluation(record: dict[str, Any]) -> bool:
+    return str(record.get("name")).startswith("eval/")
