@@ -3,10 +3,12 @@ from __future__ import annotations
 import json
 
 import pytest
+import small_task
 import torch
 
 from hpctrain.checkpoint.read import load
 from hpctrain.errors import ConfigError, SupersededError
+from hpctrain.files import read_json_lines
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
@@ -75,3 +77,74 @@ def test_the_samples_of_every_step_are_written_down_if_configured(attempt, direc
     lines = [json.loads(line) for line in directory.sample_log(0).read_text().splitlines()]
     assert [line["step"] for line in lines][:10] == list(range(1, 11))
     assert sorted(sample for line in lines[:4] for sample in line["samples"]) == list(range(24))
+
+
+def media(directory):
+    return [(record["step"], record["name"]) for record in read_json_lines(directory.media_records)]
+
+
+@pytest.fixture
+def logs(monkeypatch):
+    """The task logs a text in each loss and evaluation, and the number of its calls."""
+    loss, evaluate = small_task.Small.loss, small_task.Small.evaluate
+
+    def logging_loss(task, model, batch):
+        task.log.text("note", f"loss at {task.position.step}")
+        task.log.scalar("step", task.position.step + 1)
+        return {"loss": loss(task, model, batch), "due": float(task.log.due)}
+
+    def logging_evaluate(task, model, batch):
+        task.log.text("note", f"evaluation at {task.position.step}")
+        task.log.scalar("step", task.position.step)
+        return evaluate(task, model, batch)
+
+    monkeypatch.setattr(small_task.Small, "loss", logging_loss)
+    monkeypatch.setattr(small_task.Small, "evaluate", logging_evaluate)
+
+
+def test_what_a_task_logs_has_the_number_of_the_record(attempt, directory, logs):
+    assert attempt("logger.csv=true").run()
+    assert media(directory) == [
+        *((step, "train/note") for step in range(1, 5)),
+        (4, "eval/note"),
+        *((step, "train/note") for step in range(5, 9)),
+        (8, "eval/note"),
+        (9, "train/note"),
+        (10, "train/note"),
+        (10, "eval/note"),
+    ]
+    assert (directory.media / "train/note_00000004.txt").read_text() == "loss at 3"
+    assert (directory.media / "eval/note_00000004.txt").read_text() == "evaluation at 4"
+    found = records(directory)
+    assert [(one["step"], one["train/step"], one["train/due"]) for one in found if "train/step" in one] == [
+        (3, 2.0, 1 / 3),
+        (6, 5.0, 1 / 3),
+        (9, 8.0, 1 / 3),
+        (10, 10.0, 1.0),
+    ]
+    assert [one["eval/step"] for one in found if "eval/step" in one] == [4.0, 8.0, 10.0]
+    head, *rows = directory.metrics_csv.read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == [str(record["step"]) for record in found]
+    assert {"eval/step", "train/due"} <= {*head.split(",")}
+
+
+def test_an_abandoned_evaluation_leaves_no_media_and_the_next_attempt_those_of_a_straight_run(
+    attempt, tmp_path, directory, logs
+):
+    # two calls come before the first step, and two for each step
+    assert not attempt("+task.signal_in=evaluate", "+task.signal_at=3").run()
+    assert media(directory) == [(step, "train/note") for step in range(1, 5)]
+    again = attempt()
+    assert again._parts.position.step == 4
+    assert again.run()
+    mixed = media(directory), [one | {"time": 0} for one in records(directory)]
+    directory.path.rename(tmp_path / "first")
+    directory.create(0o750)
+    assert attempt().run()
+    straight = media(directory), [one | {"time": 0} for one in records(directory)]
+    for run in (mixed, straight):
+        for record in run[1]:
+            for name in [*record]:
+                if name.startswith("throughput/"):
+                    del record[name]
+    assert mixed == straight

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,10 @@ from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.tensors import TensorBatches
 from hpctrain.data.workers import Workers
-from hpctrain.train.training_log import log_samples
+from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.train.checkpointing import Start
+from hpctrain.train.parts import Parts
+from hpctrain.train.training_log import TrainingLog, log_samples
 
 PLAN = BatchPlan(num_samples=9, global_batch_size=4, micro_batch_size=1, world_size=2, drop_last=False)
 """Steps of four, four and one; two micro-batches per rank and full step."""
@@ -52,3 +56,26 @@ def test_a_later_attempt_goes_on_where_it_begins(tmp_path):
     attempt(1, 1)
     assert [line["step"] for line in lines(tmp_path / "log")] == [1, 2, 3, 2]
     assert lines(tmp_path / "log")[-1] == lines(tmp_path / "log")[1]
+
+
+def test_opening_the_sinks_does_not_count_for_the_throughput(compose_small, lone_world, directory, monkeypatch):
+    class Slow(JsonLinesSink):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            clock.training_s += 100.0
+
+    class Idle:
+        logging_s = 0.0
+
+        def metrics(self, *_):
+            return {}
+
+    clock = SimpleNamespace(training_s=0.0)
+    monkeypatch.setattr("hpctrain.train.training_log.JsonLinesSink", Slow)
+    parts = Parts(compose_small(), lone_world)
+    times = SimpleNamespace(training_s=lambda: clock.training_s, record=lambda step: None)
+    log = TrainingLog(parts, Start(), Idle(), times)
+    with log.opened(directory, None):
+        clock.training_s += 2.0
+        values = log.training(3)
+    assert values["throughput/samples_per_s"] == 3 * 6 / 2.0
