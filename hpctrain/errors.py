@@ -151,7 +151,16 @@ class CheckpointUnlikeError(CheckpointError):
 
 
 class TaskError(HpctrainError):
-    """A task, model or data set broke its contract with the training loop."""
+    """A task, model or data set broke its contract with the training loop.
+
+    Args:
+        message: what was expected, what was found, and what to do.
+        elsewhere: whether the task failed on another rank; its own error has the details.
+    """
+
+    def __init__(self, message: str, *, elsewhere: bool = False) -> None:
+        self.elsewhere = elsewhere
+        super().__init__(message)
 
 
 class DivergedError(HpctrainError):

@@ -32,6 +32,9 @@ class Trainer(require.Checked):
     sanity_batches: Annotated[int, require.at_least(0)] = 2
     """Micro-batches that each rank evaluates before the first step of a new run, or of a resume that changes the
     configuration, to show a mistake in the evaluation at once; training isn't affected. 0: none."""
+    max_gathered_mb: Annotated[int, require.at_least(1)] = 1024
+    """Largest size, in MB of host memory on rank zero, of what one evaluation gathers: values per sample (`PerSample`),
+    and the states of metrics that keep every sample. More is refused, before the first step if it can be known."""
     clip_grad_norm: Annotated[float | None, require.above(0)] = None
     """Largest 2-norm of all gradients together; null: no clipping. train/grad_norm logs the norm before clipping."""
     clip_grad_value: Annotated[float | None, require.above(0)] = None

@@ -36,6 +36,7 @@ class EvalLoader:
     Attributes:
         num_samples: of the dataset; None for an iterable dataset without `__len__`.
         end: number of samples before the end of an iterable dataset, if this rank reached it in its last pass.
+        num_taken: samples in the batch of the last turn; 0 in a turn in which only other ranks have one.
     """
 
     def __init__(
@@ -58,6 +59,12 @@ class EvalLoader:
         )
         self.num_samples = self._fetcher.num_samples
         self.end: int | None = None
+        self.num_taken = 0
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Whether the order of the dataset is by turn and then by rank, and not by rank and then by turn."""
+        return isinstance(self._fetcher, EpochFetcher)
 
     @property
     def num_turns(self) -> int | None:
@@ -88,7 +95,8 @@ class EvalLoader:
         requests = ((0, np.arange(first, min(first + size, end))) for first in range(begin, end, size))
         own = min(most, math.ceil((end - begin) / size))
         batches = self._fetch(itertools.islice(requests, own), own)
-        for _ in range(most):
+        for turn in range(most):
+            self.num_taken = max(0, min(size, end - begin - turn * size))
             yield next(batches, None)
 
     def _turns_of_stream(self, most: int | None) -> Generator[Any, None, None]:
@@ -105,6 +113,9 @@ class EvalLoader:
             # without a length, all ranks read the same stream, and find the same end, though perhaps in different turns
             if length is None and end is not None and turn * per_turn >= end:
                 return
+            first = turn * per_turn + self._rank * size
+            bounds = [first + size, *(bound for bound in (length, self.end) if bound is not None)]
+            self.num_taken = max(0, min(bounds) - first)
             yield batch
 
     def _fetch(self, requests: Iterator[Request], most: int | None) -> Iterator[Any]:

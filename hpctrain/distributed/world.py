@@ -125,6 +125,18 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
+    def combine_(self, tensor: Tensor, operation: str) -> Tensor:
+        """Combine a CPU tensor over all ranks in place, element by element, on the control group; collective.
+
+        Args:
+            tensor: float64 or int64, of the same shape on every rank.
+            operation: `sum`, `min` or `max`.
+        """
+        if self.control is not None:
+            operations = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+            dist.all_reduce(tensor, op=operations[operation], group=self.control)
+        return tensor
+
     def close(self) -> None:
         """Leave the group after every rank is done; collective."""
         if self.size > 1:

@@ -1,5 +1,6 @@
-"""Tasks: the base class, and the tasks that hpctrain ships."""
+"""Tasks: the base class, metrics over held-out samples, and the tasks that hpctrain ships."""
 
+from hpctrain.tasks.metric import Metric, PerSample
 from hpctrain.tasks.task import Task
 
-__all__ = ["Task"]
+__all__ = ["Metric", "PerSample", "Task"]

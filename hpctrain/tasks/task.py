@@ -145,7 +145,7 @@ class Task(ABC):
             samples. They are averaged like the loss, and logged as `train/NAME`.
         """
 
-    def evaluate(self, model: nn.Module, batch: Any) -> Sums:
+    def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
         """Sums and counts of every metric over a batch; the trainer adds them up over batches and ranks, then divides.
 
         Called without gradients, in evaluation mode. The first call comes before the first step of a new run, or of a
@@ -158,7 +158,8 @@ class Task(ABC):
 
         Returns:
             By metric, the sum over the batch and the number of summed values, each a number or a tensor with one
-            element; the same metrics for every batch.
+            element; the same metrics for every batch. Also values per sample, for `score`. It may be empty if the task
+            has `metrics`.
         """
         count = self.num_samples(batch)
         loss, others = split_loss(f"{type(self).__name__}.loss", self.loss(model, batch))
@@ -171,6 +172,32 @@ class Task(ABC):
             means: of the metrics that `evaluate` returned, by the same names.
         """
         return {}
+
+    def metrics(self) -> Mapping[str, Any]:
+        """Metric objects by name, which `evaluate` updates; called once, on each rank, after the model is built.
+
+        The trainer resets them before each evaluation, reduces their states over all ranks, and logs what they compute.
+
+        Returns:
+            Subclasses of `hpctrain.tasks.Metric`, or metrics and collections of torchmetrics.
+        """
+        return {}
+
+    def score(self, samples: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002 - for those who override it
+        """Metrics over all held-out samples together, such as an AUC; called on rank zero, without gradients.
+
+        Args:
+            samples: what `evaluate` returned as `PerSample`, by the same names, on the CPU: a tensor of shape
+                [num_samples, ...], or a list with a tensor per sample, in the order of the held-out dataset.
+
+        Returns:
+            By metric a number, or a vector or a dict of numbers.
+
+        Raises:
+            TaskError: the task doesn't define it.
+        """
+        name = type(self).__name__
+        raise TaskError(f"{name}.evaluate returns a PerSample: define {name}.score, which computes metrics from it")
 
     def num_samples(self, batch: Any) -> int:
         """Samples in a batch; the default is the first dimension of its first tensor.

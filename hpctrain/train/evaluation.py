@@ -1,4 +1,4 @@
-"""Evaluation over all ranks: every held-out sample exactly once, sums and counts reduced once."""
+"""Evaluation over all ranks: every held-out sample exactly once, and what they give reduced once."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from hpctrain.distributed.compiler import uncompiled
 from hpctrain.distributed.replica import broadcast_tensors, buffers_and_rng_restored, inner
 from hpctrain.distributed.stop_request import Stop
 from hpctrain.distributed.world import World
-from hpctrain.errors import TaskError
-from hpctrain.metrics.meter import Meter
+from hpctrain.errors import HpctrainError, TaskError
 from hpctrain.phrases import counted
-from hpctrain.run.evaluation import EVAL_PREFIX
-from hpctrain.tasks.evaluation_contract import checked_sums, checked_values
 from hpctrain.tasks.task import Task
 from hpctrain.train.ema import Ema
 from hpctrain.train.modes import evaluation_mode
 from hpctrain.train.precision import autocast
+from hpctrain.train.tally import OnRankZeroError, Tally
 from hpctrain.train.task_log import AttachedLog
+from hpctrain.train.task_metrics import TaskMetrics
 from hpctrain.train.task_state import TaskState, remember_attributes
 
 _OVER = object()
+OF_VALUES = (ArithmeticError, ValueError)
+"""Errors that values of an untrained model can cause."""
 
 log = logging.getLogger("hpctrain.train")
 
@@ -65,6 +66,7 @@ class Evaluation:
         workers: how samples are loaded.
         micro_batch_size: samples per forward.
         ema: averaged weights to evaluate; None for the live ones.
+        max_gathered_mb: bound on the per-sample values that rank zero gets.
 
     Attributes:
         num_batches: batches over all evaluations so far; shows that an evaluation makes progress.
@@ -83,6 +85,7 @@ class Evaluation:
         workers: Workers,
         micro_batch_size: int,
         ema: Ema | None = None,
+        max_gathered_mb: int = 1024,
     ) -> None:
         self.num_batches = 0
         self._task = task
@@ -92,6 +95,8 @@ class Evaluation:
         self._world = world
         self._autocast = autocast(precision, world.device)
         self._ema = ema
+        self._max_gathered_mb = max_gathered_mb
+        self._metrics = TaskMetrics(task, world)
         self._loader = EvalLoader(
             dataset,
             micro_batch_size,
@@ -110,22 +115,27 @@ class Evaluation:
             agreement: of the ranks, which decides whether they stop.
 
         Raises:
-            TaskError: `evaluate` or `derive` broke its contract, or the ranks have different held-out samples.
+            TaskError: the task broke its contract, or the ranks have different held-out samples.
+            ConfigError: the values per sample are more than `max_gathered_mb`.
         """
         # each rank's batch norm saw its own samples since DDP last sent rank zero's buffers
         broadcast_tensors(self._model.buffers(), self._world)
         before = rng_state(self._world.gpus)
         task_state = self._task_state.snapshot()
-        meter = self._new_meter()
+        tally = self._new_tally()
         with self._task_log.evaluating(), self._evaluating():
-            stop = self._evaluate(meter, agreement.restarted())
+            stop = self._evaluate(tally, agreement.restarted())
         if stop is not None:
+            self._metrics.reset()
             restore_rng(before, self._world.gpus)
             self._task_state.put_back(task_state)
             self._task_log.drop()
             return Evaluated(stop=stop)
-        means = self._means(meter)
-        return Evaluated(means | self._checked(self._derive(means)))
+        tally.require_room()
+        means = tally.reduce(interleaved=self._loader.is_interleaved)
+        found = Evaluated(means | tally.computed(means))
+        self._metrics.reset()
+        return found
 
     def try_out(self, agreement: Agreement, num_batches: int) -> Evaluated:
         """Evaluate a few micro-batches on each rank, and leave no trace; collective.
@@ -138,50 +148,57 @@ class Evaluation:
             num_batches: at most so many on each rank.
 
         Returns:
-            The means over these batches; they are empty if `derive` can't compute its metrics from so few.
+            The metrics over these batches; none if the task can't compute some of them from so few.
 
         Raises:
-            TaskError: `evaluate` or `derive` broke its contract, or the ranks have different held-out samples.
+            TaskError: the task broke its contract, or the ranks have different held-out samples.
+            ConfigError: the values of all held-out samples would be more than `max_gathered_mb`.
         """
         self._require_same_samples(self._loader.num_samples)
-        meter, undo = self._new_meter(), remember_attributes(self._task)
+        tally, undo = self._new_tally(), remember_attributes(self._task)
         with self._task_state.restored(), buffers_and_rng_restored(self._model, self._world):
             with uncompiled(), self._task_log.discarding(), self._evaluating():
-                stop = self._try_out(meter, agreement, num_batches)
+                stop = self._try_out(tally, agreement, num_batches)
             if stop is not None:
                 return Evaluated(stop=stop)
             self._require_same_samples(self._loader.end)
-            means = self._means(meter)
+            tally.require_room(self._loader.num_samples)
+            means = tally.reduce(interleaved=self._loader.is_interleaved)
             try:
-                derived = self._derive(means)
+                computed = tally.computed(means)
             except Exception as error:
-                if not self._is_excused(error, num_batches):
+                if not self._is_excused(error, tally.doing, num_batches):
                     raise
                 undo()
                 return Evaluated()
-            return Evaluated(means | self._checked(derived))
+            finally:
+                self._metrics.reset()
+            return Evaluated(means | computed)
 
     def is_whole(self, num_batches: int) -> bool:
         """Whether so many micro-batches on each rank are known to be all held-out samples."""
         most = self._loader.num_turns
         return most is not None and most <= num_batches
 
-    def _is_excused(self, error: Exception, num_batches: int) -> bool:
-        """Whether an error of `derive` may be due to the few batches, or the untrained model, and not to the code."""
+    def _is_excused(self, error: Exception, doing: str, num_batches: int) -> bool:
+        """Whether an error of the task's code may be due to the few batches, or the untrained model."""
+        if isinstance(error, HpctrainError) and not isinstance(error, OnRankZeroError):
+            return False
         # the loss of an untrained model can be too large for an exponential
-        is_excused = not self.is_whole(num_batches) or isinstance(error, ArithmeticError | ValueError)
+        is_of_values = error.is_of_values if isinstance(error, OnRankZeroError) else isinstance(error, OF_VALUES)
+        is_excused = is_of_values or not self.is_whole(num_batches)
         if is_excused and self._world.is_rank_zero:
             log.warning(
-                "%s.derive failed in the evaluation before the first step (trainer.sanity_batches=%d); if it needs all "
+                "%s failed in the evaluation before the first step (trainer.sanity_batches=%d); if it needs all "
                 "held-out samples, or a trained model, nothing is wrong",
-                type(self._task).__name__,
+                doing,
                 num_batches,
                 exc_info=error,
             )
         return is_excused
 
-    def _new_meter(self) -> Meter:
-        return Meter(self._world.device, self._world.sum_ if self._world.size > 1 else None)
+    def _new_tally(self) -> Tally:
+        return Tally(self._task, self._metrics, self._task_log, self._world, max_gathered_mb=self._max_gathered_mb)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -191,27 +208,30 @@ class Evaluation:
         with evaluation_mode(self._model), weights, torch.no_grad(), self._autocast:
             yield
 
-    def _try_out(self, meter: Meter, agreement: Agreement, num_batches: int) -> Stop | None:
+    def _try_out(self, tally: Tally, agreement: Agreement, num_batches: int) -> Stop | None:
         num_turns = self._loader.num_turns
         with closing(self._loader.turns(num_batches)) as turns:
             # as many agreements on every rank, wherever it finds the end of a stream
-            for _ in range(num_batches if num_turns is None else min(num_batches, num_turns)):
-                self._take_turn(meter, turns)
+            for turn in range(num_batches if num_turns is None else min(num_batches, num_turns)):
+                self._take_turn(tally, turns, turn)
                 # at once, and not a turn later: a single batch can take minutes
                 if (stop := agreement.start()) is not None:
                     return stop
         return None
 
-    def _evaluate(self, meter: Meter, agreement: Agreement) -> Stop | None:
+    def _evaluate(self, tally: Tally, agreement: Agreement) -> Stop | None:
         num_turns = self._loader.num_turns
         with closing(self._loader.turns()) as turns:
             # a rank without a batch in a turn still has to join the collective agreement
             for turn in itertools.count() if num_turns is None else range(num_turns):
-                is_over = not self._take_turn(meter, turns) and num_turns is None
+                is_over = not self._take_turn(tally, turns, turn) and num_turns is None
                 # An evaluation saves nothing, so `save` says that a rank has reached the end of a stream without a
-                # length. All ranks then leave the loop together: a rank that left alone would leave the others waiting.
-                decision = agreement.decide(turn, save=is_over)
+                # length, or keeps too much. All ranks then leave the loop together: a rank that left alone would leave
+                # the others waiting.
+                decision = agreement.decide(turn, save=is_over or tally.is_full)
                 if decision.save:
+                    # refuses what is too much
+                    tally.require_room()
                     break
                 if decision.stop is not None:
                     return decision.stop
@@ -219,13 +239,15 @@ class Evaluation:
             self._require_same_samples(self._loader.end, unknown_allowed=False)
         return None
 
-    def _take_turn(self, meter: Meter, turns: Iterator[Any]) -> bool:
+    def _take_turn(self, tally: Tally, turns: Iterator[Any], turn: int) -> bool:
         """Evaluate this rank's batch of the next turn, if it has one; return False after the last turn."""
         batch = next(turns, _OVER)
         if batch is _OVER:
             return False
         if batch is not None:
-            self._add(meter, batch)
+            device = self._world.device
+            moved = batch if device.type == "cpu" else self._task.to_device(batch, device)
+            tally.add(turn, self._loader.num_taken, self._task.evaluate(self._model, moved))
         self.num_batches += 1
         return True
 
@@ -243,26 +265,6 @@ class Evaluation:
                 f"{type(self._task).__name__}.eval_dataset: expected the same samples on every rank, found "
                 f"{difference}; return the same dataset on every rank, and don't split a stream by rank or by worker"
             )
-
-    def _add(self, meter: Meter, batch: Any) -> None:
-        device = self._world.device
-        moved = batch if device.type == "cpu" else self._task.to_device(batch, device)
-        sums = checked_sums(self._task, self._task.evaluate(self._model, moved))
-        for name, (total, count) in sums.items():
-            meter.add_sum(f"{EVAL_PREFIX}{name}", total, count)
-        if self._task_log.scalars:
-            self._task_log.count(meter, self._task.num_samples(moved), sums)
-
-    def _means(self, meter: Meter) -> dict[str, float]:
-        # any rank, even rank zero, may have no samples, and then doesn't know the names
-        meter.expect(self._world.union(meter.names))
-        return meter.means()
-
-    def _derive(self, means: Mapping[str, float]) -> Any:
-        return self._task.derive({name.removeprefix(EVAL_PREFIX): value for name, value in means.items()})
-
-    def _checked(self, derived: Any) -> dict[str, float]:
-        return {f"{EVAL_PREFIX}{name}": value for name, value in checked_values(self._task, derived).items()}
 
 
 def _difference(num_samples: Mapping[int, int | None]) -> str:

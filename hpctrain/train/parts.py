@@ -144,6 +144,7 @@ class Parts:
             workers=self._workers(dataset),
             micro_batch_size=self.plan.micro_batch_size,
             ema=self.ema if self.config.trainer.eval_ema else None,
+            max_gathered_mb=self.config.trainer.max_gathered_mb,
         )
 
     def loader(self, start_step: int, bookmarks: Bookmarks | None = None) -> TrainLoader:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hpctrain.errors import CheckpointError, CheckpointUnlikeError, RendezvousError, error_text
+from hpctrain.errors import CheckpointError, CheckpointUnlikeError, RendezvousError, TaskError, error_text
 from hpctrain.run.reason import Reason
 
 TIMED_OUT = re.compile(
@@ -56,7 +56,8 @@ def classify(error: BaseException, world_size: int) -> Classification:
         return Classification(Reason.INFRASTRUCTURE)
     # torch raises RuntimeErrors; other types with the same text are the task's, such as a download that timed out
     if not isinstance(error, RuntimeError):
-        return Classification(Reason.FAILED, peer=isinstance(error, CheckpointError) and error.elsewhere)
+        elsewhere = isinstance(error, CheckpointError | TaskError) and error.elsewhere
+        return Classification(Reason.FAILED, peer=elsewhere)
     return _of_torch(f"{type(error).__name__}: {error_text(error)}", world_size)
 
 

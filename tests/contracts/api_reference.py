@@ -16,6 +16,8 @@ OBJECTS = (
     "hpctrain.tasks.Task",
     "hpctrain.tasks.log.TaskLog",
     "hpctrain.tasks.position.Position",
+    "hpctrain.tasks.Metric",
+    "hpctrain.tasks.PerSample",
     "hpctrain.data.dataset.BatchDataset",
     "hpctrain.data.order.Order",
     "hpctrain.data.order.WeightedOrder",

@@ -20,6 +20,7 @@ MISTAKES = {
     "not a boolean": (["data.shuffle=maybe"], "data.shuffle=maybe", "true or false"),
     "null where none may be": (["seed=null"], "seed=null", "cannot be null"),
     "zero steps": (["trainer.max_steps=0"], "trainer.max_steps=0", "1 or more"),
+    "nothing may be gathered": (["trainer.max_gathered_mb=0"], "trainer.max_gathered_mb=0", "1 or more"),
     "negative learning rate": (["optimizer.lr=-1"], "optimizer.lr=-1", "above 0"),
     "learning rate is no number": (["optimizer.lr=nan"], "optimizer.lr=nan", "above 0"),
     "dropout above one": (["model.dropout=1.5"], "model.dropout=1.5", "[0, 1]"),

@@ -42,7 +42,8 @@ FIXED_KEYS = """
     cluster.requeue.max_stalled_attempts
 """
 IMPORTS = """
-    hpctrain.tasks.Task hpctrain.tasks.digits.Digits hpctrain.tasks.image_folder.ImageFolder
+    hpctrain.tasks.Task hpctrain.tasks.Metric hpctrain.tasks.PerSample
+    hpctrain.tasks.digits.Digits hpctrain.tasks.image_folder.ImageFolder
     hpctrain.tasks.keras_digits.KerasDigits hpctrain.tasks.text.Text hpctrain.tasks.tokens.Tokens
     hpctrain.models.convnet.ConvNet hpctrain.models.gpt.GPT hpctrain.models.keras_module.KerasModule
     hpctrain.models.mlp.MLP hpctrain.models.resnet.ResNet
@@ -50,7 +51,7 @@ IMPORTS = """
 """
 HOOKS = """
     prepare build_model train_dataset eval_dataset loss evaluate derive num_samples to_device order metric metric_mode
-    collate_fn place log position
+    collate_fn place log position metrics score
 """
 ERRORS = """
     HpctrainError ConfigError ClusterEnvironmentError RunDirectoryError RunDirectoryUnavailableError SupersededError

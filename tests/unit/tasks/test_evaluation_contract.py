@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from hpctrain.errors import TaskError
-from hpctrain.tasks.evaluation_contract import checked_sums, checked_values
+from hpctrain.tasks import Metric, PerSample
+from hpctrain.tasks.evaluation_contract import (
+    checked_computed,
+    checked_metrics,
+    checked_results,
+    checked_scores,
+    checked_values,
+)
 from hpctrain.tasks.task import Task
 
 
@@ -14,6 +21,14 @@ class Mine(Task):
         raise NotImplementedError
 
     def loss(self, model, batch):
+        raise NotImplementedError
+
+
+class Errors(Metric):
+    def update(self):
+        raise NotImplementedError
+
+    def compute(self):
         raise NotImplementedError
 
 
@@ -29,7 +44,7 @@ class Mine(Task):
     ],
 )
 def test_single_numbers_of_any_kind_are_sums_and_counts(pair, expected):
-    ((total, count),) = checked_sums(Mine(), {"loss": pair}).values()
+    ((total, count),) = checked_results(Mine(), {"loss": pair}, 4).sums.values()
     assert total.ndim == 0
     assert (float(total), float(count)) == expected
 
@@ -52,7 +67,7 @@ def test_single_numbers_of_any_kind_are_sums_and_counts(pair, expected):
 )
 def test_anything_else_is_an_error_that_says_what_to_return(returned, problem):
     with pytest.raises(TaskError, match=f"Mine.evaluate must return a dict of pairs by metric.*, but {problem}"):
-        checked_sums(Mine(), returned)
+        checked_results(Mine(), returned, 4)
 
 
 def test_derived_values_are_numbers():
@@ -64,3 +79,73 @@ def test_derived_values_are_numbers():
     ):
         with pytest.raises(TaskError, match=f"Mine.derive must return a dict of numbers by metric, but {problem}"):
             checked_values(Mine(), returned)
+
+
+def test_values_per_sample_stand_beside_sums():
+    boxes = [torch.ones(2, 4), torch.ones(0, 4)]
+    returned = {"loss": (1.0, 2), "score": PerSample(torch.ones(2, 3)), "boxes": PerSample(boxes)}
+    returned["labels"] = PerSample([torch.tensor(1), torch.tensor(2)])
+    found = checked_results(Mine(), returned, 2)
+    assert list(found.sums) == ["loss"]
+    assert found.per_sample["score"].shape == (2, 3)
+    assert found.per_sample["boxes"] == boxes
+    assert found.per_sample["labels"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        (torch.ones(3), r"'x' needs one entry for each of the 2 samples of the batch, but is a tensor of shape \[3\]"),
+        (
+            torch.tensor(1.0),
+            r"'x' needs one entry for each of the 2 samples of the batch, but is a tensor of shape \[\]",
+        ),
+        ([torch.ones(1)], "'x' needs a tensor for each of the 2 samples, but has 1"),
+        ([1.0, 2.0], "'x' needs a tensor, or a list of tensors, but is a list of 2"),
+        (np.ones(2), "'x' needs a tensor, or a list of tensors, but is a ndarray"),
+    ],
+)
+def test_other_values_per_sample_are_refused(values, problem):
+    with pytest.raises(TaskError, match=f"^Mine.evaluate: PerSample {problem}$"):
+        checked_results(Mine(), {"x": PerSample(values)}, 2)
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        (None, "must return a dict of torchmetrics' .*Metric, but it returned None: check its return statement"),
+        ({1: Errors()}, "but it has the key 1"),
+        ({"x": Errors}, "but its 'x' is the class Errors: call it"),
+        ({"x": torch.nn.Linear(1, 1)}, "but its 'x' is a Linear"),
+        (dict.fromkeys("xy", Errors()), "each with one name, but one object has several"),
+    ],
+)
+def test_metrics_are_objects_by_name(returned, problem, monkeypatch):
+    monkeypatch.setattr(Mine, "metrics", lambda task: returned)
+    with pytest.raises(TaskError, match=rf"^Mine\.metrics .*{problem}$"):
+        checked_metrics(Mine())
+
+
+def test_an_attribute_in_the_place_of_the_method_is_named(monkeypatch):
+    monkeypatch.setattr(Mine, "metrics", {})
+    with pytest.raises(TaskError, match=r"^Mine\.metrics must be a method that returns metrics .*: rename this dict$"):
+        checked_metrics(Mine())
+
+
+def test_computed_values_may_be_vectors_and_dicts():
+    computed = {"a": torch.tensor([1, 2]), "b": {"c": np.float32(0.5), 3: np.array([4.0])}, "d": [True, 2.5]}
+    expected = {"m/a/0": 1, "m/a/1": 2, "m/b/c": 0.5, "m/b/3": 4, "m/d/0": 1, "m/d/1": 2.5}
+    assert checked_computed(Mine(), "m", computed) == expected
+    assert checked_scores(Mine(), {"m": computed}) == expected
+    assert checked_computed(Mine(), "m", torch.tensor([[2.0]])) == {"m": 2}
+
+
+@pytest.mark.parametrize("value", [torch.ones(2, 2), (torch.ones(2), torch.ones(3)), "much", torch.ones(2) * 1j])
+def test_curves_and_texts_are_not_logged_as_numbers(value):
+    expected = r"^the metric 'm' of Mine must be a number, a vector, or a dict of them, but 'm/x' is a .*: a curve or"
+    with pytest.raises(TaskError, match=expected):
+        checked_computed(Mine(), "m", {"x": value})
+    with pytest.raises(TaskError, match=r"^Mine\.score must be a number"):
+        checked_scores(Mine(), {"m": value})
+    with pytest.raises(TaskError, match=r"^Mine\.score must return a dict of numbers by metric, but it returned None"):
+        checked_scores(Mine(), None)

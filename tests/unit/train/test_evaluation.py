@@ -4,11 +4,14 @@ import signal
 
 import pytest
 import torch
+from small_task import Small
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
+from hpctrain.errors import ConfigError, TaskError
+from hpctrain.tasks import Metric, PerSample, Task
 from hpctrain.train.parts import Parts
 
 
@@ -88,3 +91,78 @@ def test_a_model_may_keep_a_tensor_of_an_evaluation_for_its_training(compose_sma
     parts = Parts(compose_small(), lone_world)
     parts.evaluation(agreement)
     parts.step(0, iter(parts.loader(0)))
+
+
+class Count(Metric):
+    def __init__(self):
+        self.add_state("count", torch.tensor(0), reduce="sum")
+
+    def update(self, labels):
+        self.count += len(labels)
+
+    def compute(self):
+        return self.count
+
+
+@pytest.fixture
+def scoring(compose_small, lone_world, monkeypatch):
+    """Makes the parts of a task that counts, and returns a value per sample."""
+
+    def metrics(task):
+        task.counts = Count()
+        return {"count": task.counts}
+
+    def evaluate(task, model, batch):
+        task._called("evaluate")
+        task.counts.update(batch[1])
+        return {"features": PerSample(batch[0])}
+
+    def score(task, samples):
+        assert not torch.is_grad_enabled()
+        return {"same": torch.equal(samples["features"], task.eval_dataset().tensors[0])}
+
+    def build(*words, **methods):
+        for name, method in {"metrics": metrics, "evaluate": evaluate, "score": score, **methods}.items():
+            monkeypatch.setattr(Small, name, method)
+        return Parts(compose_small(*words), lone_world)
+
+    return build
+
+
+def test_metric_objects_and_scores_are_of_all_samples_also_after_a_trial_and_an_abandoned_evaluation(
+    scoring, agreement, lone_world
+):
+    parts = scoring("+task.eval_samples=7", "+task.signal_in=evaluate", "+task.signal_at=3")
+    assert parts.evaluation.try_out(agreement, 1).means == {"eval/count": 3, "eval/same": 0}
+    request = StopRequest()
+    handler = signal.getsignal(signal.SIGUSR1)
+    request.install()
+    try:
+        assert parts.evaluation(Agreement(lone_world, request)).stop is not None
+    finally:
+        signal.signal(signal.SIGUSR1, handler)
+    assert parts.task.counts.count == 0
+    assert parts.evaluation(agreement).means == {"eval/count": 7, "eval/same": 1}
+
+
+def test_a_value_per_sample_without_a_score_is_refused_before_the_first_step(scoring, agreement):
+    parts = scoring(score=Task.score)
+    with pytest.raises(TaskError, match=r"^Small\.evaluate returns a PerSample: define Small\.score"):
+        parts.evaluation.try_out(agreement, 1)
+
+
+def test_two_metrics_by_one_name_are_refused(scoring, agreement):
+    parts = scoring(score=lambda task, samples: {"count": 1})
+    with pytest.raises(TaskError, match=r"^Small has two metrics by the name 'count': rename one of them"):
+        parts.evaluation(agreement)
+
+
+def test_more_than_may_be_gathered_is_refused_in_the_trial_of_all_samples(scoring, agreement):
+    def evaluate(task, model, batch):
+        task.counts.update(batch[1])
+        return {"features": PerSample(torch.zeros(len(batch[1]), 2**16))}
+
+    parts = scoring("+task.eval_samples=9", "trainer.max_gathered_mb=2", evaluate=evaluate)
+    expected = "max_gathered_mb=2: rank zero would get 3 MB, 262144 bytes for each of 9 samples; set it to 3, or keep"
+    with pytest.raises(ConfigError, match=expected):
+        parts.evaluation.try_out(agreement, 1)

@@ -1,0 +1,120 @@
+"""The states of metric objects: hpctrain's own, and those of torchmetrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hpctrain.tasks.metric import Metric
+
+ELEMENTWISE = ("sum", "min", "max")
+"""Reductions that keep the shape of a state."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One state of one metric object.
+
+    Attributes:
+        owner: has it as an attribute.
+        attribute: its name.
+        default: its value at the start of an evaluation; None for a list, to which tensors are appended.
+        reduction: `sum`, `min`, `max`, `mean`, `cat`, `stack` (an entry per rank), or a function of stacked states.
+    """
+
+    owner: Any
+    attribute: str
+    default: Tensor | None
+    reduction: str | Callable[[Tensor], Any]
+
+    @property
+    def value(self) -> Any:
+        """A tensor, or a list of tensors."""
+        return getattr(self.owner, self.attribute)
+
+    def replace(self, value: Any) -> None:
+        """Give the owner another value."""
+        setattr(self.owner, self.attribute, value)
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether the states of all ranks have one shape, and become one state of this shape."""
+        return self.default is not None and self.reduction in ELEMENTWISE
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{type(self.owner).__name__}.{self.attribute}"
+
+
+def states_of(metric: Any) -> Iterator[State]:
+    """The states of a metric object and of those inside, in the same order on every rank."""
+    if isinstance(metric, Metric):
+        for name, default in metric.defaults.items():
+            yield State(metric, name, default, metric.reductions[name])
+        return
+    for owner in owners_of(metric):
+        for name, default in owner._defaults.items():
+            is_list = not isinstance(default, Tensor)
+            reduction = owner._reductions[name]
+            # torchmetrics keeps functions, such as dim_zero_sum, and None for "stack"
+            kind = "stack" if reduction is None else getattr(reduction, "__name__", "").removeprefix("dim_zero_")
+            known = kind in (*ELEMENTWISE, "mean", "cat", "stack")
+            yield State(owner, name, None if is_list else default, kind if known else reduction)
+
+
+def owners_of(metric: Any) -> list[Any]:
+    """The objects of torchmetrics that count their updates: the metric itself, and those inside; none for another."""
+    if not isinstance(metric, nn.Module):
+        return []
+    modules = list(metric.modules())
+    for module in modules:
+        if hasattr(module, "_groups_checked"):
+            # metrics of a collection that have the same states share them, and only the first one is updated
+            collection: Any = module
+            collection.values(copy_state=False)
+    return [module for module in modules if hasattr(module, "_defaults") and hasattr(module, "_update_count")]
+
+
+def switch_synchronisation_off(metric: Any) -> None:
+    """Keep torchmetrics from reducing states by itself, in `compute` or in `forward`."""
+    for owner in owners_of(metric):
+        owner.distributed_available_fn = _never
+
+
+def num_updates(metric: Any) -> list[int]:
+    """How often each of `owners_of` was updated since its reset."""
+    return [int(owner._update_count) for owner in owners_of(metric)]
+
+
+def set_num_updates(metric: Any, counts: list[int]) -> None:
+    """Set results of `num_updates`, added up over ranks: an object that was never updated warns when it computes."""
+    for owner, count in zip(owners_of(metric), counts, strict=True):
+        owner._update_count = count
+        owner._computed = None
+
+
+def merged(state: State, found: list[Any]) -> Any:
+    """Combine the values of a state that isn't elementwise.
+
+    Args:
+        state: of this rank.
+        found: the values of the ranks that updated the owner, in rank order; on the CPU.
+    """
+    if state.default is None:
+        return [tensor for values in found for tensor in values]
+    if callable(state.reduction):
+        return state.reduction(torch.stack(found))
+    if len(found) == 1:
+        return found[0]
+    if state.reduction == "cat":
+        return torch.cat([tensor.reshape(-1) if tensor.ndim == 0 else tensor for tensor in found])
+    return torch.stack(found).mean(0) if state.reduction == "mean" else torch.stack(found)
+
+
+def _never() -> bool:
+    return False

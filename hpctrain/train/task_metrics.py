@@ -1,0 +1,185 @@
+"""The metric objects of a task, reduced over the ranks at the end of an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpctrain.data.micro_batch import iterate_tensors, map_tensors
+from hpctrain.distributed.world import World
+from hpctrain.errors import TaskError
+from hpctrain.tasks.evaluation_contract import checked_computed, checked_metrics
+from hpctrain.tasks.task import Task
+from hpctrain.train.metric_states import (
+    ELEMENTWISE,
+    State,
+    merged,
+    num_updates,
+    set_num_updates,
+    states_of,
+    switch_synchronisation_off,
+)
+from hpctrain.train.task_state import copied, packed, unpacked
+
+
+class TaskMetrics:
+    """The metric objects of a task.
+
+    Args:
+        task: has its model; its `metrics` is called.
+        world: the ranks.
+
+    Raises:
+        TaskError: `Task.metrics` broke its contract.
+    """
+
+    def __init__(self, task: Task, world: World) -> None:
+        self._task = task
+        self._world = world
+        self._metrics = checked_metrics(task)
+        for metric in self._metrics.values():
+            metric.to(world.device)
+            switch_synchronisation_off(metric)
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._metrics)
+
+    def reset(self) -> None:
+        """Begin an evaluation, or forget one."""
+        for metric in self._metrics.values():
+            metric.reset()
+
+    @property
+    def num_gathered_bytes(self) -> int:
+        """Bytes of this rank's states that rank zero will get as they are."""
+        lists = (state.value for state in self._states() if not state.is_elementwise)
+        # metrics of a collection share their states
+        tensors = {id(tensor): tensor for tensor in iterate_tensors(list(lists))}
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+    def reduce(self) -> None:
+        """Give rank zero's objects the states of all ranks; collective.
+
+        Raises:
+            TaskError: the ranks have different metrics, or states that can't be added up.
+        """
+        if not self._metrics or self._world.size == 1:
+            return
+        states = list(self._states())
+        updates = [count for metric in self._metrics.values() for count in num_updates(metric)]
+        elementwise = [state for state in states if state.is_elementwise]
+        others = [state for state in states if not state.is_elementwise]
+        plan = self._agree(elementwise, updates)
+        found = self._gathered(others) if others else None
+        self._reduce_elementwise(elementwise, plan)
+        if not self._world.is_rank_zero:
+            return
+        if found is not None:
+            self._merge(others, found)
+        totals = iter(plan["updates"])
+        for metric in self._metrics.values():
+            set_num_updates(metric, [next(totals) for _ in num_updates(metric)])
+
+    @torch.no_grad()
+    def compute(self) -> dict[str, float]:
+        """Compute the metrics, on rank zero after `reduce`.
+
+        Raises:
+            TaskError: one computes something else than numbers.
+        """
+        values: dict[str, float] = {}
+        for name, metric in self._metrics.items():
+            values |= checked_computed(self._task, name, metric.compute())
+        return values
+
+    def _states(self) -> list[State]:
+        return [state for metric in self._metrics.values() for state in states_of(metric)]
+
+    def _agree(self, elementwise: Sequence[State], updates: list[int]) -> Any:
+        """Exchange what may differ from the defaults: the states' shapes and types, and the numbers of updates."""
+        names = [f"{name}: {state.name}" for name, metric in self._metrics.items() for state in states_of(metric)]
+        shapes = [list(state.value.shape) for state in elementwise]
+        dtypes = [str(state.value.dtype).removeprefix("torch.") for state in elementwise]
+        gathered = self._world.gather({"names": names, "shapes": shapes, "dtypes": dtypes, "updates": updates})
+        plan: dict[str, Any] = {"problem": ""}
+        if gathered is not None:
+            plan = _plan(gathered, elementwise)
+        plan = self._world.broadcast(plan)
+        if plan["problem"]:
+            raise TaskError(f"{type(self._task).__name__}.metrics: {plan['problem']}")
+        return plan
+
+    @torch.no_grad()
+    def _reduce_elementwise(self, states: Sequence[State], plan: Any) -> None:
+        """Reduce states with one collective for each operation and kind of number."""
+        dtypes = [getattr(torch, name) for name in plan["dtypes"]]
+        targets = list(zip(states, plan["shapes"], dtypes, strict=True))
+        for operation in ELEMENTWISE:
+            for wide in (torch.float64, torch.int64):
+                chosen = [
+                    target
+                    for target in targets
+                    if target[0].reduction == operation and target[2].is_floating_point is wide.is_floating_point
+                ]
+                if chosen:
+                    self._reduce(operation, chosen, wide)
+
+    def _reduce(self, operation: str, chosen: list[tuple[State, list[int], torch.dtype]], wide: torch.dtype) -> None:
+        parts = []
+        for state, shape, _ in chosen:
+            value = state.value.detach().to(wide).expand(shape)
+            # the default of a sum counts once, and not once per rank
+            parts.append(value - _default(state).to(wide) if operation == "sum" else value)
+        flat = torch.cat([part.reshape(-1) for part in parts]).cpu()
+        pieces = torch.split(self._world.combine_(flat, operation), [part.numel() for part in parts])
+        for (state, shape, dtype), piece in zip(chosen, pieces, strict=True):
+            total = piece.view(shape).to(self._world.device)
+            if operation == "sum":
+                total = total + _default(state).to(wide)
+            state.replace(total.to(dtype))
+
+    def _gathered(self, states: Sequence[State]) -> list[Any] | None:
+        """The values of states at rank zero, by rank; None in the place of an object that a rank didn't update."""
+        values = [state.value if getattr(state.owner, "_update_count", 1) else None for state in states]
+        # copies, since a file of tensors would contain all of what a view is a part of
+        own = copied(values, lambda tensor: tensor.detach().to("cpu", copy=True))
+        sent = self._world.gather_bytes(packed({"values": own}))
+        return None if sent is None else [unpacked(data)["values"] for data in sent]
+
+    def _merge(self, states: Sequence[State], found: list[Any]) -> None:
+        device = self._world.device
+        for index, state in enumerate(states):
+            updated = [values[index] for values in found if values[index] is not None]
+            if updated:
+                state.replace(map_tensors(lambda tensor: tensor.to(device), merged(state, updated)))
+
+
+def _default(state: State) -> Tensor:
+    assert state.default is not None
+    return state.default
+
+
+def _plan(gathered: list[Any], elementwise: Sequence[State]) -> dict[str, Any]:
+    """Rank zero's decision: the shape of each state, and the number of updates of each object over all ranks."""
+    for rank, other in enumerate(gathered):
+        if other["names"] != gathered[0]["names"]:
+            return {"problem": f"expected the same metrics on every rank, but those of ranks 0 and {rank} differ"}
+    shapes, dtypes = [], []
+    for index, state in enumerate(elementwise):
+        default = list(_default(state).shape)
+        found = {tuple(other["shapes"][index]) for other in gathered if other["shapes"][index] != default}
+        if len(found) > 1:
+            few = " and ".join(map(str, map(list, sorted(found)[:2])))
+            return {"problem": f"{state.name} is reduced by {state.reduction}, but has the shapes {few} on two ranks"}
+        shapes.append(list(found.pop()) if found else default)
+        dtype = reduce(torch.promote_types, (getattr(torch, other["dtypes"][index]) for other in gathered))
+        if dtype.is_complex:
+            return {"problem": f"{state.name} is complex, and can't be reduced by {state.reduction}"}
+        dtypes.append(str(dtype).removeprefix("torch."))
+    updates = [sum(counts) for counts in zip(*(other["updates"] for other in gathered), strict=True)]
+    return {"problem": "", "shapes": shapes, "dtypes": dtypes, "updates": updates}

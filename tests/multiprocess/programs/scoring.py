@@ -1,0 +1,152 @@
+"""Ranks that evaluate a task with metric objects and values per sample, on several datasets after each other."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import torch
+from evaluating import Numbers, Stream
+from torch import nn
+
+from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.config.parallel import Parallel
+from hpctrain.data.workers import Workers
+from hpctrain.distributed.agreement import Agreement
+from hpctrain.distributed.rendezvous import meet
+from hpctrain.distributed.replica import replicate
+from hpctrain.distributed.stop_request import StopRequest
+from hpctrain.distributed.world import join
+from hpctrain.tasks import Metric, PerSample, Task
+from hpctrain.tasks.position import Position
+from hpctrain.train.evaluation import Evaluation
+from hpctrain.train.task_log import AttachedLog
+from hpctrain.train.task_state import TaskState
+
+KINDS = {"numbers": Numbers, "stream": Stream}
+
+
+class Extremes(Metric):
+    def __init__(self):
+        self.add_state("total", torch.tensor([100.0, 0.0]), reduce="sum")
+        self.add_state("count", torch.tensor(0), reduce="sum")
+        self.add_state("lowest", torch.tensor(torch.inf), reduce="min")
+        self.add_state("highest", torch.tensor(-torch.inf), reduce="max")
+        self.add_state("shown", reduce="cat")
+
+    def update(self, numbers):
+        self.total += torch.stack([numbers.sum(), numbers.square().sum()])
+        self.count += len(numbers)
+        self.lowest = torch.minimum(self.lowest, numbers.min())
+        self.highest = torch.maximum(self.highest, numbers.max())
+        self.shown.append(numbers[::2])
+
+    def compute(self):
+        shown = torch.cat(self.shown)
+        values = {name: getattr(self, name) for name in ("total", "count", "lowest", "highest")}
+        return {**values, "num_shown": len(shown), "sum_shown": shown.sum()}
+
+
+class Scoring(Task):
+    def __init__(self, fails="", with_torchmetrics=False):
+        self.fails, self.with_torchmetrics = fails, with_torchmetrics
+        self.gathered = []
+
+    def train_dataset(self):
+        raise NotImplementedError
+
+    def loss(self, model, batch):
+        raise NotImplementedError
+
+    def metrics(self):
+        found = {"extremes": Extremes()}
+        if self.with_torchmetrics:
+            found |= torchmetrics_objects()
+        self.objects = found
+        return found
+
+    def evaluate(self, model, batch):
+        numbers = batch.flatten()
+        self.objects["extremes"].update(numbers)
+        if self.with_torchmetrics:
+            score, label = scores_and_labels(numbers)
+            for name in ("auc", "binned", "both", "above"):
+                self.objects[name].update(score, label)
+            self.objects["mean"].update(score)
+            self.objects["pearson"].update(score, label.float() + score)
+            self.objects["classes"].update(numbers.long() % 3, numbers.long() % 2)
+        large = torch.zeros(len(numbers), 100_000 if self.fails == "large" else 1)
+        return {
+            "sum": (numbers.sum(), len(numbers)),
+            "numbers": PerSample(torch.stack([numbers, -numbers], 1)[:, :1]),
+            "flags": PerSample(numbers > 2),
+            "ragged": PerSample([torch.arange(int(number) % 3, dtype=torch.int16)[:, None] for number in numbers]),
+            "large": PerSample(large.bfloat16()),
+        }
+
+    def score(self, samples):
+        if self.fails == "score":
+            raise LookupError("no such class")
+        self.gathered = {name: [each.flatten().tolist() for each in values] for name, values in samples.items()}
+        self.dtypes = {name: str(values[0].dtype) for name, values in samples.items()}
+        return {"first": samples["numbers"][0], "of": {"each": samples["flags"].double().mean(), "two": [1, 2.5]}}
+
+
+def scores_and_labels(numbers):
+    return (numbers * 37 % 11) / 11, (numbers.long() * 7 % 5) % 2
+
+
+def torchmetrics_objects():
+    import torchmetrics
+    from torchmetrics import classification as c
+
+    warnings.simplefilter("ignore")
+    return {
+        "auc": c.BinaryAUROC(),
+        "binned": c.BinaryAUROC(thresholds=50),
+        "both": torchmetrics.MetricCollection([c.BinaryAccuracy(), c.BinaryPrecision(), c.BinaryF1Score()]),
+        "above": c.BinaryAccuracy() + 1.0,
+        "mean": torchmetrics.MeanMetric(),
+        "pearson": torchmetrics.PearsonCorrCoef(),
+        "classes": c.MulticlassAccuracy(num_classes=3, average=None),
+    }
+
+
+def be_rank(num_samples, micro_batch_size, fails, with_torchmetrics, tried=0):
+    environment = ClusterEnvironment.from_environment(os.environ)
+    store = (
+        meet(environment, init_method="env://", secret=b"s", token=environment.token, timeout_s=30)
+        if environment.world_size > 1
+        else None
+    )
+    world = join(environment, store, backend="gloo", devices=(torch.device("cpu"),), timeout_s=30)
+    agreement = Agreement(world, StopRequest())
+    agreement.start()
+    results = {}
+    for kind, dataset in KINDS.items():
+        task = Scoring(fails, with_torchmetrics)
+        evaluation = Evaluation(
+            task,
+            dataset(num_samples),
+            replicate(nn.Linear(1, 1), world, Parallel()),
+            world,
+            task_state=TaskState(task, world),
+            task_log=AttachedLog("Scoring", Position(), total_steps=1, every_steps=1),
+            precision="fp32",
+            workers=Workers(0),
+            micro_batch_size=micro_batch_size,
+            max_gathered_mb=1,
+        )
+        try:
+            if tried:
+                results[kind] = {"tried": evaluation.try_out(agreement, tried).means}
+            else:
+                # a second one begins afresh
+                first, second = evaluation(agreement).means, evaluation(agreement).means
+                results[kind] = {"means": first, "same": repr(first) == repr(second)}
+                results[kind] |= {"gathered": task.gathered, "dtypes": getattr(task, "dtypes", None)}
+                results[kind]["states"] = len(task.objects["extremes"].shown)
+        except Exception as error:
+            results[kind] = {"error": f"{type(error).__name__}: {error}"}
+    world.close()
+    return results
