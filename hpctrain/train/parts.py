@@ -212,5 +212,9 @@ class Parts:
             return sequential
         chosen = self.task.order(samples, seed)
         if chosen is not None:
+            expected = getattr(chosen, "num_samples", samples)
+            if expected != samples:
+                name = type(chosen).__name__
+                raise TaskError(f"order() returned a {name} for {expected} samples, but the data have {samples}")
             return chosen
         return ShuffledOrder(samples, seed) if self.config.data.shuffle else sequential
