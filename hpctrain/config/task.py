@@ -111,6 +111,11 @@ class Tokens(require.Checked):
     """Tokens per sample."""
     vocab_size: Annotated[int | None, require.at_least(1)] = None
     """Vocabulary size of the model, for a check; conf/task takes it from the model."""
+    packed: bool = False
+    """Fill each sample with whole documents, which don't see each other, and padding; false: cut the text into windows,
+    across the borders of documents."""
+    end_of_text: Annotated[int | None, require.at_least(0)] = None
+    """With packed: the token that ends a document; null: as in tokens.json."""
 
 
 @dataclass(kw_only=True, slots=True)

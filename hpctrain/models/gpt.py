@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # its usual name
 
@@ -51,8 +52,13 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self._initialise(0.02, 0.02 / math.sqrt(2 * num_layers))
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         """Logits [n, length, vocab_size] of the next token at every position of int64 tokens [n, length].
+
+        Args:
+            tokens: int64 of shape [n, length].
+            documents: int64 of shape [n, length], the number of each token's document, of several packed into a
+                sequence: a token sees only its own document, in which positions begin at 0. None: each row is one.
 
         Raises:
             TaskError: more tokens than the context length.
@@ -63,9 +69,14 @@ class GPT(nn.Module):
                 f"the model got {length} tokens, but model.context_length={self.context_length}: "
                 f"set model.context_length={length} or more"
             )
-        stream = self.dropout(self.tokens(tokens) + self.places.weight[:length])
+        mask = None
+        places = self.places.weight[:length]
+        if documents is not None:
+            mask = _causal_within(documents)
+            places = self.places(_places_within(documents))
+        stream = self.dropout(self.tokens(tokens) + places)
         for block in self.blocks:
-            stream = block(stream)
+            stream = block(stream, mask)
         return F.linear(self.norm(stream), self.tokens.weight)
 
     def _initialise(self, deviation: float, residual_deviation: float) -> None:
@@ -77,6 +88,20 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=residual_deviation if residual else deviation)
 
 
+def _causal_within(documents: Tensor) -> Tensor:
+    """Which tokens [n, 1, length, length] a token sees: those before it in its document."""
+    same = documents[:, :, None] == documents[:, None, :]
+    return same.tril()[:, None]
+
+
+def _places_within(documents: Tensor) -> Tensor:
+    """The place [n, length] of each token in its document."""
+    places = torch.arange(documents.shape[1], device=documents.device)
+    begins = torch.zeros_like(documents)
+    begins[:, 1:] = torch.where(documents[:, 1:] != documents[:, :-1], places[1:], 0)
+    return places - begins.cummax(1).values
+
+
 class _Attention(nn.Module):
     def __init__(self, width: int, num_heads: int, dropout: float) -> None:
         super().__init__()
@@ -85,13 +110,13 @@ class _Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
-    def forward(self, stream: Tensor) -> Tensor:
+    def forward(self, stream: Tensor, mask: Tensor | None) -> Tensor:
         batch, length, width = stream.shape
         heads = self.qkv(stream).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         query, key, value = heads.unbind(0)
         # the function drops values in evaluation mode as well
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        mixed = F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=mask is None)
         out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         return out
 
@@ -116,7 +141,7 @@ class _Block(nn.Module):
         self.feed_forward = _FeedForward(width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, stream: Tensor) -> Tensor:
-        stream = stream + self.dropout(self.attention(self.attention_norm(stream)))
+    def forward(self, stream: Tensor, mask: Tensor | None = None) -> Tensor:
+        stream = stream + self.dropout(self.attention(self.attention_norm(stream), mask))
         out: Tensor = stream + self.dropout(self.feed_forward(self.feed_forward_norm(stream)))
         return out

@@ -7,16 +7,18 @@ import json
 import os
 import shutil
 import sys
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, HpctrainError
-from hpctrain.files import fsync_directory, temporary_name, write_json
+from hpctrain.files import fsync_directory, temporary_name, write_atomic, write_json
 from hpctrain.phrases import counted
-from hpctrain.tasks.token_files import ABOUT, DTYPES
+from hpctrain.tasks.token_files import ABOUT, DTYPES, ENDS
 from hpctrain.tasks.tokeniser import Tokeniser, tokeniser
 
 PIECE_CHARS = 1 << 20
@@ -52,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def make_tokens(
     texts: Sequence[Path], out: Path, chosen: Tokeniser, *, name: str, held_out: float = 0.01
 ) -> dict[str, Any]:
-    """Write ``train.bin``, ``eval.bin`` and ``tokens.json``: all of them, or nothing.
+    """Write ``train.bin``, ``eval.bin``, the ends of their documents, and ``tokens.json``: all of them, or nothing.
 
     The text is read piece by piece, so it may be larger than the memory.
 
@@ -90,13 +92,15 @@ def make_tokens(
 
 def _write(texts: Sequence[Path], folder: Path, chosen: Tokeniser, held_out: float) -> dict[str, Any]:
     dtype = "uint16" if chosen.vocab_size <= 1 << 16 else "uint32"
-    documents = characters = tokens = 0
+    characters = tokens = 0
+    ends = array("q")
     with (folder / "train.bin").open("w+b") as train:
         for piece in _pieces(texts):
             made = [chosen.end_of_text] if piece is None else chosen.encode(piece)
-            documents += piece is None
             characters += len(piece or "")
             tokens += len(made)
+            if piece is None:
+                ends.append(tokens)
             train.write(np.asarray(made).astype(DTYPES[dtype]).tobytes())
         # at least two tokens: a window needs a token and its target
         kept = tokens - round(tokens * held_out)
@@ -112,7 +116,16 @@ def _write(texts: Sequence[Path], folder: Path, chosen: Tokeniser, held_out: flo
                 _sync(evaluation)
             train.truncate(kept * DTYPES[dtype].itemsize)
         _sync(train)
-    return {"dtype": dtype, "documents": documents, "characters": characters, "tokens": counts}
+    _write_ends(folder, np.array(ends), kept, tokens)
+    return {"dtype": dtype, "documents": len(ends), "characters": characters, "tokens": counts}
+
+
+def _write_ends(folder: Path, ends: npt.NDArray[np.int64], kept: int, tokens: int) -> None:
+    """Write the ends of the documents before and after the first ``kept`` tokens; one may be cut there."""
+    train = np.append(ends[ends < kept], kept)
+    write_atomic(folder / f"train.bin{ENDS}", train.astype("<i8").tobytes())
+    if kept < tokens:
+        write_atomic(folder / f"eval.bin{ENDS}", (ends[ends > kept] - kept).astype("<i8").tobytes())
 
 
 def _pieces(texts: Sequence[Path]) -> Iterator[str | None]:

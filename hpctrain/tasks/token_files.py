@@ -1,8 +1,8 @@
 """Token files: sequences of numbers on disk, read at random positions without loading the file.
 
 A ``.bin`` file holds numbers and nothing else, little-endian uint16 or uint32; a ``.npy`` file is NumPy's, of shape
-[length] and one of these types. ``tokens.json`` in the same folder describes them; `hpctrain.tasks.make_tokens` writes
-it.
+[length] and one of these types. ``tokens.json`` in the same folder describes them, and ``NAME.bin.ends`` has the ends
+of the documents of a file, as little-endian int64; `hpctrain.tasks.make_tokens` writes both.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from hpctrain.phrases import listed
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 ABOUT = "tokens.json"
 """The file that describes a folder's token files: ``vocab_size``, ``dtype`` and their origin."""
+ENDS = ".ends"
+"""Follows the name of a token file in that of the file with the ends of its documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,26 @@ def find_token_files(key: str, folder: Path, pattern: str, dtype: str | None) ->
     return [TokenFile.of(path, dtype) for path in paths]
 
 
+def check_vocabulary(vocab_size: int | None, rows: npt.NDArray[np.int64], files: Sequence[TokenFile]) -> None:
+    """Check that a model has the tokens of a batch.
+
+    Args:
+        vocab_size: of the model; None: unknown.
+        rows: tokens, of shape [n, length].
+        files: from which each row comes.
+
+    Raises:
+        TaskError: a token isn't below `vocab_size`.
+    """
+    if vocab_size is not None and rows.max() >= vocab_size:
+        # on a GPU, it would fail as an assertion in a kernel, without the name of the file
+        worst = int(rows.max(axis=1).argmax())
+        raise TaskError(
+            f"{files[worst].path} holds the token {rows[worst].max()}, but the model has {vocab_size} tokens: check "
+            "task.dtype, or set model.vocab_size to that of the tokens"
+        )
+
+
 class TokenWindows(Dataset[Any]):
     """Windows of token files, each with the same window one token later as its targets.
 
@@ -157,13 +179,7 @@ class TokenWindows(Dataset[Any]):
         for row, number, owner in zip(rows, numbers.tolist(), owners.tolist(), strict=True):
             begin = (number - (int(self._ends[owner - 1]) if owner else 0)) * self._context_length
             row[:] = self._tokens(owner)[begin : begin + len(row)]
-        if self._vocab_size is not None and rows.max() >= self._vocab_size:
-            # on a GPU, it would fail as an assertion in a kernel, without the name of the file
-            worst = int(rows.max(axis=1).argmax())
-            raise TaskError(
-                f"{self._files[owners[worst]].path} holds the token {rows[worst].max()}, but the model has "
-                f"{self._vocab_size} tokens: check task.dtype, or set model.vocab_size to that of the tokens"
-            )
+        check_vocabulary(self._vocab_size, rows, [self._files[owner] for owner in owners])
         batch = torch.from_numpy(rows)
         return batch[:, :-1], batch[:, 1:]
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # its usual name
@@ -14,15 +14,20 @@ from torch.utils.data import Dataset
 
 from hpctrain.errors import ConfigError
 from hpctrain.models.gpt import GPT
+from hpctrain.tasks.packed_tokens import IGNORED, PackedTokens
 from hpctrain.tasks.task import Sums, Task
 from hpctrain.tasks.token_files import ABOUT, TokenWindows, about, find_token_files
+
+Batch: TypeAlias = tuple[Tensor, ...]
+"""Tokens and targets; of packed sequences also documents. All are int64 of shape [n, context_length]."""
 
 
 class Tokens(Task):
     """Predict the next token of memory-mapped token files (`hpctrain.tasks.token_files` describes the format).
 
     A sample is a window: context_length tokens, and as targets the same shifted by one, both int64. Windows don't
-    overlap, and each costs the same to reach.
+    overlap, and each costs the same to reach. If `packed`, a sample is a sequence of whole documents (`PackedTokens`),
+    and the model is called with the tokens and the document of each, as `GPT` is.
 
     Args:
         data: the folder of the token files.
@@ -31,6 +36,8 @@ class Tokens(Task):
         dtype: of the numbers in ``.bin`` files, `uint16` or `uint32`; None: as in ``tokens.json``.
         context_length: tokens per window.
         vocab_size: number of the model's tokens; None: not checked.
+        packed: whether samples are whole documents, which don't see each other.
+        end_of_text: the token that ends a document; None: as in ``tokens.json``.
 
     Raises:
         ConfigError: files are missing or too short, or have more different tokens than the model.
@@ -45,6 +52,8 @@ class Tokens(Task):
         dtype: str | None = None,
         context_length: int = 1024,
         vocab_size: int | None = None,
+        packed: bool = False,
+        end_of_text: int | None = None,
     ) -> None:
         self._folder = Path(data)
         self._train = train
@@ -52,6 +61,9 @@ class Tokens(Task):
         self._dtype = dtype
         self._context_length = context_length
         self._vocab_size = vocab_size
+        self._packed = packed
+        self._end_of_text = end_of_text
+        self._mean_targets = math.nan
 
     def build_model(self) -> nn.Module:
         """A small GPT for these tokens.
@@ -67,22 +79,32 @@ class Tokens(Task):
 
     def train_dataset(self) -> Dataset[Any]:
         """See `Task`."""
-        return self._windows("task.train", self._train)
+        dataset = self._dataset("task.train", self._train)
+        if isinstance(dataset, PackedTokens):
+            self._mean_targets = dataset.mean_targets
+        return dataset
 
     def eval_dataset(self) -> Dataset[Any] | None:
         """See `Task`."""
-        return None if self._eval is None else self._windows("task.eval", self._eval)
+        return None if self._eval is None else self._dataset("task.eval", self._eval)
 
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Cross-entropy per token, in nats."""
-        given, targets = batch
-        return F.cross_entropy(model(given).flatten(0, 1), targets.flatten())
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Cross-entropy per token, in nats.
 
-    def evaluate(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Sums:
+        Of packed sequences it is the sum, divided by the mean number of targets of all sequences: the gradient of a
+        step then doesn't depend on how its sequences are shared among ranks and micro-batches.
+        """
+        given, targets, *documents = batch
+        logits = model(given, *documents).flatten(0, 1)
+        if not documents:
+            return F.cross_entropy(logits, targets.flatten())
+        return F.cross_entropy(logits, targets.flatten(), reduction="sum") / (len(given) * self._mean_targets)
+
+    def evaluate(self, model: nn.Module, batch: Batch) -> Sums:
         """Cross-entropy per token, in nats."""
-        given, targets = batch
-        total = F.cross_entropy(model(given).flatten(0, 1), targets.flatten(), reduction="sum")
-        return {"loss": (total, targets.numel())}
+        given, targets, *documents = batch
+        total = F.cross_entropy(model(given, *documents).flatten(0, 1), targets.flatten(), reduction="sum")
+        return {"loss": (total, (targets != IGNORED).sum() if documents else targets.numel())}
 
     def derive(self, means: Mapping[str, float]) -> Mapping[str, float]:
         """Perplexity: the exponential of the mean loss per token."""
@@ -99,7 +121,10 @@ class Tokens(Task):
             raise ConfigError("model.vocab_size", self._vocab_size, problem, f"set model.vocab_size={known}")
         return found
 
-    def _windows(self, key: str, pattern: str) -> TokenWindows:
+    def _dataset(self, key: str, pattern: str) -> TokenWindows | PackedTokens:
         dtype = self._dtype or self._about.get("dtype")
         files = find_token_files(key, self._folder, pattern, dtype)
-        return TokenWindows(files, self._context_length, self._vocab_size)
+        if not self._packed:
+            return TokenWindows(files, self._context_length, self._vocab_size)
+        end = self._about.get("end_of_text") if self._end_of_text is None else self._end_of_text
+        return PackedTokens(files, self._context_length, end_of_text=end, vocab_size=self._vocab_size)

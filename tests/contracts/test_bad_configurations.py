@@ -123,6 +123,11 @@ MISTAKES = {
     "weights that are a device": (["init_from=/dev/null"], "init_from=/dev/null: is not a file", "name a run"),
     "weights with too long a name": (["init_from=" + "a" * 300], "File name too long", "another path"),
     "data with too long a name": (["task=tokens", "task.data=" + "a" * 300], "File name too long", "another path"),
+    "an end of documents below zero": (
+        ["task=tokens", "task.data=.", "task.packed=true", "task.end_of_text=-1"],
+        "task.end_of_text=-1: must be at least 0",
+        "",
+    ),
     "a folder of groups with too long a name": (["--config-dir", "a" * 300], "File name too long", "another path"),
     "a byte that isn't UTF-8": (["init_match='\udcff'"], r"init_match='\udcff': contains a byte that is not UTF-8", ""),
     "a mode without compiling": (

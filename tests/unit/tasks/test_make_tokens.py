@@ -69,4 +69,4 @@ def test_a_mistake_leaves_no_files(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_without_held_out_tokens_there_is_one_file(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     assert main([str(tmp_path / "a.txt"), "--out", str(tmp_path / "out"), "--held-out", "0"]) == 0
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["tokens.json", "train.bin"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["tokens.json", "train.bin", "train.bin.ends"]
