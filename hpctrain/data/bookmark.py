@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
@@ -31,7 +32,7 @@ class StatefulStream(Protocol):
         """The position in the current pass, right after each sample.
 
         Returns:
-            Tensors, numbers, strings, dicts, lists and tuples, not changed by further reading.
+            Tensors, numbers, strings, dicts, lists and tuples.
         """
         ...
 
@@ -101,7 +102,8 @@ class StateClock:
         begin_s = time.perf_counter()
         if begin_s < self._next_s:
             return None
-        state = stream.state_dict()
+        # a copy: the stream may go on changing its own
+        state = deepcopy(stream.state_dict())
         now_s = time.perf_counter()
         self._next_s = now_s + (now_s - begin_s) / TIME_SHARE
         return state
@@ -131,7 +133,8 @@ def loses_samples(stream: Any) -> bool:
     parts = [part]
     while parts:
         part = parts.pop()
-        if type(part).__name__ == "BufferShuffledExamplesIterable":
+        # a buffer of one sample is how its users shuffle files alone
+        if type(part).__name__ == "BufferShuffledExamplesIterable" and part.buffer_size > 1:
             return True
         inner = getattr(part, "ex_iterable", None)
         parts += [] if inner is None else [inner]

@@ -73,7 +73,9 @@ def remark_on(stream: Any) -> str | None:
     name = type(stream).__name__
     how = "a resume reads it again from its start, and discards what was trained on"
     if isinstance(stream, StatefulStream):
-        return f"the state of this {name} leaves out the samples in its shuffle buffer: {how}"
+        return (
+            f"the state of this {name} leaves out the samples in its shuffle buffer: {how}; use ShuffledStream instead"
+        )
     return f"{name} has no state, and can't seek: {how}; define read_from, or state_dict and load_state_dict"
 
 

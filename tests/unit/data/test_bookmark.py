@@ -14,6 +14,7 @@ from hpctrain.data.loader import TrainLoader
 from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.sharded_stream import ShardedStream
+from hpctrain.data.shuffled_stream import ShuffledStream
 from hpctrain.data.stream import StreamReader, has_bookmarks, remark_on
 from hpctrain.data.workers import Workers
 from hpctrain.errors import ConfigError, TaskError
@@ -200,6 +201,33 @@ def test_evaluation_reads_the_streams_one_after_the_other():
     assert [batch.tolist() for batch in loader.turns() if batch is not None] == [[0, 1], [2, 100], [101]]
 
 
+def test_a_shuffled_stream_continues_within_a_window():
+    def make():
+        return ShuffledStream(Counting(23), 10, seed=1)
+
+    plan = {size: BatchPlan(460, 4, 2, size, drop_last=False) for size in (1, 2)}
+    straight, _ = read(make(), 12, plan=plan[1], world_size=1)
+    flat = [number for step in straight for number in step]
+    first = [number for number in flat if number < 1000]
+    assert sorted(first) == list(range(23))
+    assert sorted(first[:8]) != list(range(8))
+    assert {number for step in straight[:2] for number in step} < set(range(10))
+    for stop in range(1, 12):
+        _, marks = read(make(), stop, plan=plan[1], world_size=1)
+        for size in (1, 2):
+            resumed, _ = read(make(), 12 - stop, marks, start_step=stop, plan=plan[size], world_size=size)
+            assert resumed == straight[stop:]
+    other, _ = read(ShuffledStream(Counting(23), 10, seed=2), 12, plan=plan[1], world_size=1)
+    assert other != straight
+
+
+def test_a_stream_without_a_state_cannot_be_shuffled_exactly():
+    with pytest.raises(TaskError, match="needs a stream with state_dict and load_state_dict, but Plain has none"):
+        ShuffledStream(Plain(), 10, seed=0)
+    with pytest.raises(TaskError, match="at least 1 sample, got 0"):
+        ShuffledStream(Counting(), 0, seed=0)
+
+
 def test_what_can_be_read_only_once_is_refused():
     with pytest.raises(TaskError, match="a generator can be read only once"):
         read((number for number in range(9)), 1)
@@ -214,10 +242,13 @@ def test_what_a_resume_costs_is_said():
     assert "has no state, and can't seek: a resume reads it again" in remark_on(Plain())
 
     class BufferShuffledExamplesIterable:
-        pass
+        def __init__(self, buffer_size):
+            self.buffer_size = buffer_size
 
     shuffled = Counting()
-    shuffled._ex_iterable = type("Mapped", (), {"ex_iterable": BufferShuffledExamplesIterable()})()
+    shuffled._ex_iterable = type("Mapped", (), {"ex_iterable": BufferShuffledExamplesIterable(1)})()
+    assert has_bookmarks(shuffled)
+    shuffled._ex_iterable.ex_iterable.buffer_size = 2
     assert "leaves out the samples in its shuffle buffer" in remark_on(shuffled)
     assert not has_bookmarks(shuffled)
     # without bookmarks, the same samples by replaying
