@@ -19,12 +19,13 @@ LONGEST_NAME = 100
 Scalar = Tensor | float
 
 
-def split_loss(method: str, returned: Any) -> tuple[Tensor, dict[str, Scalar]]:
+def split_loss(method: str, returned: Any, checked: set[str] | None = None) -> tuple[Tensor, dict[str, Scalar]]:
     """Check the result of a task's loss; return the loss, and the other scalars by name.
 
     Args:
         method: the task's class and the method, as in `Digits.loss`, for the message.
         returned: a 0-d tensor, or a mapping with `loss`.
+        checked: names that needn't be checked again; those of this result are added.
 
     Raises:
         TaskError: it is neither.
@@ -38,8 +39,11 @@ def split_loss(method: str, returned: Any) -> tuple[Tensor, dict[str, Scalar]]:
             )
         for name, value in returned.items():
             if name != LOSS:
-                check_name(method, name)
-                others[name] = checked_scalar(method, name, value)
+                if checked is None or name not in checked:
+                    check_name(method, name)
+                    if checked is not None:
+                        checked.add(name)
+                others[name] = value if is_scalar(value) else checked_scalar(method, name, value)
         returned = returned[LOSS]
     if not isinstance(returned, Tensor) or returned.ndim:
         raise _not_a_loss(method, returned)
@@ -63,6 +67,11 @@ def check_name(where: str, name: Any, own_names: frozenset[str] = OWN_NAMES) -> 
         )
     if name in own_names:
         raise TaskError(f"{where} logs {name!r}, which hpctrain itself logs: choose another name")
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether a value is a float or a real 0-d tensor, which needs no conversion."""
+    return type(value) is float or (isinstance(value, Tensor) and not value.ndim and not value.is_complex())
 
 
 def checked_scalar(where: str, name: str, value: Any) -> Scalar:

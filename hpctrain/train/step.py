@@ -50,6 +50,8 @@ class TrainStep:
         self._task = task
         self._meter = meter
         self._task_log = task_log
+        self._method = f"{type(task).__name__}.loss"
+        self._checked: set[str] = set()
         self._device = device
         self._autocast = autocast(precision, device)
         self._replica = model if isinstance(model, DistributedDataParallel) else None
@@ -104,7 +106,7 @@ class TrainStep:
             loss = self._task.loss(model, batch)
         if isinstance(loss, Tensor) and not loss.ndim:
             return loss, None
-        return split_loss(f"{type(self._task).__name__}.loss", loss)
+        return split_loss(self._method, loss, self._checked)
 
     def _accumulate(self, micro_batch: MicroBatch, timer: PartTimer | None) -> None:
         loss, others = self._computed(micro_batch, self.model)

@@ -16,7 +16,7 @@ from hpctrain.metrics.media.writer import MediaWriter
 from hpctrain.metrics.meter import Meter
 from hpctrain.run.evaluation import EVAL_PREFIX
 from hpctrain.tasks.log import Kind, TaskLog
-from hpctrain.tasks.loss_contract import OWN_NAMES, Scalar, check_name, checked_scalar
+from hpctrain.tasks.loss_contract import OWN_NAMES, Scalar, check_name, checked_scalar, is_scalar
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 
@@ -71,12 +71,14 @@ class AttachedLog(TaskLog):
         if name not in self._checked:
             check_name(self._where("scalar"), name, OWN_NAMES if self._prefix != EVAL_PREFIX else frozenset())
             self._checked.add(name)
-        checked = checked_scalar(self._where("scalar"), name, value)
+        # called in each step: the place is put into words only where a check may fail
+        if not is_scalar(value):
+            value = checked_scalar(self._where("scalar"), name, value)
         if count is not None:
             count = checked_scalar(self._where("scalar"), "count", count)
         # a forked DataLoader worker has this very object, but no one reads it there
         if self._prefix and self._process == os.getpid():
-            self.scalars.append((name, checked, count))
+            self.scalars.append((name, value, count))
 
     def count(self, meter: Meter, num_samples: int, returned: Container[str]) -> None:
         """Add the collected scalars of one batch to a meter.
