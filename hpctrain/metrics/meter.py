@@ -146,6 +146,9 @@ class Meter:
 
     def _accumulate(self, entries: dict[str, float | Tensor], name: str, value: Tensor | float, weight: float) -> None:
         before = entries.get(name, 0.0)
+        if isinstance(value, Tensor) and value.device.type == "cpu" != self._device.type:
+            # copying it to the device would wait for the device
+            value = value.item()
         if not isinstance(value, Tensor):
             entries[name] = before + value * weight
         elif self._on_host:

@@ -2,7 +2,9 @@
 
 import dataclasses
 import socket
+from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,6 +17,8 @@ from hpctrain.config.trainer import Trainer
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.replica import replicate
 from hpctrain.distributed.world import choose_devices, join
+from hpctrain.metrics.media.captured import capture
+from hpctrain.metrics.media.picture import png_of
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
@@ -135,3 +139,34 @@ def test_nccl_with_a_model_on_two_devices_of_a_rank(joined):
         dist.all_reduce(tensor)
         assert tensor.tolist() == [1.0, 1.0]
     assert learns(Halves(devices), world, {})
+
+
+@contextmanager
+def no_syncs():
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_media_are_copied_without_waiting_and_as_they_were_at_the_call():
+    pixels = torch.zeros(3, 64, 64, device="cuda", dtype=torch.bfloat16)
+    with no_syncs():
+        torch.cuda._sleep(10**8)
+        captured = capture("T.log", "image", pixels, {})
+        pixels.fill_(1.0)
+    assert captured.encode() == png_of(np.zeros((3, 64, 64), np.float32))
+
+
+def test_logged_scalars_stay_on_the_device():
+    meter = Meter(torch.device("cuda", 0))
+    value, count = torch.tensor(2.0, device="cuda"), torch.tensor(3, device="cuda")
+    with no_syncs():
+        for _ in range(2):
+            meter.add_value("train/a", value, 5)
+            meter.add_value("train/b", value, count)
+            meter.add_value("train/c", 1.5, 2)
+            meter.add_value("train/d", torch.tensor(0.5), 2)
+    assert meter.means() == {"train/a": 2.0, "train/b": 2.0, "train/c": 1.5, "train/d": 0.5}
