@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from hpctrain.checkpoint.restore import restore_model, restore_optimizer
-from hpctrain.checkpoint.state import Snapshot, parameter_names
+from hpctrain.checkpoint.state import NAMED, Snapshot, parameter_names
 from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointDamagedError, CheckpointError, CheckpointUnlikeError
+from hpctrain.phrases import listed
 from hpctrain.run.checkpoints import CheckpointInfo, find_damage, newest_intact
 from hpctrain.run.directory import RunDirectory
 
@@ -60,38 +61,84 @@ class LoadedCheckpoint(Snapshot):
     def restore(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
-        scaler: torch.amp.GradScaler | None = None,
+        optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer] | None = None,
+        scaler: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler] | None = None,
         *,
-        changed: Collection[str] = (),
+        changed: Collection[str] | Mapping[str, Collection[str]] = (),
     ) -> None:
         """Restore model, optimizer and scaler; not collective. Call `restore_rng` later, as the last step of a resume.
 
         Args:
             model: on any device, with or without wrappers; its tensors are copied into.
-            optimizer: over the model's parameters; None leaves it out.
-            scaler: starts afresh, with a warning, if none was saved.
-            changed: options of the optimizer that keep their current value; see `restore_optimizer`.
+            optimizer: over the model's parameters, or several by name; None leaves it out.
+            scaler: starts afresh, with a warning, if none was saved; or several by name.
+            changed: options of the optimizer that keep their current value, by name for several; see
+                `restore_optimizer`.
 
         Raises:
             CheckpointError: names, shapes, dtypes or options differ; the message starts with the path and lists them.
         """
         try:
             restore_model(model, self.model)
-            if optimizer is not None:
+            if isinstance(optimizer, Mapping):
+                assert isinstance(changed, Mapping)
+                self._restore_named(model, optimizer, changed)
+            elif optimizer is not None:
+                self._refuse_named()
                 restore_optimizer(
                     optimizer,
                     self.optimizer,
                     names=parameter_names(model, optimizer),
                     saved_names=self.state["parameters"],
-                    changed=changed,
+                    changed=list(changed),
                 )
         except CheckpointError as error:
             raise CheckpointError(f"{self.path}: {error}") from error
-        saved = self.state["scaler"]
-        if scaler is not None and scaler.is_enabled():
-            if saved:
-                scaler.load_state_dict(saved)
+        if scaler is not None:
+            self._restore_scalers(scaler)
+
+    def _refuse_named(self) -> None:
+        if NAMED in self.optimizer and "param_groups" not in self.optimizer:
+            raise CheckpointError(
+                f"the checkpoint has several optimizers ({listed(self.optimizer[NAMED])}), the configuration has one. "
+                "Resume with the optimizers that were saved, or start a new run from its weights with init_from"
+            )
+
+    def _restore_named(
+        self,
+        model: nn.Module,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        changed: Mapping[str, Collection[str]],
+    ) -> None:
+        saved = self.optimizer.get(NAMED, {})
+        if saved.keys() != optimizers.keys():
+            found = f"the optimizers {listed(saved)}" if saved else "one optimizer without a name"
+            raise CheckpointError(
+                f"the checkpoint has {found}, the configuration has {listed(optimizers)}. Resume with the optimizers "
+                "that were saved, or start a new run from its weights with init_from"
+            )
+        for name, optimizer in optimizers.items():
+            try:
+                restore_optimizer(
+                    optimizer,
+                    saved[name],
+                    names=parameter_names(model, optimizer),
+                    saved_names=self.state["parameters"][name],
+                    changed=changed.get(name, ()),
+                )
+            except CheckpointError as error:
+                raise CheckpointError(f"optimizer {name}: {error}") from error
+
+    def _restore_scalers(self, scaler: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler]) -> None:
+        saved = self.state["scaler"] or {}
+        scalers = scaler if isinstance(scaler, Mapping) else {"": scaler}
+        states = saved if isinstance(scaler, Mapping) else {"": saved}
+        for name, one in scalers.items():
+            state = states.get(name)
+            if not one.is_enabled():
+                continue
+            if state:
+                one.load_state_dict(state)
             else:
                 log.warning("%s holds no state of a gradient scaler: the scale starts afresh", self.path)
 

@@ -16,6 +16,9 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from hpctrain.checkpoint.host_memory import HostCopy, pinned_bytes
 from hpctrain.run.score import Score
 
+NAMED = "named"
+"""Key of the states of several optimizers; a single one's state dict has no such key."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
@@ -23,9 +26,9 @@ class Snapshot:
 
     Attributes:
         model: plain name -> tensor, tied weights still tied; extra state of modules as the modules returned it.
-        optimizer: its state dict.
+        optimizer: its state dict; of several, ``named`` with the state dict of each by name.
         state: the fields of `Head`, ``scaler``, ``parameters`` (names of the optimizer's parameters, by group),
-            ``rng``, ``extra``.
+            ``rng``, ``extra``; of several optimizers or scalers, the first two are by name.
     """
 
     model: dict[str, Tensor]
@@ -98,24 +101,24 @@ class LiveState:
 
     Attributes:
         model: with or without wrappers; its names are saved plain.
-        optimizer: over parameters of the model.
+        optimizer: over parameters of the model; several by name.
         head: the position of the run.
-        scaler: of fp16; None or a disabled one is saved as None.
+        scaler: of fp16, or several by name; None or a disabled one is saved as None.
         rng: `rng_state` of every rank, in rank order.
         extra: all other state that determines the rest of the run: tensors, numbers, strings, dicts, lists, tuples.
     """
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]
     _: KW_ONLY
     head: Head
-    scaler: torch.amp.GradScaler | None = None
+    scaler: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler] | None = None
     rng: Sequence[object] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def held_bytes(self) -> int:
         """Return the host memory that the tensors of a copy take, without copying. Tied weights count each time."""
-        return _bytes_of((self.model.state_dict(), self.optimizer.state_dict(), self.extra))
+        return _bytes_of((self.model.state_dict(), self._optimizer_state(), self.extra))
 
     def capture(self, into: Snapshot | None = None, *, copied: bool = True) -> Snapshot:
         """Copy the contents of a checkpoint, and return when training may continue; not collective.
@@ -132,17 +135,33 @@ class LiveState:
         kept = into or Snapshot(model={}, optimizer={}, state={})
         snapshot = Snapshot(
             model=_named_tensors(self.model, copy, kept.model),
-            optimizer=copy.of(self.optimizer.state_dict(), kept.optimizer, "optimizer"),
+            optimizer=copy.of(self._optimizer_state(), kept.optimizer, "optimizer"),
             state=copy.of(self._other_state(), kept.state, "state"),
         )
         copy.finish()
         return snapshot
 
+    def _optimizer_state(self) -> dict[str, Any]:
+        if isinstance(self.optimizer, Mapping):
+            return {NAMED: {name: one.state_dict() for name, one in self.optimizer.items()}}
+        return self.optimizer.state_dict()
+
     def _other_state(self) -> dict[str, Any]:
+        several, scaler = self.optimizer, self.scaler
+        names: object
+        if isinstance(several, Mapping):
+            names = {name: parameter_names(self.model, one) for name, one in several.items()}
+        else:
+            names = parameter_names(self.model, several)
+        scales: object = None
+        if isinstance(scaler, Mapping):
+            scales = {name: one.state_dict() or None for name, one in scaler.items()}
+        elif scaler is not None:
+            scales = scaler.state_dict() or None
         return {
             **asdict(self.head),
-            "scaler": None if self.scaler is None else self.scaler.state_dict() or None,
-            "parameters": parameter_names(self.model, self.optimizer),
+            "scaler": scales,
+            "parameters": names,
             "rng": list(self.rng),
             "extra": dict(self.extra),
         }

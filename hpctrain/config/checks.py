@@ -16,6 +16,7 @@ from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
 from hpctrain.config.target import check_targets
 from hpctrain.config.task import EXTRAS, missing_folder
+from hpctrain.config.turns import check_turns
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import counted
 
@@ -60,6 +61,7 @@ def check(config: Config, environ: Mapping[str, str] = os.environ, *, world_size
         _require_package("checkpoint.safetensors", "true", "safetensors", "safetensors")
     for group in ("task", "model", "optimizer", "schedule"):
         check_targets(group, getattr(config, group))
+    check_turns(config)
     target = str(config.task["_target_"])
     if (needed := EXTRAS.get(target.rpartition(".")[0])) is not None:
         _require_package("task._target_", target, *needed)

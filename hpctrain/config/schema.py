@@ -8,7 +8,7 @@ from typing import get_type_hints
 
 from omegaconf import OmegaConf
 
-from hpctrain.config import cluster, model, optimizer, schedule, task
+from hpctrain.config import cluster, model, named_optimizers, optimizer, schedule, task
 from hpctrain.config.root import Config
 
 OPTIONS: dict[str, dict[str, type]] = {
@@ -21,7 +21,12 @@ OPTIONS: dict[str, dict[str, type]] = {
         "tokens": task.Tokens,
     },
     "model": {"convnet": model.ConvNet, "gpt": model.GPT, "mlp": model.MLP, "resnet": model.ResNet},
-    "optimizer": {"adamw": optimizer.AdamW, "custom": optimizer.Custom, "sgd": optimizer.SGD},
+    "optimizer": {
+        "adamw": optimizer.AdamW,
+        "custom": optimizer.Custom,
+        "several": named_optimizers.Several,
+        "sgd": optimizer.SGD,
+    },
     "schedule": {"schedule": schedule.Schedule, "plateau": schedule.Plateau, "custom": schedule.Custom},
 }
 """The groups whose options differ in their keys."""

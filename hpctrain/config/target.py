@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -16,9 +17,10 @@ from hpctrain.config.module_source import (
     find_definition,
     find_module,
 )
+from hpctrain.config.named_optimizers import NAMED_KEYS, named_optimizers
 from hpctrain.config.optimizer import HANDLING_KEYS
 from hpctrain.config.parameter_groups import check_options, entries_of
-from hpctrain.config.schedule import WarmUp
+from hpctrain.config.schedule import WarmUp, schedule_of
 from hpctrain.config.schema import OPTIONS
 from hpctrain.config.signature import signature_of
 from hpctrain.errors import ConfigError
@@ -47,14 +49,18 @@ def check_targets(group: str, node: Any) -> None:
     if group == "model" and node.get("_target_") is None:
         return
     if group == "optimizer":
-        check_optimizer(group, node)
+        for each in named_optimizers(node):
+            check_optimizer(each.key, each.node, skipped=NAMED_KEYS if each.name else HANDLING_KEYS)
+            own = None if each.schedule is None else schedule_of(f"{each.key}.schedule", each.schedule)
+            if isinstance(own, Mapping):
+                check_schedule(f"{each.key}.schedule", own)
     elif group == "schedule":
         check_schedule(group, node)
     else:
         _check(group, node)
 
 
-def check_optimizer(key: str, node: Mapping[str, Any], skipped: Collection[str] = HANDLING_KEYS) -> None:
+def check_optimizer(key: str, node: Mapping[str, Any], *, skipped: Collection[str]) -> None:
     """Check an optimizer's class and options, and those of its groups of parameters.
 
     Args:
@@ -67,6 +73,9 @@ def check_optimizer(key: str, node: Mapping[str, Any], skipped: Collection[str] 
     """
     if node.get("_target_") == "torch.optim.LBFGS":
         raise ConfigError(f"{key}._target_", node["_target_"], NEEDS_A_CLOSURE, "choose another class of torch.optim")
+    rate = node.get("lr", 1.0)
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
+        raise ConfigError(f"{key}.lr", rate, "must be a number above 0", f"set {key}.lr to one")
     # the class gets the parameters first
     known = _check(key, node, skipped=skipped, positional=1)
     own = {name: value for name, value in node.items() if name not in skipped and name != "_target_"}
@@ -120,7 +129,7 @@ def _check(
     for name, value in given.items():
         if name not in known and not signature.takes_any:
             remedy = f"it takes {listed(known)}" if known else "remove it: the class takes no argument"
-            near = difflib.get_close_matches(name, known, n=1)
+            near = difflib.get_close_matches(name, [*known, *skipped], n=1)
             problem = f"{target} has no argument {name}"
             raise ConfigError(f"{key}.{name}", value, problem, f"did you mean {key}.{near[0]}?" if near else remedy)
     missing = [name for name, optional in known.items() if name not in (*given, *provided) and not optional]
@@ -145,7 +154,7 @@ def _shipped(node: Mapping[str, Any]) -> type | None:
     schemas = (schema for group in ("task", "model", "optimizer") for schema in OPTIONS[group].values())
     for schema in schemas:
         known = {field.name: field.default for field in fields(schema)}
-        if known["_target_"] == node["_target_"]:
+        if known.get("_target_", node) == node["_target_"]:
             return schema if node.keys() == known.keys() else None
     return None
 

@@ -144,10 +144,32 @@ def settle_buckets(model: nn.Module, world: World, backward: Callable[[], None])
         parameter.grad = None
 
 
+class LossModule(nn.Module):
+    """A module whose forward pass is a whole loss, so that DDP surrounds all calls of the module's parts at once.
+
+    Args:
+        module: in which the loss is computed.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, compute: Callable[[nn.Module], Any]) -> Any:
+        """Call ``compute`` with the module."""
+        return compute(self.module)
+
+
+def dismantle(model: nn.Module) -> None:
+    """Take the hooks of a replica from its parameters, so that another one can be built over them."""
+    if isinstance(model, DistributedDataParallel):
+        model._remove_autograd_hooks()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
 def inner(model: nn.Module) -> nn.Module:
     """The model inside DDP's and torch.compile's wrappers, whose names checkpoints use."""
     while True:
-        wrapped = isinstance(model, DistributedDataParallel | DataParallel)
+        wrapped = isinstance(model, DistributedDataParallel | DataParallel | LossModule)
         inside = model.module if wrapped else getattr(model, "_orig_mod", None)
         if not isinstance(inside, nn.Module):
             return model

@@ -15,7 +15,7 @@ from torch import nn
 from hpctrain.checkpoint.warm_start import warm_start
 from hpctrain.config.root import Config
 from hpctrain.distributed.compiler import compile_in_place
-from hpctrain.distributed.replica import broadcast_tensors, inner, replicate, synchronise_batchnorm
+from hpctrain.distributed.replica import broadcast_tensors, inner, synchronise_batchnorm
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.tasks.task import Task
@@ -101,8 +101,8 @@ class Network:
 
     Attributes:
         module: holds the weights that are optimized, averaged and saved; not wrapped.
-        model: the replica that the task calls in training; evaluation calls the module inside it (`inner`).
-        master: copies between the two if `module` isn't inside `model`.
+        model: the module that forward passes go through; not wrapped.
+        master: copies between the two if they aren't the same.
     """
 
     module: nn.Module
@@ -111,14 +111,14 @@ class Network:
 
 
 def build_network(config: Config, task: Task, world: World, *, fresh: bool = False) -> Network:
-    """Build the model, put it on its devices and wrap it as configured; collective.
+    """Build the model, and put it on its devices and in its precision; collective.
 
     Args:
         config: of the run.
         task: makes the model if the configuration has none, and places it if a process has several devices.
         world: the ranks.
         fresh: start from the weights of `config.init_from`, if it is set. Rank zero reads them; `replicate` sends them
-            to the other ranks.
+            to the other ranks later.
     """
     # The order matters. Batch norms are replaced before anything refers to them. The half copy is made on the device
     # and in its memory format: it would never see a weight that is moved later. Whatever changes a forward pass comes
@@ -146,7 +146,7 @@ def build_network(config: Config, task: Task, world: World, *, fresh: bool = Fal
         checkpoint_activations(called, trainer.activation_checkpointing, compiled=trainer.compile)
     if trainer.compile:
         compile_in_place(called, trainer.compile_mode)
-    return Network(module, replicate(called, world, config.parallel), master)
+    return Network(module, called, master)
 
 
 def _in_precision(module: nn.Module, kind: str, world: World) -> tuple[nn.Module, MasterWeights | None]:

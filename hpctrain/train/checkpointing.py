@@ -5,10 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
-
-import torch
 
 from hpctrain.checkpoint.best import Best
 from hpctrain.checkpoint.interval import best_interval_s, mean_time_between_failures_s
@@ -19,13 +16,14 @@ from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.checkpoint.state import Head, LiveState
 from hpctrain.config.identity import config_digest
 from hpctrain.distributed.determinism import rank_seed, seed_everything
-from hpctrain.distributed.replica import inner, settle_buckets
+from hpctrain.distributed.replica import inner
 from hpctrain.errors import CheckpointError, SupersededError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.train.modes import names_in_evaluation_mode, restore_modes
 from hpctrain.train.parts import Parts
+from hpctrain.train.update_state import optimizers_of, progress_of, restore_updates, scalers_of
 
 FIRST_AUTO_SAVE_S = 60.0
 """Seconds until the first save with checkpoint.auto: early, because the cost of a save has to be measured."""
@@ -100,7 +98,7 @@ class Checkpointing:
             if self._world.is_rank_zero:
                 set_aside(found.passed_over, self._claim)
             self._restore(found)
-        settle_buckets(self._parts.model, self._world, self._throwaway_pass)
+        self._parts.prepare(0 if found is None else found.step)
         if found is not None:
             # last: building and running the parts draws from the same random streams
             self._restore_random_state(found)
@@ -114,9 +112,7 @@ class Checkpointing:
     def _restore(self, found: LoadedCheckpoint) -> None:
         parts = self._parts
         parts.position.step = found.step
-        found.restore(parts.module, parts.optimizer, parts.scaler, changed=self._changed_options(found))
-        parts.update.learning_rate.load_state_dict(found.extra.get("schedule", {}))
-        parts.update.num_skipped = int(found.extra.get("skipped_updates", 0))
+        restore_updates(parts.step, parts.module, found, self._config.optimizer)
         own = found.extra.get("meter_by_rank", ())
         parts.meter.load_state(
             found.extra.get("meter", {}),
@@ -137,24 +133,12 @@ class Checkpointing:
             if found.config_digest != config_digest(self._config):
                 log.warning("keys that affect the weights have changed since step %d: the run is not exact", found.step)
 
-    def _changed_options(self, found: LoadedCheckpoint) -> set[str]:
-        """Return the options of the optimizer whose values differ from those of the checkpoint."""
-        before, now = found.extra.get("optimizer", {}), self._config.optimizer
-        changed = {key for key in (*before, *now) if before.get(key) != now.get(key)}
-        # an option of a group replaces the optimizer's own there, and both are in the checkpoint
-        groups = [entry for node in (before, now) for entry in node.get("groups") or ()]
-        return changed.union(*groups) if "groups" in changed else changed
-
     def _restore_random_state(self, found: LoadedCheckpoint) -> None:
         if found.world_size == self._world.size:
             restore_rng(found.rng[self._world.rank], self._world.gpus)
         else:
             # another world size draws other numbers anyway; the same ones in each attempt
             seed_everything(rank_seed(self._config.seed + found.step, self._world.rank))
-
-    def _throwaway_pass(self) -> None:
-        with self._parts.task_state.restored(), closing(iter(self._parts.loader(0))) as micro_batches:
-            torch.autograd.backward(self._parts.step.loss(next(micro_batches)))
 
     def record_evaluation(self, step: int, means: Mapping[str, float]) -> None:
         """Compare an evaluation with the best so far, and set `best_step` if it is one of them; collective.
@@ -166,7 +150,8 @@ class Checkpointing:
         Raises:
             ConfigError: the metric that ranks the best checkpoints isn't among them.
         """
-        self._parts.update.learning_rate.after_evaluation(step, means)
+        for update in self._parts.step.updates:
+            update.learning_rate.after_evaluation(step, means)
         among_the_best = self._best is not None and self._best.update(step, means)
         if self._world.is_rank_zero:
             self._describe_evaluation(step, means)
@@ -230,9 +215,9 @@ class Checkpointing:
             }
             state = LiveState(
                 self._parts.module,
-                self._parts.optimizer,
+                optimizers_of(self._parts.step),
                 head=self._head(step),
-                scaler=self._parts.scaler,
+                scaler=scalers_of(self._parts.step),
                 rng=random_states or [],
                 extra=extra,
             )
@@ -300,8 +285,7 @@ class Checkpointing:
     def _extra(self) -> dict[str, object]:
         return {
             "optimizer": self._config.optimizer,
-            "schedule": self._parts.update.learning_rate.state_dict(),
-            "skipped_updates": self._parts.update.num_skipped,
+            **progress_of(self._parts.step),
             "evaluation_mode": names_in_evaluation_mode(inner(self._parts.model)),
             "ema": {} if self._parts.ema is None else self._parts.ema.state(),
             "best": {} if self._best is None else self._best.state(),

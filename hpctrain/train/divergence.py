@@ -17,9 +17,7 @@ from hpctrain.errors import CheckpointError, DivergedError
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
 from hpctrain.train.parts import Parts
-
-LOSS = "train/loss"
-SCALE = "train/loss_scale"
+from hpctrain.train.turn import Turn
 
 
 class Divergence:
@@ -42,7 +40,7 @@ class Divergence:
         self._saver = saver
         self._min_loss_scale = parts.config.precision.min_loss_scale
         self._finite_at = start_step
-        self._num_skipped = parts.update.num_skipped
+        self._num_skipped = self._skipped_now()
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
         """Check the values that are logged after ``step`` steps; collective.
@@ -50,14 +48,17 @@ class Divergence:
         Raises:
             DivergedError: names the steps and the last good checkpoint.
         """
-        self._require_finite(step, values[LOSS])
-        if values.get(SCALE, math.inf) < self._min_loss_scale:
-            self._fail(
-                f"the loss scale fell to {values[SCALE]:g} by step {step}, below "
-                f"precision.min_loss_scale={self._min_loss_scale:g}: gradients overflow at any scale"
-            )
+        for turn in self._parts.step.turns:
+            if turn.loss_name in values:
+                self._require_finite(step, turn, values[turn.loss_name])
+            scale = values.get(turn.scale_name, math.inf)
+            if scale < self._min_loss_scale:
+                self._fail(
+                    f"the loss scale{turn.suffix} fell to {scale:g} by step {step}, below "
+                    f"precision.min_loss_scale={self._min_loss_scale:g}: gradients overflow at any scale"
+                )
         self._finite_at = step
-        self._num_skipped = self._parts.update.num_skipped
+        self._num_skipped = self._skipped_now()
 
     def check_before_save(self, step: int) -> None:
         """Check the loss since it was last logged; collective.
@@ -65,16 +66,24 @@ class Divergence:
         Raises:
             DivergedError: names the steps and the last good checkpoint.
         """
-        total, count = self._parts.meter.state()[LOSS]
-        if count:
-            self._require_finite(step, total / count)
+        sums = self._parts.meter.state()
+        counted = False
+        for turn in self._parts.step.turns:
+            total, count = sums.get(turn.loss_name, (0.0, 0.0))
+            if count:
+                self._require_finite(step, turn, total / count)
+                counted = True
+        if counted:
             self._finite_at = step
 
-    def _require_finite(self, step: int, loss: float) -> None:
-        if not math.isfinite(loss) and self._parts.update.num_skipped == self._num_skipped:
+    def _skipped_now(self) -> dict[str, int]:
+        return {turn.name: turn.num_skipped for turn in self._parts.step.turns}
+
+    def _require_finite(self, step: int, turn: Turn, loss: float) -> None:
+        if not math.isfinite(loss) and turn.num_skipped == self._num_skipped[turn.name]:
             first = self._finite_at + 1
             where = f"at step {step}" if first >= step else f"between steps {first} and {step}"
-            self._fail(f"the training loss turned {'NaN' if math.isnan(loss) else 'infinite'} {where}")
+            self._fail(f"the training loss{turn.suffix} turned {'NaN' if math.isnan(loss) else 'infinite'} {where}")
 
     def _fail(self, what: str) -> NoReturn:
         text = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -13,7 +13,7 @@ from hpctrain.train.precision import MasterWeights
 
 
 class Ema:
-    """Averages the trainable parameters after each update; buffers stay those of the live model.
+    """Averages the trainable parameters after each step; buffers stay those of the live model.
 
     Every rank computes the same average from the same weights, so nothing here is collective.
 
@@ -21,10 +21,22 @@ class Ema:
         model: the module itself, outside of DDP.
         decay: the share of the average that stays at each update, in [0, 1).
         master: publishes exchanged weights to the half copy of the model; None if there is no copy.
+        trained: the parameters to average; None for those that require a gradient now.
     """
 
-    def __init__(self, model: nn.Module, decay: float, master: MasterWeights | None = None) -> None:
-        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    def __init__(
+        self,
+        model: nn.Module,
+        decay: float,
+        master: MasterWeights | None = None,
+        trained: Iterable[Tensor] | None = None,
+    ) -> None:
+        chosen = None if trained is None else {id(parameter) for parameter in trained}
+        named = [
+            (name, parameter)
+            for name, parameter in model.named_parameters()
+            if (parameter.requires_grad if chosen is None else id(parameter) in chosen)
+        ]
         self._names = [name for name, _ in named]
         self._parameters: list[Tensor] = [parameter for _, parameter in named]
         # fp32 at least: half precision would round away the small share of an update

@@ -38,9 +38,10 @@ class LearningRate:
     needs_evaluation = False
 
     def __init__(self, optimizer: torch.optim.Optimizer, factor: Factor, base_lr: float | None = None) -> None:
-        self._groups = optimizer.param_groups
+        # its groups are other objects after it was restored
+        self._optimizer = optimizer
         self._factor = factor
-        self._base_rates = [float(group.get("initial_lr", group["lr"])) for group in self._groups]
+        self._base_rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
         self._base_lr = self._base_rates[0] if base_lr is None else base_lr
         self.current = self._base_lr
 
@@ -48,7 +49,7 @@ class LearningRate:
         """Set the rates for an update, counted from 0; skipped updates don't count."""
         factor = self._factor(update)
         self.current = self._base_lr * factor
-        for group, base in zip(self._groups, self._base_rates, strict=True):
+        for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = base * factor
 
     def after_update(self) -> None:
@@ -181,7 +182,7 @@ class TorchLearningRate(LearningRate):
 
     def begin(self, update: int) -> None:  # noqa: ARG002 - the scheduler counts
         """Keep the rates, which the scheduler has set."""
-        rate, base = self._groups[0]["lr"], self._base_rates[0]
+        rate, base = self._optimizer.param_groups[0]["lr"], self._base_rates[0]
         self.current = rate if base == self._base_lr else rate * self._base_lr / base
 
     def after_update(self) -> None:
@@ -198,7 +199,7 @@ class TorchLearningRate(LearningRate):
         return {
             "kind": type(self._scheduler).__name__,
             "changed": changed,
-            "rates": [group["lr"] for group in self._groups],
+            "rates": [group["lr"] for group in self._optimizer.param_groups],
             "base_rates": self._base_rates,
         }
 
@@ -210,7 +211,7 @@ class TorchLearningRate(LearningRate):
             rates = zip(self._base_rates, self._base_rates, strict=True)
         else:
             self._scheduler.load_state_dict({**copy.deepcopy(self._fresh), **copy.deepcopy(state["changed"])})
-        for group, base, (rate, base_before) in zip(self._groups, self._base_rates, rates, strict=True):
+        for group, base, (rate, base_before) in zip(self._optimizer.param_groups, self._base_rates, rates, strict=True):
             group["lr"] = rate if base == base_before else rate * base / base_before
 
 

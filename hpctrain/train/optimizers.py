@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpctrain.config.named_optimizers import NAMED_KEYS, NamedOptimizer, named_optimizers
 from hpctrain.config.optimizer import HANDLING_KEYS, Handling, handling_of
 from hpctrain.config.parameter_groups import entries_of
 from hpctrain.config.target import NEEDS_A_CLOSURE
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.train.build import instantiate
-from hpctrain.train.parameter_groups import ModelNames, ParameterGroup, assign, split
+from hpctrain.train.parameter_groups import ModelNames, ParameterGroup, assign, distribute, split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,34 +25,44 @@ class BuiltOptimizer:
     """An optimizer, and what the training knows of its groups.
 
     Attributes:
+        named: its configuration.
         optimizer: over the parameters of the groups that aren't frozen.
         base_lr: its learning rate at the schedule's factor 1, without the factors of groups.
         groups: of its parameters, frozen ones included.
     """
 
+    named: NamedOptimizer
     optimizer: torch.optim.Optimizer
     base_lr: float
     groups: Sequence[ParameterGroup]
 
 
-def build_optimizer(node: Mapping[str, Any], model: nn.Module, global_batch_size: int) -> BuiltOptimizer:
-    """Build the optimizer over the parameters that require a gradient; each group's `initial_lr` is the scaled rate.
+def build_optimizers(node: Mapping[str, Any], model: nn.Module, global_batch_size: int) -> list[BuiltOptimizer]:
+    """Build the optimizers over the parameters that require a gradient; each group's `initial_lr` is the scaled rate.
 
     Args:
-        node: of the configuration; keys of `Handling` are hpctrain's own, and not passed to the class.
+        node: the group `optimizer`.
         model: whose parameters are trained.
         global_batch_size: scales the learning rate if `lr_scaling` asks for it.
 
     Raises:
-        TaskError: no parameter requires a gradient, or the class isn't an optimizer.
-        ConfigError: its step needs a closure, or an entry of its groups matches nothing or has an unknown option.
+        TaskError: no parameter requires a gradient, or a class isn't an optimizer.
+        ConfigError: a step needs a closure, an entry of the groups matches nothing or has an unknown option, or a
+            parameter belongs to no optimizer, or to two.
     """
-    key = "optimizer"
-    names, handling, entries = ModelNames(model), handling_of(node), entries_of(key, node)
-    groups = split(assign(names, list(names.parameters), entries), handling, names, key)
-    trained = [group for group in groups if not group.frozen]
-    if not trained:
+    names = ModelNames(model)
+    if not any(parameter.requires_grad for parameter in names.parameters.values()):
         raise TaskError("no parameter of the model requires a gradient: there is nothing to train")
+    optimizers = named_optimizers(node)
+    pairs = zip(optimizers, distribute(optimizers, names), strict=True)
+    return [_built(each, names, chosen, global_batch_size) for each, chosen in pairs]
+
+
+def _built(named: NamedOptimizer, names: ModelNames, chosen: Sequence[str], global_batch_size: int) -> BuiltOptimizer:
+    key, node = named.key, named.node
+    handling, entries = handling_of(node), entries_of(key, node)
+    groups = split(assign(names, chosen, entries), handling, names, key)
+    trained = [group for group in groups if not group.frozen]
     # as a plain list if there is nothing to tell apart: not every class of a user's own takes groups
     plain = not entries and len(trained) == 1 and not trained[0].options
     arguments = (
@@ -59,8 +70,8 @@ def build_optimizer(node: Mapping[str, Any], model: nn.Module, global_batch_size
         if plain
         else [{"params": list(group.parameters.values()), **group.options} for group in trained]
     )
-    options = {name: value for name, value in node.items() if name not in HANDLING_KEYS}
-    optimizer = instantiate(key, options, arguments)
+    handled = NAMED_KEYS if named.name else HANDLING_KEYS
+    optimizer = instantiate(key, {name: value for name, value in node.items() if name not in handled}, arguments)
     _check_class(key, node["_target_"], optimizer)
     _check_options(groups, optimizer)
     factor = _learning_rate_scale(handling, global_batch_size)
@@ -70,7 +81,7 @@ def build_optimizer(node: Mapping[str, Any], model: nn.Module, global_batch_size
         # two entries: the schedule overwrites `lr` in each step, and needs the rate that it starts from
         group["lr"] = group["initial_lr"] = group["lr"] if own_factor == 1 else group["lr"] * own_factor
     base_lr = optimizer.defaults.get("lr", optimizer.param_groups[0]["lr"])
-    return BuiltOptimizer(optimizer=optimizer, base_lr=float(base_lr) * factor, groups=groups)
+    return BuiltOptimizer(named=named, optimizer=optimizer, base_lr=float(base_lr) * factor, groups=groups)
 
 
 def _check_class(key: str, target: str, optimizer: object) -> None:

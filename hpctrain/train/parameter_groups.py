@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from hpctrain.checkpoint.state import PlainNames
+from hpctrain.config.named_optimizers import NamedOptimizer, named_optimizers
 from hpctrain.config.optimizer import Handling
 from hpctrain.config.parameter_groups import GroupEntry, entries_of
 from hpctrain.errors import ConfigError
@@ -96,9 +97,9 @@ def assign(names: ModelNames, chosen: Sequence[str], entries: Sequence[GroupEntr
     for entry in entries:
         for pattern in entry.match:
             names.require_match(f"{entry.key}.match", pattern)
-        matched = [name for name in chosen if names.matches(name, entry.match)]
-        found = [name for name in matched if name in rest]
-        rest = [name for name in rest if name not in set(found)]
+        matched = {name for name in chosen if names.matches(name, entry.match)}
+        found = [name for name in rest if name in matched]
+        rest = [name for name in rest if name not in matched]
         inside = {name: names.parameters[name] for name in found}
         if not entry.frozen:
             inside = {name: parameter for name, parameter in inside.items() if parameter.requires_grad}
@@ -115,7 +116,7 @@ def assign(names: ModelNames, chosen: Sequence[str], entries: Sequence[GroupEntr
     return [first, *groups] if others else groups
 
 
-def _empty(entry: GroupEntry, matched: Sequence[str], found: Sequence[str]) -> ConfigError:
+def _empty(entry: GroupEntry, matched: Collection[str], found: Sequence[str]) -> ConfigError:
     pattern = listed(entry.match)
     if found:
         problem = "the model itself has frozen all parameters that it matches"
@@ -209,20 +210,72 @@ def _by_weight_decay(group: ParameterGroup) -> list[ParameterGroup]:
     return [part for part in parts if part.parameters]
 
 
+def distribute(optimizers: Sequence[NamedOptimizer], names: ModelNames) -> list[list[str]]:
+    """Distribute the parameters among the optimizers.
+
+    Returns:
+        The names of each one's parameters, in the model's order; frozen ones included.
+
+    Raises:
+        ConfigError: a parameter that requires a gradient belongs to none, or to two of them, or one has none.
+    """
+    if not optimizers[0].name:
+        return [list(names.parameters)]
+    chosen = [_matched(each, names) for each in optimizers]
+    taken = {name for found in chosen for name in found}
+    for number, each in enumerate(optimizers):
+        if each.match is None:
+            chosen[number] = [name for name in names.parameters if name not in taken]
+    owners: dict[str, NamedOptimizer] = {}
+    trained = [name for name, parameter in names.parameters.items() if parameter.requires_grad]
+    for each, found in zip(optimizers, chosen, strict=True):
+        if not set(found).intersection(trained):
+            problem = "matches no parameter that requires a gradient" if each.match else "every other one matches some"
+            raise ConfigError(f"{each.key}.match", listed(each.match or ["null"]), problem, "correct or remove it")
+        for name in found:
+            other = owners.setdefault(name, each)
+            if other is not each and names.parameters[name].requires_grad:
+                problem = f"{name} also belongs to {other.key}"
+                remedy = f"narrow one of the patterns, or add {each.key}.exclude"
+                raise ConfigError(f"{each.key}.match", listed(each.match or ()), problem, remedy)
+    if unowned := [name for name in trained if name not in owners]:
+        problem = f"no optimizer trains {listed(unowned, shown=3)}"
+        remedy = "match them, leave match out in one entry, or freeze them in build_model"
+        raise ConfigError("optimizer.named", listed(each.name for each in optimizers), problem, remedy)
+    return chosen
+
+
+def _matched(optimizer: NamedOptimizer, names: ModelNames) -> list[str]:
+    if optimizer.match is None:
+        return []
+    for pattern in optimizer.match:
+        names.require_match(f"{optimizer.key}.match", pattern)
+    return [
+        name
+        for name, parameter in names.parameters.items()
+        if names.matches(name, optimizer.match)
+        and not names.matches(name, optimizer.exclude)
+        and optimizer.ndim in (None, parameter.ndim)
+    ]
+
+
 def freeze(node: Mapping[str, Any], model: nn.Module) -> None:
-    """Freeze the parameters that an optimizer's groups exclude from training.
+    """Freeze the parameters that groups exclude from training.
 
     Args:
-        node: of the optimizer.
+        node: the group `optimizer`.
         model: before anything depends on which of its parameters are trained.
 
     Raises:
-        ConfigError: as `assign`.
+        ConfigError: as `distribute` and `assign`.
     """
-    entries = entries_of("optimizer", node)
-    if any(entry.frozen for entry in entries):
-        names = ModelNames(model)
-        for group in assign(names, list(names.parameters), entries):
+    optimizers = named_optimizers(node)
+    entries = [entries_of(each.key, each.node) for each in optimizers]
+    if not any(entry.frozen for own in entries for entry in own):
+        return
+    names = ModelNames(model)
+    for chosen, own in zip(distribute(optimizers, names), entries, strict=True):
+        for group in assign(names, chosen, own):
             if group.frozen:
                 for parameter in group.parameters.values():
                     parameter.requires_grad_(False)

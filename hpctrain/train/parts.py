@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
-from functools import cached_property
+from collections.abc import Sequence
+from contextlib import closing
+from functools import cached_property, partial
 from typing import Any
 
+import torch
 from torch.utils.data import Dataset
 
 from hpctrain.checkpoint.best import judged_by
@@ -18,23 +21,24 @@ from hpctrain.data.plan import BatchPlan
 from hpctrain.data.stream import is_stream
 from hpctrain.data.workers import Workers, default_num_workers
 from hpctrain.distributed.determinism import seed_everything
-from hpctrain.distributed.replica import inner
+from hpctrain.distributed.replica import inner, settle_buckets
 from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
-from hpctrain.train.build import build_network, build_task
-from hpctrain.train.build_learning_rate import Span, build_learning_rate
+from hpctrain.train.build import Network, build_network, build_task
+from hpctrain.train.build_learning_rate import Span
 from hpctrain.train.ema import Ema
 from hpctrain.train.evaluation import Evaluation
-from hpctrain.train.optimizers import build_optimizer
-from hpctrain.train.precision import gradient_scaler
+from hpctrain.train.optimizers import build_optimizers
 from hpctrain.train.step import TrainStep
 from hpctrain.train.stream_state import StreamState
 from hpctrain.train.task_log import AttachedLog, attach
 from hpctrain.train.task_state import TaskState
-from hpctrain.train.update import Clipping, Update
+from hpctrain.train.turn import Turn
+from hpctrain.train.turns import build_turns, loss_names
+from hpctrain.train.update import parameters_of
 
 log = logging.getLogger("hpctrain.train")
 
@@ -54,15 +58,12 @@ class Parts:
         task_log: what the task logs; it discards until the training begins.
         stream_state: how far streams were read.
         plan: the batch arithmetic.
-        model: a replica, which forward passes go through.
-        module: holds the weights that are trained and saved; inside `model`, except in fp16_master.
-        optimizer: over the parameters of `module`.
-        groups: of its parameters, frozen ones included.
-        scaler: for fp16, else None.
+        model: which forward passes go through, without DDP's wrapper.
+        module: holds the weights that are trained and saved; `model` itself, except in fp16_master.
+        optimizers: over the parameters of `module`, with their groups.
         ema: the moving average of the weights, or None.
         meter: collects the training loss, and what else the task logs in it.
-        update: of the weights.
-        step: one step.
+        step: one step, with a turn for each loss.
         workers: of each rank, for the training samples.
     """
 
@@ -89,31 +90,24 @@ class Parts:
         self.model = network.model
         self.module = network.module
         self.task_state.leave_out(inner(self.module))
-        built = build_optimizer(config.optimizer, self.module, config.trainer.global_batch_size)
-        self.optimizer = built.optimizer
-        self.groups = built.groups
-        self.scaler = gradient_scaler(config.precision, world.device)
-        decay = config.trainer.ema_decay
-        self.ema = None if decay is None else Ema(self.module, decay, network.master)
+        self.optimizers = build_optimizers(config.optimizer, self.module, config.trainer.global_batch_size)
         reduce = world.sum_ if world.size > 1 else None
-        self.meter = Meter(world.device, reduce, names=("train/loss",), union=world.union)
-        self.update = Update(
-            self.optimizer,
-            build_learning_rate("schedule", config.schedule, self.optimizer, self._span(), base_lr=built.base_lr),
-            clipping=Clipping.configured(config.trainer, self.optimizer),
-            scaler=self.scaler,
-            master=network.master,
-            ema=self.ema,
-        )
-        self.step = TrainStep(
+        self.meter = Meter(world.device, reduce, names=loss_names(self.optimizers), union=world.union)
+        turns = build_turns(
+            config,
             self.task,
-            self.model,
-            self.update,
+            network,
+            self.optimizers,
             self.meter,
             task_log=self.task_log,
-            precision=config.precision.kind,
-            device=world.device,
+            world=world,
+            span=self._span(),
         )
+        self.step = TrainStep(turns)
+        self.step.settle = self.settle
+        # the replicas send rank zero's weights, from which the average starts
+        self.step.prepare(0)
+        self.ema = self.step.ema = self._ema(network)
         self.workers = self._workers(self.train_data)
 
     @property
@@ -122,6 +116,28 @@ class Parts:
         trainer, epoch = self.config.trainer, self.plan.steps_per_epoch
         bounds = [trainer.max_steps, None if trainer.max_epochs is None else trainer.max_epochs * epoch]
         return min(bound for bound in bounds if bound is not None)
+
+    def prepare(self, step: int) -> None:
+        """Build the replicas for a training that starts after ``step`` steps, and have them settle; collective."""
+        self.step.prepare(step)
+        self.settle(self.step.turns)
+
+    def settle(self, turns: Sequence[Turn]) -> None:
+        """Have the replicas of these turns reach their final layout; collective."""
+        for turn in turns:
+            with turn.gradients_required():
+                settle_buckets(turn.model, self.world, partial(self._throwaway_pass, turn))
+
+    def _throwaway_pass(self, turn: Turn) -> None:
+        with self.task_state.restored(), closing(iter(self.loader(0))) as micro_batches:
+            torch.autograd.backward(turn.loss(next(micro_batches)))
+
+    def _ema(self, network: Network) -> Ema | None:
+        decay = self.config.trainer.ema_decay
+        if decay is None:
+            return None
+        trained = [parameter for each in self.optimizers for parameter in parameters_of(each.optimizer)]
+        return Ema(self.module, decay, network.master, trained)
 
     def _span(self) -> Span:
         metric, mode = judged_by(self.config.checkpoint, self.task.metric, self.task.metric_mode)

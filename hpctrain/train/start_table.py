@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 import torch
-from torch import nn
 
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.distributed.replica import inner
@@ -16,6 +15,7 @@ from hpctrain.run.manifest import read_varied, varied_text
 from hpctrain.train.modes import describe_evaluation_mode
 from hpctrain.train.parts import Parts
 from hpctrain.train.profiling.flops import flops_text
+from hpctrain.train.update import parameters_of
 
 log = logging.getLogger("hpctrain.train")
 
@@ -40,7 +40,7 @@ def log_start(
         rows["varied"] = varied_text(varied)
     rows |= {
         "task": _kind(parts.task),
-        "model": _model(parts.module),
+        "model": _model(parts),
         **_groups(parts),
         "where": f"{ranks} on {listed(dict.fromkeys(hosts), separator=' ')}: {_machine(parts.world)}",
         "batch": f"{plan.global_batch_size:,} samples per step = {plan.micro_batch_size:,} per forward "
@@ -57,27 +57,33 @@ def log_start(
         log.info("%-12s%s", name, text)
 
 
-def _model(module: nn.Module) -> str:
-    parameters = list(module.parameters())
-    total = sum(parameter.numel() for parameter in parameters)
-    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    return f"{_kind(module)}: {total:,} parameters, {trained:,} of them trained"
+def _model(parts: Parts) -> str:
+    total = sum(parameter.numel() for parameter in parts.module.parameters())
+    # not by what requires a gradient: a parameter may be unfrozen later, or have a turn of its own
+    trained = sum(parameter.numel() for each in parts.optimizers for parameter in parameters_of(each.optimizer))
+    return f"{_kind(parts.module)}: {total:,} parameters, {trained:,} of them trained"
 
 
 def _groups(parts: Parts) -> dict[str, str]:
     """Describe each group of parameters; nothing if there is only one, with the optimizer's own options."""
-    if len(parts.groups) == 1 and parts.groups[0].entry is None:
+    groups = [(each, group) for each in parts.optimizers for group in each.groups]
+    if len(groups) == 1 and groups[0][1].entry is None:
         return {}
-    options = {id(group["params"][0]): group for group in parts.optimizer.param_groups}
+    options = {id(group["params"][0]): group for each in parts.optimizers for group in each.optimizer.param_groups}
     rows = {}
-    for number, group in enumerate(parts.groups):
+    for number, (built, group) in enumerate(groups):
         parameters = list(group.parameters.values())
         size = f"{sum(map(torch.numel, parameters)):,} parameters in {counted(len(parameters), 'tensor')}"
         found = options.get(id(parameters[0]))
         how = "frozen" if found is None else f"lr {found['initial_lr']:.4g}"
         if found is not None and "weight_decay" in found:
             how += f", weight decay {found['weight_decay']:g}"
-        rows[f"group {number}"] = f"{group.label}: {size}, {how}"
+        if group.entry is not None and group.entry.unfreeze_at_step is not None:
+            how += f", from step {group.entry.unfreeze_at_step} on"
+        elif group.entry is not None and group.entry.unfreeze_at_epoch is not None:
+            how += f", from epoch {group.entry.unfreeze_at_epoch:g} on"
+        owner = f"{built.named.name}, " if built.named.name else ""
+        rows[f"group {number}"] = f"{owner}{group.label}: {size}, {how}"
     return rows
 
 

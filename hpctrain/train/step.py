@@ -1,60 +1,64 @@
-"""One step: passes over the micro-batches of a global batch, then one update of the weights."""
+"""One step: a turn for each loss over the micro-batches of a global batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.metrics.meter import Meter
-from hpctrain.tasks.loss_contract import Scalar, split_loss
-from hpctrain.tasks.task import Task
-from hpctrain.train.precision import autocast
+from hpctrain.train.ema import Ema
 from hpctrain.train.profiling.timing import PartTimer
-from hpctrain.train.task_log import TRAIN_PREFIX, AttachedLog
+from hpctrain.train.turn import Turn
 from hpctrain.train.update import Update
 
 
 class TrainStep:
-    """Accumulates the gradients of a global batch, and updates the weights.
-
-    Gradients are those of the mean loss over the step's samples, at any world size and accumulation. They are reduced
-    over the ranks in the last micro-batch's backward pass only.
+    """Takes the turns of a step, and averages the weights after them.
 
     Args:
-        task: computes the loss.
-        model: from `replicate`.
-        update: updates the model's weights.
-        meter: collects the loss, what else the task logs, and the gradients' norm if it is measured.
-        task_log: of the task.
-        precision: the kind, which decides the autocast.
-        device: where the model is, or its first part.
+        turns: in their order. Their parameters are disjoint, and in a turn only its own require gradients.
+        ema: averages the weights after each step; None for no average.
+
+    Attributes:
+        turns: in their order.
+        settle: has replicas reach their final layout, once they are built again within a training; see
+            `settle_buckets`.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        model: nn.Module,
-        update: Update,
-        meter: Meter,
-        *,
-        task_log: AttachedLog,
-        precision: str,
-        device: torch.device,
-    ) -> None:
-        self.model = model
-        self.update = update
-        self._task = task
-        self._meter = meter
-        self._task_log = task_log
-        self._method = f"{type(task).__name__}.loss"
-        self._checked: set[str] = set()
-        self._device = device
-        self._autocast = autocast(precision, device)
-        self._replica = model if isinstance(model, DistributedDataParallel) else None
+    def __init__(self, turns: Sequence[Turn], ema: Ema | None = None) -> None:
+        self.turns = turns
+        self.ema = ema
+        self.settle: Callable[[Sequence[Turn]], None] = lambda _: None
+        self._only = turns[0] if len(turns) == 1 else None
+        self._next_change: int | None = None
+
+    @property
+    def updates(self) -> list[Update]:
+        """The updates of all optimizers, turn by turn."""
+        return [update for turn in self.turns for update in turn.updates]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Values to log of the last step; in fp16 reading them waits for the device."""
+        return {name: value for turn in self.turns for name, value in turn.metrics.items()}
+
+    def prepare(self, step: int) -> list[Turn]:
+        """Build the replicas for the parameters that are trained from step ``step`` on; collective.
+
+        Returns:
+            The turns whose replica had to be built.
+        """
+        built = []
+        for turn in self.turns:
+            # a replica is over what requires a gradient
+            for parameter in itertools.chain.from_iterable(other.trained.all for other in self.turns):
+                parameter.requires_grad = False
+            if turn.prepare(step):
+                built.append(turn)
+        self.turns[-1].require_gradients(self._only is not None)
+        changes = [turn.trained.next_change(step) for turn in self.turns]
+        self._next_change = min((change for change in changes if change is not None), default=None)
+        return built
 
     def __call__(self, step: int, micro_batches: Iterator[MicroBatch], timer: PartTimer | None = None) -> None:
         """Run step ``step``, counted from 0; collective.
@@ -64,62 +68,32 @@ class TrainStep:
             micro_batches: of this rank; those of the step are consumed.
             timer: times the parts of this step; None for no timing.
         """
+        if step == self._next_change:
+            self.settle(self.prepare(step))
         if timer is not None:
             timer.begin()
-        self.update.begin(step)
-        for micro_batch in micro_batches:
-            if timer is not None:
-                timer.mark("data")
-            # no_sync has to enclose forward and backward: DDP decides in the forward pass whether the backward sends
-            if micro_batch.is_last or self._replica is None:
-                self._accumulate(micro_batch, timer)
-            else:
-                with self._replica.no_sync():
-                    self._accumulate(micro_batch, timer)
-            if micro_batch.is_last:
-                break
-        norm = self.update()
-        if norm is not None:
-            self._meter.add_mean("train/grad_norm", norm, 1)
-        if timer is not None:
-            timer.mark("optimizer")
+        only = self._only
+        updated = self._take_turns(step, micro_batches, timer) if only is None else only(step, micro_batches, timer)
+        if updated and self.ema is not None:
+            self.ema.update()
 
-    def loss(self, micro_batch: MicroBatch, model: nn.Module | None = None) -> Tensor:
-        """The mean loss over a micro-batch, 0-d, in a pass that isn't a step's: what the task logs is discarded.
+    def _take_turns(self, step: int, micro_batches: Iterator[MicroBatch], timer: PartTimer | None) -> bool:
+        turns = [turn for turn in self.turns if (step + 1) % turn.every_steps == 0]
+        supply, kept, updated = micro_batches, list[MicroBatch](), False
+        if len(turns) > 1:
+            supply = _keeping(micro_batches, kept)
+        for turn in turns:
+            turn.require_gradients(True)
+            updated |= turn(step, supply, timer)
+            turn.require_gradients(False)
+            supply = iter(kept)
+        return updated
 
-        Args:
-            micro_batch: of this rank.
-            model: the model to call instead of the step's own.
 
-        Raises:
-            TaskError: the task's loss isn't a scalar tensor, or a mapping with one.
-        """
-        with self._task_log.discarding():
-            loss, _ = self._computed(micro_batch, self.model if model is None else model)
-        return loss
-
-    def _computed(self, micro_batch: MicroBatch, model: nn.Module) -> tuple[Tensor, dict[str, Scalar] | None]:
-        batch = micro_batch.batch
-        if self._device.type != "cpu" and not micro_batch.on_device:
-            batch = self._task.to_device(batch, self._device)
-        with self._autocast:
-            loss = self._task.loss(model, batch)
-        if isinstance(loss, Tensor) and not loss.ndim:
-            return loss, None
-        return split_loss(self._method, loss, self._checked)
-
-    def _accumulate(self, micro_batch: MicroBatch, timer: PartTimer | None) -> None:
-        loss, others = self._computed(micro_batch, self.model)
-        if timer is not None:
-            timer.forward_done(synchronises=self._replica is not None and micro_batch.is_last)
-        self.update.backward(loss if micro_batch.divisor == 1 else loss / micro_batch.divisor)
-        # a stand-in, on a rank without samples in this turn, only takes part in the sum of the gradients
-        if micro_batch.num_samples:
-            self._meter.add_mean("train/loss", loss, micro_batch.num_samples)
-            if others:
-                for name, value in others.items():
-                    self._meter.add_value(f"{TRAIN_PREFIX}{name}", value, micro_batch.num_samples)
-        if self._task_log.scalars:
-            self._task_log.count(self._meter, micro_batch.num_samples, others or ())
-        if timer is not None:
-            timer.backward_done()
+def _keeping(micro_batches: Iterator[MicroBatch], kept: list[MicroBatch]) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of a step, and keep them for the turns that follow."""
+    for micro_batch in micro_batches:
+        kept.append(micro_batch)
+        yield micro_batch
+        if micro_batch.is_last:
+            return

@@ -80,7 +80,7 @@ class Trainer:
         why, keep_best = "nothing is evaluated: the task holds no samples out", self._config.checkpoint.keep_best
         if keep_best:
             raise ConfigError("checkpoint.keep_best", keep_best, why, "set it to 0")
-        if self._parts.update.learning_rate.needs_evaluation:
+        if any(update.learning_rate.needs_evaluation for update in self._parts.step.updates):
             raise ConfigError("schedule.kind", "plateau", why, "choose another schedule, such as schedule=cosine")
 
     @property

@@ -122,8 +122,11 @@ class TrainingLog:
         parts = self._parts
         values = parts.meter.means()
         parts.meter.reset()
+        if len(parts.step.turns) > 1:
+            # a turn that took part in no step since the last record has no loss
+            values["train/loss"] = sum(values.get(turn.loss_name, 0.0) for turn in parts.step.turns)
         samples_per_s = self._throughput.rate(parts.plan.samples_seen(step))
-        values |= parts.update.metrics
+        values |= parts.step.metrics
         values["train/epoch"] = step / parts.plan.steps_per_epoch
         values["throughput/samples_per_s"] = samples_per_s
         values |= self._profiler.metrics(step, samples_per_s)

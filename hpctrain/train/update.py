@@ -1,4 +1,4 @@
-"""One update of the weights: learning rate, loss scale, clipping, the optimizer's step, master weights and average."""
+"""The updates of one optimizer: learning rates, clipping, its step, and updates that are skipped."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hpctrain.config.trainer import Trainer
-from hpctrain.train.ema import Ema
 from hpctrain.train.learning_rate import LearningRate
-from hpctrain.train.precision import MasterWeights
 
 
 class Clipping:
@@ -23,7 +21,7 @@ class Clipping:
         self._norm = trainer.clip_grad_norm
         self._value = trainer.clip_grad_value
         self._measures = trainer.log_grad_norm
-        self._parameters = _parameters(optimizer)
+        self._parameters = parameters_of(optimizer)
 
     @classmethod
     def configured(cls, trainer: Trainer, optimizer: torch.optim.Optimizer) -> Clipping | None:
@@ -48,19 +46,23 @@ class Clipping:
 
 
 class Update:
-    """One optimizer update under a schedule, with the loss scale, master weights and average.
+    """The updates of one optimizer under a schedule.
 
     Args:
-        optimizer: over the trained parameters.
+        optimizer: over the parameters that it trains.
         learning_rate: sets the optimizer's learning rates.
+        name: of the optimizer among several; empty for the only one.
         clipping: bounds the gradients; None for no bounds.
-        scaler: of the loss, for fp16; else None.
-        master: copies gradients and weights between fp32 and half precision; None if there is only one set of weights.
-        ema: averages the weights after each update; None for no average.
+        scaler: of the loss, for fp16; else None. The optimizers of a turn share it.
+        every_steps: steps from one update to the next.
 
     Attributes:
+        optimizer: the optimizer.
         learning_rate: sets the optimizer's learning rates; skipped updates don't advance it.
+        name: of the optimizer.
         num_skipped: updates since the start of the run that were skipped because gradients overflowed.
+        norm: of the last update's gradients before clipping, 0-d; None if it wasn't measured, or the update was
+            skipped.
     """
 
     def __init__(
@@ -68,21 +70,23 @@ class Update:
         optimizer: torch.optim.Optimizer,
         learning_rate: LearningRate,
         *,
+        name: str = "",
         clipping: Clipping | None = None,
         scaler: torch.amp.GradScaler | None = None,
-        master: MasterWeights | None = None,
-        ema: Ema | None = None,
+        every_steps: int = 1,
     ) -> None:
+        self.optimizer = optimizer
         self.learning_rate = learning_rate
+        self.name = name
         self.num_skipped = 0
-        self._optimizer = optimizer
+        self.norm: Tensor | None = None
+        self.norm_name = f"train/grad_norm{self._suffix}"
         follows = type(learning_rate).after_update is not LearningRate.after_update
         self._after_update = learning_rate.after_update if follows else None
         self._clipping = clipping
         self._scaler = scaler
-        self._master = master
-        self._ema = ema
-        self._parameters = _parameters(optimizer)
+        self._every_steps = every_steps
+        self._parameters = parameters_of(optimizer)
         self._overrides_zero_grad = type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
         # a fused optimizer skips on the device; for any other one, the scaler decides whether to call its step
         self._skips_on_device = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
@@ -93,76 +97,69 @@ class Update:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Values to log of the last update; in fp16 reading them waits for the device."""
-        values = {"train/lr": self.learning_rate.current}
+        """Values to log of the last update."""
+        values = {f"train/lr{self._suffix}": self.learning_rate.current}
         if self._scaler is not None:
-            values["train/loss_scale"] = self._scaler.get_scale()
-            values["train/skipped_updates"] = self.num_skipped
+            values[f"train/skipped_updates{self._suffix}"] = self.num_skipped
         return values
 
     def begin(self, step: int) -> None:
         """Prepare step ``step``, counted from 0: set its learning rates; skipped updates don't advance the schedule."""
-        if self._master is not None:
-            self._master.begin_step()
-        self.learning_rate.begin(step - self.num_skipped)
+        self.learning_rate.begin(step - self.num_skipped * self._every_steps)
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a loss, under the loss scale."""
-        torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
-
-    def __call__(self) -> Tensor | None:
+    def __call__(self) -> bool:
         """Update the weights from the accumulated gradients, and clear these.
 
         Returns:
-            The gradients' norm before clipping; None if it wasn't measured, or the update was skipped. Ranks skip
-            the same updates.
+            Whether the update wasn't skipped. Ranks skip the same updates.
         """
-        if self._master is not None:
-            self._master.end_step()
-            self._master.collect_gradients()
         norm = None
         # unscale gradients before clipping, or the bound would depend on the loss scale
         if self._clipping is not None:
             if self._scaler is not None:
-                self._scaler.unscale_(self._optimizer)
+                self._scaler.unscale_(self.optimizer)
             norm = self._clipping()
         updated = True
         if self._scaler is None:
-            self._optimizer.step()
+            self.optimizer.step()
         else:
             updated = self._step_scaled(self._scaler)
         self._clear_gradients()
+        self.norm = norm if updated else None
         if not updated:
             self.num_skipped += 1
-            return None
-        if self._master is not None:
-            self._master.publish()
-        if self._ema is not None:
-            self._ema.update()
-        if self._after_update is not None:
+        elif self._after_update is not None:
             self._after_update()
-        return norm
+        return updated
+
+    @property
+    def _suffix(self) -> str:
+        return f"/{self.name}" if self.name else ""
 
     def _step_scaled(self, scaler: torch.amp.GradScaler) -> bool:
-        """Step and adapt the scale; return whether the weights were updated."""
-        # reading the scale waits for the device; if the scaler decides on the host, it has waited already
-        before = scaler.get_scale() if self._skips_on_device else 0.0
+        """Step unless gradients overflowed; return whether the weights were updated."""
+        if all(parameter.grad is None for parameter in self._parameters):
+            return True  # none of them is trained yet, and the scaler refuses a step without gradients
         self._stepped = False
-        scaler.step(self._optimizer)
-        scaler.update()
-        return scaler.get_scale() >= before if self._skips_on_device else self._stepped
+        scaler.step(self.optimizer)
+        if not self._skips_on_device:
+            return self._stepped
+        found = scaler._per_optimizer_states[id(self.optimizer)]["found_inf_per_device"]
+        # waits for the device, which the scaler has done already if it decides on the host
+        return not any(bool(one.item()) for one in found.values())
 
     def _note_step(self, *_: object) -> None:
         self._stepped = True
 
     def _clear_gradients(self) -> None:
         if self._overrides_zero_grad:
-            self._optimizer.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad(set_to_none=True)
             return
         # torch's own zero_grad does the same inside a profiler record, which costs more than the rest of that function
         for parameter in self._parameters:
             parameter.grad = None
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the parameters of all groups of an optimizer."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]

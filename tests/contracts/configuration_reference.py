@@ -10,6 +10,7 @@ from dataclasses import is_dataclass
 from hpctrain.config.cluster import Cluster, Requeue, Slurm
 from hpctrain.config.field_docs import own_fields, purpose_of
 from hpctrain.config.folders import conf_dir
+from hpctrain.config.named_optimizers import Named, Several
 from hpctrain.config.root import Config
 from hpctrain.config.schema import GROUPS
 
@@ -58,6 +59,9 @@ def reference() -> str:
                 lines += ["All keys of `cluster=local`, and:", ""]
                 declaring.remove(Cluster)
             lines += _table(f"{group}.", *declaring)
+            if schema is Several:
+                lines += ["Keys of an entry; its other keys are arguments of its class:", ""]
+                lines += _table("optimizer.named.NAME.", *(base for base in Named.__mro__ if is_dataclass(base)))
     return "\n".join(lines).rstrip() + "\n"
 
 

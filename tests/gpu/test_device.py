@@ -25,6 +25,7 @@ from hpctrain.tasks.task import Task
 from hpctrain.train.learning_rate import LearningRate
 from hpctrain.train.step import TrainStep
 from hpctrain.train.task_log import AttachedLog
+from hpctrain.train.turn import Trained, Turn
 from hpctrain.train.update import Clipping, Update
 
 pytestmark = [
@@ -50,7 +51,11 @@ def step_over(model, device):
     update = Update(optimizer, LearningRate(optimizer, lambda _: 1.0), clipping=clipping)
     meter = Meter(device, names=("train/loss",))
     log = AttachedLog("Task", Position(), total_steps=1, every_steps=1)
-    return task, TrainStep(task, model, update, meter, task_log=log, precision="bf16", device=device)
+    trained = Trained((parameter, 0) for parameter in model.parameters())
+    turn = Turn(task, model, trained, [update], meter, task_log=log, precision="bf16", device=device)
+    step = TrainStep([turn])
+    step.prepare(0)
+    return task, step
 
 
 def micro_batch():
@@ -78,7 +83,7 @@ def test_the_model_and_the_batch_are_on_the_device_and_a_step_never_waits_for_it
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert task.devices == {"cuda"}
-    assert step.update.metrics.keys() == {"train/lr"}
+    assert step.metrics.keys() == {"train/lr"}
 
 
 class Halves(nn.Module):

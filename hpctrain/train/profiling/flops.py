@@ -134,8 +134,8 @@ def _formulas() -> dict[Any, Formula]:
 class FlopCounter:
     """Counts the FLOPs of a sample, forward and backward, once per run.
 
-    They are counted in a step of the training. A compiled model hides its operators: there, two samples go through the
-    uncompiled model before a step (`by_trial`).
+    They are counted in a step of the training. A compiled model hides its operators, and a turn may take part in a few
+    steps only: there, two samples go through the uncompiled model before a step (`by_trial`).
 
     Args:
         step: of the training.
@@ -156,7 +156,7 @@ class FlopCounter:
         self._plan = plan
         self._world = world
         self.per_sample = per_sample
-        self.by_trial = is_compiled(step)
+        self.by_trial = is_compiled(step) or any(turn.every_steps > 1 for turn in step.turns)
         self._peak: float | None = None
         if world.device.type == "cuda":
             self._peak = peak_flops(torch.cuda.get_device_name(world.device), precision)
@@ -198,7 +198,7 @@ def is_compiled(step: TrainStep) -> bool:
         part._compiled_call_impl is not None
         or hasattr(part, "_orig_mod")
         or hasattr(part.forward, "_torchdynamo_orig_callable")
-        for part in step.model.modules()
+        for part in inner(step.turns[0].model).modules()
     )
 
 
@@ -215,7 +215,7 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> fl
     Returns:
         FLOPs; None if the model or the task fails on so few samples.
     """
-    model = inner(step.model)
+    model = inner(step.turns[0].model)
     few = min(TRIAL_SAMPLES, micro_batch.num_samples)
     if not few:
         return None
@@ -223,15 +223,18 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> fl
         lambda tensor: tensor[:few] if tensor.ndim and len(tensor) == micro_batch.num_samples else tensor,
         micro_batch.batch,
     )
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    total = 0.0
     try:
-        with uncompiled(), buffers_and_rng_restored(model, world), FlopCount() as count:
-            loss = step.loss(micro_batch._replace(batch=batch, num_samples=few), model)
-            torch.autograd.grad(loss, parameters, allow_unused=True)
+        with uncompiled(), buffers_and_rng_restored(model, world):
+            for turn in step.turns:
+                with FlopCount() as count, turn.gradients_required():
+                    loss = turn.loss(micro_batch._replace(batch=batch, num_samples=few), model)
+                    torch.autograd.grad(loss, turn.awake, allow_unused=True)
+                total += (count.total or 0) / turn.every_steps
     except Exception as error:  # a user's code may fail on two samples alone; that must not end the run
         log.info("FLOPs are not counted: the model fails on %s samples alone (%s)", few, error)
         return None
-    return (count.total or 0) / few or None
+    return total / few or None
 
 
 def flops_text(flops_per_sample: float, global_batch_size: int) -> str:

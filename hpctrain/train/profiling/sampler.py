@@ -60,7 +60,7 @@ class StepSampler:
         self._clock = clock
         self._loader = loader
         self._step = step
-        self._timer = PartTimer(step.model, world.device)
+        self._timer = PartTimer(world.device)
         self._totals: defaultdict[str, float] = defaultdict(float)
         self._steps_timed = 0
         self._samples = 0

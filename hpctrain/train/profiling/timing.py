@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -43,11 +43,11 @@ class LastGradient:
     watched in the next backward pass.
 
     Args:
-        parameters: of the replica.
+        parameters: of the replica that require a gradient.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self._all = [parameter for parameter in parameters if parameter.requires_grad]
+        self._all = list(parameters)
         self._watched = self._all
         self._handles: list[RemovableHandle] = []
         self._last: Tensor | None = None
@@ -87,16 +87,17 @@ class PartTimer:
     synchronises.
 
     Args:
-        model: of the step.
-        device: on which it runs.
+        device: on which the step runs.
         clock: monotonic seconds, for a CPU.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
         self._device = device
         self._clock = clock
         self._steps: deque[list[tuple[str, Any]]] = deque(maxlen=MAX_UNREAD)
-        self._last_gradient = LastGradient(model.parameters())
+        # by their parameters: those of each turn, and more of them once some are unfrozen
+        self._last_gradients: dict[tuple[int, int], LastGradient] = {}
+        self._watching: LastGradient | None = None
 
     def begin(self) -> None:
         """Begin a step."""
@@ -106,19 +107,25 @@ class PartTimer:
         """Count the time since the last mark as ``part``; a part may come several times."""
         self._steps[-1].append((part, self._event()))
 
-    def forward_done(self, *, synchronises: bool) -> None:
+    def forward_done(self, trained: Sequence[nn.Parameter], *, synchronises: bool) -> None:
         """Mark the forward pass of a micro-batch.
 
         Args:
-            synchronises: the backward pass that follows reduces the gradients over the ranks.
+            trained: parameters that get a gradient in the backward pass that follows.
+            synchronises: it reduces the gradients over the ranks.
         """
         self.mark("forward")
-        if synchronises:
-            self._last_gradient.watch(lambda: self.mark("backward"))
+        if synchronises and trained:
+            key = id(trained[0]), len(trained)
+            if key not in self._last_gradients:
+                self._last_gradients[key] = LastGradient(trained)
+            self._watching = self._last_gradients[key]
+            self._watching.watch(lambda: self.mark("backward"))
 
     def backward_done(self) -> None:
         """Mark the backward pass of a micro-batch."""
-        self.mark("gradient_sync" if self._last_gradient.settle() else "backward")
+        watching, self._watching = self._watching, None
+        self.mark("gradient_sync" if watching is not None and watching.settle() else "backward")
 
     def take(self) -> list[dict[str, float]]:
         """Return the seconds by part of each step whose times are known by now; each step is returned once."""

@@ -24,6 +24,7 @@ from hpctrain.train.step import TrainStep
 from hpctrain.train.stopping import Stopping
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.trainer import Trainer
+from hpctrain.train.turn import Trained, Turn
 from hpctrain.train.update import Update
 
 sys.path.append(str(Path(__file__).parent))  # for the module `small_task`, which configurations name
@@ -69,7 +70,11 @@ def step_over():
         update = Update(optimizer, LearningRate(optimizer, lambda update: 1.0))
         meter = Meter(CPU, names=("train/loss",))
         log = AttachedLog("Sorting", Position(), total_steps=1, every_steps=1)
-        return TrainStep(task or Sorting(), model, update, meter, task_log=log, precision="fp32", device=CPU)
+        trained = Trained((parameter, 0) for parameter in model.parameters())
+        turn = Turn(task or Sorting(), model, trained, [update], meter, task_log=log, precision="fp32", device=CPU)
+        step = TrainStep([turn])
+        step.prepare(0)
+        return step
 
     return build
 

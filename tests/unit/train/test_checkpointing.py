@@ -40,14 +40,14 @@ def test_a_new_run_starts_at_step_zero(checkpointing_of):
 def test_a_resume_restores_weights_counters_and_the_random_state(checkpointing_of):
     checkpointing, parts = checkpointing_of("trainer.ema_decay=0.5")
     checkpointing.resume()
-    parts.update.num_skipped = 3
+    parts.step.updates[0].num_skipped = 3
     weights = {name: value.clone() for name, value in parts.module.state_dict().items()}
     checkpointing.save(6, evaluation_due=True, wait=True)
     expected = torch.rand(3)
     again, others = checkpointing_of("trainer.ema_decay=0.5", "seed=9")
     assert again.resume() == Start(6, evaluation_due=True)
     assert torch.equal(torch.rand(3), expected)
-    assert others.update.num_skipped == 3
+    assert others.step.updates[0].num_skipped == 3
     assert all(torch.equal(value, weights[name]) for name, value in others.module.state_dict().items())
 
 

@@ -48,7 +48,7 @@ def test_a_finite_loss_moves_the_steps_that_are_named(divergence):
 
 
 def test_a_loss_that_overflowed_does_no_harm_if_its_update_was_skipped(divergence, parts):
-    parts.update.num_skipped += 1
+    parts.step.updates[0].num_skipped += 1
     divergence.check(6, {"train/loss": math.inf, "train/loss_scale": 1.0})
     with pytest.raises(DivergedError, match=r"the loss scale fell to 0.25 by step 9, below"):
         divergence.check(9, {"train/loss": 1.0, "train/loss_scale": 0.25})

@@ -19,6 +19,7 @@ from hpctrain.train.learning_rate import LearningRate
 from hpctrain.train.precision import gradient_scaler
 from hpctrain.train.step import TrainStep
 from hpctrain.train.task_log import AttachedLog, attach
+from hpctrain.train.turn import Trained, Turn
 from hpctrain.train.update import Clipping, Update
 
 CPU = torch.device("cpu")
@@ -57,14 +58,23 @@ class Bench:
             LearningRate(self.optimizer, lambda update: self.asked.append(update) or 1 / (1 + update)),
             clipping=Clipping.configured(Trainer(clip_grad_norm=clip, clip_grad_value=value), self.optimizer),
             scaler=scaler,
-            ema=self.ema,
         )
         self.position = Position()
         self.log = AttachedLog("Task", self.position, total_steps=10, every_steps=2)
         attach(self.task, self.log, self.position)
-        self.step = TrainStep(
-            self.task, self.model, self.update, self.meter, task_log=self.log, precision=kind, device=CPU
+        self.turn = Turn(
+            self.task,
+            self.model,
+            Trained((parameter, 0) for parameter in self.model.parameters()),
+            [self.update],
+            self.meter,
+            task_log=self.log,
+            precision=kind,
+            device=CPU,
+            scaler=scaler,
         )
+        self.step = TrainStep([self.turn], self.ema)
+        self.step.prepare(0)
         draws = torch.Generator().manual_seed(1)
         self.batch = torch.randn(12, 4, generator=draws, dtype=dtype), torch.arange(12) % 3
 
@@ -134,7 +144,7 @@ def test_the_learning_rate_follows_the_schedule():
     for step in range(3):
         expected = gradient(bench) * 0.5 / (1 + step)
         assert torch.allclose(bench.moved(12, step=step), expected, rtol=1e-12, atol=0)
-        assert bench.update.metrics == {"train/lr": 0.5 / (1 + step)}
+        assert bench.step.metrics == {"train/lr": 0.5 / (1 + step)}
     assert bench.asked == [0, 1, 2]
 
 
@@ -202,11 +212,11 @@ def test_clipping_by_value_bounds_every_element():
 
 
 def test_what_is_logged_beside_the_means():
-    assert Bench().update.metrics == {"train/lr": 1.0}
+    assert Bench().step.metrics == {"train/lr": 1.0}
     scaled = Bench(dtype=torch.float32, scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10))
     scaled.task.factor = math.inf
     scaled.moved(12)
-    assert scaled.update.metrics == {"train/lr": 1.0, "train/loss_scale": 2.0**9, "train/skipped_updates": 1}
+    assert scaled.step.metrics == {"train/lr": 1.0, "train/loss_scale": 2.0**9, "train/skipped_updates": 1}
 
 
 @pytest.mark.parametrize("kind", ["fp16", "fp16_master"])
@@ -320,7 +330,7 @@ def test_whether_a_record_is_due():
 def test_passes_that_leave_no_trace_log_nothing():
     bench = Bench(task=Logging())
     with bench.log.training():
-        bench.step.loss(next(bench.micro_batches(12)))
+        bench.turn.loss(next(bench.micro_batches(12)))
     assert bench.meter.names == ("train/loss",)
     assert bench.log.scalars == []
 

@@ -50,8 +50,9 @@ def test_updates_that_overflow_are_counted_as_skipped(fused, spared):
     update = Update(optimizer, LearningRate(optimizer, lambda _: 1.0), scaler=scaler)
     for factor, skipped, scale in [(1.0, 0, 8.0), (math.inf, 1, 4.0), (math.nan, 2, 2.0), (1.0, 2, 2.0)]:
         before, skipped_before = weight.detach().clone(), update.num_skipped
-        update.backward((weight * factor).sum())
-        update()
+        scaler.scale((weight * factor).sum()).backward()
+        assert update() is (update.num_skipped == skipped_before)
+        scaler.update()
         assert update.num_skipped == skipped
         assert weight.grad is None
         assert torch.equal(weight, before) is (skipped > skipped_before)

@@ -9,7 +9,7 @@ CPU = torch.device("cpu")
 
 
 def test_the_time_since_the_last_mark_counts_for_the_part(clock):
-    timer = PartTimer(nn.Linear(1, 1), CPU, clock)
+    timer = PartTimer(CPU, clock)
     timer.begin()
     for part, seconds in (("data", 1), ("forward", 2), ("data", 4), ("forward", 8), ("optimizer", 16)):
         clock.now += seconds
@@ -19,7 +19,7 @@ def test_the_time_since_the_last_mark_counts_for_the_part(clock):
 
 
 def test_without_finished_steps_there_are_no_times():
-    assert PartTimer(nn.Linear(1, 1), torch.device("cuda", 0)).take() == []
+    assert PartTimer(torch.device("cuda", 0)).take() == []
 
 
 def test_after_the_first_backward_only_the_last_gradient_is_watched():
@@ -52,13 +52,6 @@ def test_all_are_watched_again_if_the_last_one_gets_no_gradient():
     assert found[:3] == [(True, 4), (False, 0), (True, 2)]
 
 
-def test_frozen_parameters_are_not_watched():
-    frozen = nn.Linear(2, 2).requires_grad_(False)
-    last = LastGradient(frozen.parameters())
-    last.watch(lambda: None)
-    assert not last.settle()
-
-
 def network():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 10))
@@ -66,7 +59,7 @@ def network():
 
 def test_parts_of_a_step_are_timed_in_their_order(step_over, supply):
     step = step_over(network())
-    timer = PartTimer(step.model, CPU)
+    timer = PartTimer(CPU)
     step(0, supply(), timer)
     assert [part for part, _ in timer._steps[0]] == ["", *["data", "forward", "backward"] * 2, "optimizer"]
     (laps,) = timer.take()
@@ -75,19 +68,19 @@ def test_parts_of_a_step_are_timed_in_their_order(step_over, supply):
 
 def test_a_timed_step_computes_what_a_plain_one_does(step_over, supply):
     plain, other = step_over(network()), step_over(network())
-    timer = PartTimer(other.model, CPU)
+    timer = PartTimer(CPU)
     straight, mixed = supply(), supply()
     for step in range(6):
         plain(step, straight)
         other(step, mixed, timer if step % 2 else None)
-    for expected, found in zip(plain.model.parameters(), other.model.parameters(), strict=True):
+    for expected, found in zip(plain.turns[0].trained.all, other.turns[0].trained.all, strict=True):
         assert torch.equal(expected, found)
-    assert plain._meter.means() == other._meter.means()
+    assert plain.turns[0]._meter.means() == other.turns[0]._meter.means()
 
 
 def test_a_timed_step_takes_only_its_own_micro_batches(step_over, supply):
     micro_batches = supply()
     step = step_over(network())
-    step(0, micro_batches, PartTimer(step.model, CPU))
+    step(0, micro_batches, PartTimer(CPU))
     third = next(micro_batches)
     assert not third.is_last

@@ -1,0 +1,182 @@
+"""``optimizer=several``: optimizers by name, each with its own class, parameters, schedule, clipping and loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hpctrain.config import require
+from hpctrain.config.optimizer import Handling
+from hpctrain.config.parameter_groups import patterns
+from hpctrain.errors import ConfigError
+
+DEFAULT_LOSS = "loss"
+
+
+@dataclass(kw_only=True, slots=True)
+class Named(Handling):
+    """Keys of an entry of optimizer.named; its other keys are arguments of its class."""
+
+    _target_: str = "???"
+    """Class to instantiate, such as torch.optim.Adam."""
+    match: Any = None
+    """Parameters that it trains: a pattern for their names, or a list of patterns; * also matches dots. null: those
+    that no other entry matches."""
+    exclude: Any = None
+    """Parameters that match leaves out: a pattern, or a list of patterns."""
+    ndim: Annotated[int | None, require.at_least(0)] = None
+    """Only parameters with so many dimensions; null: any number."""
+    loss: str = DEFAULT_LOSS
+    """Method of the task that computes the loss for which the optimizer steps. Optimizers with the same loss step
+    together."""
+    every_steps: Annotated[int, require.at_least(1)] = 1
+    """Take part in every so many steps; the same for all optimizers of a loss."""
+    schedule: Any = None
+    """Keys of a schedule, such as {kind: cosine, warmup_steps: 100}; null: the run's schedule."""
+    clip_grad_norm: Annotated[float | None, require.above(0)] = None
+    """Largest 2-norm of its gradients together; null: as trainer.clip_grad_norm."""
+    clip_grad_value: Annotated[float | None, require.above(0)] = None
+    """Largest absolute value of any of its gradients; null: as trainer.clip_grad_value."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Several(require.Checked):
+    """Several optimizers, by name; put them into a file of your own, with `defaults: [several, _self_]`."""
+
+    named: dict[str, Any] = field(default_factory=dict)
+    """By name: _target_, the arguments of the class, and the keys of optimizer.named.NAME below."""
+
+
+NAMED_KEYS = tuple(item.name for item in fields(Named) if item.name != "_target_")
+"""Keys of an entry that hpctrain handles itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedOptimizer:
+    """One checked optimizer of the configuration.
+
+    Attributes:
+        name: empty for the only one, without `optimizer.named`.
+        key: full name of its node, such as ``optimizer.named.critic``.
+        node: its keys.
+        match: patterns for its parameters; None for all that no other one matches.
+        exclude: patterns for parameters that `match` leaves out.
+        ndim: number of dimensions of its parameters; None for any.
+        loss: method of the task.
+        every_steps: steps from one update to the next.
+        schedule: keys of its schedule; None for the run's.
+        clip_grad_norm: its own bound; None for the run's.
+        clip_grad_value: its own bound; None for the run's.
+    """
+
+    name: str = ""
+    key: str = "optimizer"
+    node: Mapping[str, Any]
+    match: tuple[str, ...] | None = None
+    exclude: tuple[str, ...] = ()
+    ndim: int | None = None
+    loss: str = DEFAULT_LOSS
+    every_steps: int = 1
+    schedule: Mapping[str, Any] | None = None
+    clip_grad_norm: float | None = None
+    clip_grad_value: float | None = None
+
+
+def named_optimizers(node: Mapping[str, Any]) -> list[NamedOptimizer]:
+    """Return the checked optimizers of a configuration, in its order; only one, without a name, for most.
+
+    Args:
+        node: the group `optimizer`.
+
+    Raises:
+        ConfigError: an entry has a value of the wrong kind, or two of them contradict each other.
+    """
+    if "named" not in node:
+        return [NamedOptimizer(node=node)]
+    named = node["named"]
+    if not isinstance(named, Mapping) or not named:
+        remedy = "see docs/how_to/optimizers.md for optimizer.named"
+        raise ConfigError("optimizer.named", named, "must name the optimizers", remedy)
+    found = [_entry(str(name), entry) for name, entry in named.items()]
+    _check_together(found)
+    return found
+
+
+def losses_of(optimizers: Sequence[NamedOptimizer]) -> list[str]:
+    """Return the methods of the task that compute losses, in the order of their turns."""
+    return list(dict.fromkeys(each.loss for each in optimizers))
+
+
+def _entry(name: str, entry: object) -> NamedOptimizer:
+    key = f"optimizer.named.{name}"
+    if not name.isidentifier():
+        raise ConfigError(key, "...", "is not usable as a name", "use letters, digits and _")
+    if not isinstance(entry, Mapping):
+        raise ConfigError(key, entry, "is not a group of keys", f"write {key}._target_=module.Class")
+    values = _typed(key, {name: value for name, value in entry.items() if name in NAMED_KEYS})
+    match = None if values.match is None else patterns(f"{key}.match", values.match)
+    exclude = () if values.exclude is None else patterns(f"{key}.exclude", values.exclude)
+    if match is None:
+        for only in ("exclude", "ndim"):
+            if getattr(values, only) is not None:
+                problem = "narrows match, which is not set"
+                raise ConfigError(f"{key}.{only}", getattr(values, only), problem, f'add {key}.match="*"')
+    if not values.loss.isidentifier():
+        raise ConfigError(f"{key}.loss", values.loss, "is not the name of a method", "name a method of the task")
+    if values.schedule is not None and not isinstance(values.schedule, Mapping):
+        remedy = f"write {key}.schedule={{kind: {values.schedule}}}"
+        raise ConfigError(f"{key}.schedule", values.schedule, "is not a group of keys", remedy)
+    return NamedOptimizer(
+        name=name,
+        key=key,
+        node=entry,
+        match=match,
+        exclude=exclude,
+        ndim=values.ndim,
+        loss=values.loss,
+        every_steps=values.every_steps,
+        schedule=values.schedule,
+        clip_grad_norm=values.clip_grad_norm,
+        clip_grad_value=values.clip_grad_value,
+    )
+
+
+def _typed(key: str, values: Mapping[str, Any]) -> Named:
+    """Convert and check hpctrain's own keys of an entry."""
+    # of several types each, which OmegaConf's schemas can't express
+    plain = {"groups": values.get("groups") or []}
+    for name in ("match", "exclude", "schedule"):
+        plain[name] = values.get(name)
+    try:
+        rest = {name: value for name, value in values.items() if name not in plain}
+        made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Named(_target_="")), rest))
+    except ConfigError as error:
+        raise ConfigError(f"{key}.{error.key.partition('.')[2]}", error.value, error.problem, "correct it") from None
+    except OmegaConfBaseException as error:
+        name = str(error.full_key or "")
+        raise ConfigError(f"{key}.{name}", values.get(name), "has the wrong type", "correct it") from error
+    assert isinstance(made, Named)
+    for name, value in plain.items():
+        setattr(made, name, value)
+    return made
+
+
+def _check_together(optimizers: Sequence[NamedOptimizer]) -> None:
+    rest = [each for each in optimizers if each.match is None]
+    if len(rest) > 1:
+        problem = f"takes all parameters that no other optimizer matches, as {rest[0].key} does"
+        raise ConfigError(f"{rest[1].key}.match", None, problem, "set it for one of them")
+    first: dict[str, NamedOptimizer] = {}
+    for each in optimizers:
+        other = first.setdefault(each.loss, each)
+        if other.every_steps != each.every_steps:
+            problem = f"differs from {other.key}.every_steps={other.every_steps}, which steps for the same loss"
+            raise ConfigError(f"{each.key}.every_steps", each.every_steps, problem, "make them equal")
+    if all(each.every_steps > 1 for each in optimizers):
+        each = optimizers[0]
+        problem = "no optimizer takes part in every step"
+        raise ConfigError(f"{each.key}.every_steps", each.every_steps, problem, "set one of them to 1")

@@ -1,0 +1,150 @@
+"""Build the turns of a step: one for each loss, with the optimizers that step for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import nn
+
+from hpctrain.config.root import Config
+from hpctrain.config.schedule import schedule_of
+from hpctrain.config.trainer import Trainer
+from hpctrain.distributed.replica import replicate
+from hpctrain.distributed.world import World
+from hpctrain.errors import ConfigError, TaskError
+from hpctrain.metrics.meter import Meter
+from hpctrain.tasks.task import Task
+from hpctrain.train.build import Network
+from hpctrain.train.build_learning_rate import Span, build_learning_rate
+from hpctrain.train.optimizers import BuiltOptimizer
+from hpctrain.train.parameter_groups import ModelNames, ParameterGroup
+from hpctrain.train.precision import gradient_scaler
+from hpctrain.train.task_log import AttachedLog
+from hpctrain.train.turn import Trained, Turn
+from hpctrain.train.update import Clipping, Update
+
+
+def build_turns(
+    config: Config,
+    task: Task,
+    network: Network,
+    optimizers: Sequence[BuiltOptimizer],
+    meter: Meter,
+    *,
+    task_log: AttachedLog,
+    world: World,
+    span: Span,
+) -> list[Turn]:
+    """Build the turns in the order in which the configuration names their losses; their replicas come later.
+
+    Args:
+        config: of the run.
+        task: computes the losses.
+        network: whose parameters the optimizers train.
+        optimizers: in the configuration's order.
+        meter: collects the losses.
+        task_log: of the task.
+        world: the ranks.
+        span: of the run.
+
+    Raises:
+        TaskError: the task has no method of that name.
+        ConfigError: a loss trains nothing at first.
+    """
+    losses: dict[str, list[BuiltOptimizer]] = {}
+    for each in optimizers:
+        losses.setdefault(each.named.loss, []).append(each)
+    computing = ModelNames(network.model).parameters if network.master is not None else {}
+    turns = []
+    for method, own in losses.items():
+        if not callable(getattr(task, method, None)):
+            raise TaskError(f"{type(task).__name__} has no method {method}, which {own[0].named.key}.loss names")
+        scaler = gradient_scaler(config.precision, world.device)
+        since = [(computing.get(name, parameter), step) for name, parameter, step in _trained(own, span)]
+        if all(step for _, step in since):
+            raise _asleep(own[0].groups)
+        turns.append(
+            Turn(
+                task,
+                network.model,
+                Trained(since),
+                [_update(config, each, scaler, span) for each in own],
+                meter,
+                task_log=task_log,
+                precision=config.precision.kind,
+                device=world.device,
+                wrap=partial(replicate, world=world, parallel=config.parallel),
+                method=method,
+                scaler=scaler,
+                master=network.master,
+                every_steps=own[0].named.every_steps,
+                name=own[0].named.name if len(losses) > 1 else "",
+            )
+        )
+    return turns
+
+
+def loss_names(optimizers: Sequence[BuiltOptimizer]) -> list[str]:
+    """Return the names under which the losses of the turns of every step are logged."""
+    first: dict[str, BuiltOptimizer] = {}
+    for each in optimizers:
+        first.setdefault(each.named.loss, each)
+    if len(first) == 1:
+        return ["train/loss"]
+    return [f"train/loss/{each.named.name}" for each in first.values() if each.named.every_steps == 1]
+
+
+def _update(config: Config, built: BuiltOptimizer, scaler: torch.amp.GradScaler | None, span: Span) -> Update:
+    named, optimizer = built.named, built.optimizer
+    if named.schedule is None:
+        schedule, key = config.schedule, "schedule"
+    else:
+        key = f"{named.key}.schedule"
+        schedule = schedule_of(key, named.schedule)
+    return Update(
+        optimizer,
+        build_learning_rate(key, schedule, optimizer, span, base_lr=built.base_lr),
+        name=named.name,
+        clipping=Clipping.configured(_bounds(config.trainer, built), optimizer),
+        scaler=scaler,
+        every_steps=named.every_steps,
+    )
+
+
+def _bounds(trainer: Trainer, built: BuiltOptimizer) -> Trainer:
+    """Return the run's configuration with the optimizer's own bounds of gradients."""
+    norm, value = built.named.clip_grad_norm, built.named.clip_grad_value
+    return dataclasses.replace(
+        trainer,
+        clip_grad_norm=trainer.clip_grad_norm if norm is None else norm,
+        clip_grad_value=trainer.clip_grad_value if value is None else value,
+    )
+
+
+def _trained(optimizers: Sequence[BuiltOptimizer], span: Span) -> list[tuple[str, nn.Parameter, int]]:
+    """Return name and parameter of what a turn trains, and the step from which it does."""
+    return [
+        (name, parameter, _since(group, span.steps_per_epoch))
+        for each in optimizers
+        for group in each.groups
+        if not group.frozen
+        for name, parameter in group.parameters.items()
+    ]
+
+
+def _since(group: ParameterGroup, steps_per_epoch: int) -> int:
+    if group.entry is None:
+        return 0
+    if group.entry.unfreeze_at_epoch is not None:
+        return max(1, round(group.entry.unfreeze_at_epoch * steps_per_epoch))
+    return group.entry.unfreeze_at_step or 0
+
+
+def _asleep(groups: Sequence[ParameterGroup]) -> ConfigError:
+    entry = next(group.entry for group in groups if group.entry is not None and not group.frozen)
+    name = "unfreeze_at_step" if entry.unfreeze_at_step is not None else "unfreeze_at_epoch"
+    problem = "nothing is trained before it"
+    return ConfigError(f"{entry.key}.{name}", getattr(entry, name), problem, "train something from the first step on")
