@@ -13,7 +13,7 @@ from hpctrain.errors import TaskError
 LOSS = "loss"
 OWN_NAMES = frozenset({LOSS, "lr", "grad_norm", "epoch", "loss_scale", "skipped_updates"})
 """What hpctrain itself logs as `train/NAME`."""
-LONGEST_NAME = 100
+LONGEST_NAME = 200
 """Characters of a name, which becomes a part of a file's name."""
 
 Scalar = Tensor | float

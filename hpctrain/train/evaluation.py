@@ -133,7 +133,8 @@ class Evaluation:
             return Evaluated(stop=stop)
         tally.require_room()
         means = tally.reduce(interleaved=self._loader.is_interleaved)
-        found = Evaluated(means | tally.computed(means))
+        with self._task_log.deriving():
+            found = Evaluated(means | tally.computed(means))
         self._metrics.reset()
         return found
 
@@ -165,7 +166,8 @@ class Evaluation:
             tally.require_room(self._loader.num_samples)
             means = tally.reduce(interleaved=self._loader.is_interleaved)
             try:
-                computed = tally.computed(means)
+                with self._task_log.deriving():
+                    computed = tally.computed(means)
             except Exception as error:
                 if not self._is_excused(error, tally.doing, num_batches):
                     raise

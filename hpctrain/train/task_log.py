@@ -50,6 +50,7 @@ class AttachedLog(TaskLog):
         self._total_steps = total_steps
         self._every_steps = every_steps
         self._prefix = ""
+        self._is_deriving = False
         self._checked: set[str] = set()
         self._process = os.getpid()
 
@@ -68,6 +69,8 @@ class AttachedLog(TaskLog):
 
     def scalar(self, name: str, value: Tensor | float, *, count: Tensor | float | None = None) -> None:
         """Collect a scalar."""
+        if self._is_deriving:
+            raise TaskError(f"{self._where('scalar')} was called after the last batch: return {name!r} from derive")
         if name not in self._checked:
             check_name(self._where("scalar"), name, OWN_NAMES if self._prefix != EVAL_PREFIX else frozenset())
             self._checked.add(name)
@@ -119,6 +122,16 @@ class AttachedLog(TaskLog):
         self.release()
         with self._in(EVAL_PREFIX if self._prefix else ""):
             yield
+
+    @contextmanager
+    def deriving(self) -> Iterator[None]:
+        """Log media of the evaluation in the context, after its last batch; scalars are refused."""
+        self._is_deriving = True
+        try:
+            with self.evaluating():
+                yield
+        finally:
+            self._is_deriving = False
 
     @contextmanager
     def discarding(self) -> Iterator[None]:

@@ -107,7 +107,7 @@ def test_a_copy_of_a_task_discards_and_knows_its_position(duplicate):
     ("name", "value", "problem"),
     [
         ("grad_norm", 1.0, "logs 'grad_norm', which hpctrain itself logs"),
-        ("", 1.0, "expected a string of 1 to 100 printable characters"),
+        ("", 1.0, "expected a string of 1 to 200 printable characters"),
         ("a\nb", 1.0, "printable"),
         ("kl", torch.ones(2), r"expected a scalar as 'kl', found a tensor of shape \[2\]"),
         ("kl", None, "found a NoneType"),

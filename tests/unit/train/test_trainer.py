@@ -7,7 +7,7 @@ import small_task
 import torch
 
 from hpctrain.checkpoint.read import load
-from hpctrain.errors import ConfigError, SupersededError
+from hpctrain.errors import ConfigError, SupersededError, TaskError
 from hpctrain.files import read_json_lines
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
@@ -148,3 +148,18 @@ def test_an_abandoned_evaluation_leaves_no_media_and_the_next_attempt_those_of_a
                 if name.startswith("throughput/"):
                     del record[name]
     assert mixed == straight
+
+
+def test_a_task_logs_media_where_it_derives_metrics_and_no_scalars(attempt, directory, monkeypatch):
+    def derive(task, means):
+        task.log.text("means", str(sorted(means)))
+        return {}
+
+    monkeypatch.setattr(small_task.Small, "derive", derive, raising=False)
+    assert attempt().run()
+    assert media(directory) == [(4, "eval/means"), (8, "eval/means"), (10, "eval/means")]
+    monkeypatch.setattr(small_task.Small, "derive", lambda task, means: task.log.scalar("a", 1.0), raising=False)
+    directory.path.rename(directory.path.with_name("first"))
+    directory.create(0o750)
+    with pytest.raises(TaskError, match="after the last batch: return 'a' from derive"):
+        attempt().run()
