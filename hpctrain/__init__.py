@@ -1,10 +1,50 @@
-"""hpctrain: train PyTorch models on SLURM."""
+"""hpctrain: train PyTorch models on SLURM, from the command line, a program or a notebook."""
 
-import time
+from hpctrain.startup import __version__ as __version__
 
-# Not the start time in /proc (proc(5)): `bash -c "a && b"` replaces itself by its last command, which then inherits the
-# shell's start time. CPU time counts only Python's own work before this line; any time it spent waiting is unknown.
-PYTHON_STARTED_S = time.monotonic() - time.process_time()
-"""When Python started in this process: seconds on the monotonic clock."""
+# not typing's, and not `from __future__`: nothing is imported here that could come from the working directory, which
+# `hpctrain.__main__` removes from Python's search path only afterwards
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hpctrain.api.composition import compose as compose
+    from hpctrain.api.run import Run as Run
+    from hpctrain.api.start import fit as fit
+    from hpctrain.api.start import submit as submit
+    from hpctrain.config.root import Config as Config
+    from hpctrain.errors import ConfigError as ConfigError
+    from hpctrain.errors import HpctrainError as HpctrainError
+    from hpctrain.errors import RunFailedError as RunFailedError
+    from hpctrain.run.checkpoints import CheckpointInfo as CheckpointInfo
+    from hpctrain.status.report import RunStatus as RunStatus
+    from hpctrain.status.state import RunState as RunState
 
-__version__ = "0.1.0"
+_MODULES = {
+    "CheckpointInfo": "run.checkpoints",
+    "Config": "config.root",
+    "ConfigError": "errors",
+    "HpctrainError": "errors",
+    "Run": "api.run",
+    "RunFailedError": "errors",
+    "RunState": "status.state",
+    "RunStatus": "status.report",
+    "compose": "api.composition",
+    "fit": "api.start",
+    "submit": "api.start",
+}
+"""Names that are loaded when they are first used: the ranks and the command line import this package as well."""
+
+__all__ = ["__version__", *_MODULES]  # noqa: PLE0604 - names
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    found: object = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

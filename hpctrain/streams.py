@@ -6,12 +6,21 @@ import contextlib
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from hpctrain.terminal import GuardedStream, unguarded
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
+Report: TypeAlias = Callable[[str], object]
+"""Gets lines for the user: a command prints them, a program logs them."""
+
+
+def print_warning(text: str) -> None:
+    """Print a warning as the commands do."""
+    print(f"hpctrain: warning: {text}", file=sys.stderr)  # noqa: T201 - what it is for
 
 
 def open_streams() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError
 from hpctrain.files import describe_os_error
+from hpctrain.startup import __version__
 from hpctrain.streams import discard_output, open_streams
 from hpctrain.terminal import guard_output
 
@@ -103,9 +104,7 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"{ERROR_PREFIX}{first} is not a command; {known}", file=sys.stderr)
         return ExitCode.BAD_CONFIGURATION
     if first == "--version":
-        import hpctrain
-
-        print(hpctrain.__version__)
+        print(__version__)
         return ExitCode.FINISHED
     from hpctrain.cli.train import main as train
 

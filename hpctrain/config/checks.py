@@ -12,6 +12,7 @@ from pathlib import Path
 from hpctrain.config.cluster import MAX_NODES, Slurm
 from hpctrain.config.identity import flat
 from hpctrain.config.paths import check_run_directory, check_weights
+from hpctrain.config.program import refuse_own_targets, require_own_targets
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
 from hpctrain.config.target import check_targets
@@ -69,10 +70,21 @@ def check(config: Config, environ: Mapping[str, str] = os.environ, *, world_size
         raise ConfigError("task.data", folder, "is not a folder", "set it to the folder with the data")
     _check_parallel(config, world_size)
     resources = resources_of(config, environ)
-    check_batch(config, world_size or resources.world_size)
+    num_ranks = world_size or resources.world_size
+    _check_classes_of_the_program(config, num_ranks)
+    check_batch(config, num_ranks)
     if resources.gpus_per_node == 0:
         refuse_without_gpu(config, "set cluster.gpus_per_node" if slurm else "run on a machine with a GPU")
     _check_shapes(config)
+
+
+def _check_classes_of_the_program(config: Config, num_ranks: int) -> None:
+    slurm = isinstance(config.cluster, Slurm)
+    if slurm or num_ranks > 1:
+        refuse_own_targets(
+            config, f"is defined in this program, which {'a job' if slurm else 'other ranks'} can't import"
+        )
+    require_own_targets(config)
 
 
 def _check_text(key: str, value: object) -> None:

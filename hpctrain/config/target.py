@@ -20,6 +20,7 @@ from hpctrain.config.module_source import (
 from hpctrain.config.named_optimizers import NAMED_KEYS, named_optimizers
 from hpctrain.config.optimizer import HANDLING_KEYS
 from hpctrain.config.parameter_groups import check_options, entries_of
+from hpctrain.config.program import is_own
 from hpctrain.config.schedule import WarmUp, schedule_of
 from hpctrain.config.schema import OPTIONS
 from hpctrain.config.signature import signature_of
@@ -121,6 +122,8 @@ def _check(
             _check(f"{key}.{name}", value)
     if _shipped(node) is not None:
         return given
+    if is_own(target):
+        return None
     try:
         signature = signature_of(*_find(key, target))
     except UnknownError:

@@ -65,6 +65,12 @@ class StopRequest:
         """Request a stop of all ranks because of an error on this one; may be called from any thread."""
         self.error = error
 
+    def ask(self, number: signal.Signals) -> None:
+        """Request a stop as if a signal had arrived; may be called from any thread."""
+        self.last_signal = number
+        # the largest: ranks that got different signals must name one, and the maximum is what an all-reduce gives
+        self._largest_signal = max(self._largest_signal, number)
+
     def install(self) -> None:
         """Handle the signals from now on. Another thread than the main one can't, and leaves them as they are.
 
@@ -80,6 +86,4 @@ class StopRequest:
         self._interrupts += number == signal.SIGINT
         if number == signal.SIGINT and self._interrupts == 2:
             raise KeyboardInterrupt
-        self.last_signal = signal.Signals(number)
-        # the largest: ranks that got different signals must name one, and the maximum is what an all-reduce gives
-        self._largest_signal = max(self._largest_signal, number)
+        self.ask(signal.Signals(number))

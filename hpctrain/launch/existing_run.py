@@ -20,19 +20,24 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.reason import Reason
 from hpctrain.status.report import RunStatus, statuses_before_launch
 from hpctrain.status.state import RunState
+from hpctrain.streams import Report
 
 
-def revert_failed_changes(directories: Sequence[RunDirectory]) -> None:
+def revert_failed_changes(directories: Sequence[RunDirectory], report: Report = print) -> None:
     """Revert each run's last resume if its job failed before an attempt began: no other process has noticed that end.
 
     Without SLURM's answer, nothing is reverted.
+
+    Args:
+        directories: of the runs.
+        report: gets a line on each reverted change.
     """
     changed = [directory for directory in directories if directory.config_before.exists()]
     for directory, status in zip(changed, statuses_before_launch(changed, force=True), strict=True):
         # after a cancellation, the advice is a plain `resume`, which is to continue with the change
         if status.unstarted and status.state is RunState.FAILED and revert_config(directory):
             where = os.path.relpath(directory.path)
-            print(f"{where}: the last resume's job failed before it started an attempt; its changes are undone")
+            report(f"{where}: the last resume's job failed before it started an attempt; its changes are undone")
 
 
 def nothing_left(status: RunStatus, config: Config) -> bool:
@@ -70,8 +75,13 @@ def changed_keys(old: Mapping[str, Any], new: Config) -> list[str]:
     return sorted(key for key in changed if not key.startswith("resume."))
 
 
-def refuse_other_run(old: Config, new: Config) -> None:
-    """Refuse a configuration that would change a run's weights; print the other changes.
+def refuse_other_run(old: Config, new: Config, report: Report = print) -> None:
+    """Refuse a configuration that would change a run's weights.
+
+    Args:
+        old: the stored one.
+        new: with which the run is to continue.
+        report: gets a line on each other change.
 
     Raises:
         ConfigError: names the changed keys on which the weights depend.
@@ -90,7 +100,7 @@ def refuse_other_run(old: Config, new: Config) -> None:
         )
     for key in changed:
         inexact = "; the run is no longer exact" if decides_the_weights(key) else ""
-        print(f"the run continues with {key}={after.get(key)} instead of {before.get(key)}{inexact}")
+        report(f"the run continues with {key}={after.get(key)} instead of {before.get(key)}{inexact}")
 
 
 def changed_config(directory: RunDirectory, overrides: Sequence[str], config_dir: str | None) -> Config:

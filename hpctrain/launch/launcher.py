@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hpctrain.config.checks import warnings_of
 from hpctrain.config.cluster import Slurm
@@ -16,7 +16,7 @@ from hpctrain.launch.run_dir import undone_on_error
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.report import RunStatus, require_stopped
-from hpctrain.streams import ignore_write_errors
+from hpctrain.streams import Report, ignore_write_errors, print_warning
 
 
 def launch(config: Config, command: Sequence[str], *, force: bool = False) -> int:
@@ -34,17 +34,63 @@ def launch(config: Config, command: Sequence[str], *, force: bool = False) -> in
         RunDirectoryError: the run is running, or may be; or its directory can't be written.
     """
     if config.cluster.dry_run:
-        _print_warnings(config)
+        for warning in warnings_of(config):
+            print_warning(warning)
         print_plan(plan(config))
         return ExitCode.FINISHED
+    begun = begin(config, command, force=force)
+    if isinstance(begun, RunStatus):
+        _print_completed(begun, config)
+        return ExitCode.FINISHED
+    return launch_here(begun.run) if begun.job_id is None else _report_and_wait(begun)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A launch whose run is prepared.
+
+    Attributes:
+        run: its plan; its directory exists.
+        job_id: of the submitted job; None if the run is to train on this machine, which is left to the caller.
+        seen_bytes: size of rank zero's log, from earlier attempts.
+    """
+
+    run: RunPlan
+    job_id: str | None
+    seen_bytes: int
+
+
+def begin(
+    config: Config,
+    command: Sequence[str],
+    *,
+    force: bool = False,
+    report: Report = print,
+    warn: Report = print_warning,
+) -> Begun | RunStatus:
+    """Prepare a run and submit its job, if it has one; an error leaves the run as it was, or absent.
+
+    Args:
+        config: checked, without `cluster.dry_run`.
+        command: the command line as typed, for the manifest.
+        force: launch an existing run although SLURM can't be asked whether its job is over.
+        report: gets lines about an existing run that continues.
+        warn: gets lines about settings that are probably mistakes.
+
+    Returns:
+        The status of the run, if it has completed already.
+
+    Raises:
+        RunDirectoryError: the run is running, or may be; or its directory can't be written.
+    """
     existing = None if config.run_dir is None else RunDirectory.at(config.run_dir)
     if existing is not None and existing.config.is_file():
-        revert_failed_changes([existing])
+        revert_failed_changes([existing], report)
         status = require_stopped(existing, force=force)
         if nothing_left(status, config):
-            _print_completed(status, config)
-            return ExitCode.FINISHED
-    _print_warnings(config)
+            return status
+    for warning in warnings_of(config):
+        warn(warning)
     if isinstance(config.cluster, Slurm):
         from hpctrain.launch.submission import require_sbatch  # submitit takes a tenth of a second to import
 
@@ -52,9 +98,9 @@ def launch(config: Config, command: Sequence[str], *, force: bool = False) -> in
     with undone_on_error(config.run_dir, config.name) as directory:
         log = directory.rank_log(0)
         seen_bytes = log.stat().st_size if log.exists() else 0
-        run = prepare(dataclasses.replace(config, run_dir=str(directory.path)), command)
+        run = prepare(dataclasses.replace(config, run_dir=str(directory.path)), command, report=report)
         job_id = _submit(run) if isinstance(config.cluster, Slurm) else None
-    return launch_here(run) if job_id is None else _report_and_wait(run, job_id, seen_bytes)
+    return Begun(run=run, job_id=job_id, seen_bytes=seen_bytes)
 
 
 def launch_here(run: RunPlan) -> int:
@@ -64,11 +110,6 @@ def launch_here(run: RunPlan) -> int:
     ignore_write_errors()
     print(f"run directory {run.directory.path}", flush=True)
     return launch_local(run)
-
-
-def _print_warnings(config: Config) -> None:
-    for warning in warnings_of(config):
-        print(f"hpctrain: warning: {warning}", file=sys.stderr)
 
 
 def _print_completed(status: RunStatus, config: Config) -> None:
@@ -99,17 +140,12 @@ def _submit(run: RunPlan) -> str:
     return job_id
 
 
-def _report_and_wait(run: RunPlan, job_id: str, seen_bytes: int) -> int:
-    """Print what to type next; with `cluster.wait`, wait for the run's end.
-
-    Args:
-        run: of the job.
-        job_id: its id.
-        seen_bytes: size of rank zero's log before the job, from earlier attempts.
-    """
+def _report_and_wait(begun: Begun) -> int:
+    """Print what to type next after a submission; with `cluster.wait`, wait for the run's end."""
+    run = begun.run
     typed = run.directory.as_typed
     print(
-        f"submitted job {job_id}\n"
+        f"submitted job {begun.job_id}\n"
         f"run directory {run.directory.path}\n"
         f"  python -m hpctrain status {typed}\n"
         f"  python -m hpctrain logs {typed} --follow\n"
@@ -121,7 +157,7 @@ def _report_and_wait(run: RunPlan, job_id: str, seen_bytes: int) -> int:
     from hpctrain.status.follow import wait_for
 
     try:
-        return wait_for(run.directory, skip_bytes=seen_bytes)
+        return wait_for(run.directory, skip_bytes=begun.seen_bytes)
     except KeyboardInterrupt:
         print(f"\nthe job continues; to cancel it: python -m hpctrain cancel {typed}")
         return ExitCode.INTERRUPTED

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -36,6 +37,7 @@ from hpctrain.run.process import environ_replaced, handlers_restored, may_handle
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.worker.entry import run_rank
+from hpctrain.worker.program import Program
 
 GRACE_S = 5.0
 """Seconds to wait before killing the ranks, after one of them failed or after a second Ctrl-C."""
@@ -46,40 +48,49 @@ STOPPING_S = 60.0
 POLL_S = 0.05
 
 
-def launch_local(run: RunPlan) -> int:
+def launch_local(run: RunPlan, program: Program | None = None) -> int:
     """Train on this machine and wait for the end.
 
     Args:
         run: prepared.
+        program: the user's, if this process isn't hpctrain's own. The run then has one rank, and how the attempt ended
+            isn't printed, but left to the program.
 
     Returns:
         An `ExitCode`.
     """
     with run.directory.permissions():
-        return _launch(run)
+        return _launch(run, program)
 
 
-def _launch(run: RunPlan) -> int:
+def _launch(run: RunPlan, program: Program | None) -> int:
     directory, world_size = run.directory, run.resources.world_size
     UnrecordedEnds(directory, Slurm()).close(world_size)
     # without an address from their user, local ranks meet at a file that only the user can open
     needs_secret = world_size > 1 and run.config.parallel.init_method != "env://"
     attempt = Ledger(directory).claim(secret=needs_secret)
-    Owner.write(directory.claim(attempt))
+    Owner.write(directory.claim(attempt), in_program=program is not None)
     kills = oom_kills()
     if world_size == 1:
+        conclude = partial(_conclude, run, attempt, kills, quiet=program is not None)
         # inside an allocation, or in a shell with leftover variables, the launched rank is still the only one
         alone = environ_replaced(scrubbed(os.environ) | Handover(attempt=attempt).variables())
-        with crash_recorder(lambda: _conclude(run, attempt, kills)), alone:
-            run_rank(run.config, directory)
-        return _conclude(run, attempt, kills)
+        with crash_recorder(conclude), alone:
+            run_rank(run.config, directory, program=program)
+        return conclude()
     ranks = LocalRanks(directory, attempt, world_size, port=run.config.cluster.master_port or free_port())
     ranks.run()
     return _conclude(run, attempt, kills, codes=ranks.codes, cut_short=ranks.cut_short)
 
 
 def _conclude(
-    run: RunPlan, attempt: int, kills: int, *, codes: Sequence[int | None] = (), cut_short: bool = False
+    run: RunPlan,
+    attempt: int,
+    kills: int,
+    *,
+    codes: Sequence[int | None] = (),
+    cut_short: bool = False,
+    quiet: bool = False,
 ) -> int:
     """Record and print how the attempt ended, unless that is recorded already; return the exit code.
 
@@ -90,6 +101,7 @@ def _conclude(
         codes: by rank, the exit code; None for a rank that the launcher killed. Empty if the launching process
             is the only rank.
         cut_short: whether a second Ctrl-C ended the ranks.
+        quiet: print nothing.
     """
     directory, world_size = run.directory, run.resources.world_size
     # a rank in this process that hung has recorded its end, and printed it
@@ -100,7 +112,7 @@ def _conclude(
         # the ranks were killed because their user asked for it, and left no exit record
         outcome = replace(outcome, reason=Reason.INTERRUPTED, report="ended at once by a second Ctrl-C, without a save")
     record_end(directory, attempt, outcome, world_size=world_size, ends_run=True)
-    if outcome.report and not is_recorded:
+    if outcome.report and not is_recorded and not quiet:
         print(f"hpctrain: {_end(outcome, directory, attempt)}", file=sys.stderr)
         print(resume_advice(directory, outcome.reason), file=sys.stderr)
     return outcome.reason.meaning.exit_code

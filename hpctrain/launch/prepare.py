@@ -20,6 +20,7 @@ from hpctrain.launch.run_dir import default_path, undone_on_error
 from hpctrain.run.config_change import change_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import manifest
+from hpctrain.streams import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ def prepare(
     command: Sequence[str],
     varied: Mapping[str, str] | None = None,
     origin: Mapping[str, Any] | None = None,
+    report: Report = print,
 ) -> RunPlan:
     """Create the directory of a new run, or open an existing run's, and store the configuration.
 
@@ -67,6 +69,7 @@ def prepare(
         command: the words that were typed, for the manifest.
         varied: the keys that a sweep varies, with this run's values, for the manifest.
         origin: the manifest, if the caller has made it already.
+        report: gets a line on each key that continues an existing run with another value.
 
     Returns:
         The plan of the run, whose directory exists.
@@ -79,7 +82,7 @@ def prepare(
     run = plan(with_absolute_init(config))
     directory = run.directory
     if directory.config.exists():
-        refuse_other_run(load(directory.config), run.config)
+        refuse_other_run(load(directory.config), run.config, report)
     elif directory.path.is_dir() and any(directory.path.iterdir()):
         raise RunDirectoryError(
             f"run_dir={directory.path}: expected a run or an empty folder, found other files; name an empty or new one"

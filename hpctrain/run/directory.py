@@ -144,6 +144,11 @@ class RunDirectory:
         """The output of one rank, over all attempts."""
         return self.logs / f"rank_{rank}.log"
 
+    @property
+    def launcher_log(self) -> Path:
+        """What the launcher of a run printed that `hpctrain.submit` started on this machine."""
+        return self.logs / "launcher.log"
+
     def sample_log(self, rank: int | str) -> Path:
         """The samples of one rank, step by step, if `logger.samples` is set."""
         return self.logs / f"samples_{rank}.jsonl"

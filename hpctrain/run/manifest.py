@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import hpctrain
 from hpctrain.files import open_file, read_json_or_empty
 from hpctrain.run.directory import RunDirectory
+from hpctrain.startup import __version__
 
 PACKAGES = ("torch", "submitit", "hydra-core", "omegaconf", "tensorboard", "numpy")
 LARGEST_DIFF_BYTES = 1_000_000
@@ -45,7 +45,7 @@ def manifest(command: Sequence[str], folder: Path) -> dict[str, Any]:
         "user": _user(),
         "host": socket.gethostname(),
         "git": _git_state(folder),
-        "versions": {"hpctrain": hpctrain.__version__, "python": platform.python_version(), **_versions()},
+        "versions": {"hpctrain": __version__, "python": platform.python_version(), **_versions()},
         "executable": sys.executable,
     }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json, write_json
-from hpctrain.run.process import process_start
+from hpctrain.run.process import may_handle_signals, process_start
 from hpctrain.run.record_fields import NAME, WHOLE, FieldType, require_fields
 
 FILE_NAME = "owner.json"
@@ -29,11 +29,15 @@ class Owner:
         host: the machine's name.
         pid: the launching process; a signal to it is a signal to the run.
         written: when the record was written, in epoch seconds.
+        in_program: whether it is a user's program or notebook, which outlives the run.
+        hears_signals: whether a signal stops the run: not if it trains in another thread than the main one.
     """
 
     host: str
     pid: int
     written: float
+    in_program: bool = False
+    hears_signals: bool = True
 
     @classmethod
     def read(cls, claim: Path) -> Owner | None:
@@ -42,14 +46,18 @@ class Owner:
         try:
             record = read_json(path)
             require_fields(path, record, _FIELD_TYPES, required=("host", "pid"))
-            return cls(record["host"], record["pid"], path.stat().st_mtime)
+            in_program, hears = record.get("in_program") is True, record.get("hears_signals") is not False
+            return cls(record["host"], record["pid"], path.stat().st_mtime, in_program, hears)
         except (OSError, RunDirectoryError):
             return None
 
     @staticmethod
-    def write(claim: Path) -> None:
-        """Record this process as the owner of an attempt."""
-        write_json(claim / FILE_NAME, {"host": socket.gethostname(), "pid": os.getpid()}, durable=False)
+    def write(claim: Path, *, in_program: bool = False) -> None:
+        """Record this process as the owner of an attempt; `in_program` if it is a user's program."""
+        record: dict[str, object] = {"host": socket.gethostname(), "pid": os.getpid()}
+        if in_program:
+            record |= {"in_program": True, "hears_signals": may_handle_signals()}
+        write_json(claim / FILE_NAME, record, durable=False)
 
     @property
     def is_here(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from hpctrain import PYTHON_STARTED_S
+from hpctrain.startup import PYTHON_STARTED_S
 
 
 def process_start(pid: int) -> float | None:

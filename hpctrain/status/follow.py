@@ -15,6 +15,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.status.log import RunLog
 from hpctrain.status.report import Jobs, RunStatus, ask_slurm, job_ids, read_status
 from hpctrain.status.state import RunState
+from hpctrain.streams import Report, print_warning
 from hpctrain.terminal import log_output
 
 LOOK_EVERY_S = 0.2
@@ -29,53 +30,42 @@ LATE_RECORD_S = 15.0
 """Seconds that a record of the next attempt, or of the end, may take to cross a shared file system."""
 
 
-class Follower:
-    """Copies a run's log as it grows, and reports the changes of its state, until the run is over.
+class RunWatch:
+    """Looks at a run until it is over.
 
     Args:
-        log: the log to copy.
-        messages: where the changes are reported.
-        until_job_ends: follow until SLURM's job is over as well, which may be seconds after the run's end.
+        directory: of the run.
+        until_job_ends: the run is over once SLURM's job is as well, which may be seconds after the run's end.
+        warn: gets a line if SLURM is there and doesn't answer.
     """
 
-    def __init__(self, log: RunLog, messages: TextIO, *, until_job_ends: bool = False) -> None:
-        self._log = log
-        self._directory = log.directory
-        self._messages = messages
+    def __init__(self, directory: RunDirectory, *, until_job_ends: bool = False, warn: Report = print_warning) -> None:
+        self._directory = directory
         self._until_job_ends = until_job_ends
+        self._warn = warn
         self._ask_at = 0.0
         self._job_ids: list[str] = []
         self._jobs: Jobs | None = {}
         self._over_since: float | None = None
-        self._reported = ""
 
-    def follow(self) -> RunStatus:
-        """Follow the run; return its status at the end."""
-        while True:
-            has_log = self._log.copy()
-            status = self._look()
-            if self._is_over(status):
-                self._log.copy()
-                return status
-            if self._over_since is None:
-                self._report_change(status, quiet=has_log and not self._until_job_ends)
-            time.sleep(LOOK_EVERY_S)
+    @property
+    def may_be_over(self) -> bool:
+        """Whether the run appeared to be over at the last look; `is_over` tells once it is certain."""
+        return self._over_since is not None
 
-    def print_message(self, text: str) -> None:
-        """Print a message from hpctrain, which isn't part of the log."""
-        print(f"hpctrain: {text}", file=self._messages, flush=True)
-
-    def _look(self) -> RunStatus:
+    def look(self) -> RunStatus:
+        """Read the run's status."""
         ids = job_ids(self._directory)
         # query SLURM at once about a job that was submitted to continue the run
         if ids != self._job_ids or time.monotonic() >= self._ask_at:
-            self._jobs = ask_slurm(ids)
+            self._jobs = ask_slurm(ids, self._warn)
             self._job_ids = ids
             soon = self._until_job_ends or self._over_since is not None
             self._ask_at = time.monotonic() + (ASK_SOON_S if soon and self._jobs is not None else ASK_EVERY_S)
         return read_status(self._directory, self._jobs)
 
-    def _is_over(self, status: RunStatus) -> bool:
+    def is_over(self, status: RunStatus) -> bool:
+        """Return whether the run is over, as the statuses so far show; call it after each look."""
         # a run whose state can't be determined here may continue; and a script that waits for a job needs it to be over
         unseen = self._jobs is None and (self._until_job_ends or status.state is RunState.INTERRUPTED)
         continues = status.state.may_change or status.state in (RunState.PREPARED, RunState.UNKNOWN)
@@ -98,6 +88,39 @@ class Follower:
             return False
         last = status.attempts[-1]
         return last.open or "next" in last.extra
+
+
+class Follower:
+    """Copies a run's log as it grows, and reports the changes of its state, until the run is over.
+
+    Args:
+        log: the log to copy.
+        messages: where the changes are reported.
+        until_job_ends: follow until SLURM's job is over as well, which may be seconds after the run's end.
+    """
+
+    def __init__(self, log: RunLog, messages: TextIO, *, until_job_ends: bool = False) -> None:
+        self._log = log
+        self._messages = messages
+        self._until_job_ends = until_job_ends
+        self._watch = RunWatch(log.directory, until_job_ends=until_job_ends)
+        self._reported = ""
+
+    def follow(self) -> RunStatus:
+        """Follow the run; return its status at the end."""
+        while True:
+            has_log = self._log.copy()
+            status = self._watch.look()
+            if self._watch.is_over(status):
+                self._log.copy()
+                return status
+            if not self._watch.may_be_over:
+                self._report_change(status, quiet=has_log and not self._until_job_ends)
+            time.sleep(LOOK_EVERY_S)
+
+    def print_message(self, text: str) -> None:
+        """Print a message from hpctrain, which isn't part of the log."""
+        print(f"hpctrain: {text}", file=self._messages, flush=True)
 
     def _report_change(self, status: RunStatus, *, quiet: bool) -> None:
         """Report the state if it changed; ``quiet``: only if it waits, since the log shows the rest."""

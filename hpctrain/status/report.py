@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from hpctrain.status.accounting import Account, WallTime, account
 from hpctrain.status.log import batch_script_error
 from hpctrain.status.metrics import read_metrics
 from hpctrain.status.state import RunFacts, RunState, derive_state, job_that_may_run, unstarted_job
+from hpctrain.streams import Report, print_warning
 
 TAIL_BYTES = 64 * 2**10
 """Bytes to read at the end of metrics.jsonl: a few hundred records."""
@@ -97,13 +97,17 @@ class RunStatus:
         return max((when for when in (self.metrics_time, *times) if when is not None), default=None)
 
 
-def read_statuses(directories: Sequence[RunDirectory]) -> list[RunStatus]:
+def read_statuses(directories: Sequence[RunDirectory], warn: Report = print_warning) -> list[RunStatus]:
     """Read the statuses of runs; a run whose records can't be read is `unreadable`.
 
     SLURM is queried once for all of them.
+
+    Args:
+        directories: of the runs.
+        warn: gets a line if SLURM is there and doesn't answer.
     """
     # one squeue for all: a sweep has hundreds of runs, and every query loads the controller
-    jobs = ask_slurm(_readable_job_ids(directories))
+    jobs = ask_slurm(_readable_job_ids(directories), warn)
     return [_read_or_explain(directory, jobs) for directory in directories]
 
 
@@ -172,8 +176,13 @@ def statuses_before_launch(directories: Sequence[RunDirectory], *, force: bool =
     return statuses
 
 
-def ask_slurm(job_ids: Sequence[str]) -> Jobs | None:
-    """Query SLURM for jobs, all with one command; None if SLURM can't be reached from here."""
+def ask_slurm(job_ids: Sequence[str], warn: Report = print_warning) -> Jobs | None:
+    """Query SLURM for jobs, all with one command; None if SLURM can't be reached from here.
+
+    Args:
+        job_ids: of the jobs.
+        warn: gets a line if SLURM is there and doesn't answer.
+    """
     if not job_ids:
         return {}
     try:
@@ -182,7 +191,7 @@ def ask_slurm(job_ids: Sequence[str]) -> Jobs | None:
         # a machine without SLURM that sees the run directories: usual, and not worth a warning
         return None
     except SchedulerError as error:
-        print(f"hpctrain: warning: {error}", file=sys.stderr)
+        warn(str(error))
         return None
 
 

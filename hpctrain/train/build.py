@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from hpctrain.checkpoint.warm_start import warm_start
+from hpctrain.config.program import find_own
 from hpctrain.config.root import Config
 from hpctrain.distributed.compiler import compile_in_place
 from hpctrain.distributed.replica import broadcast_tensors, inner, synchronise_batchnorm
@@ -41,6 +42,8 @@ def locate(key: str, target: str) -> Any:
     Raises:
         ConfigError: the module or the name in it doesn't exist; an error inside the module passes through.
     """
+    if (own := find_own(target)) is not None:
+        return own
     parts = target.split(".")
     for split in range(len(parts) - 1, 0, -1):
         name = ".".join(parts[:split])

@@ -24,6 +24,7 @@ from hpctrain.run.times import Times
 from hpctrain.terminal import VisibleFormatter, output_unguarded, unguarded, visible
 from hpctrain.worker.advice import advice
 from hpctrain.worker.classification import classify
+from hpctrain.worker.program import Program
 from hpctrain.worker.rank import Rank, headline
 from hpctrain.worker.watchdog import Watchdog
 
@@ -33,7 +34,10 @@ log = logging.getLogger("hpctrain.train")
 
 
 def run_rank(
-    config: Config, directory: RunDirectory | None, make_directory: Callable[[], RunDirectory] | None = None
+    config: Config,
+    directory: RunDirectory | None,
+    make_directory: Callable[[], RunDirectory] | None = None,
+    program: Program | None = None,
 ) -> int:
     """Train as one rank of the run until the attempt ends.
 
@@ -41,6 +45,7 @@ def run_rank(
         config: of the run.
         directory: the run directory, if it exists already.
         make_directory: makes it, on rank zero; the other ranks learn its path from rank zero.
+        program: the user's program, if this process is not the rank's own; it gets the error that ends the attempt.
 
     Returns:
         An `ExitCode`.
@@ -50,7 +55,7 @@ def run_rank(
     """
     os.environ.update(config.cluster.env)
     umask = os.umask(umask_of(config.mode))
-    stop = StopRequest()
+    stop = StopRequest() if program is None else program.stop
     with handlers_restored(STOP_SIGNALS):
         try:
             stop.install()
@@ -58,9 +63,9 @@ def run_rank(
             end_with_parent(handover.parent)
             environment = ClusterEnvironment.from_environment(os.environ, master_port=config.cluster.master_port)
             log_to_console(environment.rank, stamped=handover.logged)
-            # if torch is imported already, this process did something else before: its age isn't the start-up time
-            times = Times(0.0 if "torch" in sys.modules else process_age_s())
-            rank = Rank(config, environment, handover, stop, times, directory=directory, attempt=handover.attempt)
+            # with torch imported already, this process did something else before: its age isn't the start-up time
+            times = Times(0.0 if "torch" in sys.modules or program is not None else process_age_s())
+            rank = Rank(config, environment, handover, stop, times, directory, handover.attempt, program)
             with output_unguarded():
                 return _run(rank, make_directory)
         finally:
@@ -84,6 +89,7 @@ def _run(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -> int:
             reason = run_attempt(rank, make_directory)
     except SupersededError as error:
         log.warning("%s", error)
+        _hand_over(rank, error)
         rank.write_exit_record(Reason.INTERRUPTED, error)
         rank.leave_world()
         return _exit_code(rank, ExitCode.INTERRUPTED)
@@ -92,6 +98,7 @@ def _run(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -> int:
             return error.exit_code  # rank zero prints the error for all
         return _fail(rank, error)
     except KeyboardInterrupt as error:
+        _hand_over(rank, error)
         rank.write_exit_record(Reason.INTERRUPTED, error)
         rank.leave_world()
         rank.close_attempt(Reason.INTERRUPTED, "a second Ctrl-C")
@@ -111,9 +118,15 @@ def _exit_code(rank: Rank, code: ExitCode) -> ExitCode:
     return code if rank.handover.attempt is None else ExitCode.FINISHED
 
 
+def _hand_over(rank: Rank, error: BaseException) -> None:
+    if rank.program is not None:
+        rank.program.error = error
+
+
 def _fail(rank: Rank, error: BaseException) -> int:
     found = classify(error, rank.environment.world_size)
     hint = "" if found.peer else advice(error, rank.config, rank.environment.world_size)
+    _hand_over(rank, error)
     rank.write_exit_record(found.reason, error, blames_peer=found.peer, advice=hint)
     rank.leave_world()
     place = f"rank {rank.environment.rank} on {socket.gethostname()}"
@@ -122,7 +135,7 @@ def _fail(rank: Rank, error: BaseException) -> int:
         verb = {Reason.INFRASTRUCTURE: "lost", Reason.HANG: "waited too long for"}.get(found.reason, "ends with")
         log.warning("%s %s another rank: %s", place, verb, error_text(error).partition("\n")[0])
     else:
-        _print_error(place, error, hint)
+        _report_error(rank, place, error, hint)
     rank.finish_writing()
     if found.peer:
         rank.close_attempt_for_peer(found.reason, detail)
@@ -132,7 +145,7 @@ def _fail(rank: Rank, error: BaseException) -> int:
     return _exit_code(rank, code) if rank.superseded else code
 
 
-def _print_error(place: str, error: BaseException, hint: str) -> None:
+def _report_error(rank: Rank, place: str, error: BaseException, hint: str) -> None:
     if isinstance(error, HpctrainError):
         text = f"hpctrain: {place}: {error}"
     else:
@@ -140,7 +153,10 @@ def _print_error(place: str, error: BaseException, hint: str) -> None:
     for handler in logging.getLogger("hpctrain").handlers:
         if isinstance(handler, logging.FileHandler):  # standard error doesn't reach it
             handler.handle(logging.makeLogRecord({"msg": text}))
-    print(visible(text), file=sys.stderr, flush=True)  # noqa: T201 - logging may be what failed
+    if rank.program is None:
+        print(visible(text), file=sys.stderr, flush=True)  # noqa: T201 - logging may be what failed
+    elif hint:  # the program raises the error, and shows it
+        error.add_note(hint)
 
 
 def end_with_parent(parent: int | None) -> None:

@@ -26,6 +26,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.run.stacks import request_stacks
 from hpctrain.run.times import Times
 from hpctrain.worker.by_hand import record_own_end
+from hpctrain.worker.program import Program
 from hpctrain.worker.stacks import STDERR, Position
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Rank:
         times: where its time goes.
         directory: of the run, once it is known.
         attempt: number of the attempt, once it is known.
+        program: in which it trains, if its process is a user's.
         world: the ranks, once they have met.
         trainer: once it is built.
     """
@@ -68,6 +70,7 @@ class Rank:
     times: Times
     directory: RunDirectory | None = None
     attempt: int | None = None
+    program: Program | None = None
     world: World | None = None
     trainer: Trainer | None = None
 

@@ -124,7 +124,10 @@ class Watchdog:
             now = time.monotonic()
             phase = Phase.of(self._rank.times.doing)
             if silence.look((phase, self._rank.progress), now) >= phase.bound_s(self._health):
-                self._end(phase.complaint(self._health))
+                if self._rank.program is None:
+                    self._end(phase.complaint(self._health))
+                self._complain(phase.complaint(self._health))
+                silence = Silence(now, 2 * self._tick_s)
             # fires only if this thread can't postpone it in time, because the watched thread keeps the GIL
             with _forking:
                 faulthandler.dump_traceback_later(phase.bound_s(self._health), file=STDERR)
@@ -151,6 +154,12 @@ class Watchdog:
             write_stacks(path, title, token)
         except OSError as error:
             os.write(STDERR, f"hpctrain: {path}: can't write stacks: {error.strerror}\n".encode())
+
+    def _complain(self, complaint: str) -> None:
+        """Report a hang in a user's program, which only its user may end."""
+        text = f"{complaint}; it is at {Position.of(self._thread_id).text}; stacks: {self._rank.stacks}"
+        os.write(STDERR, f"hpctrain: {self._rank.description} hangs: {text}; Ctrl-C twice ends it\n".encode())
+        self._write("hang", secrets.token_hex(4))
 
     def _end(self, complaint: str) -> None:
         # ends the process even if the records below hang as well; its stacks are discarded, since `_write` writes them

@@ -13,6 +13,11 @@ import griffe
 
 ROOT = Path(__file__).parents[2]
 OBJECTS = (
+    "hpctrain.compose",
+    "hpctrain.submit",
+    "hpctrain.fit",
+    "hpctrain.Run",
+    "hpctrain.RunStatus",
     "hpctrain.tasks.Task",
     "hpctrain.tasks.log.TaskLog",
     "hpctrain.tasks.position.Position",
@@ -63,6 +68,9 @@ def _entry(found: griffe.Object, path: str, level: str) -> Iterator[str]:
             special = name == "__call__" or (name == "__len__" and "Protocol" in map(str, found.bases))
             if isinstance(member, griffe.Function) and (special or not name.startswith("_")):
                 yield from _entry(member, f"{found.name}.{name}", "###")
+            elif isinstance(member, griffe.Attribute) and "property" in member.labels and not name.startswith("_"):
+                yield f"### `{found.name}.{name}`: `{member.annotation}`\n"
+                yield from _docstring(member)
 
 
 def _signature(function: griffe.Function, name: str) -> str:
@@ -70,6 +78,8 @@ def _signature(function: griffe.Function, name: str) -> str:
     parameters = [one for one in function.parameters if one.name not in ("self", "cls")]
     words = []
     for one in parameters:
+        if one.kind is griffe.ParameterKind.keyword_only and "*" not in " ".join(words):
+            words.append("*")
         prefix = {"variadic positional": "*", "variadic keyword": "**"}.get(one.kind.value if one.kind else "", "")
         annotation = f": {one.annotation}" if one.annotation is not None else ""
         default = f" = {one.default}" if one.default is not None and not prefix else ""

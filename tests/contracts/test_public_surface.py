@@ -6,9 +6,12 @@ import dataclasses
 import importlib
 import inspect
 import json
+import re
+from pathlib import Path
 
 import pytest
 
+import hpctrain
 from hpctrain import errors
 from hpctrain.cli import COMMANDS, main
 from hpctrain.config.compose import Composer
@@ -58,6 +61,27 @@ ERRORS = """
     SchedulerError SchedulerMissingError RendezvousError CheckpointError CheckpointDamagedError CheckpointUnlikeError
     TaskError DivergedError RunFailedError
 """
+
+
+FROM_PYTHON = """
+    compose submit fit Run RunStatus RunState Config CheckpointInfo HpctrainError ConfigError RunFailedError
+"""
+OF_A_RUN = "path config state status wait metrics checkpoints cancel resume load_task load_model"
+
+
+def test_names_of_the_package():
+    assert set(hpctrain.__all__) == {"__version__", *FROM_PYTHON.split()}
+    assert all(getattr(hpctrain, name) for name in hpctrain.__all__)
+    # what a type checker reads is what a program gets
+    typed = re.findall(r"^    from (\S+) import (\w+) as \2$", Path(hpctrain.__file__).read_text(), re.MULTILINE)
+    assert {name: f"hpctrain.{module}" for name, module in hpctrain._MODULES.items()} == {
+        name: module for module, name in typed
+    }
+    assert (Path(hpctrain.__file__).parent / "py.typed").is_file()
+
+
+def test_what_a_run_has():
+    assert {name for name in vars(hpctrain.Run) if not name.startswith("_")} == set(OF_A_RUN.split())
 
 
 def test_commands():

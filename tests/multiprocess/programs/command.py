@@ -1,5 +1,8 @@
 """The command line, and what a launcher starts per rank, as functions."""
 
+import runpy
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hpctrain.cli import main
@@ -15,3 +18,13 @@ def run(*words):
 def rank(path):
     directory = RunDirectory.at(Path(path))
     return int(run_rank(load(directory.config), directory))
+
+
+def in_a_thread(*words):
+    with ThreadPoolExecutor(1) as pool:
+        return int(pool.submit(main, words).result())
+
+
+def program(path, *words):
+    sys.argv = [path, *words]
+    runpy.run_path(path, run_name="__main__")

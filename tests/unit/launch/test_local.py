@@ -329,7 +329,7 @@ def test_a_free_port_can_be_bound():
 
 @pytest.mark.parametrize("hangs", [True, False])
 def test_the_end_of_a_single_process_is_printed_once(tmp_path, monkeypatch, hangs):
-    def run_rank(config, directory):
+    def run_rank(config, directory, program):
         rank = Rank(config, ClusterEnvironment.from_environment({}), Handover(attempt=1), StopRequest(), Times(0.0))
         rank.directory, rank.attempt = directory, 1
         if hangs:

@@ -1,0 +1,1 @@
+"""What programs and notebooks call; `import hpctrain` has its names."""

@@ -1,0 +1,107 @@
+"""`hpctrain.compose`: a configuration, from the words of the command line or from values of Python."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from hydra import version
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Quote, QuotedString
+
+from hpctrain.config.compose import Composer
+from hpctrain.config.program import given, path_of, require_maker
+from hpctrain.config.root import Config
+from hpctrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpctrain.tasks.task import Task
+
+_composing = threading.RLock()
+
+
+def compose(
+    overrides: Sequence[str] | Mapping[str, object] = (),
+    *,
+    task: Callable[..., Task] | None = None,
+    config_dir: str | PurePath | None = None,
+) -> Config:
+    """Compose a configuration and check it, as `python -m hpctrain` does; nothing is written or launched.
+
+    Options are found in `config_dir`, in hpctrain's own folder, and in ``conf`` in the working directory. May be called
+    from any thread, and in a program that is itself a Hydra application.
+
+    Args:
+        overrides: as typed on the command line, such as ``["cluster=slurm", "nodes=4"]``; or values by key, such as
+            ``{"cluster": "slurm", "optimizer.lr": 1e-3}``, where texts need no quotes.
+        task: a class, or a function, that makes the task, in place of the words ``task=custom task._target_=...``. It
+            gets the values below ``task`` as arguments. One of this program or notebook is for `fit`: jobs, and other
+            processes, can't import it.
+        config_dir: a folder with your own groups and options.
+
+    Raises:
+        ConfigError: an override, a value or a combination of values is invalid; the message says what to write.
+    """
+    words, folder = as_words(overrides), None if config_dir is None else str(config_dir)
+    if task is None:
+        with hydra_restored():
+            return Composer(folder).compose(words)
+    require_maker(task)
+    for word in words:
+        if word.startswith("task="):
+            problem = "names a second task, next to the argument"
+            raise ConfigError("task", word.partition("=")[2], problem, "leave one of them out")
+    target = path_of(task)
+    with hydra_restored(), given(target, task):
+        return Composer(folder).compose(["task=custom", f"task._target_={target}", *words])
+
+
+@contextmanager
+def hydra_restored() -> Iterator[None]:
+    """Inside the context, this thread may use Hydra; afterwards Hydra's global state is the program's again."""
+    with _composing:
+        instance = GlobalHydra.instance()
+        hydra, base = instance.hydra, version.getbase()
+        try:
+            yield
+        finally:
+            instance.hydra = hydra
+            version.VersionBase.instance().version_base = base
+
+
+def as_words(overrides: Sequence[str] | Mapping[str, object]) -> list[str]:
+    """Return overrides as typed on the command line.
+
+    Raises:
+        ConfigError: they are a single text, or a value is neither a text, a number, a boolean, None, nor a list or
+            mapping of these.
+    """
+    if isinstance(overrides, str):
+        raise ConfigError("overrides", overrides, "is a text, expected a list", f"write [{overrides!r}]")
+    if isinstance(overrides, Mapping):
+        # an argument of the task is usually new, for which Hydra wants a plus sign
+        keys = {key: f"++{key}" if str(key).startswith("task.") else key for key in overrides}
+        return [f"{keys[key]}={_spelled(str(key), value)}" for key, value in overrides.items()]
+    return [str(word) for word in overrides]
+
+
+def _spelled(key: str, value: object) -> str:
+    """Spell a value in Hydra's grammar."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return repr(value)
+        case str() | PurePath():
+            return QuotedString(str(value), Quote.single).with_quotes()
+        case Mapping():
+            return "{" + ",".join(f"{name}:{_spelled(key, inside)}" for name, inside in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ",".join(_spelled(key, inside) for inside in value) + "]"
+    problem = f"is a {type(value).__name__}, which a configuration can't hold"
+    raise ConfigError(key, value, problem, "use texts, numbers, true, false, null, lists and mappings")

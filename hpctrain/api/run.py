@@ -1,0 +1,264 @@
+"""`hpctrain.Run`: a run, whoever started it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike, fspath
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from hpctrain.config.root import Config
+from hpctrain.config.stored import load
+from hpctrain.errors import HpctrainError, RunDirectoryError, RunFailedError
+from hpctrain.run.checkpoints import CheckpointInfo, list_checkpoints
+from hpctrain.run.exit_record import first_cause, read_exit_records
+from hpctrain.status.follow import LOOK_EVERY_S, RunWatch
+from hpctrain.status.metrics import read_metrics
+from hpctrain.status.report import RunStatus, read_statuses
+from hpctrain.status.search import run_of
+from hpctrain.status.state import RunState
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from hpctrain.tasks.task import Task
+
+log = logging.getLogger("hpctrain.api")
+
+
+class Run:
+    """A run: its state, metrics and weights; and what the commands `cancel` and `resume` do.
+
+    Nothing of it imports torch, except for `load_model` and `load_task`.
+
+    Args:
+        path: the run directory, or its name in `runs_dir`.
+        runs_dir: the folder that contains the runs.
+
+    Raises:
+        RunDirectoryError: no run matches, or several do.
+    """
+
+    def __init__(self, path: str | PathLike[str], *, runs_dir: str | PathLike[str] = "runs") -> None:
+        self._directory = run_of(fspath(path), Path(runs_dir))
+
+    @property
+    def path(self) -> Path:
+        """The run directory, absolute."""
+        return self._directory.path
+
+    @property
+    def config(self) -> Config:
+        """The stored configuration, with everything resolved.
+
+        Raises:
+            ConfigError: this version can't read it.
+        """
+        return load(self._directory.config)
+
+    @property
+    def state(self) -> RunState:
+        """The state, such as ``running`` or ``completed``; see `status`."""
+        return self.status().state
+
+    def status(self) -> RunStatus:
+        """Read the status, from the run directory and SLURM: state, step, last metrics, best score, attempts, jobs."""
+        (status,) = read_statuses([self._directory], log.warning)
+        return status
+
+    def wait(self, timeout_s: float | None = None, *, check: bool = True) -> RunStatus:
+        """Wait until the run is over, all requeues included.
+
+        Args:
+            timeout_s: the most seconds to wait; None for no bound.
+            check: raise an error unless the run has completed; False returns the status in any case.
+
+        Returns:
+            The status at the end.
+
+        Raises:
+            RunFailedError: the run ended without completing; the message has the failed rank's error.
+            RunDirectoryError: the run was never started, so that it would never end.
+            TimeoutError: the run isn't over after `timeout_s`.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        watch = RunWatch(self._directory, warn=log.warning)
+        while not watch.is_over(status := watch.look()):
+            if status.state is RunState.PREPARED:
+                raise RunDirectoryError(f"{self.path} has not been started: call hpctrain.submit or resume() first")
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"{self.path} is {status.described} after {timeout_s:g} s")
+            time.sleep(LOOK_EVERY_S)
+        if check and status.state is not RunState.COMPLETED:
+            raise RunFailedError(self._describe_end(status))
+        return status
+
+    @overload
+    def metrics(self, *, as_frame: Literal[False] = False) -> list[dict[str, float]]: ...
+
+    @overload
+    def metrics(self, *, as_frame: Literal[True]) -> Any: ...
+
+    def metrics(self, *, as_frame: bool = False) -> Any:
+        """Read the logged metrics, oldest first.
+
+        Args:
+            as_frame: return a pandas.DataFrame, with a row per record and NaN for what it lacks.
+
+        Returns:
+            A mapping per record: ``step``, ``time`` (epoch seconds) and the metrics by name, such as ``train/loss``,
+            NaN and infinities included.
+
+        Raises:
+            HpctrainError: `as_frame` without pandas.
+        """
+        records = []
+        for logged in read_metrics(self._directory.metrics):
+            when = {} if logged.time is None else {"time": logged.time}
+            records.append({"step": logged.step, **when, **logged.values})
+        if not as_frame:
+            return records
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise HpctrainError("metrics(as_frame=True) needs pandas: pip install pandas") from error
+        return pd.DataFrame.from_records(records)
+
+    def checkpoints(self, *, verify: bool = False) -> list[CheckpointInfo]:
+        """List the checkpoints, oldest first.
+
+        Args:
+            verify: read every byte and compare checksums; otherwise names and sizes are compared.
+        """
+        return list_checkpoints(self._directory, verify=verify)
+
+    def cancel(self) -> str:
+        """Cancel the run: a queued job leaves the queue; a running one finishes its step, saves, and isn't requeued.
+
+        It returns at once; `wait` waits for the end. `resume` continues the run.
+
+        Returns:
+            What was done, in words.
+
+        Raises:
+            HpctrainError: the run is queued or running, and can't be reached from here.
+        """
+        from hpctrain.launch.cancellation import cancel
+
+        return cancel(self._directory, log.warning)
+
+    def resume(
+        self,
+        overrides: Sequence[str] | Mapping[str, object] = (),
+        *,
+        config_dir: str | PurePath | None = None,
+        task: Callable[..., Task] | None = None,
+        force: bool = False,
+    ) -> Run:
+        """Continue the run from its newest intact checkpoint; a completed run needs a larger `trainer.max_steps`.
+
+        A job is submitted, or processes are started on this machine, as by `hpctrain.submit`. If the run's task is a
+        class of this program, the run trains in this process instead, as by `hpctrain.fit`, until its end.
+
+        Args:
+            overrides: keys to change, as for `hpctrain.compose`.
+            config_dir: a folder with your own groups and options.
+            task: what makes the task, as for `hpctrain.fit`.
+            force: resume although SLURM can't confirm that the run's job has ended.
+
+        Returns:
+            This run.
+
+        Raises:
+            ConfigError: an override is invalid, or would change the weights.
+            RunDirectoryError: the run is queued or running, or may be.
+            HpctrainError: as `hpctrain.submit` or `hpctrain.fit`.
+        """
+        from hpctrain.api.composition import as_words, hydra_restored
+        from hpctrain.api.launching import launch_detached
+        from hpctrain.api.training import own_task, train_here
+        from hpctrain.config.program import own_targets
+        from hpctrain.launch.existing_run import changed_config, revert_failed_changes
+
+        revert_failed_changes([self._directory], log.info)
+        folder = None if config_dir is None else str(config_dir)
+        with hydra_restored(), own_task(self.config, task):
+            config = changed_config(self._directory, as_words(overrides), folder)
+        if task is not None or own_targets(config):
+            train_here(config, task, force=force)
+        else:
+            launch_detached(config, force=force)
+        return self
+
+    def load_task(self, *, task: Callable[..., Task] | None = None) -> Task:
+        """Build the run's task; imports torch. Its data isn't prepared.
+
+        Args:
+            task: what makes the task, as for `hpctrain.fit`.
+
+        Raises:
+            ConfigError: its class can't be imported here.
+        """
+        from hpctrain.api.training import own_task, working_directory_importable
+        from hpctrain.config.program import require_own_targets
+        from hpctrain.train.stored_model import load_task
+
+        config = self.config
+        with own_task(config, task), working_directory_importable():
+            require_own_targets(config)
+            return load_task(config)
+
+    def load_model(
+        self,
+        which: Literal["newest", "best"] | int = "newest",
+        *,
+        device: torch.device | str = "cpu",
+        ema: bool | None = None,
+        task: Callable[..., Task] | None = None,
+    ) -> nn.Module:
+        """Build the run's model as the run did, and load the weights of a checkpoint; imports torch.
+
+        The checkpoint is verified first. The task's data isn't prepared: if its `build_model` needs that, pass
+        ``task=lambda: made``, where ``made`` is a task that you have prepared.
+
+        Args:
+            which: ``newest``, ``best`` (by the score of its evaluation), or the step of a checkpoint.
+            device: where to put the model.
+            ema: load the moving average of the weights; None: if the run has one and evaluates it (`trainer.eval_ema`).
+            task: what makes the task, as for `hpctrain.fit`.
+
+        Returns:
+            The model in evaluation mode, outside of DDP.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, or it isn't intact.
+            ConfigError: a class can't be imported here.
+        """
+        from hpctrain.api.training import own_task, working_directory_importable
+        from hpctrain.config.program import require_own_targets
+        from hpctrain.train.stored_model import load_model
+
+        config = self.config
+        with own_task(config, task), working_directory_importable():
+            require_own_targets(config)
+            return load_model(config, self._directory, which, device=device, averaged=ema)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
+        """Show the state in a notebook; `repr` doesn't, since SLURM would be asked."""
+        status = self.status()
+        total = "" if status.total_steps is None else f"/{status.total_steps}"
+        best = "" if status.best is None else f", best {status.best.name} {status.best.value:.4g}"
+        printer.text(f"{self!r}: {status.described}, step {status.step}{total}{best}")
+
+    def _describe_end(self, status: RunStatus) -> str:
+        cause = None
+        if status.attempts and not status.unstarted:
+            cause = first_cause(read_exit_records(self._directory.claim(status.attempts[-1].attempt)))
+        trace = f"\n{cause.traceback.rstrip()}" if cause is not None and cause.traceback else ""
+        return f"{self.path} is {status.described}, at step {status.step}{trace}"

@@ -1,0 +1,39 @@
+"""What training changes in its process, for a program that continues afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from hpctrain.checkpoint.rng import restore_rng, rng_state
+
+
+@contextmanager
+def process_state_restored() -> Iterator[None]:
+    """After the context, random states and torch's global settings are those from before it."""
+    gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())] if _uses_cuda() else []
+    rng = rng_state(gpus)
+    current = torch.cuda.current_device() if gpus else None
+    threads, matmul = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    try:
+        yield
+    finally:
+        restore_rng(rng, gpus)
+        if current is not None:
+            torch.cuda.set_device(current)
+        torch.set_num_threads(threads)
+        if torch.get_float32_matmul_precision() != matmul:
+            torch.set_float32_matmul_precision(matmul)
+        if torch.are_deterministic_algorithms_enabled() != deterministic:  # setting it imports torch's compiler
+            torch.use_deterministic_algorithms(deterministic, warn_only=warns)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
+
+
+def _uses_cuda() -> bool:
+    # asking an uninitialised CUDA for its state would initialise it
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch's

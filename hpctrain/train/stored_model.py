@@ -1,0 +1,104 @@
+"""The model of a run that has checkpoints, built as the run built it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from hpctrain.checkpoint.read import choose_newest, load
+from hpctrain.checkpoint.state import PlainNames
+from hpctrain.config.root import Config
+from hpctrain.distributed.determinism import seed_everything
+from hpctrain.errors import CheckpointError
+from hpctrain.phrases import listed
+from hpctrain.run.checkpoints import list_checkpoints
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.score import best_steps
+from hpctrain.tasks.task import Task
+from hpctrain.train.build import build_model, build_task
+from hpctrain.train.precision import PURE_TYPES, compute_in
+from hpctrain.train.process_state import process_state_restored
+
+Which: TypeAlias = Literal["newest", "best"] | int
+"""Which checkpoint: the newest intact one, that with the best score, or that of a step."""
+
+
+def load_task(config: Config) -> Task:
+    """Build a run's task, without preparing its data."""
+    with process_state_restored():
+        seed_everything(config.seed)
+        return build_task(config.task)
+
+
+def load_model(
+    config: Config, directory: RunDirectory, which: Which, *, device: torch.device | str, averaged: bool | None
+) -> nn.Module:
+    """Build a run's model and load a checkpoint's weights into it; not collective.
+
+    Args:
+        config: of the run.
+        directory: of the run.
+        which: of its checkpoints.
+        device: where the model ends up.
+        averaged: whether to load the moving average of the weights; None: if the run evaluates it.
+
+    Returns:
+        The model in evaluation mode, without DDP, compilation or memory formats.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, it isn't intact, or doesn't fit the model.
+        ConfigError: a class can't be imported here.
+    """
+    path = choose(directory, which)
+    with process_state_restored():
+        seed_everything(config.seed)  # as on the ranks: building may draw what no checkpoint holds
+        model = build_model(config.model, build_task(config.task))
+    dtype = PURE_TYPES.get(config.precision.kind)
+    if dtype is not None:
+        model.to(dtype)
+        compute_in(dtype, model, given=torch.float32)
+    found = load(path)
+    found.restore(model)
+    average: Mapping[str, Tensor] = found.extra.get("ema") or {}
+    if averaged or (averaged is None and config.trainer.eval_ema and average):
+        _load_average(model, average, path)
+    return model.to(device).eval()
+
+
+def choose(directory: RunDirectory, which: Which) -> Path:
+    """Return the path of a checkpoint.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if which == "newest":
+        newest, _ = choose_newest(directory)
+        if newest is None:
+            raise CheckpointError(f"{directory.path}: expected a checkpoint, but the run has saved none yet")
+        return newest
+    if which == "best":
+        scores = {info.step: info.score for info in list_checkpoints(directory, verify=False)}
+        if not (best := best_steps(scores, 1)):
+            raise CheckpointError(
+                f"{directory.path}: expected a checkpoint with a score, found none; checkpoint.keep_best=1 keeps the "
+                "best of a run that evaluates"
+            )
+        return directory.checkpoint(best[0])
+    if which not in (steps := directory.checkpoint_steps()):
+        known = listed(map(str, steps)) or "none"
+        raise CheckpointError(f"{directory.path}: expected newest, best or a saved step ({known}), got {which}")
+    return directory.checkpoint(which)
+
+
+@torch.no_grad()
+def _load_average(model: nn.Module, average: Mapping[str, Tensor], path: Path) -> None:
+    plain = PlainNames(model)
+    parameters = {plain(name): parameter for name, parameter in model.named_parameters()}
+    if not average or average.keys() - parameters.keys():
+        raise CheckpointError(f"{path} holds no moving average of this model's weights; see trainer.ema_decay")
+    for name, weights in average.items():
+        parameters[name].copy_(weights)

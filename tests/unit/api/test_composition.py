@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.version import getbase
+
+import hpctrain
+from hpctrain.api.composition import as_words
+from hpctrain.config.cluster import Slurm
+from hpctrain.errors import ConfigError
+
+
+def test_words_are_those_of_the_command_line():
+    config = hpctrain.compose(["cluster=slurm", "nodes=4", "cluster.partition=low,high"])
+    assert isinstance(config.cluster, Slurm)
+    assert (config.nodes, config.cluster.partition, config.name) == (4, "low,high", "digits")
+
+
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (3, "3"),
+        (1e-05, "1e-05"),
+        (Path("a b"), "'a b'"),
+        ("it's", r"'it\'s'"),
+        ([1, "a,b", [None]], "[1,'a,b',[null]]"),
+        ({"a": (1, 2)}, "{a:[1,2]}"),
+    ],
+)
+def test_values_become_words(value, word):
+    assert as_words({"key": value}) == [f"key={word}"]
+
+
+def test_values_mean_themselves():
+    texts = ["a,b", "it's", 'say "so"', "a\\", "key=value", "1e3", "null", "[x]", "${nodes}x", " ü "]
+    given = {"cluster": "slurm", "optimizer.lr": 1e-05, "optimizer.betas": (0.8, 0.9), "task.held_out": 0.5}
+    config = hpctrain.compose(given | {f"cluster.env.V{number}": text for number, text in enumerate(texts)})
+    assert (config.optimizer["lr"], config.optimizer["betas"], config.task["held_out"]) == (1e-05, [0.8, 0.9], 0.5)
+    wanted = [text.replace("${nodes}", "1") for text in texts]
+    assert [config.cluster.env[f"V{number}"] for number in range(len(texts))] == wanted
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        ("nodes=4", r"overrides=nodes=4: is a text, expected a list; write \['nodes=4'\]"),
+        ({"nodes": {1, 2}}, "nodes={1, 2}: is a set, which a configuration can't hold"),
+        (["nodes=1,2"], "nodes=1,2: has several values"),
+        ({"optimizer.lrr": 1}, "did you mean optimizer.lr"),
+    ],
+)
+def test_a_mistake_is_one_line(overrides, problem):
+    with pytest.raises(ConfigError, match=problem):
+        hpctrain.compose(overrides)
+
+
+def test_folders_with_options_are_those_of_the_command(tmp_path, monkeypatch):
+    for folder, seed in (("conf", 3), ("named", 4)):
+        (tmp_path / folder / "experiment").mkdir(parents=True)
+        text = f"# @package _global_\nseed: {seed}\n"
+        (tmp_path / folder / "experiment" / f"{folder}_one.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert hpctrain.compose(["experiment=conf_one"]).seed == 3
+    assert hpctrain.compose({"experiment": "named_one"}, config_dir=tmp_path / "named").seed == 4
+
+
+def test_a_program_that_uses_hydra_keeps_it(tmp_path):
+    (tmp_path / "theirs.yaml").write_text("answer: 42\n")
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(tmp_path), version_base="1.2"):
+        before, base = GlobalHydra.instance().hydra, getbase()
+        hpctrain.compose(["nodes=1"])
+        with pytest.raises(ConfigError):
+            hpctrain.compose(["no_key=1"])
+        assert GlobalHydra.instance().hydra is before
+        assert getbase() == base
+        assert hydra_compose("theirs").answer == 42
+
+
+def test_threads_may_compose_at_the_same_time():
+    with ThreadPoolExecutor(4) as pool:
+        configs = list(pool.map(lambda seed: hpctrain.compose({"seed": seed}), range(8)))
+    assert [config.seed for config in configs] == list(range(8))
