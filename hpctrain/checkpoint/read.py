@@ -19,7 +19,7 @@ from hpctrain.checkpoint.state import NAMED, Snapshot, parameter_names
 from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointDamagedError, CheckpointError, CheckpointUnlikeError
 from hpctrain.phrases import listed
-from hpctrain.run.checkpoints import CheckpointInfo, find_damage, newest_intact
+from hpctrain.run.checkpoints import CheckpointInfo, ShowRead, find_damage, newest_intact
 from hpctrain.run.directory import RunDirectory
 
 log = logging.getLogger("hpctrain.checkpoint")
@@ -143,10 +143,15 @@ class LoadedCheckpoint(Snapshot):
                 log.warning("%s holds no state of a gradient scaler: the scale starts afresh", self.path)
 
 
-def load_newest(directory: RunDirectory, world: World) -> LoadedCheckpoint | None:
+def load_newest(directory: RunDirectory, world: World, show: ShowRead | None = None) -> LoadedCheckpoint | None:
     """Load the newest intact checkpoint of a run, the same one on every rank; collective.
 
     Rank zero chooses it. The first rank of each node verifies what that node reads.
+
+    Args:
+        directory: of the run.
+        world: the ranks.
+        show: called on rank zero while it reads.
 
     Returns:
         None if the run has no checkpoint yet.
@@ -163,7 +168,7 @@ def load_newest(directory: RunDirectory, world: World) -> LoadedCheckpoint | Non
     # different steps.
     if world.is_rank_zero:
         try:
-            chosen, passed_over = choose_newest(directory)
+            chosen, passed_over = choose_newest(directory, show)
         except CheckpointError as caught:
             # every rank must learn of the error before any of them raises
             error = caught
@@ -184,11 +189,14 @@ def load_newest(directory: RunDirectory, world: World) -> LoadedCheckpoint | Non
     return replace(found, passed_over=passed_over)
 
 
-def choose_newest(directory: RunDirectory) -> tuple[Path | None, tuple[CheckpointInfo, ...]]:
+def choose_newest(
+    directory: RunDirectory, show: ShowRead | None = None
+) -> tuple[Path | None, tuple[CheckpointInfo, ...]]:
     """Choose the newest intact checkpoint; log a warning that names newer, damaged ones. Not collective.
 
     Args:
         directory: of the run.
+        show: called while a checkpoint is read.
 
     Returns:
         Its path, None if the run has no checkpoint yet; and the newer ones that aren't intact.
@@ -196,7 +204,7 @@ def choose_newest(directory: RunDirectory) -> tuple[Path | None, tuple[Checkpoin
     Raises:
         CheckpointDamagedError: the run has checkpoints, but none is intact.
     """
-    found, damaged = newest_intact(directory)
+    found, damaged = newest_intact(directory, show)
     named = "; ".join(f"{info.path} ({info.problem})" for info in damaged)
     if found is None:
         if not damaged:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, TypeAlias
 
 import xxhash
 
@@ -26,6 +27,8 @@ from hpctrain.run.checkpoint_manifest import (
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.score import Score, score_of
 
+ShowRead: TypeAlias = Callable[[int, int], None]
+"""Called while a checkpoint is read, by several threads in turn: bytes that are read, and bytes in all."""
 _CHUNK_BYTES = 1 << 20
 _READERS = 4
 
@@ -78,13 +81,20 @@ class _Problem:
     unreadable: bool = False
 
 
-def file_checksum(path: Path) -> str:
-    """Return the checksum of a file's bytes, in hexadecimal."""
+def file_checksum(path: Path, on_read: Callable[[int], None] | None = None) -> str:
+    """Return the checksum of a file's bytes, in hexadecimal.
+
+    Args:
+        path: of the file.
+        on_read: called with the number of bytes after each read.
+    """
     digest = xxhash.xxh3_128()
     buffer = memoryview(bytearray(_CHUNK_BYTES))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
+            if on_read is not None:
+                on_read(count)
     return digest.hexdigest()
 
 
@@ -127,14 +137,20 @@ def saved_step(directory: RunDirectory) -> int:
     return 0
 
 
-def newest_intact(directory: RunDirectory) -> tuple[CheckpointInfo | None, list[CheckpointInfo]]:
+def newest_intact(
+    directory: RunDirectory, show: ShowRead | None = None
+) -> tuple[CheckpointInfo | None, list[CheckpointInfo]]:
     """Return the newest intact checkpoint of a run, and the newer ones that are not intact, newest first.
 
     Older ones are not read. The first is None if no checkpoint is intact.
+
+    Args:
+        directory: of the run.
+        show: called while a checkpoint is read.
     """
     damaged: list[CheckpointInfo] = []
     for step in reversed(directory.checkpoint_steps()):
-        info = _describe(directory.checkpoint(step), step, verify=True)
+        info = _describe(directory.checkpoint(step), step, verify=True, show=show)
         if info.intact:
             return info, damaged
         if _still_there(info):
@@ -142,7 +158,7 @@ def newest_intact(directory: RunDirectory) -> tuple[CheckpointInfo | None, list[
     return None, damaged
 
 
-def _describe(path: Path, step: int, *, verify: bool) -> CheckpointInfo:
+def _describe(path: Path, step: int, *, verify: bool, show: ShowRead | None = None) -> CheckpointInfo:
     try:
         manifest = read_manifest(path)
     except CheckpointDamagedError as error:
@@ -158,7 +174,7 @@ def _describe(path: Path, step: int, *, verify: bool) -> CheckpointInfo:
     if manifest["step"] != step:
         problems = [_Problem(f"{MANIFEST} belongs to step {manifest['step']}")]
     else:
-        problems = _wrong_files(path, manifest["files"], verify=verify)
+        problems = _wrong_files(path, manifest["files"], verify=verify, show=show)
     return CheckpointInfo(
         step=step,
         path=path,
@@ -184,13 +200,29 @@ def _joined(problems: Sequence[_Problem]) -> str:
     return "; ".join(problem.text for problem in problems)
 
 
-def _wrong_files(path: Path, files: Mapping[str, Any], *, verify: bool) -> list[_Problem]:
+def _wrong_files(path: Path, files: Mapping[str, Any], *, verify: bool, show: ShowRead | None = None) -> list[_Problem]:
     # sizes first: a truncated file need not be read
     wrong = [_wrong_size(path / name, entry["bytes"]) for name, entry in files.items()]
     if verify and not any(wrong):
+        on_read = None if show is None else _adding_up(show, sum(entry["bytes"] for entry in files.values()))
         with ThreadPoolExecutor(min(_READERS, len(files)) or 1) as readers:
-            wrong = list(readers.map(lambda name: _wrong_checksum(path / name, files[name]["checksum"]), files))
+            wrong = list(
+                readers.map(lambda name: _wrong_checksum(path / name, files[name]["checksum"], on_read), files)
+            )
     return [problem for problem in wrong if problem is not None]
+
+
+def _adding_up(show: ShowRead, total: int) -> Callable[[int], None]:
+    """Return a function that several threads can call with the bytes that they read."""
+    lock, done = Lock(), 0
+
+    def add(count: int) -> None:
+        nonlocal done
+        with lock:
+            done += count
+            show(done, total)
+
+    return add
 
 
 def _wrong_size(file: Path, expected: int) -> _Problem | None:
@@ -207,9 +239,9 @@ def _wrong_size(file: Path, expected: int) -> _Problem | None:
     return None
 
 
-def _wrong_checksum(file: Path, expected: str) -> _Problem | None:
+def _wrong_checksum(file: Path, expected: str, on_read: Callable[[int], None] | None) -> _Problem | None:
     try:
-        found = file_checksum(file)
+        found = file_checksum(file, on_read)
     except OSError as error:
         return _unreadable(file, error)
     if found == expected:

@@ -18,6 +18,7 @@ from hpctrain.config.identity import config_digest
 from hpctrain.distributed.determinism import rank_seed, seed_everything
 from hpctrain.distributed.replica import inner
 from hpctrain.errors import CheckpointError, SupersededError
+from hpctrain.run.checkpoints import ShowRead
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord
 from hpctrain.run.ledger import Claim, Ledger
@@ -79,8 +80,11 @@ class Checkpointing:
         self._saved_at_s = clock()
         self._interval_s: float | None = None
 
-    def resume(self) -> Start:
+    def resume(self, show: ShowRead | None = None) -> Start:
         """Restore the newest intact checkpoint, if there is one; collective.
+
+        Args:
+            show: called on rank zero while it reads the checkpoint.
 
         Raises:
             SupersededError: a later attempt owns the run. Only rank zero raises it, perhaps after it has removed what
@@ -91,7 +95,7 @@ class Checkpointing:
             self._claim.require_ownership()
             if names := remove_leftovers(self._directory):
                 log.info("cleaned up after an earlier attempt: %s", ", ".join(names))
-        found = load_newest(self._directory, self._world)
+        found = load_newest(self._directory, self._world, show)
         # before the first step, and not only when it is saved
         self._parts.task_state.check()
         if found is not None:

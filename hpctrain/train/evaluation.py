@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,6 +69,7 @@ class Evaluation:
         max_gathered_mb: bound on the per-sample values that rank zero gets.
 
     Attributes:
+        on_turn: called after each batch of this rank, with the number of batches and the total, None if it is unknown.
         num_batches: batches over all evaluations so far; shows that an evaluation makes progress.
     """
 
@@ -87,6 +88,7 @@ class Evaluation:
         ema: Ema | None = None,
         max_gathered_mb: int = 1024,
     ) -> None:
+        self.on_turn: Callable[[int, int | None], None] | None = None
         self.num_batches = 0
         self._task = task
         self._task_state = task_state
@@ -251,6 +253,8 @@ class Evaluation:
             moved = batch if device.type == "cpu" else self._task.to_device(batch, device)
             tally.add(turn, self._loader.num_taken, self._task.evaluate(self._model, moved))
         self.num_batches += 1
+        if self.on_turn is not None:
+            self.on_turn(turn + 1, self._loader.num_turns)
         return True
 
     def _require_same_samples(self, num_samples: int | None, *, unknown_allowed: bool = True) -> None:

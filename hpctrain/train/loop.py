@@ -90,7 +90,7 @@ class Loop:
         log_every, save_every = config.logger.every_steps, config.checkpoint.every_steps
         eval_every = config.trainer.eval_every_steps or self._parts.plan.steps_per_epoch
         train_step, profiler, checkpointing = self._parts.step, self._profiler, self._checkpointing
-        position = self._parts.position
+        position, show_step = self._parts.position, self._log.show_step
         decide, is_due = self._stopping.agreement.decide, checkpointing.is_due
         if self._stopped_in_pending_evaluation():
             return False
@@ -101,6 +101,8 @@ class Loop:
             else:
                 train_step(self.step, micro_batches)
             self.step = position.step = step = self.step + 1
+            if show_step is not None:
+                show_step(step)
             is_last = step == total
             if step == first:
                 self._times.first_step_done(step)

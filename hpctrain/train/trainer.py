@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Generator
-from contextlib import closing
+from contextlib import closing, nullcontext
+from functools import partial
 from typing import TextIO
 
 from hpctrain.checkpoint.saver import CheckpointSaver
@@ -13,6 +16,7 @@ from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.determinism import rank_seed, seed_everything
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError
+from hpctrain.metrics.bar import Bar, open_bar
 from hpctrain.run.bottleneck import last_bottleneck
 from hpctrain.run.config_change import keep_config
 from hpctrain.run.directory import RunDirectory
@@ -26,6 +30,9 @@ from hpctrain.train.profiling.profiler import Profiler
 from hpctrain.train.start_table import log_start
 from hpctrain.train.stopping import Stopping
 from hpctrain.train.training_log import TrainingLog, log_samples
+
+log = logging.getLogger("hpctrain")
+"""Its handlers print on the terminal, where a bar has to make room."""
 
 
 class Trainer:
@@ -59,6 +66,9 @@ class Trainer:
         self._claim = claim
         self._times = times
         self._log_stream = log_stream
+        self._bar: Bar | None = None
+        if world.is_rank_zero:
+            self._bar = open_bar(config.trainer.progress, sys.stdout, is_log=log_stream is None)
         self._parts = Parts(config, world, fresh=not directory.checkpoint_steps())
         # built before the random state is restored: the task's draws for its held-out samples must not advance it
         if self._parts.evaluation is None:
@@ -68,7 +78,7 @@ class Trainer:
         # the parts were built from the same numbers on all ranks; from here on each rank draws its own
         seed_everything(rank_seed(config.seed, world.rank))
         times.enter("load_s")
-        start = self._checkpointing.resume()
+        start = self._resume()
         self._loader = self._parts.loader(start.step, self._parts.stream_state.bookmarks)
         before = last_bottleneck(directory) if world.is_rank_zero else None
         self._flops_per_sample = None if before is None else before.flops_per_sample
@@ -82,6 +92,15 @@ class Trainer:
             raise ConfigError("checkpoint.keep_best", keep_best, why, "set it to 0")
         if any(update.learning_rate.needs_evaluation for update in self._parts.step.updates):
             raise ConfigError("schedule.kind", "plateau", why, "choose another schedule, such as schedule=cosine")
+
+    def _resume(self) -> Start:
+        bar = self._bar
+        if bar is None:
+            return self._checkpointing.resume()
+        if self._parts.evaluation is not None:
+            self._parts.evaluation.on_turn = partial(bar.show, "evaluation")
+        with bar.among(log.handlers):
+            return self._checkpointing.resume(partial(bar.show, "reading the checkpoint", in_gb=True))
 
     @property
     def step(self) -> int:
@@ -128,13 +147,18 @@ class Trainer:
         if self._world.is_rank_zero:
             # the start may have taken long, and a later attempt may own the metrics by now
             self._claim.require_ownership()
+        room = nullcontext() if self._bar is None else self._bar.among(log.handlers)
         try:
-            if self._loop.start(try_out=self._needs_sanity_check()):
-                return self._train()
-            self._saver.finish()
-            return False
+            with room:
+                return self._run()
         finally:
             self._times.record(self.step, due=True)
+
+    def _run(self) -> bool:
+        if self._loop.start(try_out=self._needs_sanity_check()):
+            return self._train()
+        self._saver.finish()
+        return False
 
     def _needs_sanity_check(self) -> bool:
         """Whether the run is new, or resumes with another configuration; collective."""
@@ -146,7 +170,7 @@ class Trainer:
             self._claim.require_ownership()
             # not before the evaluation, which may refuse a change that a resume made
             keep_config(self._directory)
-        with self._log.opened(self._directory, self._log_stream):
+        with self._log.opened(self._directory, self._log_stream, self._bar):
             # end the loading processes first: the last write can use their cores
             with closing(self._micro_batches()) as micro_batches:
                 finished = self._loop.run(micro_batches)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TextIO
 
 from hpctrain.data.micro_batch import MicroBatch
+from hpctrain.metrics.bar import Bar, BarSink
 from hpctrain.metrics.console import ConsoleSink
 from hpctrain.metrics.csv_file import CsvSink
 from hpctrain.metrics.hyperparameters import hyperparameters
@@ -28,9 +28,6 @@ from hpctrain.train.checkpointing import Start
 from hpctrain.train.parts import Parts
 from hpctrain.train.profiling.profiler import Profiler
 
-log = logging.getLogger("hpctrain")
-"""Its handlers print on the terminal, where the progress line has to end first."""
-
 
 class TrainingLog:
     """The metrics of one attempt.
@@ -40,9 +37,13 @@ class TrainingLog:
         start: where the attempt starts.
         profiler: adds its own metrics.
         times: of this attempt.
+
+    Attributes:
+        show_step: to be called after each step; None unless a bar shows the progress.
     """
 
     def __init__(self, parts: Parts, start: Start, profiler: Profiler, times: Times) -> None:
+        self.show_step: Callable[[int], None] | None = None
         self._parts = parts
         self._start = start
         self._profiler = profiler
@@ -53,7 +54,7 @@ class TrainingLog:
         self._media: MediaWriter | None = None
 
     @contextmanager
-    def opened(self, directory: RunDirectory, log_stream: TextIO | None) -> Iterator[None]:
+    def opened(self, directory: RunDirectory, log_stream: TextIO | None, bar: Bar | None) -> Iterator[None]:
         """Open the sinks on rank zero, and close them afterwards.
 
         Records of an earlier attempt after the step from which this one starts are dropped.
@@ -61,9 +62,10 @@ class TrainingLog:
         Args:
             directory: of the run.
             log_stream: the rank's log, if standard output doesn't go there already.
+            bar: shows the progress on standard output; None for plain lines.
         """
         if self._parts.world.is_rank_zero:
-            self._sinks = self._open_sinks(directory, log_stream)
+            self._sinks = self._open_sinks(directory, log_stream, bar)
         self._throughput.rate(self._parts.plan.samples_seen(self._start.step))  # opening them doesn't count
         try:
             with self._parts.task_log.training(self._media):
@@ -74,16 +76,14 @@ class TrainingLog:
                 self._media.close()
             for sink in self._sinks:
                 sink.close()
-                if isinstance(sink, ConsoleSink):
-                    for handler in log.handlers:
-                        handler.removeFilter(sink.make_room)
 
-    def _open_sinks(self, directory: RunDirectory, log_stream: TextIO | None) -> list[Sink]:
+    def _open_sinks(self, directory: RunDirectory, log_stream: TextIO | None, bar: Bar | None) -> list[Sink]:
         step, total_steps = self._start.step, self._parts.total_steps
         # without a log of its own, this process prints into the log
-        console = ConsoleSink(sys.stdout, total_steps, step, stamped=log_stream is None)
-        for handler in log.handlers:
-            handler.addFilter(console.make_room)
+        console: Sink = ConsoleSink(sys.stdout, total_steps, step, stamped=log_stream is None)
+        if bar is not None:
+            console = shown = BarSink(bar, total_steps, step)
+            self.show_step = shown.show_step
         due = self._start.evaluation_due
         sinks: list[Sink] = [JsonLinesSink(directory.metrics, step, evaluation_due=due), console]
         if log_stream is not None:

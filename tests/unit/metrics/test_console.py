@@ -1,33 +1,13 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
-import pty
 import re
-import select
-import tty
 
 import pytest
 from fakes import Clock
 
 from hpctrain.metrics.console import ConsoleSink, duration
-
-
-@pytest.fixture
-def terminal():
-    master, slave = pty.openpty()
-    tty.setraw(slave)
-
-    def shown() -> str:
-        text = b""
-        while select.select([master], [], [], 0.1)[0]:
-            text += os.read(master, 65536)
-        return text.decode()
-
-    with os.fdopen(slave, "w") as stream:
-        yield stream, shown
-    os.close(master)
 
 
 def test_a_log_gets_a_plain_line_at_each_step():
@@ -77,62 +57,10 @@ def test_the_eta_counts_this_attempts_steps_only():
     assert stream.getvalue().splitlines() == ["step 110/200  eta 1:30", "step 200/200"]
 
 
-def test_a_terminal_shows_one_line_that_changes_and_keeps_evaluations(terminal):
-    stream, shown = terminal
-    clock = Clock(0.0)
-    sink = ConsoleSink(stream, 30, step=30, clock=clock)
-    for step in (10, 20):
-        clock.now += 1
-        sink.log(step, {"train/loss": 1.0})
-    sink.log(20, {"eval/loss": 2.0})
-    clock.now += 1
-    sink.log(30, {"train/loss": 3.0})
-    sink.close()
-    assert shown() == (
-        "\r\x1b[Kstep 10/30  train/loss 1"
-        "\r\x1b[Kstep 20/30  train/loss 1"
-        "\r\x1b[Kstep 20/30  eval/loss 2\n"
-        "\r\x1b[Kstep 30/30  train/loss 3"
-        "\r\x1b[Kstep 30/30  train/loss 3\n"
-    )
-
-
-def test_the_progress_line_ends_before_something_else_is_logged_and_an_echoed_ctrl_c_with_it(terminal):
-    stream, shown = terminal
-    sink = ConsoleSink(stream, 30, clock=Clock(0.0))
-    handler = logging.StreamHandler(stream)
-    handler.addFilter(sink.make_room)
-    sink.log(10, {"train/loss": 1.0})
-    stream.write("^C")
-    for text in ("stopping", "saved"):
-        handler.handle(logging.makeLogRecord({"msg": text}))
-    sink.close()
-    line = "\r\x1b[Kstep 10/30  train/loss 1  eta 0:00"
-    assert shown() == f"{line}^C{line}\nstopping\nsaved\n"
-
-
 def test_lines_of_a_log_have_the_time():
     stream = io.StringIO()
     ConsoleSink(stream, 30, stamped=True).log(30, {"eval/loss": 0.5})
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d step 30/30  eval/loss 0.5\n", stream.getvalue())
-
-
-def test_a_terminal_is_redrawn_twenty_times_a_second_at_most(terminal):
-    stream, shown = terminal
-    clock = Clock(0.0)
-    sink = ConsoleSink(stream, 1000, clock=clock)
-    for step in range(1, 1001):
-        clock.now += 0.001
-        sink.log(step, {})
-    text = shown()
-    assert 15 <= text.count("\r") <= 22
-    assert text.endswith("step 1000/1000")
-
-
-def test_a_long_line_never_wraps(terminal):
-    stream, shown = terminal
-    ConsoleSink(stream, 9).log(1, {f"train/metric_{number}": 0.5 for number in range(50)})
-    assert len(shown()) <= len("\r\x1b[K") + 79
 
 
 def test_a_closed_pipe_ends_the_display_and_not_the_training(caplog):

@@ -150,6 +150,21 @@ def test_a_checkpoint_that_the_file_system_fails_to_read_is_still_saved(director
     assert (found.step, [info.damaged for info in passed_over]) == (30, [False])
 
 
+def test_reading_shows_how_far_it_is_of_each_checkpoint_that_is_read(directory):
+    for step in (10, 20):
+        put(directory, step)
+    (directory.checkpoint(20) / "model.pt").write_bytes(
+        bytes(len((directory.checkpoint(20) / "model.pt").read_bytes()))
+    )
+    seen = []
+    newest_intact(directory, lambda *amounts: seen.append(amounts))
+    totals = [
+        sum(entry["bytes"] for entry in read_manifest(directory.checkpoint(step))["files"].values())
+        for step in (20, 10)
+    ]
+    assert [amounts for amounts in seen if amounts[0] == amounts[1]] == [(total, total) for total in totals]
+
+
 def test_a_checkpoint_that_is_damaged_is_not_saved(directory):
     for step in (10, 20, 30):
         put(directory, step)

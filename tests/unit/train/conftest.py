@@ -104,7 +104,7 @@ def attempt(compose_small, directory, lone_world):
     """Makes the trainer of the next attempt of one run, by overrides of its configuration; signals stop it."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
 
-    def build(*words):
+    def build(*words, log_stream=None):
         request = StopRequest()
         request.install()
         ledger = Ledger(directory)
@@ -116,7 +116,7 @@ def attempt(compose_small, directory, lone_world):
             stopping=Stopping(lone_world, ClusterEnvironment.from_environment({}), request),
             claim=Claim(ledger, number),
             times=Times(0.0),
-            log_stream=None,
+            log_stream=log_stream,
         )
 
     yield build

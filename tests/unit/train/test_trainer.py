@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import io
 import json
+import logging
 
 import pytest
 import small_task
@@ -163,3 +165,40 @@ def test_a_task_logs_media_where_it_derives_metrics_and_no_scalars(attempt, dire
     directory.create(0o750)
     with pytest.raises(TaskError, match="after the last batch: return 'a' from derive"):
         attempt().run()
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_shows_a_bar_also_in_evaluations_and_while_a_checkpoint_is_read(attempt, monkeypatch):
+    monkeypatch.setattr("hpctrain.metrics.bar.SHOWN_AFTER_S", 0)
+    monkeypatch.setattr("hpctrain.metrics.bar.REDRAW_S", 0)
+    before = list(logging.getLogger("hpctrain").handlers)
+    terminal, log = Terminal(), io.StringIO()
+    monkeypatch.setattr("sys.stdout", terminal)
+    assert not attempt("+task.signal_in=loss", "+task.signal_at=13", log_stream=log).run()
+    assert attempt(log_stream=log).run()
+    shown = [line.split("\r")[0].rstrip() for line in terminal.getvalue().split("\r\x1b[K")]
+    bars = [line for line in shown if "%|" in line]
+    assert [line.split("|")[0] for line in bars if line.startswith("step")][:3] == [
+        "step 1/10  10%",
+        "step 2/10  20%",
+        "step 3/10  30%",
+    ]
+    assert any(line.startswith("evaluation 1/2  50%|#####     |") for line in bars)
+    assert any(line.startswith("reading the checkpoint 0.0/0.0 GB 100%") for line in bars)
+    assert any(line.startswith("step 8/10  eval/loss") for line in shown)
+    assert any(line.startswith("step 10/10 100%") for line in bars)
+    assert "\r" not in log.getvalue()
+    assert " step 8/10  eval/loss" in log.getvalue()
+    assert logging.getLogger("hpctrain").handlers == before
+
+
+def test_progress_in_lines_needs_no_bar(attempt, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    assert attempt("trainer.progress=lines", log_stream=io.StringIO()).run()
+    assert "\r" not in terminal.getvalue()
+    assert "step 10/10  eval/loss" in terminal.getvalue()

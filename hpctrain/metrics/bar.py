@@ -1,0 +1,227 @@
+"""A progress bar on a terminal."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TextIO
+
+from hpctrain.metrics.console import duration, epoch, log_line, own_metrics, speed
+from hpctrain.run.evaluation import is_evaluation
+from hpctrain.terminal import visible
+
+logger = logging.getLogger(__name__)
+
+CLEAR_LINE = "\r\x1b[K"
+REDRAW_S = 0.05
+SHOWN_AFTER_S = 0.5
+"""Seconds that something takes before a bar shows how far it is: most evaluations of small runs are over by then."""
+GB = 1e9
+
+
+class Bar:
+    """One line of a terminal that is drawn again and again, by tqdm.
+
+    If the stream fails (a closed pipe, a full disk), the display ends, but training continues. Other threads may draw
+    as well.
+
+    Args:
+        stream: usually a terminal.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
+        # only where a bar is drawn
+        from tqdm.std import tqdm
+
+        self._format = tqdm.format_meter
+        self._stream = stream
+        self._clock = clock
+        self._is_ascii = not _shows_blocks(stream)
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._drawn_at = float("-inf")
+        self._open_line = ""
+        self._work = ""
+        self._work_done = 0.0
+        self._work_began = 0.0
+        self._gone = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the line is old enough to be drawn again."""
+        return self._clock() - self._drawn_at >= REDRAW_S
+
+    def draw(self, label: str, done: float, total: float | None, words: Iterable[str] = ()) -> None:
+        """Draw the line.
+
+        Args:
+            label: what is done.
+            done: how much of it.
+            total: all of it; None if that is unknown.
+            words: after the bar, as many as the line has room for.
+        """
+        self._work = ""
+        self._draw(label, done, total, words)
+
+    def show(self, work: str, done: float, total: float | None, *, in_gb: bool = False) -> None:
+        """Show how far something is that interrupts the training, if it takes long; not more often than necessary.
+
+        Args:
+            work: what is done; of one piece of work, `done` grows from call to call.
+            done: how much of it.
+            total: all of it; None if that is unknown.
+            in_gb: whether these are bytes.
+        """
+        with self._lock:
+            now = self._clock()
+            if work != self._work or done < self._work_done:
+                self._work = work
+                self._work_began = now
+            self._work_done = done
+            if now - self._work_began < SHOWN_AFTER_S or now - self._drawn_at < REDRAW_S:
+                return
+            if in_gb:
+                amount = f"{done / GB:.1f} GB" if total is None else f"{done / GB:.1f}/{total / GB:.1f} GB"
+            else:
+                amount = f"{done:.0f}" if total is None else f"{done:.0f}/{total:.0f}"
+            left = 0.0 if total is None or not done else (now - self._work_began) * (total - done) / done
+            self._draw(f"{work} {amount}", done, total, [f"eta {duration(left)}"] if left else [])
+
+    def print_line(self, line: str) -> None:
+        """Print a line that stays."""
+        self._put(f"{CLEAR_LINE}{visible(line)}\n")
+        self._open_line = ""
+
+    def close(self) -> None:
+        """End the line: that of the training stays."""
+        if not self._open_line:
+            return
+        # drawn again, since the terminal may have echoed ^C at its end
+        self._put(CLEAR_LINE if self._work else f"{CLEAR_LINE}{self._open_line}\n")
+        self._open_line = ""
+
+    def make_room(self, _record: logging.LogRecord) -> bool:
+        """End the line before something else is logged; as a filter of logging, let the record pass."""
+        # a DataLoader worker has a copy of the handlers and of this object, but its line isn't its own
+        if os.getpid() == self._process:
+            self.close()
+        return True
+
+    @contextmanager
+    def among(self, handlers: list[logging.Handler]) -> Iterator[None]:
+        """In the context, make room for what these handlers print; end the line afterwards."""
+        used = list(handlers)
+        for handler in used:
+            handler.addFilter(self.make_room)
+        try:
+            yield
+        finally:
+            self.close()
+            for handler in used:
+                handler.removeFilter(self.make_room)
+
+    def _draw(self, label: str, done: float, total: float | None, words: Iterable[str]) -> None:
+        columns = self._columns() - 1
+        width = 20 if columns >= 100 else 10
+        known = f"{{desc}} {{percentage:3.0f}}%|{{bar:{width}}}|" if total else "{desc}"
+        line: str = self._format(
+            done, total, 0, ncols=columns, ascii=self._is_ascii, bar_format=known, prefix=visible(label)
+        )
+        for word in map(visible, words):
+            # not cut off in the middle of a number
+            if len(line) + 2 + len(word) > columns:
+                break
+            line += f"  {word}"
+        self._drawn_at = self._clock()
+        self._open_line = line[:columns]
+        self._put(CLEAR_LINE + self._open_line)
+
+    def _columns(self) -> int:
+        # queried for each line, since windows change; a longer line would wrap, and "\r" would not reach its start
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or 80
+        except OSError:
+            return 80
+
+    def _put(self, text: str) -> None:
+        if self._gone:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError as error:
+            self._gone = True
+            logger.warning("can't show progress any longer (%s); training continues", error.strerror)
+
+
+class BarSink:
+    """Shows the training's progress in a bar; lines with an evaluation stay on the terminal.
+
+    ``step 120/460  26%|██▌       |  eta 0:12  epoch 2  5210 samples/s  train/loss 0.123``
+
+    Args:
+        bar: shared with what interrupts the training.
+        total_steps: the last step of the run.
+        step: steps completed before this attempt.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, bar: Bar, total_steps: int, step: int = 0, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._bar = bar
+        self._total_steps = total_steps
+        self._start_step = step
+        self._start_time = clock()
+        self._clock = clock
+        self._words: list[str] = []
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Show a step with its metrics."""
+        if is_evaluation(values):
+            self._bar.print_line(log_line(step, self._total_steps, values))
+            return
+        # the metrics last, for which a narrow terminal may have no room
+        self._words = [*epoch(values), *speed(values), *own_metrics(values)]
+        self.show_step(step)
+
+    def show_step(self, step: int) -> None:
+        """Show a step with the metrics that were logged last, unless the line is new; called after each step."""
+        if self._bar.is_due or step == self._total_steps:
+            done, seconds = step - self._start_step, self._clock() - self._start_time
+            left = (self._total_steps - step) * seconds / done if done > 0 else 0
+            eta = [f"eta {duration(left)}"] if left else []
+            self._bar.draw(f"step {step}/{self._total_steps}", step, self._total_steps, eta + self._words)
+
+    def flush(self) -> None:
+        """Do nothing: every line is written at once."""
+
+    def close(self) -> None:
+        """End the line."""
+        self._bar.close()
+
+
+def open_bar(progress: str, stream: TextIO, *, is_log: bool) -> Bar | None:
+    """Return a bar, or None for plain lines.
+
+    Args:
+        progress: `trainer.progress`.
+        stream: standard output.
+        is_log: whether it goes into the run's log.
+    """
+    if is_log or progress == "lines" or (progress == "auto" and not stream.isatty()):
+        return None
+    return Bar(stream)
+
+
+def _shows_blocks(stream: TextIO) -> bool:
+    try:
+        "█".encode(stream.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
