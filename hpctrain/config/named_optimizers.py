@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config import require
-from hpctrain.config.optimizer import Handling
+from hpctrain.config.optimizer import PAIR, Handling
 from hpctrain.config.parameter_groups import patterns
 from hpctrain.errors import ConfigError
 
@@ -49,8 +49,16 @@ class Several(require.Checked):
 
     named: dict[str, Any] = field(default_factory=dict)
     """By name: _target_, the arguments of the class, and the keys of optimizer.named.NAME below."""
+    lr: Annotated[float | None, require.above(0)] = None
+    """Learning rate of the entries that have none of their own; null: the default of their class."""
+    weight_decay: Annotated[float | None, require.at_least(0)] = None
+    """Weight decay of the entries that have none of their own, if their class takes it."""
+    betas: Annotated[list[float] | None, PAIR, require.each(require.half_open(0, 1))] = None
+    """Decay rates of the two moments for the entries that have none of their own, if their class takes them."""
 
 
+SHARED_KEYS = ("lr", "weight_decay", "betas")
+"""Arguments that optimizers share unless they have their own, so that a task's recipe suits any optimizer."""
 NAMED_KEYS = tuple(item.name for item in fields(Named) if item.name != "_target_")
 """Keys of an entry that hpctrain handles itself."""
 
@@ -63,6 +71,7 @@ class NamedOptimizer:
         name: empty for the only one, without `optimizer.named`.
         key: full name of its node, such as ``optimizer.named.critic``.
         node: its keys.
+        shared: arguments for a class that takes them, if `node` doesn't have them.
         match: patterns for its parameters; None for all that no other one matches.
         exclude: patterns for parameters that `match` leaves out.
         ndim: number of dimensions of its parameters; None for any.
@@ -76,6 +85,7 @@ class NamedOptimizer:
     name: str = ""
     key: str = "optimizer"
     node: Mapping[str, Any]
+    shared: Mapping[str, Any] = field(default_factory=dict)
     match: tuple[str, ...] | None = None
     exclude: tuple[str, ...] = ()
     ndim: int | None = None
@@ -101,7 +111,8 @@ def named_optimizers(node: Mapping[str, Any]) -> list[NamedOptimizer]:
     if not isinstance(named, Mapping) or not named:
         remedy = "see docs/how_to/optimizers.md for optimizer.named"
         raise ConfigError("optimizer.named", named, "must name the optimizers", remedy)
-    found = [_entry(str(name), entry) for name, entry in named.items()]
+    shared = {key: node[key] for key in SHARED_KEYS if node.get(key) is not None}
+    found = [_entry(str(name), entry, shared) for name, entry in named.items()]
     _check_together(found)
     return found
 
@@ -111,7 +122,7 @@ def losses_of(optimizers: Sequence[NamedOptimizer]) -> list[str]:
     return list(dict.fromkeys(each.loss for each in optimizers))
 
 
-def _entry(name: str, entry: object) -> NamedOptimizer:
+def _entry(name: str, entry: object, shared: Mapping[str, Any]) -> NamedOptimizer:
     key = f"optimizer.named.{name}"
     if not name.isidentifier():
         raise ConfigError(key, "...", "is not usable as a name", "use letters, digits and _")
@@ -134,6 +145,7 @@ def _entry(name: str, entry: object) -> NamedOptimizer:
         name=name,
         key=key,
         node=entry,
+        shared={key: value for key, value in shared.items() if key not in entry},
         match=match,
         exclude=exclude,
         ndim=values.ndim,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 import time
@@ -22,6 +23,7 @@ import torch
 from hpctrain.checkpoint.host_memory import available_memory_bytes
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.checks import refuse_without_gpu
+from hpctrain.config.named_optimizers import named_optimizers
 from hpctrain.config.root import Config
 from hpctrain.config.stored import load
 from hpctrain.distributed.compiler import spare_compiler
@@ -79,14 +81,17 @@ def _trial(config: Config, size: int) -> dict[str, Any]:
 
 def _steps(config: Config, world: World, size: int) -> dict[str, Any]:
     # two micro-batches: during the second forward pass, the gradients of the first take memory as well
+    period = math.lcm(*(each.every_steps for each in named_optimizers(config.optimizer)))
     trainer = replace(
-        config.trainer, max_steps=STEPS, max_epochs=None, micro_batch_size=size, global_batch_size=2 * size
+        config.trainer, max_steps=STEPS * period, max_epochs=None, micro_batch_size=size, global_batch_size=2 * size
     )
     parts = Parts(replace(config, trainer=trainer), world)
+    # the most memory is needed once everything is unfrozen, in steps of all turns
+    parts.prepare(sys.maxsize)
     samples = parts.plan.num_samples
     begin = time.perf_counter()
     with closing(iter(parts.loader(0))) as micro_batches:
-        for step in range(STEPS):
+        for step in range(period - 1, STEPS * period, period):
             begin = time.perf_counter()
             parts.step(step, micro_batches)
             parts.position.step = step + 1

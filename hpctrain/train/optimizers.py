@@ -16,7 +16,7 @@ from hpctrain.config.optimizer import HANDLING_KEYS, Handling, handling_of
 from hpctrain.config.parameter_groups import entries_of
 from hpctrain.config.target import NEEDS_A_CLOSURE
 from hpctrain.errors import ConfigError, TaskError
-from hpctrain.train.build import instantiate
+from hpctrain.train.build import instantiate, locate
 from hpctrain.train.parameter_groups import ModelNames, ParameterGroup, assign, distribute, split
 
 
@@ -71,7 +71,11 @@ def _built(named: NamedOptimizer, names: ModelNames, chosen: Sequence[str], glob
         else [{"params": list(group.parameters.values()), **group.options} for group in trained]
     )
     handled = NAMED_KEYS if named.name else HANDLING_KEYS
-    optimizer = instantiate(key, {name: value for name, value in node.items() if name not in handled}, arguments)
+    options = {name: value for name, value in node.items() if name not in handled}
+    if named.shared:
+        takes = inspect.signature(locate(key, node["_target_"])).parameters
+        options = {name: value for name, value in named.shared.items() if name in takes} | options
+    optimizer = instantiate(key, options, arguments)
     _check_class(key, node["_target_"], optimizer)
     _check_options(groups, optimizer)
     factor = _learning_rate_scale(handling, global_batch_size)

@@ -230,8 +230,7 @@ def distribute(optimizers: Sequence[NamedOptimizer], names: ModelNames) -> list[
     trained = [name for name, parameter in names.parameters.items() if parameter.requires_grad]
     for each, found in zip(optimizers, chosen, strict=True):
         if not set(found).intersection(trained):
-            problem = "matches no parameter that requires a gradient" if each.match else "every other one matches some"
-            raise ConfigError(f"{each.key}.match", listed(each.match or ["null"]), problem, "correct or remove it")
+            raise _nothing(each)
         for name in found:
             other = owners.setdefault(name, each)
             if other is not each and names.parameters[name].requires_grad:
@@ -243,6 +242,16 @@ def distribute(optimizers: Sequence[NamedOptimizer], names: ModelNames) -> list[
         remedy = "match them, leave match out in one entry, or freeze them in build_model"
         raise ConfigError("optimizer.named", listed(each.name for each in optimizers), problem, remedy)
     return chosen
+
+
+def _nothing(optimizer: NamedOptimizer) -> ConfigError:
+    if optimizer.match is None:
+        problem = "the other optimizers match all parameters that require a gradient"
+        return ConfigError(f"{optimizer.key}.match", None, problem, "narrow their patterns, or remove the entry")
+    narrowed = f", with ndim={optimizer.ndim}" if optimizer.ndim is not None else ""
+    narrowed += f" and without {listed(optimizer.exclude)}" if optimizer.exclude else ""
+    problem = f"matches no parameter that requires a gradient{narrowed}"
+    return ConfigError(f"{optimizer.key}.match", listed(optimizer.match), problem, "correct or remove the entry")
 
 
 def _matched(optimizer: NamedOptimizer, names: ModelNames) -> list[str]:

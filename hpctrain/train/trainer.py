@@ -24,6 +24,7 @@ from hpctrain.run.ledger import Claim
 from hpctrain.run.times import Times
 from hpctrain.train.checkpointing import Checkpointing, Start
 from hpctrain.train.divergence import Divergence
+from hpctrain.train.foreign_steps import foreign_steps_refused
 from hpctrain.train.loop import Loop
 from hpctrain.train.parts import Parts
 from hpctrain.train.profiling.profiler import Profiler
@@ -172,7 +173,7 @@ class Trainer:
             keep_config(self._directory)
         with self._log.opened(self._directory, self._log_stream, self._bar):
             # end the loading processes first: the last write can use their cores
-            with closing(self._micro_batches()) as micro_batches:
+            with closing(self._micro_batches()) as micro_batches, foreign_steps_refused(self._parts.step):
                 finished = self._loop.run(micro_batches)
             self._saver.finish()
             self._profiler.finish(self.step)

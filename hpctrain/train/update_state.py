@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hpctrain.checkpoint.read import LoadedCheckpoint
+from hpctrain.config.named_optimizers import SHARED_KEYS
 from hpctrain.train.step import TrainStep
 from hpctrain.train.update import Update
 
@@ -55,8 +56,7 @@ def restore_updates(step: TrainStep, model: nn.Module, found: LoadedCheckpoint, 
         found.restore(model, optimizers_of(step), scalers_of(step), changed=_changed(before, node))
         schedules, skipped = {"": schedules}, {"": skipped}
     else:
-        old, new = before.get("named", {}), node["named"]
-        changed = {name: _changed(old.get(name, {}), new[name]) for name in named}
+        changed = {name: _changed(_own(before, name), _own(node, name)) for name in named}
         found.restore(model, optimizers_of(step), scalers_of(step), changed=changed)
     for name, update in named.items():
         update.learning_rate.load_state_dict(schedules.get(name, {}))
@@ -65,6 +65,12 @@ def restore_updates(step: TrainStep, model: nn.Module, found: LoadedCheckpoint, 
 
 def _by_name(step: TrainStep) -> dict[str, Update]:
     return {update.name: update for update in step.updates}
+
+
+def _own(node: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the keys of one optimizer, with those that it shares with the others."""
+    shared = {key: node[key] for key in SHARED_KEYS if node.get(key) is not None}
+    return {**shared, **node.get("named", {}).get(name, {})}
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
