@@ -124,7 +124,7 @@ class Run:
         try:
             import pandas as pd
         except ImportError as error:
-            raise HpctrainError("metrics(as_frame=True) needs pandas: pip install pandas") from error
+            raise HpctrainError('metrics(as_frame=True) needs pandas: pip install "hpctrain[frames]"') from error
         return pd.DataFrame.from_records(records)
 
     def checkpoints(self, *, verify: bool = False) -> list[CheckpointInfo]:

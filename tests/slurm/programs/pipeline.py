@@ -1,7 +1,7 @@
 """A pipeline in Python: compose, submit, wait, read the metrics, load the model.
 
 python pipeline.py RUN_DIR [PACE]: with a PACE, a file with the seconds of a step, the run is cancelled after five steps
-and resumed. What was found is printed as one JSON object. The task is a module next to this file, not where it is typed.
+and resumed. What was found is printed as one JSON object. The task is a module next to this file.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def test_metrics_are_records_with_their_nan(directory):
 
 def test_a_frame_needs_pandas(directory, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(HpctrainError, match="pip install pandas"):
+    with pytest.raises(HpctrainError, match=r"pip install \"hpctrain\[frames\]"):
         hpctrain.Run("mine").metrics(as_frame=True)
 
 

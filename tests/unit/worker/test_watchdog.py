@@ -26,6 +26,7 @@ HANGING = {
     "hangs_after_an_evaluation": "no step for 3 s (health.hang_timeout_s)",
 }
 OTHERS = (
+    "hangs_in_a_program",
     "takes_its_time",
     "evaluates_batch_after_batch",
     "waits_its_turn",
@@ -79,6 +80,17 @@ def test_a_rank_that_hangs_leaves_its_stacks_and_ends(ended, name, complaint):
     assert f"Thread {main} (most recent call first):\n" in left.stacks
     assert left.stacks.startswith("==== hang: rank 3 of 4 on here, 20")
     assert left.stacks.splitlines()[-1].startswith("==== end")
+
+
+def test_a_users_program_is_not_ended(ended):
+    left = ended["hangs_in_a_program"]
+    assert (left.code, left.out) == (0, "the end\n")
+    assert left.err.startswith(
+        "hpctrain: rank 3 of 4 on here hangs: no step for 3 s (health.hang_timeout_s); it is at "
+    )
+    assert left.err.endswith("; Ctrl-C twice ends it\n")
+    assert left.err.count("\n") == 1
+    assert "in hangs_in_a_program" in left.stacks
 
 
 @pytest.mark.parametrize("name", ["takes_its_time", "evaluates_batch_after_batch", "waits_its_turn"])

@@ -14,6 +14,7 @@ from hpctrain.config.health import Health
 from hpctrain.run.stacks import answer, request_stacks
 from hpctrain.run.times import STARTING, Times
 from hpctrain.worker import watchdog
+from hpctrain.worker.program import Program
 from hpctrain.worker.watchdog import Watchdog
 
 HANG_TIMEOUT_S = 3
@@ -68,6 +69,12 @@ def hangs_after_an_evaluation():
     with times.during("eval_s"):
         pass
     stand()
+
+
+def hangs_in_a_program():
+    move(0.3)
+    time.sleep(4)
+    move(0.3)
 
 
 def takes_its_time():
@@ -157,6 +164,7 @@ class Rank:
         self.times = times
         self.stacks = folder / "stacks"
         self.stacks_request = folder / "request"
+        self.program = Program() if name == "hangs_in_a_program" else None
 
     @property
     def progress(self):
