@@ -27,7 +27,7 @@ SUFFIX = ".index"
 BLOCK_BYTES = tarfile.BLOCKSIZE
 
 _FORMAT = 1
-_NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")
+_NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")
 _META = re.compile(r"__[^/]*__(/|$)")
 
 

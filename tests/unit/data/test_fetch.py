@@ -9,6 +9,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, rand
 
 from hpctrain.data.fetch import BatchFetcher
 from hpctrain.data.tensors import TensorBatches
+from hpctrain.errors import TaskError
 
 
 class Drawing(Dataset[Any]):
@@ -95,3 +96,9 @@ def test_parts_of_tensors_are_fetched_right() -> None:
 @pytest.mark.parametrize("dataset", [Drawing(), Listed(), Quiet(), TensorDataset(torch.arange(3))])
 def test_the_tasks_own_collation_is_used(dataset: Dataset[Any]) -> None:
     assert BatchFetcher(dataset, seed=1, collate_fn=len)[0, np.array([1, 2])] == 2
+
+
+def test_several_datasets_in_a_dict_are_refused() -> None:
+    several: Any = {"train": Drawing(), "test": Drawing()}
+    with pytest.raises(TaskError, match="expected one dataset, but this dict has 'train', 'test': return one of them"):
+        BatchFetcher(several, 0)
