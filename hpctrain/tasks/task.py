@@ -104,7 +104,8 @@ class Task(ABC):
     def train_dataset(self) -> Dataset[Any]:
         """The training samples, the same on all ranks.
 
-        `BatchDataset` describes whole batches and random draws, `SeekableStream` iterable datasets.
+        `BatchDataset` describes whole batches and random draws; `SeekableStream` and `StatefulStream` describe streams:
+        iterable datasets, or other objects with `__iter__` and without `__getitem__`.
         """
 
     def order(self, num_samples: int, seed: int) -> Order | None:  # noqa: ARG002 - for those who override it
@@ -123,9 +124,8 @@ class Task(ABC):
         """The held-out samples, each evaluated exactly once over all ranks; None for no evaluation.
 
         An iterable dataset needs no length. With `__len__`, that many samples are evaluated; without, all up to the
-        stream's end. As in training, every rank and every DataLoader worker must yield the whole stream: one that
-        splits itself, for example with `split_dataset_by_node` or `get_worker_info`, is refused if it ends at different
-        positions on different ranks, and is otherwise evaluated only in part.
+        stream's end. As in training, every rank must yield the whole stream: one that splits itself among ranks is
+        refused if it ends at different positions on different ranks, and is otherwise evaluated only in part.
         """
         return None
 

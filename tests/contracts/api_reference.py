@@ -26,6 +26,13 @@ OBJECTS = (
     "hpctrain.data.dataset.BatchDataset",
     "hpctrain.data.order.Order",
     "hpctrain.data.order.WeightedOrder",
+    "hpctrain.data.bucket_order.BucketOrder",
+    "hpctrain.data.tar_dataset.TarDataset",
+    "hpctrain.data.tar_decode.decode_by_extension",
+    "hpctrain.data.stream.SeekableStream",
+    "hpctrain.data.bookmark.StatefulStream",
+    "hpctrain.data.sharded_stream.ShardedStream",
+    "hpctrain.data.shuffled_stream.ShuffledStream",
     "hpctrain.models.keras_module.KerasModule",
     "hpctrain.models.keras_module.import_keras",
 )

@@ -135,7 +135,7 @@ class Reading(Trial):
 
     def make_hf_stream(self):
         stream = self.hf_table().to_iterable_dataset(num_shards=STREAMS).shuffle(seed=1, buffer_size=1)
-        return stream.with_format("torch").map(lambda rows: rows, batched=True, batch_size=5)
+        return stream.map(lambda rows: rows, batched=True, batch_size=5).with_format("torch")
 
     def make_hf_buffer(self):
         return self.hf_table().to_iterable_dataset(num_shards=STREAMS).shuffle(seed=1, buffer_size=9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import tarfile
 
@@ -15,6 +16,7 @@ pytestmark = [
     pytest.mark.nightly,
     pytest.mark.filterwarnings("ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
+LEFT_OUT = ("__url__", "__local_path__")
 
 
 def as_bytes(extension, data):
@@ -23,11 +25,9 @@ def as_bytes(extension, data):
 
 def read_by_webdataset(path):
     webdataset = pytest.importorskip("webdataset")
-    samples = webdataset.WebDataset(str(path), shardshuffle=False)
-    return [
-        {name: value for name, value in sample.items() if name not in ("__url__", "__local_path__")}
-        for sample in samples
-    ]
+    samples = list(webdataset.WebDataset(str(path), shardshuffle=False))
+    gc.collect()  # closes the file here, and not in another test
+    return [{name: value for name, value in sample.items() if name not in LEFT_OUT} for sample in samples]
 
 
 def test_what_webdataset_writes(tmp_path):
