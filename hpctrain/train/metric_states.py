@@ -41,6 +41,12 @@ class State:
         setattr(self.owner, self.attribute, value)
 
     @property
+    def device(self) -> torch.device | None:
+        """Where its owner keeps it; None for the rank's device."""
+        # torchmetrics moves lists there after each update
+        return torch.device("cpu") if getattr(self.owner, "compute_on_cpu", False) else None
+
+    @property
     def is_elementwise(self) -> bool:
         """Whether the states of all ranks have one shape, and become one state of this shape."""
         return self.default is not None and self.reduction in ELEMENTWISE

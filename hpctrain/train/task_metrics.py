@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -152,11 +152,11 @@ class TaskMetrics:
         return None if sent is None else [unpacked(data)["values"] for data in sent]
 
     def _merge(self, states: Sequence[State], found: list[Any]) -> None:
-        device = self._world.device
         for index, state in enumerate(states):
             updated = [values[index] for values in found if values[index] is not None]
             if updated:
-                state.replace(map_tensors(lambda tensor: tensor.to(device), merged(state, updated)))
+                device = state.device or self._world.device
+                state.replace(map_tensors(partial(Tensor.to, device=device), merged(state, updated)))
 
 
 def _default(state: State) -> Tensor:
