@@ -22,6 +22,9 @@ OUT_OF_MEMORY = re.compile(r"out of memory|oom.kill", re.IGNORECASE)
 LOST_WORKER = re.compile(r"DataLoader worker \(pid.*(is killed by signal: Killed|exited unexpectedly)")
 """What torch prints for a DataLoader worker that the kernel may have killed for lack of memory."""
 
+TIME_BOUND = "trainer.max_time_min"
+"""The key that bounds the training time; the report of a run that it ended begins with it."""
+
 log = logging.getLogger("hpctrain.attempt")
 
 
@@ -32,7 +35,7 @@ class Outcome:
     Attributes:
         reason: why it ended.
         step: the last step known to be completed.
-        report: lines for the user; empty when all went well.
+        report: lines for the user; empty when all went well, or why the run was completed before its last step.
         suspects: nodes that the failure points at, if SLURM names them.
         suspect_rank: the rank whose node the failure points at.
         silent_ranks: ranks that left no exit record.
@@ -102,7 +105,7 @@ class Outcome:
             why = f": {complaints}" if complaints else " (killed from outside?)"
             report = f"{numbered('rank', silent)} of {world_size} ended without an exit record{why}; see its log"
             return cls(reason, step, report, silent_ranks=silent)
-        return cls(Reason.COMPLETED, step)
+        return cls(Reason.COMPLETED, step, next((one.message for one in records.values() if one.message), ""))
 
     def may_be_slurms_doing(self, ledger: Ledger, attempt: int) -> bool:
         """Whether SLURM may have ended the attempt without its ranks noticing; if so, check SLURM's record of the job.
@@ -166,6 +169,17 @@ def hang_report(records: Mapping[int, ExitRecord], silent: Sequence[int]) -> str
 def resume_command(directory: RunDirectory) -> str:
     """The command that resumes the run."""
     return f"python -m hpctrain resume {directory.as_typed}"
+
+
+def train_on_command(directory: RunDirectory, why: str) -> str:
+    """The command that continues a run which was completed before its last step.
+
+    Args:
+        directory: of the run.
+        why: the report of its outcome: the key of the bound, or the name of the callback, comes first.
+    """
+    change = f"{TIME_BOUND}=MINUTES" if why.startswith(TIME_BOUND) else f"'~callbacks.{why.partition(':')[0]}'"
+    return f"{resume_command(directory)} {change}"
 
 
 def resume_advice(directory: RunDirectory, reason: Reason) -> str:

@@ -85,7 +85,8 @@ def candidates(words: Sequence[str]) -> list[str]:
     if command is None or command in TAKE_KEYS:
         found += _overrides(before, word)
     # a run in a shared folder, or a file in ./conf, may be named by another user
-    return sorted(name for name in found if UNQUOTED.fullmatch(name))
+    # a list of options begins with a bracket that its user has typed
+    return sorted(name for name in found if UNQUOTED.fullmatch(name.replace("=[", "=", 1)))
 
 
 def _whole(names: Iterable[str], word: str) -> list[str]:
@@ -102,6 +103,7 @@ def _runs(before: Sequence[str], word: str) -> list[str]:
 def _overrides(before: Sequence[str], word: str) -> list[str]:
     from hpctrain.config.folders import conf_dir, own_folders
     from hpctrain.config.options import groups_of, keys_of, options_of, top_level_keys
+    from hpctrain.config.schema import LIST_GROUPS
 
     flagged = [before[number + 1] for number, flag in enumerate(before[:-1]) if flag in TAKE_FOLDER[:2]]
     named, here = own_folders(flagged[0] if flagged and Path(flagged[0]).is_dir() else None)
@@ -109,6 +111,9 @@ def _overrides(before: Sequence[str], word: str) -> list[str]:
     typed = word.lstrip("+~")
     mark = word[: len(word) - len(typed)]
     key, equals, _ = typed.partition("=")
+    if equals and key in LIST_GROUPS and word.partition("=")[2].startswith("["):
+        begun = word[: max(word.rindex("["), word.rfind(",")) + 1]
+        return [f"{begun}{option}" for option in options_of(key, folders) if f"{begun}{option}".startswith(word)]
     if equals:
         return _whole((f"{mark}{key}={option}" for option in options_of(key, folders)), word)
     group, dot, _ = typed.partition(".")

@@ -60,7 +60,7 @@ def check(config: Config, environ: Mapping[str, str] = os.environ, *, world_size
             _require_package("init_from", config.init_from, "safetensors", "safetensors")
     if config.checkpoint.safetensors:
         _require_package("checkpoint.safetensors", "true", "safetensors", "safetensors")
-    for group in ("task", "model", "optimizer", "schedule"):
+    for group in ("task", "model", "optimizer", "schedule", "callbacks"):
         check_targets(group, getattr(config, group))
     check_turns(config)
     target = str(config.task["_target_"])

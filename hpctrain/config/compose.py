@@ -191,11 +191,17 @@ class Composer:
         if not self._is_group[key]:
             return False
         value = override.value()
+        if key in schema.LIST_GROUPS and isinstance(value, list) and all(isinstance(name, str) for name in value):
+            return True
         if not (override.is_delete() or isinstance(value, str)):
-            raise ConfigError(
-                key, value, f"is not an option of the group {key}", f"choose one of {', '.join(self.options(key))}"
-            )
+            raise ConfigError(key, value, f"is not an option of the group {key}", self._remedy(key))
         return True
+
+    def _remedy(self, group: str) -> str:
+        names = ", ".join(self.options(group))
+        if group in schema.LIST_GROUPS:
+            return f"write {group}=[] for none, or choose of {names}: {group}=[NAME,NAME]"
+        return f"choose one of {names}"
 
     def _chosen(self, choices: tuple[str, ...]) -> tuple[bytes, str]:
         """Return the configuration of these options without Hydra's part, pickled, and the option of the task."""

@@ -98,8 +98,10 @@ class Explainer:
         group, _, option = match[1].rpartition("/")
         if not group:
             return ConfigError(option, self._value(option), "was not found", HELP)
-        names = ", ".join(self.options(group)) or "none"
-        return ConfigError(group, option, f"is not an option of the group {group}", f"choose one of {names}")
+        options = self.options(group)
+        near = difflib.get_close_matches(option, options, n=1)
+        remedy = f"choose one of {', '.join(options) or 'none'}" + (f"; did you mean {near[0]}?" if near else "")
+        return ConfigError(group, option, f"is not an option of the group {group}", remedy)
 
     def _unknown_group(self, match: re.Match[str]) -> ConfigError:
         return self._about(match[1], "is not a known group or key", self._suggest(match[1]))
@@ -110,6 +112,9 @@ class Explainer:
         if group == "cluster" and name in Slurm.__dataclass_fields__:
             remedy = "start the file with `defaults: [slurm, _self_]`" if self._file else "add cluster=slurm"
             return self._about(key, "exists only with cluster=slurm", remedy)
+        if group == "callbacks" and "." in name:
+            chosen = name.partition(".")[0]
+            return self._about(key, f"exists only with the callback {chosen}", f"add callbacks=[{chosen}]")
         if group == "schedule" and name in Plateau.__dataclass_fields__:
             return self._about(key, "exists only with schedule=plateau", "add schedule=plateau")
         return self._about(key, "is not a known key", self._suggest(key))

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 import yaml
 
 from hpctrain.config.root import Config
-from hpctrain.config.schema import GROUPS
+from hpctrain.config.schema import GROUPS, LIST_GROUPS
 
 MAX_BASES = 8
 """Options that extend one another; more are probably a circle."""
@@ -40,6 +40,8 @@ def keys_of(group: str, chosen: str | None, folders: Sequence[Path]) -> list[str
         chosen: the option on the command line; None for the default.
         folders: of configuration, in the order in which they are searched.
     """
+    if group in LIST_GROUPS:
+        return [f"{group}.{name}.{key}" for name in _listed(chosen) for key in _names_of(group, name, folders)]
     schemas = GROUPS.get(group, {})
     option = chosen or _default(group, folders)
     found: dict[str, None] = {}
@@ -55,6 +57,18 @@ def keys_of(group: str, chosen: str | None, folders: Sequence[Path]) -> list[str
     for each in [schema] if schema or chosen else schemas.values():
         found |= dict.fromkeys(_names(each) if each else ())
     return [key for name in found if (key := f"{group}.{name}") != "cluster.kind"]  # set by the choice alone
+
+
+def _listed(chosen: str | None) -> list[str]:
+    """Return the options of a list as it is typed, such as `[first,second]`; unfinished lists, too."""
+    return [name.strip() for name in (chosen or "").strip("[]").split(",") if name.strip()]
+
+
+def _names_of(group: str, name: str, folders: Sequence[Path]) -> list[str]:
+    """Return the keys of one option of a group of lists, which are below its name."""
+    schema, entry = GROUPS[group].get(name), _read(group, name, folders).get(name)
+    own = [key for key in entry if key != "_target_"] if isinstance(entry, dict) else []
+    return [*(key for key in (_names(schema) if schema else ()) if key != "_target_"), *own]
 
 
 def _names(schema: type, prefix: str = "") -> list[str]:

@@ -80,6 +80,8 @@ class Config(require.Checked):
     """When to save and what to keep."""
     logger: Logger = field(default_factory=Logger)
     """What is logged."""
+    callbacks: Any = field(default_factory=dict)
+    """What watches the training, by name, in this order."""
     health: Health = field(default_factory=Health)
     """When a run without progress counts as hanging."""
     resume: Resume = field(default_factory=Resume)

@@ -8,10 +8,17 @@ from typing import get_type_hints
 
 from omegaconf import OmegaConf
 
-from hpctrain.config import cluster, model, named_optimizers, optimizer, schedule, task
+from hpctrain.config import callbacks, cluster, model, named_optimizers, optimizer, schedule, task
 from hpctrain.config.root import Config
 
 OPTIONS: dict[str, dict[str, type]] = {
+    "callbacks": {
+        "average_weights": callbacks.AverageWeights,
+        "early_stopping": callbacks.EarlyStopping,
+        "log_pictures": callbacks.LogPictures,
+        "log_text": callbacks.LogText,
+        "log_weights": callbacks.LogWeights,
+    },
     "cluster": {"local": cluster.Local, "slurm": cluster.Slurm},
     "task": {
         "digits": task.Digits,
@@ -30,6 +37,8 @@ OPTIONS: dict[str, dict[str, type]] = {
     "schedule": {"schedule": schedule.Schedule, "plateau": schedule.Plateau, "custom": schedule.Custom},
 }
 """The groups whose options differ in their keys."""
+LIST_GROUPS = ("callbacks",)
+"""The groups of which several options can be chosen, as a list; the keys of each are below its own name."""
 GROUPS: dict[str, dict[str, type]] = {
     name: OPTIONS.get(name) or {name: schema}
     for name, schema in get_type_hints(Config).items()
@@ -48,5 +57,7 @@ def register() -> None:
     store = ConfigStore.instance()
     store.store(name="base_config", node=root, provider="hpctrain")
     for group, schemas in GROUPS.items():
-        for name, node in schemas.items():
+        for name, schema in schemas.items():
+            # an entry under its own name, so that several can be chosen
+            node = {name: schema} if group in LIST_GROUPS else schema
             store.store(group=group, name=f"base_{name}", node=node, provider="hpctrain")

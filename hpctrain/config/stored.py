@@ -19,7 +19,7 @@ from hpctrain.config.schedule import Custom, schema_of
 from hpctrain.config.schema import GROUPS
 from hpctrain.errors import ConfigError
 
-OPEN_GROUPS = ("task", "model", "optimizer")
+OPEN_GROUPS = ("task", "model", "optimizer", "callbacks")
 """Groups whose keys are arguments of the class in `_target_`."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -9,11 +10,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from hpctrain.config.callbacks import BASE, not_a_callback, not_a_hook
 from hpctrain.config.module_source import (
     AbsentError,
     Definition,
     ModuleSource,
     UnknownError,
+    bindings,
     find_definition,
     find_module,
 )
@@ -23,7 +26,7 @@ from hpctrain.config.parameter_groups import check_options, entries_of
 from hpctrain.config.program import is_own
 from hpctrain.config.schedule import WarmUp, schedule_of
 from hpctrain.config.schema import OPTIONS
-from hpctrain.config.signature import signature_of
+from hpctrain.config.signature import lineage, signature_of
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import listed
 
@@ -36,9 +39,10 @@ OF_SCHEDULES = ("optimizer", "total_steps", "steps_per_epoch")
 
 
 def check_targets(group: str, node: Any) -> None:
-    """Check the `_target_` of task, model, optimizer or schedule: that the class exists, and takes the arguments given.
+    """Check the `_target_` of task, model, optimizer, schedule or callbacks.
 
-    What the source doesn't show, such as names that a module defines at run time, is accepted.
+    The class has to exist, and to take the arguments given. What the source doesn't show, such as names that a module
+    defines at run time, is accepted.
 
     Raises:
         ConfigError: names the key, and what was probably meant.
@@ -57,6 +61,9 @@ def check_targets(group: str, node: Any) -> None:
                 check_schedule(f"{each.key}.schedule", own)
     elif group == "schedule":
         check_schedule(group, node)
+    elif group == "callbacks":
+        for name, entry in node.items():
+            _check_callback(f"callbacks.{name}", entry)
     else:
         _check(group, node)
 
@@ -104,6 +111,36 @@ def check_schedule(key: str, node: Mapping[str, Any]) -> None:
     if str(node.get("_target_")).startswith("torch.") and str(node["_target_"]).endswith(".ReduceLROnPlateau"):
         raise ConfigError(f"{key}._target_", node["_target_"], *NEEDS_THE_METRIC)
     _check(key, node, provided=OF_SCHEDULES)
+
+
+def _check_callback(key: str, node: Any) -> None:
+    if not isinstance(node, Mapping):
+        problem = "is not a callback: in a file of conf/callbacks, all keys are below a name of the callback's own"
+        raise ConfigError(key, node, problem, f"write NAME: and indent {key.rpartition('.')[2]} below it")
+    _check(key, node)
+    target = node["_target_"]
+    if (schema := _shipped(node)) is not None:
+        try:
+            schema(**node)
+        except ConfigError as error:
+            name = error.key.rpartition(".")[2]
+            raise ConfigError(f"{key}.{name}", error.value, error.problem, error.remedy) from error
+        return
+    try:
+        source, definition = _find(key, target)
+        if not isinstance(definition, ast.ClassDef):
+            raise not_a_callback(key, target)
+        chain, _ = lineage(source, definition)
+    except (UnknownError, SyntaxError):
+        return  # the ranks check the class itself
+    names = [f"{module.name}.{one.name}" for module, one in chain]
+    if BASE not in names:
+        raise not_a_callback(key, target)
+    for _, one in chain[: names.index(BASE)]:
+        for name, statement in bindings(one.body):
+            is_method = isinstance(statement, ast.FunctionDef)
+            if is_method and (mistake := not_a_hook(key, target, name)) is not None:
+                raise mistake
 
 
 def _check(
@@ -154,7 +191,7 @@ def _path_of(key: str, node: Mapping[str, Any]) -> str:
 
 def _shipped(node: Mapping[str, Any]) -> type | None:
     """Return the schema of the option of hpctrain's own that has these keys: they are typed and checked already."""
-    schemas = (schema for group in ("task", "model", "optimizer") for schema in OPTIONS[group].values())
+    schemas = (schema for group in ("task", "model", "optimizer", "callbacks") for schema in OPTIONS[group].values())
     for schema in schemas:
         known = {field.name: field.default for field in fields(schema)}
         if known.get("_target_", node) == node["_target_"]:

@@ -23,6 +23,9 @@ class Trainer(require.Checked):
     """Optimizer updates after which the run ends; null: no limit."""
     max_epochs: Annotated[int | None, require.at_least(1)] = 10
     """Passes over the training data after which the run ends; null: no limit. Whichever comes first."""
+    max_time_min: Annotated[float | None, require.above(0)] = None
+    """Minutes of training, evaluations and saves, over all attempts, after which the run ends as completed; null: no
+    limit. The schedule keeps the shape that it has without this limit."""
     global_batch_size: Annotated[int, require.at_least(1)] = 64
     """Samples per optimizer update, over all ranks."""
     micro_batch_size: Annotated[int | None, require.at_least(1)] = None

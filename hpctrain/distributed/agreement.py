@@ -1,4 +1,4 @@
-"""Let all ranks decide to stop or to save after the same step, without stalling the device."""
+"""Let all ranks decide to stop, to save or to end the run after the same step, without stalling the device."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ class Decision:
     Attributes:
         stop: the largest kind and the largest signal of the ranks' stop requests; None without any request.
         save: whether some rank found a save due.
+        end: whether some rank wants the run to end.
     """
 
     stop: Stop | None = None
     save: bool = False
+    end: bool = False
 
 
 NOTHING = Decision()
@@ -71,7 +73,7 @@ class Agreement:
         self._max_interval_s = max_interval_s
         self._interval_s = max_interval_s
         self._clock = clock
-        self._flags = torch.zeros(4, dtype=torch.int64)
+        self._flags = torch.zeros(5, dtype=torch.int64)
         self._work: dist.Work | None = None
         self._next_step = 0
         self._waits_at_once = False
@@ -103,28 +105,30 @@ class Agreement:
         other._interval_s = self._interval_s
         return other
 
-    def decide(self, step: int, *, save: bool) -> Decision:
+    def decide(self, step: int, *, save: bool, end: bool = False) -> Decision:
         """Decide what to do after ``step``; collective, to be called after every step."""
         if self._control is None:
             stop = self._stop.pending
-            return Decision(stop, save) if stop or save else NOTHING
+            return Decision(stop, save, end) if stop or save or end else NOTHING
         if self._work is None:
             if step < self._next_step:
                 return NOTHING
-            self._work = self._begin(step, save=save)
+            self._work = self._begin(step, save=save, end=end)
             if not self._waits_at_once:
                 return NOTHING
         begin = self._clock()
         self._work.wait()
         self.waited_s += self._clock() - begin
         self._work = None
-        kind, signal, save_agreed, step_time_us = self._flags.tolist()
+        kind, signal, save_agreed, end_agreed, step_time_us = self._flags.tolist()
         steps = int(self._interval_s * 1e6 / max(step_time_us, 1))
         self._next_step = step + max(1, min(steps, MAX_STEPS))
         self._waits_at_once = step_time_us * 1e-6 >= self._max_interval_s * AT_ONCE_SHARE
-        return Decision(_stop(kind, signal), bool(save_agreed)) if kind or save_agreed else NOTHING
+        if not (kind or save_agreed or end_agreed):
+            return NOTHING
+        return Decision(_stop(kind, signal), bool(save_agreed), bool(end_agreed))
 
-    def _begin(self, step: int, *, save: bool) -> dist.Work:
+    def _begin(self, step: int, *, save: bool, end: bool) -> dist.Work:
         now = self._clock()
         if self._measured is None:
             step_time_s = self._max_interval_s  # not known yet: agree again after the next step
@@ -132,7 +136,7 @@ class Agreement:
             measured_step, measured_at = self._measured
             step_time_s = (now - measured_at) / max(step - measured_step, 1)
         self._measured = (step, now)
-        self._flags = torch.tensor([*_flags(self._stop.pending), int(save), int(step_time_s * 1e6)])
+        self._flags = torch.tensor([*_flags(self._stop.pending), int(save), int(end), int(step_time_s * 1e6)])
         work: dist.Work = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
         return work
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpctrain.attempt.outcome import TIME_BOUND
 from hpctrain.config.checks import check
 from hpctrain.config.identity import decides_the_weights, flat, flat_values
 from hpctrain.config.plain_yaml import read_plain_config
@@ -46,8 +47,10 @@ def nothing_left(status: RunStatus, config: Config) -> bool:
     completed = bool(status.attempts) and status.attempts[-1].reason is Reason.COMPLETED
     if not completed or status.state.may_change:
         return False
-    length = ("trainer.max_steps", "trainer.max_epochs")
     changed = changed_keys(stored_values(trained_config(RunDirectory(status.path))), config)
+    length = ["trainer.max_steps", "trainer.max_epochs"]
+    if status.attempts[-1].detail:  # it ended before its last step
+        length += [TIME_BOUND, *(key for key in changed if key.split(".")[0] == "callbacks")]
     return not any(key in length or decides_the_weights(key) for key in changed)
 
 

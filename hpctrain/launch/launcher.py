@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpctrain.attempt.outcome import train_on_command
 from hpctrain.config.checks import warnings_of
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.root import Config
@@ -115,6 +116,10 @@ def launch_here(run: RunPlan) -> int:
 def _print_completed(status: RunStatus, config: Config) -> None:
     """Print that nothing is left to train, and how to train on."""
     directory = RunDirectory(status.path)
+    if status.note:
+        print(f"{directory.path}: already completed, at step {status.step} ({status.note})")
+        print(f"  {train_on_command(directory, status.note)}    # to train on")
+        return
     length = "max_epochs" if config.trainer.max_steps is None else "max_steps"
     print(f"{directory.path}: already completed, at step {status.step}")
     print(f"  python -m hpctrain resume {directory.as_typed} trainer.{length}=N    # to train longer")

@@ -112,7 +112,7 @@ def _conclude(
         # the ranks were killed because their user asked for it, and left no exit record
         outcome = replace(outcome, reason=Reason.INTERRUPTED, report="ended at once by a second Ctrl-C, without a save")
     record_end(directory, attempt, outcome, world_size=world_size, ends_run=True)
-    if outcome.report and not is_recorded and not quiet:
+    if outcome.report and not is_recorded and not quiet and outcome.reason is not Reason.COMPLETED:
         print(f"hpctrain: {_end(outcome, directory, attempt)}", file=sys.stderr)
         print(resume_advice(directory, outcome.reason), file=sys.stderr)
     return outcome.reason.meaning.exit_code

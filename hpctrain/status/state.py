@@ -114,7 +114,7 @@ def derive_state(facts: RunFacts) -> tuple[RunState, str]:
         return (RunState.STARTING if attempt.start_time is None or attempt.reason else RunState.RUNNING), stopping
     # a cancellation after the last step changed nothing, unless a newer job was to train the run further
     if attempt.reason is Reason.COMPLETED and unstarted_job(facts) is None:
-        return RunState.COMPLETED, ""
+        return RunState.COMPLETED, attempt.detail
     if cancelled:
         return RunState.CANCELLED, ""
     return _state_when_stopped(facts)

@@ -246,7 +246,7 @@ class Supervisor:
         named = final.reason.value in decision.why
         why = decision.why if named else f"{final.reason.value}: {decision.why}"
         log.info("attempt %d ended at step %d; %s", attempt, final.step, why)
-        if final.report:
+        if final.report and final.reason is not Reason.COMPLETED:
             print_error(final.report)
             if decision.action is Action.END:
                 print_error(resume_advice(self.directory, final.reason))

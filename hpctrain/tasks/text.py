@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from importlib import import_module
 from typing import Any
@@ -58,6 +59,10 @@ class Text(Task):
         """Cross-entropy per byte, in nats and in bits."""
         loss, count = super().evaluate(model, batch)["loss"]
         return {"loss": (loss, count), "bits_per_byte": (loss / math.log(2), count)}
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of these bytes."""
+        return bytes(tokens).decode(errors="replace")
 
     @cached_property
     def _text(self) -> Tensor:

@@ -98,6 +98,7 @@ class Checkpointing:
         found = load_newest(self._directory, self._world, show)
         # before the first step, and not only when it is saved
         self._parts.task_state.check()
+        self._parts.callbacks.check()
         if found is not None:
             if self._world.is_rank_zero:
                 set_aside(found.passed_over, self._claim)
@@ -131,6 +132,8 @@ class Checkpointing:
         if (modes := found.extra.get("evaluation_mode")) is not None:
             restore_modes(inner(parts.model), modes)
         parts.task_state.restore(found.extra.get("task"))
+        parts.ending.load_state(found.extra.get("ending", {}))
+        parts.callbacks.load_state(found.extra.get("callbacks", {}))
         parts.stream_state.restore(found.extra.get("streams"))
         if self._world.is_rank_zero:
             log.info("resuming at step %d from %s", found.step, found.path)
@@ -244,7 +247,8 @@ class Checkpointing:
     def _is_tolerable(self, error: Exception | None, step: int) -> bool:
         """Whether the run may continue without this save: not at its end, nor once another attempt owns it."""
         warns = self._config.checkpoint.on_error == "warn"
-        return warns and step < self._parts.total_steps and not isinstance(error, SupersededError)
+        at_end = step == self._parts.total_steps or bool(self._parts.ending.reason)
+        return warns and not at_end and not isinstance(error, SupersededError)
 
     def _restart_interval(self) -> None:
         self._saved_at_s = self._clock()
@@ -289,6 +293,8 @@ class Checkpointing:
     def _extra(self) -> dict[str, object]:
         return {
             "optimizer": self._config.optimizer,
+            "ending": self._parts.ending.state(),
+            "callbacks": self._parts.callbacks.state(),
             **progress_of(self._parts.step),
             "evaluation_mode": names_in_evaluation_mode(inner(self._parts.model)),
             "ema": {} if self._parts.ema is None else self._parts.ema.state(),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.stop_request import Stop
@@ -14,6 +15,8 @@ from hpctrain.train.profiling.profiler import Profiler
 from hpctrain.train.sanity import check_evaluation
 from hpctrain.train.stopping import Stopping
 from hpctrain.train.training_log import TrainingLog
+
+log = logging.getLogger("hpctrain.train")
 
 
 class Loop:
@@ -31,6 +34,7 @@ class Loop:
 
     Attributes:
         step: completed steps.
+        why_ended: why the run was completed before its last step; empty if it wasn't.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class Loop:
         times: Times,
     ) -> None:
         self.step = start.step
+        self.why_ended = ""
         self._parts = parts
         self._profiler = profiler
         self._log = log
@@ -54,7 +59,10 @@ class Loop:
         self._stopping = stopping
         self._times = times
         self._evaluation = parts.evaluation
+        self._ending = parts.ending
+        self._callbacks = parts.callbacks
         self._evaluation_due = start.evaluation_due
+        self._ends = False
 
     def start(self, *, try_out: bool) -> bool:
         """Try out the evaluation, and agree on stops that are requested before the first step; collective.
@@ -85,6 +93,15 @@ class Loop:
         Returns:
             Whether the last step was reached.
         """
+        self._begin()
+        if self._stopped_in_pending_evaluation():
+            return False
+        if self._ends_before_a_step():
+            return self._end_early()
+        self._ending.concluded = False
+        return self._run_steps(micro_batches)
+
+    def _run_steps(self, micro_batches: Iterator[MicroBatch]) -> bool:
         # look names up once, not in each step: a small model's step takes a fraction of a millisecond
         config, total = self._parts.config, self._parts.total_steps
         log_every, save_every = config.logger.every_steps, config.checkpoint.every_steps
@@ -92,10 +109,12 @@ class Loop:
         train_step, profiler, checkpointing = self._parts.step, self._profiler, self._checkpointing
         position, show_step = self._parts.position, self._log.show_step
         decide, is_due = self._stopping.agreement.decide, checkpointing.is_due
-        if self._stopped_in_pending_evaluation():
-            return False
+        callbacks, ending, meter = self._callbacks, self._ending, self._parts.meter
+        before_step, after_step, is_timed = callbacks.before_step, callbacks.after_step, ending.is_timed
         first = self.step + 1
         while self.step < total:
+            if before_step:
+                callbacks.run(before_step, meter, computing=True)
             if self.step == profiler.next_step:
                 profiler.do_step(self.step, micro_batches)
             else:
@@ -106,20 +125,60 @@ class Loop:
             is_last = step == total
             if step == first:
                 self._times.first_step_done(step)
+            if after_step:
+                callbacks.run(after_step, meter)
             if is_last or step % log_every == 0:
                 self._divergence.check(step, self._log.training(step))
             # before the agreement: a stop that interrupts the evaluation was agreed upon in it
             if (is_last or step % eval_every == 0) and (stop := self._evaluate()):
-                self._leave(stop)
-                return False
-            decision = decide(step, save=is_due())
+                return self._leave(stop)
+            if is_timed:
+                ending.look_at_clock()
+            decision = decide(step, save=is_due(), end=ending.requested)
             # after the last step there is nothing to stop: the run is complete once it is saved
-            if decision.stop and not is_last:
-                self._leave(decision.stop)
-                return False
+            if not is_last and (decision.stop or decision.end or self._ends):
+                return self._leave(decision.stop) if decision.stop else self._end_early()
             every = save_every is not None and step % save_every == 0
             if is_last or every or decision.save or step == checkpointing.best_step:
                 self._save(wait=is_last)
+        return True
+
+    def conclude(self, *, finished: bool) -> None:
+        """Call the last hooks, once everything is saved."""
+        callbacks = self._callbacks
+        if hooks := callbacks.on_end if finished else callbacks.on_stop:
+            callbacks.run(hooks, self._parts.meter)
+
+    def _begin(self) -> None:
+        """Call the first hooks, and count the training time from now on."""
+        callbacks = self._callbacks
+        if callbacks.after_backward:
+            callbacks.watch_backward(self._parts.step.turns, self._parts.meter)
+        if callbacks.on_start:
+            callbacks.run(callbacks.on_start, self._parts.meter)
+        self._ending.begin()
+
+    def _ends_before_a_step(self) -> bool:
+        """Whether the run has ended early before, or its time is over; collective."""
+        if self.step == self._parts.total_steps:
+            return False
+        if self._ending.is_timed:
+            self._ending.look_at_clock()
+        return self._ending.agree()
+
+    def _end_early(self) -> bool:
+        """Evaluate and save what isn't yet, and return whether the run is complete; collective."""
+        step, ending = self.step, self._ending
+        ending.agree()
+        log.info("step %d: the run ends here: %s", step, ending.reason)
+        if not ending.concluded:
+            if step % self._parts.config.logger.every_steps:
+                self._divergence.check(step, self._log.training(step))
+            if ending.evaluated_step != step and (stop := self._evaluate()):
+                return self._leave(stop)
+            ending.concluded = True
+            self._save(wait=True)
+        self.why_ended = ending.reason
         return True
 
     def _stopped_in_pending_evaluation(self) -> bool:
@@ -133,9 +192,11 @@ class Loop:
             self._save(wait=False)
         return False
 
-    def _leave(self, stop: Stop) -> None:
+    def _leave(self, stop: Stop) -> bool:
+        """Save if there is time, and return that the run isn't complete."""
         if self._stopping.begin(stop, self._checkpointing.save_takes_s):
             self._save(wait=True)
+        return False
 
     def _save(self, *, wait: bool) -> None:
         with self._times.during("save_s"):
@@ -144,6 +205,8 @@ class Loop:
             self._log.flush()
             self._divergence.check_before_save(self.step)
             self._checkpointing.save(self.step, evaluation_due=self._evaluation_due, wait=wait)
+            if self._callbacks.after_save:
+                self._callbacks.run(self._callbacks.after_save, self._parts.meter)
         self._times.record(self.step, due=True)
 
     def _evaluate(self) -> Stop | None:
@@ -155,6 +218,16 @@ class Loop:
             evaluated = self._evaluation(self._stopping.agreement)
         self._evaluation_due = evaluated.stop is not None
         if evaluated.stop is None:
-            self._log.evaluation(self.step, evaluated.means)
-            self._checkpointing.record_evaluation(self.step, evaluated.means)
+            self._follow_evaluation(evaluated.means)
         return evaluated.stop
+
+    def _follow_evaluation(self, means: Mapping[str, float]) -> None:
+        self._ending.evaluated_step = self.step
+        logged: Mapping[str, float] = {}
+        if self._callbacks.after_evaluation:
+            with self._times.during("eval_s"):
+                logged = self._callbacks.run_after_evaluation(self._parts.new_meter(), means)
+        self._log.evaluation(self.step, {**means, **logged})
+        self._checkpointing.record_evaluation(self.step, means)
+        # at once, and not by the agreement, which takes some steps: an interrupted run has to end at the same step
+        self._ends = bool(self._callbacks.after_evaluation) and self._ending.agree()

@@ -29,7 +29,9 @@ from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.build import Network, build_network, build_task
 from hpctrain.train.build_learning_rate import Span
+from hpctrain.train.callbacks import Callbacks
 from hpctrain.train.ema import Ema
+from hpctrain.train.ending import Ending
 from hpctrain.train.evaluation import Evaluation
 from hpctrain.train.optimizers import build_optimizers
 from hpctrain.train.step import TrainStep
@@ -65,6 +67,8 @@ class Parts:
         meter: collects the training loss, and what else the task logs in it.
         step: one step, with a turn for each loss.
         workers: of each rank, for the training samples.
+        ending: of the run, if that comes before its last step.
+        callbacks: what watches the training; none until the trainer sets them.
     """
 
     def __init__(self, config: Config, world: World, *, fresh: bool = False) -> None:
@@ -91,8 +95,7 @@ class Parts:
         self.module = network.module
         self.task_state.leave_out(inner(self.module))
         self.optimizers = build_optimizers(config.optimizer, self.module, config.trainer.global_batch_size)
-        reduce = world.sum_ if world.size > 1 else None
-        self.meter = Meter(world.device, reduce, names=loss_names(self.optimizers), union=world.union)
+        self.meter = self.new_meter(*loss_names(self.optimizers))
         turns = build_turns(
             config,
             self.task,
@@ -109,6 +112,13 @@ class Parts:
         self.step.prepare(0)
         self.ema = self.step.ema = self._ema(network)
         self.workers = self._workers(self.train_data)
+        self.ending = Ending(config, world)
+        self.callbacks = Callbacks()
+
+    def new_meter(self, *names: str) -> Meter:
+        """Make a meter over all ranks, with these names in every result."""
+        reduce = self.world.sum_ if self.world.size > 1 else None
+        return Meter(self.world.device, reduce, names=names, union=self.world.union)
 
     @property
     def total_steps(self) -> int:
@@ -144,9 +154,14 @@ class Parts:
         return Span(self.total_steps, self.plan.steps_per_epoch, metric, mode)
 
     @cached_property
+    def eval_data(self) -> Dataset[Any] | None:
+        """The held-out samples; None without any."""
+        return self.task.eval_dataset()
+
+    @cached_property
     def evaluation(self) -> Evaluation | None:
         """The evaluation; None if the task holds no samples out."""
-        dataset = self.task.eval_dataset()
+        dataset = self.eval_data
         if dataset is None:
             return None
         return Evaluation(

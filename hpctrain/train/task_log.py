@@ -51,6 +51,7 @@ class AttachedLog(TaskLog):
         self._every_steps = every_steps
         self._prefix = ""
         self._is_deriving = False
+        self._is_ahead = True
         self._checked: set[str] = set()
         self._process = os.getpid()
 
@@ -65,7 +66,7 @@ class AttachedLog(TaskLog):
     @property
     def step(self) -> int:
         """The step to which a record belongs that is logged now."""
-        return self._position.step + (self._prefix == TRAIN_PREFIX)
+        return self._position.step + (self._prefix == TRAIN_PREFIX and self._is_ahead)
 
     def scalar(self, name: str, value: Tensor | float, *, count: Tensor | float | None = None) -> None:
         """Collect a scalar."""
@@ -149,6 +150,20 @@ class AttachedLog(TaskLog):
     def drop(self) -> None:
         """Drop the media of an evaluation that is abandoned."""
         self._pending.clear()
+
+    @contextmanager
+    def watched(self, *, computing: bool) -> Iterator[None]:
+        """Log what a callback logs in the context, if the training has begun.
+
+        Args:
+            computing: whether it belongs to the step that is being computed, and not to the last complete one.
+        """
+        with self._in(TRAIN_PREFIX if self._prefix else ""):
+            self._is_ahead = computing
+            try:
+                yield
+            finally:
+                self._is_ahead = True
 
     @contextmanager
     def _in(self, prefix: str) -> Iterator[None]:

@@ -9,6 +9,7 @@ from contextlib import closing, nullcontext
 from functools import partial
 from typing import TextIO
 
+from hpctrain.attempt.outcome import train_on_command
 from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.config.root import Config
 from hpctrain.data.loader import copied_ahead
@@ -22,6 +23,7 @@ from hpctrain.run.config_change import keep_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim
 from hpctrain.run.times import Times
+from hpctrain.train.callbacks import Callbacks, RunningTraining
 from hpctrain.train.checkpointing import Checkpointing, Start
 from hpctrain.train.divergence import Divergence
 from hpctrain.train.foreign_steps import foreign_steps_refused
@@ -74,6 +76,7 @@ class Trainer:
         # built before the random state is restored: the task's draws for its held-out samples must not advance it
         if self._parts.evaluation is None:
             self._refuse_without_evaluation()
+        self._parts.callbacks = Callbacks(config.callbacks, RunningTraining(self._parts, directory))
         self._saver = CheckpointSaver(directory, claim, config.checkpoint, stopping.request)
         self._checkpointing = Checkpointing(self._parts, directory, self._saver, claim=claim)
         # the parts were built from the same numbers on all ranks; from here on each rank draws its own
@@ -112,6 +115,11 @@ class Trainer:
     def progress(self) -> object:
         """A value that changes after each step and each evaluated batch."""
         return self.step, 0 if self._parts.evaluation is None else self._parts.evaluation.num_batches
+
+    @property
+    def why_ended(self) -> str:
+        """Why the run was completed before its last step; empty if it wasn't."""
+        return self._loop.why_ended
 
     @property
     def total_steps(self) -> int:
@@ -176,6 +184,9 @@ class Trainer:
             with closing(self._micro_batches()) as micro_batches, foreign_steps_refused(self._parts.step):
                 finished = self._loop.run(micro_batches)
             self._saver.finish()
+            self._loop.conclude(finished=finished)
+            if self.why_ended:
+                log.info("to train on: %s", train_on_command(self._directory, self.why_ended))
             self._profiler.finish(self.step)
             if finished:
                 self._log.complete()

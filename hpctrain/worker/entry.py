@@ -107,7 +107,7 @@ def _run(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -> int:
         return _fail(rank, error)
     rank.write_exit_record(reason)
     if rank.is_rank_zero:
-        rank.close_attempt(reason)
+        rank.close_attempt(reason, rank.why_ended)
     return _exit_code(rank, reason.meaning.exit_code)
 
 

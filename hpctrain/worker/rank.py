@@ -85,6 +85,11 @@ class Rank:
         return self.trainer.step if self.trainer is not None else 0
 
     @property
+    def why_ended(self) -> str:
+        """Why the run was completed before its last step; empty if it wasn't."""
+        return self.trainer.why_ended if self.trainer is not None else ""
+
+    @property
     def progress(self) -> object:
         """A value that changes whenever this rank makes progress."""
         return self.trainer.progress if self.trainer is not None else None
@@ -137,7 +142,7 @@ class Rank:
             return
         record = self._exit_record(
             reason,
-            message="" if error is None else headline(error, advice),
+            message=self.why_ended if error is None else headline(error, advice),
             trace="" if error is None else "".join(traceback.format_exception(error)),
             blames_peer=blames_peer,
             stop_signal=self.stop.last_signal,

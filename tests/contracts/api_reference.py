@@ -23,6 +23,8 @@ OBJECTS = (
     "hpctrain.tasks.position.Position",
     "hpctrain.tasks.Metric",
     "hpctrain.tasks.PerSample",
+    "hpctrain.callbacks.callback.Callback",
+    "hpctrain.callbacks.training.Training",
     "hpctrain.data.dataset.BatchDataset",
     "hpctrain.data.order.Order",
     "hpctrain.data.order.WeightedOrder",

@@ -30,7 +30,7 @@ REASONS = """
 """
 TOP_LEVEL_KEYS = """
     nodes seed name run_dir run_mode init_from init_match init_strict
-    cluster task model data optimizer schedule precision parallel trainer checkpoint logger health resume
+    cluster task model data optimizer schedule precision parallel trainer checkpoint logger callbacks health resume
 """
 FIXED_KEYS = """
     trainer.max_steps trainer.max_epochs trainer.global_batch_size trainer.micro_batch_size trainer.sync_batchnorm
@@ -50,6 +50,7 @@ IMPORTS = """
     hpctrain.tasks.keras_digits.KerasDigits hpctrain.tasks.text.Text hpctrain.tasks.tokens.Tokens
     hpctrain.models.convnet.ConvNet hpctrain.models.gpt.GPT hpctrain.models.keras_module.KerasModule
     hpctrain.models.mlp.MLP hpctrain.models.resnet.ResNet
+    hpctrain.callbacks.Callback hpctrain.callbacks.Training
     hpctrain.data.dataset.BatchDataset hpctrain.data.tensors.TensorBatches
 """
 HOOKS = """

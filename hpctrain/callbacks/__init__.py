@@ -1,0 +1,6 @@
+"""What watches a training: the base class of callbacks, and the ones that come with hpctrain."""
+
+from hpctrain.callbacks.callback import Callback
+from hpctrain.callbacks.training import Training
+
+__all__ = ["Callback", "Training"]

@@ -1,0 +1,84 @@
+"""Average the weights of several steps: stochastic weight averaging."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpctrain.callbacks.callback import Callback
+from hpctrain.callbacks.training import Training
+from hpctrain.files import write_atomic
+
+FILE_NAME = "averaged.pt"
+"""In the run directory; `init_from` reads it."""
+
+log = logging.getLogger("hpctrain.train")
+
+
+class AverageWeights(Callback):
+    """Averages weights over steps, and writes the average when the run ends (Izmailov et al., UAI 2018).
+
+    Buffers of floating-point numbers are averaged too; others are those of the last step.
+
+    Args:
+        start: completed part of the run, from 0 to 1, after which it begins.
+        every_steps: steps between the weights that are averaged.
+        last: average only the last so many; None for all.
+    """
+
+    def __init__(self, start: float = 0.75, every_steps: int = 1, last: int | None = None) -> None:
+        self.start = start
+        self.every_steps = every_steps
+        self.last = last
+        self.count = 0
+        self.kept: list[dict[str, Tensor]] = []
+
+    def on_start(self, training: Training) -> None:
+        """Put restored averages where the weights are: the same device computes the same digits."""
+        weights = training.weights()
+        self.kept = [{name: value.to(weights[name].device) for name, value in kept.items()} for kept in self.kept]
+
+    @torch.no_grad()
+    def after_step(self, training: Training) -> None:
+        """Take the weights into the average, if it is their turn."""
+        position = training.position
+        if training.rank or position.progress <= self.start or position.step % self.every_steps:
+            return
+        weights = {name: value for name, value in training.weights().items() if value.is_floating_point()}
+        self.count += 1
+        if self.last is not None:
+            self.kept = [*self.kept, {name: value.clone() for name, value in weights.items()}][-self.last :]
+        elif not self.kept:
+            self.kept = [{name: value.double() for name, value in weights.items()}]
+        else:
+            for name, average in self.kept[0].items():
+                average.lerp_(weights[name].double(), 1 / self.count)
+
+    def on_end(self, training: Training) -> None:
+        """Write the average."""
+        if training.rank or not self.kept:
+            return
+        means = {name: torch.stack([kept[name].double() for kept in self.kept]).mean(0) for name in self.kept[0]}
+        weights = {
+            name: means[name].to(value.dtype).cpu() if name in means else value.cpu()
+            for name, value in training.weights().items()
+        }
+        buffer = io.BytesIO()
+        torch.save(weights, buffer)
+        write_atomic(training.run_dir / FILE_NAME, buffer.getvalue())
+        number = self.count if self.last is None else len(self.kept)
+        log.info("the average over the weights of %d steps is in %s", number, training.run_dir / FILE_NAME)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Callback`."""
+        return {"count": self.count, "kept": self.kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Callback`."""
+        self.count = state["count"]
+        self.kept = state["kept"]

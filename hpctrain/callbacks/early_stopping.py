@@ -1,0 +1,68 @@
+"""End a run when a metric has stopped improving."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpctrain.callbacks.callback import Callback
+from hpctrain.callbacks.training import Training
+from hpctrain.errors import ConfigError
+from hpctrain.phrases import counted
+
+
+class EarlyStopping(Callback):
+    """Ends the run after the evaluation at which a metric hasn't improved for too long.
+
+    Args:
+        patience: evaluations without an improvement that are tolerated.
+        min_delta: an improvement is better than the best value by more than this.
+        metric: name, as the evaluation returns it; None for the metric that judges the run.
+        mode: `min` or `max`; None: as for the run, `min` for `loss`.
+    """
+
+    def __init__(
+        self, patience: int = 5, min_delta: float = 0.0, metric: str | None = None, mode: str | None = None
+    ) -> None:
+        self.patience = patience
+        self.min_delta = min_delta
+        self.metric = metric
+        self.mode = mode
+        self.best: float | None = None
+        self.num_bad = 0
+
+    def on_start(self, training: Training) -> None:
+        """Find the metric."""
+        is_own = self.metric is None or self.metric == training.metric
+        self.mode = self.mode or (training.metric_mode if is_own else "min" if self.metric == "loss" else None)
+        self.metric = self.metric or training.metric
+        if self.mode is None:
+            problem = f"it is not defined which values of {self.metric} are better"
+            raise ConfigError("callbacks.early_stopping.mode", None, problem, "set it to min or max")
+
+    def after_evaluation(self, training: Training, metrics: Mapping[str, float]) -> None:
+        """Compare the metric with the best one."""
+        if self.metric is None or self.metric not in metrics:
+            problem = f"the evaluation returns {', '.join(sorted(metrics)) or 'nothing'}"
+            raise ConfigError("callbacks.early_stopping.metric", self.metric, problem, "name one of these")
+        value = metrics[self.metric]
+        gain = 0.0 if self.best is None else (self.best - value) * (1 if self.mode == "min" else -1)
+        # NaN is never an improvement
+        if (self.best is None and value == value) or gain > self.min_delta:  # noqa: PLR0124
+            self.best = value
+            self.num_bad = 0
+            return
+        self.num_bad += 1
+        if self.num_bad > self.patience:
+            best = "" if self.best is None else f", the best was {self.best:.4g}"
+            training.end(f"{self.metric} hasn't improved in {counted(self.num_bad, 'evaluation')}{best}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Callback`."""
+        return {"metric": self.metric, "best": self.best, "num_bad": self.num_bad}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Callback`; the values of another metric are dropped."""
+        if self.metric is None or state["metric"] == self.metric:
+            self.best = state["best"]
+            self.num_bad = state["num_bad"]

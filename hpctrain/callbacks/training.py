@@ -1,0 +1,95 @@
+"""The training as a callback sees it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hpctrain.config.root import Config
+
+if TYPE_CHECKING:
+    from hpctrain.tasks.log import TaskLog
+    from hpctrain.tasks.position import Position
+    from hpctrain.tasks.task import Task
+
+
+class Training(ABC):
+    """The training that a callback watches; the same object in every hook.
+
+    Attributes:
+        task: what is trained.
+        model: outside of DDP and its kind, for forward passes; in `precision=fp16_master` the half copy.
+        position: step, epoch and progress.
+        log: logs scalars and media. In `before_step` and `after_backward` they belong to the step that is computed,
+            otherwise to the completed one. They are `eval/NAME` in `after_evaluation`, and `train/NAME` elsewhere.
+            Scalars are means over the calls, the ranks and, outside of `after_evaluation`, the window between two
+            records.
+        config: of the run.
+        rank: of this process.
+        world_size: number of ranks.
+        device: of this rank, the first one if it has several.
+        run_dir: the run directory.
+        metric: name of the metric that judges the run: `checkpoint.metric`, or the task's.
+        metric_mode: `min` or `max`; None if it isn't defined which values are better.
+    """
+
+    task: Task
+    model: nn.Module
+    position: Position
+    log: TaskLog
+    config: Config
+    rank: int
+    world_size: int
+    device: torch.device
+    run_dir: Path
+    metric: str
+    metric_mode: str | None
+
+    @property
+    @abstractmethod
+    def loss_scale(self) -> float:
+        """The factor of the gradients in `after_backward`; 1 unless the precision is fp16. It waits for the device."""
+
+    @property
+    @abstractmethod
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The weights that are trained, by the names that a checkpoint has; in `after_backward` with gradients."""
+
+    @abstractmethod
+    def samples(self, number: int) -> Any | None:
+        """Return the first held-out samples as a batch, on the device; not collective.
+
+        Args:
+            number: of samples, at most.
+
+        Returns:
+            The batch; None if the task holds no samples out.
+        """
+
+    @abstractmethod
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Make passes in this context as an evaluation does; it leaves no trace. Not collective.
+
+        The model is in evaluation mode, with the averaged weights if they are evaluated, without gradients, and in the
+        run's precision. Buffers, modes and random states are restored.
+        """
+
+    @abstractmethod
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights and buffers by the names that a checkpoint has, not copied."""
+
+    @abstractmethod
+    def end(self, reason: str) -> None:
+        """End the run after this step: it is evaluated, saved and `completed`. Rank zero's first call counts.
+
+        From `after_evaluation`, all ranks end at this very step, also in a run that was interrupted. From other hooks,
+        runs with several ranks continue for some steps, up to about a second.
+
+        Args:
+            reason: in one line, for `status`, the log and the records.
+        """

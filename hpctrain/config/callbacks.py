@@ -1,0 +1,127 @@
+"""``conf/callbacks``: what watches a training. Each file has one entry, by its own name. Owner: hpctrain.callbacks."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+from hpctrain.config import require
+from hpctrain.errors import ConfigError
+
+BASE = "hpctrain.callbacks.callback.Callback"
+"""The class that callbacks derive from."""
+HOOKS = (
+    "on_start",
+    "before_step",
+    "after_backward",
+    "after_step",
+    "after_evaluation",
+    "after_save",
+    "on_stop",
+    "on_end",
+)
+"""The methods that the training calls."""
+
+
+@dataclass(kw_only=True, slots=True)
+class EarlyStopping(require.Checked):
+    """End the run when a metric has stopped improving."""
+
+    prefix = "callbacks.early_stopping."
+
+    _target_: str = "hpctrain.callbacks.early_stopping.EarlyStopping"
+    """Class to instantiate."""
+    patience: Annotated[int, require.at_least(0)] = 5
+    """Evaluations without an improvement that are tolerated; the next one ends the run."""
+    min_delta: Annotated[float, require.at_least(0)] = 0.0
+    """An improvement is better than the best value by more than this."""
+    metric: str | None = None
+    """Metric of the evaluation; null: the metric by which the run is judged."""
+    mode: Annotated[str | None, require.one_of("min", "max")] = None
+    """Whether the lowest or the highest value is best, `min` or `max`; null: as for the run, `min` for `loss`."""
+
+
+@dataclass(kw_only=True, slots=True)
+class LogWeights(require.Checked):
+    """Log norms, and perhaps histograms, of weights and gradients."""
+
+    prefix = "callbacks.log_weights."
+
+    _target_: str = "hpctrain.callbacks.log_weights.LogWeights"
+    """Class to instantiate."""
+    every_steps: Annotated[int, require.at_least(1)] = 100
+    """Steps between records."""
+    histograms: bool = True
+    """Log histograms beside the norms."""
+    match: str = "*"
+    """Names of the parameters, with * and ?, such as encoder.*."""
+
+
+@dataclass(kw_only=True, slots=True)
+class LogPictures(require.Checked):
+    """Log held-out pictures with the classes that the model predicts for them, after each evaluation."""
+
+    prefix = "callbacks.log_pictures."
+
+    _target_: str = "hpctrain.callbacks.log_pictures.LogPictures"
+    """Class to instantiate."""
+    number: Annotated[int, require.at_least(1)] = 16
+    """Number of pictures: the first held-out ones."""
+
+
+@dataclass(kw_only=True, slots=True)
+class LogText(require.Checked):
+    """Log text that a language model continues, after each evaluation."""
+
+    prefix = "callbacks.log_text."
+
+    _target_: str = "hpctrain.callbacks.log_text.LogText"
+    """Class to instantiate."""
+    number: Annotated[int, require.at_least(1)] = 2
+    """Number of samples: the first held-out ones are continued."""
+    prompt_tokens: Annotated[int, require.at_least(1)] = 32
+    """Tokens of each sample that the model is given."""
+    new_tokens: Annotated[int, require.at_least(1)] = 64
+    """Tokens that it generates."""
+    temperature: Annotated[float, require.at_least(0)] = 0.8
+    """Divides the logits before a token is drawn; 0: the most probable token."""
+
+
+@dataclass(kw_only=True, slots=True)
+class AverageWeights(require.Checked):
+    """Average the weights of several steps into averaged.pt, which init_from reads (Izmailov et al., 2018)."""
+
+    prefix = "callbacks.average_weights."
+
+    _target_: str = "hpctrain.callbacks.average_weights.AverageWeights"
+    """Class to instantiate."""
+    start: Annotated[float, require.half_open(0, 1)] = 0.75
+    """Part of the run, from 0 to 1, after which the averaging begins."""
+    every_steps: Annotated[int, require.at_least(1)] = 1
+    """Steps between the weights that are averaged."""
+    last: Annotated[int | None, require.at_least(1)] = None
+    """Average only the last so many of them, which are all kept in memory; null: all."""
+
+
+def not_a_callback(key: str, target: str) -> ConfigError:
+    """Return the error for a class that isn't a callback."""
+    problem = "is not a subclass of hpctrain.callbacks.Callback"
+    return ConfigError(f"{key}._target_", target, problem, "derive the class from it")
+
+
+def not_a_hook(key: str, target: str, method: str) -> ConfigError | None:
+    """Return the error for a method that looks like a hook and isn't one; None for any other.
+
+    Args:
+        key: full name of the callback's entry.
+        target: its class.
+        method: name of a method.
+    """
+    if method in HOOKS or not re.match("(on|before|after)_", method):
+        return None
+    (near,) = difflib.get_close_matches(method, HOOKS, n=1, cutoff=0)
+    problem = f"has {method}, which is not a hook and would never be called"
+    remedy = f"did you mean {near}? The hooks are {', '.join(HOOKS)}; begin any other method's name with _"
+    return ConfigError(f"{key}._target_", target, problem, remedy)

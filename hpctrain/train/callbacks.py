@@ -1,0 +1,249 @@
+"""The callbacks of a run: built, called, saved and restored."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hpctrain.callbacks.callback import Callback
+from hpctrain.callbacks.training import Training
+from hpctrain.checkpoint.best import judged_by
+from hpctrain.checkpoint.host_memory import HostCopy
+from hpctrain.checkpoint.state import PlainNames
+from hpctrain.config.callbacks import HOOKS, not_a_callback, not_a_hook
+from hpctrain.data.eval_loader import EvalLoader
+from hpctrain.data.micro_batch import map_tensors
+from hpctrain.distributed.replica import buffers_and_rng_restored, inner
+from hpctrain.errors import CheckpointError, ConfigError, TaskError
+from hpctrain.metrics.meter import Meter
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.evaluation import EVAL_PREFIX
+from hpctrain.train.build import instantiate
+from hpctrain.train.modes import evaluation_mode
+from hpctrain.train.precision import autocast
+
+if TYPE_CHECKING:
+    from hpctrain.train.parts import Parts
+    from hpctrain.train.turn import Turn
+
+Hook = tuple[str, Callable[..., None]]
+"""The name of a callback's entry, and its method."""
+
+log = logging.getLogger("hpctrain.train")
+
+
+class RunningTraining(Training):
+    """The training of one attempt.
+
+    Args:
+        parts: of the training.
+        directory: of the run.
+
+    Attributes:
+        caller: name of the callback that runs.
+        own_log: `log`, by its own type.
+        turn: whose gradients `after_backward` sees.
+    """
+
+    def __init__(self, parts: Parts, directory: RunDirectory) -> None:
+        self.caller = ""
+        self.turn = parts.step.turns[0]
+        self.task = parts.task
+        self.model = inner(parts.model)
+        self.position = parts.position
+        self.log = self.own_log = parts.task_log
+        self.config = parts.config
+        self.rank = parts.world.rank
+        self.world_size = parts.world.size
+        self.device = parts.world.device
+        self.run_dir = Path(directory.path)
+        self.metric, self.metric_mode = judged_by(parts.config.checkpoint, parts.task.metric, parts.task.metric_mode)
+        self._parts = parts
+        self._plain_names = PlainNames(parts.module)
+
+    @property
+    def loss_scale(self) -> float:
+        """See `Training`."""
+        return 1.0 if self.turn.scaler is None else self.turn.scaler.get_scale()
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """See `Training`."""
+        return {self._plain_names(name): parameter for name, parameter in self._parts.module.named_parameters()}
+
+    def samples(self, number: int) -> Any | None:
+        """See `Training`."""
+        dataset = self._parts.eval_data
+        if dataset is None:
+            return None
+        loader = EvalLoader(dataset, number, rank=0, world_size=1, collate_fn=self.task.collate_fn)
+        with buffers_and_rng_restored(self.model, self._parts.world), closing(loader.turns(1)) as turns:
+            batch = next(turns, None)
+        return None if batch is None else self.task.to_device(batch, self.device)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """See `Training`."""
+        parts = self._parts
+        averaged = parts.ema if self.config.trainer.eval_ema else None
+        precision = autocast(self.config.precision.kind, self.device)
+        with (
+            buffers_and_rng_restored(self.model, parts.world),
+            evaluation_mode(self.model),
+            nullcontext() if averaged is None else averaged.in_place(),
+            parts.task_log.discarding(),
+            torch.no_grad(),
+            precision,
+        ):
+            yield
+
+    def weights(self) -> dict[str, Tensor]:
+        """See `Training`."""
+        state = self._parts.module.state_dict()
+        return {self._plain_names(name): value for name, value in state.items() if isinstance(value, Tensor)}
+
+    def end(self, reason: str) -> None:
+        """See `Training`."""
+        self._parts.ending.request(reason, callback=self.caller)
+
+
+class Callbacks:
+    """The callbacks of one attempt, in the order of the configuration.
+
+    Args:
+        nodes: of the configuration, by name.
+        training: what they watch; None if there are no callbacks.
+
+    Attributes:
+        on_start: the hooks of this name that are overridden; the others alike. The loop tests them, and calls `run`.
+
+    Raises:
+        ConfigError: an entry isn't a callback, or has a method that looks like a hook and isn't one.
+    """
+
+    def __init__(self, nodes: Mapping[str, Any] | None = None, training: RunningTraining | None = None) -> None:
+        self._training = training
+        self._callbacks = {name: _build(f"callbacks.{name}", node) for name, node in (nodes or {}).items()}
+        self.on_start = self._overridden("on_start")
+        self.before_step = self._overridden("before_step")
+        self.after_backward = self._overridden("after_backward")
+        self.after_step = self._overridden("after_step")
+        self.after_evaluation = self._overridden("after_evaluation")
+        self.after_save = self._overridden("after_save")
+        self.on_stop = self._overridden("on_stop")
+        self.on_end = self._overridden("on_end")
+
+    def _overridden(self, hook: str) -> tuple[Hook, ...]:
+        return tuple(
+            (name, getattr(callback, hook))
+            for name, callback in self._callbacks.items()
+            if getattr(type(callback), hook) is not getattr(Callback, hook)
+        )
+
+    def run(self, hooks: tuple[Hook, ...], meter: Meter, *, computing: bool = False) -> None:
+        """Call hooks other than `after_evaluation`.
+
+        Args:
+            hooks: one of the attributes of this object.
+            meter: of the training, for the scalars that they log.
+            computing: whether what they log belongs to the step that is computed.
+        """
+        assert self._training is not None
+        task_log = self._training.own_log
+        with task_log.watched(computing=computing):
+            self._call(hooks)
+            task_log.count(meter, 1, ())
+
+    def watch_backward(self, turns: Sequence[Turn], meter: Meter) -> None:
+        """Have the turns of the step call `after_backward`.
+
+        Args:
+            turns: of the step.
+            meter: of the training.
+        """
+        for turn in turns:
+            turn.after_backward = partial(self._run_after_backward, turn, meter)
+
+    def _run_after_backward(self, turn: Turn, meter: Meter) -> None:
+        assert self._training is not None
+        self._training.turn = turn
+        self.run(self.after_backward, meter, computing=True)
+
+    def run_after_evaluation(self, meter: Meter, means: Mapping[str, float]) -> dict[str, float]:
+        """Call `after_evaluation`, and return the means of the scalars that it logs; collective.
+
+        Args:
+            meter: empty, for these scalars.
+            means: of the evaluation, by logged name.
+        """
+        assert self._training is not None
+        task_log = self._training.own_log
+        with task_log.evaluating():
+            self._call(self.after_evaluation, {name.removeprefix(EVAL_PREFIX): mean for name, mean in means.items()})
+            task_log.count(meter, 1, {name.removeprefix(EVAL_PREFIX) for name in means})
+        return meter.means()
+
+    def _call(self, hooks: tuple[Hook, ...], *arguments: object) -> None:
+        training = self._training
+        assert training is not None
+        for name, hook in hooks:
+            training.caller = name
+            hook(training, *arguments)
+
+    def check(self) -> None:
+        """Check that the states can be saved.
+
+        Raises:
+            TaskError: one can't be stored in a checkpoint; the message names the value's place.
+        """
+        for name, callback in self._callbacks.items():
+            state = callback.state_dict()
+            where = f"callbacks.{name}: {type(callback).__name__}.state_dict()"
+            if not isinstance(state, Mapping):
+                raise TaskError(f"{where} must return a dict, but it returned a {type(state).__name__}")
+            try:
+                HostCopy().of(state, name=where)
+            except CheckpointError as error:
+                raise TaskError(str(error)) from None
+
+    def state(self) -> dict[str, Any]:
+        """Return the states by name, without empty ones."""
+        states = {name: callback.state_dict() for name, callback in self._callbacks.items()}
+        return {name: state for name, state in states.items() if state}
+
+    def load_state(self, states: Mapping[str, Any]) -> None:
+        """Restore a result of `state`; a callback without an entry starts afresh."""
+        for name, callback in self._callbacks.items():
+            if states.get(name):
+                # a copy: the tensors of a loaded checkpoint are mapped from its files, which retention removes
+                callback.load_state_dict(map_tensors(lambda tensor: tensor.clone(), states[name]))
+        if ignored := sorted(states.keys() - self._callbacks.keys()):
+            log.info("the checkpoint has the state of callbacks that the run has no longer: %s", ", ".join(ignored))
+
+
+def _build(key: str, node: Mapping[str, Any]) -> Callback:
+    made, target = instantiate(key, node), node["_target_"]
+    if not isinstance(made, Callback):
+        raise not_a_callback(key, target)
+    for name in dir(type(made)):
+        if (error := not_a_hook(key, target, name)) is not None:
+            raise error
+    for hook in HOOKS:
+        method = getattr(made, hook)
+        arguments = inspect.signature(getattr(Callback, hook)).parameters.keys() - {"self"}
+        try:
+            inspect.signature(method).bind(*arguments)
+        except TypeError as error:
+            listed = ", ".join(name for name in inspect.signature(getattr(Callback, hook)).parameters)
+            raise ConfigError(
+                f"{key}._target_", target, f"its {hook} can't be called: {error}", f"write def {hook}({listed})"
+            ) from None
+    return made
