@@ -160,7 +160,7 @@ class Loop:
 
     def _ends_before_a_step(self) -> bool:
         """Whether the run has ended early before, or its time is over; collective."""
-        if self.step == self._parts.total_steps:
+        if self.step in (0, self._parts.total_steps):
             return False
         if self._ending.is_timed:
             self._ending.look_at_clock()

@@ -12,7 +12,7 @@ from hpctrain.config.field_docs import own_fields, purpose_of
 from hpctrain.config.folders import conf_dir
 from hpctrain.config.named_optimizers import Named, Several
 from hpctrain.config.root import Config
-from hpctrain.config.schema import GROUPS
+from hpctrain.config.schema import GROUPS, LIST_GROUPS
 
 HEAD = """\
 # Configuration
@@ -53,12 +53,14 @@ def reference() -> str:
         ]
         for name, schema in schemas.items():
             if len(schemas) > 1:
-                lines += [f"### {group}={name}", "", f"{(schema.__doc__ or '').strip()}", ""]
+                shown = f"[{name}]" if group in LIST_GROUPS else name
+                lines += [f"### {group}={shown}", "", f"{(schema.__doc__ or '').strip()}", ""]
             declaring = [base for base in schema.__mro__ if is_dataclass(base)]
             if schema is Slurm:
                 lines += ["All keys of `cluster=local`, and:", ""]
                 declaring.remove(Cluster)
-            lines += _table(f"{group}.", *declaring)
+            prefix = f"{group}.{name}." if group in LIST_GROUPS else f"{group}."
+            lines += _table(prefix, *declaring)
             if schema is Several:
                 lines += ["Keys of an entry; its other keys are arguments of its class:", ""]
                 lines += _table("optimizer.named.NAME.", *(base for base in Named.__mro__ if is_dataclass(base)))

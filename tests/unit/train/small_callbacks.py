@@ -1,0 +1,114 @@
+"""Callbacks for the small task of these tests."""
+
+import os
+import signal
+from typing import ClassVar
+
+import torch
+
+from hpctrain.callbacks import Callback
+
+
+class Recorder(Callback):
+    """Notes each call with the step; ends the run after a step, or at an evaluation."""
+
+    calls: ClassVar[list[tuple[str, int]]] = []
+
+    def __init__(self, end_after=None, end_at=None):
+        self.end_after = end_after
+        self.end_at = end_at
+        self.steps = 0
+
+    def on_start(self, training):
+        self.calls.append(("on_start", training.position.step))
+
+    def before_step(self, training):
+        self.calls.append(("before_step", training.position.step))
+
+    def after_backward(self, training):
+        assert all(parameter.grad is not None for parameter in training.parameters.values())
+        self.calls.append(("after_backward", training.position.step))
+
+    def after_step(self, training):
+        assert all(parameter.grad is None for parameter in training.parameters.values())
+        self.steps += 1
+        self.calls.append(("after_step", training.position.step))
+        training.log.scalar("steps", self.steps)
+        if training.position.step == self.end_after:
+            training.end("that is enough")
+
+    def after_evaluation(self, training, metrics):
+        self.calls.append(("after_evaluation", training.position.step))
+        training.log.scalar("steps", self.steps)
+        if training.position.step == self.end_at:
+            training.end(f"seen {sorted(metrics)}")
+
+    def after_save(self, training):
+        self.calls.append(("after_save", training.position.step))
+
+    def on_stop(self, training):
+        self.calls.append(("on_stop", training.position.step))
+
+    def on_end(self, training):
+        self.calls.append(("on_end", training.position.step))
+
+    def state_dict(self):
+        return {"steps": self.steps, "tensor": torch.full((2,), float(self.steps))}
+
+    def load_state_dict(self, state):
+        assert state["tensor"].tolist() == [state["steps"]] * 2
+        self.steps = state["steps"]
+
+
+class Interrupted(Recorder):
+    """Asks for a stop and for the end of the run after the same step."""
+
+    def after_step(self, training):
+        super().after_step(training)
+        if training.position.step == 2 and self.steps == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Drawing(Callback):
+    """Makes a pass as an evaluation does, which must leave no trace."""
+
+    def after_evaluation(self, training, metrics):
+        batch = training.samples(3)
+        with training.evaluating():
+            assert not torch.is_grad_enabled()
+            assert not training.model.training
+            training.task.loss(training.model, batch)
+            torch.rand(7)
+        assert training.model.training
+
+
+class Failing(Callback):
+    def after_step(self, training):
+        raise ValueError("a mistake in a callback")
+
+
+class Unsaveable(Callback):
+    def state_dict(self):
+        return {"file": object()}
+
+
+class Misspelt(Callback):
+    def on_epoch_end(self, training):
+        """Never called."""
+
+
+class Inherited(Misspelt):
+    """As its base class."""
+
+
+class Short(Callback):
+    def after_evaluation(self, training):
+        """Lacks an argument."""
+
+
+class Other:
+    """No callback."""
+
+
+def make():
+    return Other()

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import itertools
+import logging
+
+import pytest
+import small_callbacks
+
+from hpctrain.callbacks import Callback
+from hpctrain.config.callbacks import BASE, HOOKS
+from hpctrain.errors import ConfigError, TaskError
+from hpctrain.files import read_json_lines
+from hpctrain.run.checkpoints import list_checkpoints
+from hpctrain.train.callbacks import Callbacks
+
+RECORDER = "+callbacks.seen._target_=small_callbacks.Recorder"
+
+
+@pytest.fixture
+def calls():
+    small_callbacks.Recorder.calls.clear()
+    return small_callbacks.Recorder.calls
+
+
+def digests(directory):
+    return {info.step: info.weights_digest for info in list_checkpoints(directory)}
+
+
+def records(directory, *names):
+    return [
+        (record["step"], record[name])
+        for record in read_json_lines(directory.metrics)
+        for name in names
+        if name in record
+    ]
+
+
+def test_the_login_half_knows_the_base_class_and_its_hooks():
+    own = [name for name in vars(Callback) if not name.startswith("_")]
+    assert own == [*HOOKS, "state_dict", "load_state_dict"]
+    assert f"{Callback.__module__}.{Callback.__name__}" == BASE
+
+
+def test_without_callbacks_nothing_is_called():
+    callbacks = Callbacks()
+    assert not any(getattr(callbacks, hook) for hook in HOOKS)
+
+
+def test_a_hook_that_isnt_overridden_isnt_called():
+    callbacks = Callbacks({"failing": {"_target_": "small_callbacks.Failing"}})
+    assert [hook for hook in HOOKS if getattr(callbacks, hook)] == ["after_step"]
+
+
+def test_hooks_are_called_around_the_steps(attempt, calls):
+    assert attempt(RECORDER, "trainer.max_steps=5").run()
+    each = [[("before_step", n), ("after_backward", n), ("after_step", n + 1)] for n in range(5)]
+    first = [("on_start", 0), *itertools.chain(*each[:4]), ("after_evaluation", 4)]
+    last = [("after_evaluation", 5), ("after_save", 5), ("on_end", 5)]
+    assert calls == [*first, *each[4], *last]
+
+
+def test_what_callbacks_log_belongs_to_the_step(attempt, directory, calls):
+    assert attempt(RECORDER, "trainer.max_steps=7").run()
+    assert records(directory, "train/steps") == [(3, 2.0), (6, 5.0), (7, 7.0)]
+    assert records(directory, "eval/steps") == [(4, 4.0), (7, 7.0)]
+
+
+def test_a_stop_is_told_and_the_state_restored(attempt, directory, calls):
+    stopped = attempt(RECORDER, "+task.signal_in=loss", "+task.signal_at=5")
+    assert not stopped.run()
+    assert calls[-2:] == [("after_save", 3), ("on_stop", 3)]
+    del calls[:]
+    assert attempt(RECORDER).run()
+    assert calls[0] == ("on_start", 3)
+    assert records(directory, "train/steps")[-1] == (10, 10.0)
+
+
+@pytest.mark.parametrize(("word", "step"), [("end_after=5", 5), ("end_at=4", 4)])
+def test_a_callback_ends_the_run(attempt, directory, calls, word, step, caplog):
+    caplog.set_level(logging.INFO)
+    trainer = attempt(RECORDER, f"+callbacks.seen.{word}")
+    assert trainer.run()
+    assert trainer.step == step
+    assert trainer.why_ended.startswith("seen: ")
+    assert calls[-2:] == [("after_save", step), ("on_end", step)]
+    # once, also if that evaluation ended the run
+    assert calls.count(("after_evaluation", step)) == 1
+    assert records(directory, "eval/loss")[-1][0] == step
+    assert records(directory, "train/loss")[-1][0] == step
+    before = digests(directory)
+
+    again = attempt(RECORDER, f"+callbacks.seen.{word}")
+    assert again.run()
+    assert (again.step, again.why_ended) == (step, trainer.why_ended)
+    assert digests(directory) == before
+    assert "to train on: python -m hpctrain resume" in caplog.text
+
+
+def test_a_run_that_ended_continues_once_its_callbacks_change(attempt, directory, calls):
+    assert attempt(RECORDER, "+callbacks.seen.end_after=5").run()
+    later = attempt(RECORDER, "+callbacks.seen.end_after=7")
+    assert later.run()
+    assert later.step == 7
+    without = attempt()
+    assert without.run()
+    assert (without.step, without.why_ended) == (10, "")
+
+
+def test_a_stop_between_a_decision_and_its_end_changes_nothing(attempt, directory, calls):
+    words = (RECORDER, "+callbacks.seen.end_at=4", "trainer.sanity_batches=0")
+    stopped = attempt(*words, "+task.signal_in=evaluate", "+task.signal_at=1")
+    assert not stopped.run()
+    assert stopped.step == 4
+    finished = attempt(*words)
+    assert finished.run()
+    assert (finished.step, finished.why_ended) == (4, "seen: seen ['loss']")
+    assert [call for call in calls if call[0] == "after_evaluation"] == [("after_evaluation", 4)]
+    assert [step for step, _ in records(directory, "eval/loss")] == [4]
+
+
+def test_a_pass_of_a_callback_leaves_no_trace(attempt, directory, tmp_path):
+    assert attempt("trainer.ema_decay=0.5").run()
+    straight = digests(directory)
+    for checkpoint in directory.checkpoints.iterdir():
+        checkpoint.rename(tmp_path / checkpoint.name)
+    assert attempt("trainer.ema_decay=0.5", "+callbacks.draw._target_=small_callbacks.Drawing").run()
+    assert digests(directory) == straight
+
+
+def test_an_error_in_a_callback_passes_through(attempt):
+    with pytest.raises(ValueError, match="a mistake in a callback"):
+        attempt("+callbacks.bad._target_=small_callbacks.Failing").run()
+
+
+def test_a_state_that_cant_be_saved_is_refused_before_the_first_step(attempt):
+    with pytest.raises(TaskError, match=r"callbacks\.bad: Unsaveable\.state_dict\(\)\['file'\] is a .*object"):
+        attempt("+callbacks.bad._target_=small_callbacks.Unsaveable")
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("make", "is not a subclass of hpctrain.callbacks.Callback"),
+        ("Other", "is not a subclass of hpctrain.callbacks.Callback"),
+        ("Misspelt", "has on_epoch_end, which is not a hook and would never be called; did you mean on_end?"),
+        ("Inherited", "has on_epoch_end"),
+        ("Short", "its after_evaluation can't be called.*write def after_evaluation"),
+    ],
+)
+def test_what_is_no_callback_is_refused(target, said):
+    with pytest.raises(ConfigError, match=said) as caught:
+        Callbacks({"mine": {"_target_": f"small_callbacks.{target}"}})
+    assert caught.value.key == "callbacks.mine._target_"
+
+
+@pytest.mark.parametrize("target", ["Other", "Misspelt", "Inherited"])
+def test_the_source_shows_it_before_anything_runs(compose_small, target):
+    with pytest.raises(ConfigError, match=r"^callbacks\.mine\._target_="):
+        compose_small(f"+callbacks.mine._target_=small_callbacks.{target}")
+
+
+def test_time_ends_a_run_over_its_attempts(attempt, directory):
+    first = attempt("trainer.max_time_min=1e-9")
+    assert first.run()
+    assert first.step == 1
+    assert first.why_ended.startswith("trainer.max_time_min=1e-09: the run has trained for ")
+    again = attempt("trainer.max_time_min=1e-9")
+    assert again.run()
+    assert (again.step, list(digests(directory))) == (1, [1])
+    raised = attempt("trainer.max_time_min=60")
+    assert raised.run()
+    assert (raised.step, raised.why_ended) == (10, "")
+
+
+def test_training_time_is_that_of_the_checkpoints(lone_world, compose_small):
+    from hpctrain.train.ending import Ending
+
+    now = [0.0]
+    config = compose_small("trainer.max_time_min=1")
+    first = Ending(config, lone_world, clock=lambda: now[0])
+    first.begin()
+    now[0] = 40.0
+    saved = first.state()
+    now[0] = 55.0  # lost with the attempt
+    second = Ending(config, lone_world, clock=lambda: now[0])
+    second.load_state(saved)
+    second.begin()
+    now[0] = 70.0
+    second.look_at_clock()
+    assert not second.requested
+    now[0] = 75.0
+    second.look_at_clock()
+    assert second.agree()
+
+
+def test_a_signal_counts_more_than_an_end(attempt, calls):
+    words = ("+callbacks.seen._target_=small_callbacks.Interrupted", "+callbacks.seen.end_after=2")
+    stopped = attempt(*words)
+    assert not stopped.run()
+    assert stopped.step == 2
+    finished = attempt(*words)
+    assert finished.run()
+    assert (finished.step, finished.why_ended) == (2, "seen: that is enough")
