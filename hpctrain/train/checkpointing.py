@@ -207,30 +207,25 @@ class Checkpointing:
     def _save(self, step: int, *, evaluation_due: bool, wait: bool) -> None:
         world = self._world
         random_states = world.gather(rng_state(world.gpus))
-        own_meters = world.gather(self._parts.meter.own_state())
-        task_states = self._parts.task_state.gather()
-        streams = self._parts.stream_state.gather()
-        meter = self._parts.meter.state()
+        gathered = {
+            "meter_by_rank": world.gather(self._parts.meter.own_state()),
+            "task": self._parts.task_state.gather(),
+            "streams": self._parts.stream_state.gather(),
+            "meter": self._parts.meter.state(),
+        }
         error: Exception | None = None
         if world.is_rank_zero:
-            extra = self._extra() | {
-                "meter": meter,
-                "meter_by_rank": own_meters,
-                "evaluation_due": evaluation_due,
-                "task": task_states,
-                "streams": streams,
-            }
             state = LiveState(
                 self._parts.module,
                 optimizers_of(self._parts.step),
                 head=self._head(step),
                 scaler=scalers_of(self._parts.step),
                 rng=random_states or [],
-                extra=extra,
+                extra={**self._extra(), **gathered, "evaluation_due": evaluation_due},
             )
             try:
                 # a save at the end of an attempt may have only seconds: the next attempt removes older checkpoints
-                self._saver.save(state, wait=wait, retain=not wait or step == self._parts.total_steps)
+                self._saver.save(state, wait=wait, retain=not wait or self._is_at_end(step))
             except Exception as caught:
                 # every rank must learn of the error before any of them raises
                 error = caught
@@ -247,8 +242,10 @@ class Checkpointing:
     def _is_tolerable(self, error: Exception | None, step: int) -> bool:
         """Whether the run may continue without this save: not at its end, nor once another attempt owns it."""
         warns = self._config.checkpoint.on_error == "warn"
-        at_end = step == self._parts.total_steps or bool(self._parts.ending.reason)
-        return warns and not at_end and not isinstance(error, SupersededError)
+        return warns and not self._is_at_end(step) and not isinstance(error, SupersededError)
+
+    def _is_at_end(self, step: int) -> bool:
+        return step == self._parts.total_steps or self._parts.ending.concluded
 
     def _restart_interval(self) -> None:
         self._saved_at_s = self._clock()
