@@ -4,35 +4,21 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor, nn
+from typing import Any
 
 from hpctrain.callbacks.callback import Callback
 from hpctrain.callbacks.training import Training
-from hpctrain.checkpoint.best import judged_by
 from hpctrain.checkpoint.host_memory import HostCopy
-from hpctrain.checkpoint.state import PlainNames
 from hpctrain.config.callbacks import HOOKS, not_a_callback, not_a_hook
-from hpctrain.data.eval_loader import EvalLoader
 from hpctrain.data.micro_batch import map_tensors
-from hpctrain.distributed.replica import buffers_and_rng_restored, inner
 from hpctrain.errors import CheckpointError, ConfigError, TaskError
 from hpctrain.metrics.meter import Meter
-from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EVAL_PREFIX
 from hpctrain.train.build import instantiate
-from hpctrain.train.modes import evaluation_mode
-from hpctrain.train.precision import autocast
-
-if TYPE_CHECKING:
-    from hpctrain.train.parts import Parts
-    from hpctrain.train.turn import Turn
+from hpctrain.train.task_log import AttachedLog
+from hpctrain.train.turn import Turn
 
 Hook = tuple[str, Callable[..., None]]
 """The name of a callback's entry, and its method."""
@@ -40,12 +26,8 @@ Hook = tuple[str, Callable[..., None]]
 log = logging.getLogger("hpctrain.train")
 
 
-class RunningTraining(Training):
-    """The training of one attempt.
-
-    Args:
-        parts: of the training.
-        directory: of the run.
+class Watched(Training):
+    """The training for those who call the hooks.
 
     Attributes:
         caller: name of the callback that runs.
@@ -53,66 +35,9 @@ class RunningTraining(Training):
         turn: whose gradients `after_backward` sees.
     """
 
-    def __init__(self, parts: Parts, directory: RunDirectory) -> None:
-        self.caller = ""
-        self.turn = parts.step.turns[0]
-        self.task = parts.task
-        self.model = inner(parts.model)
-        self.position = parts.position
-        self.log = self.own_log = parts.task_log
-        self.config = parts.config
-        self.rank = parts.world.rank
-        self.world_size = parts.world.size
-        self.device = parts.world.device
-        self.run_dir = Path(directory.path)
-        self.metric, self.metric_mode = judged_by(parts.config.checkpoint, parts.task.metric, parts.task.metric_mode)
-        self._parts = parts
-        self._plain_names = PlainNames(parts.module)
-
-    @property
-    def loss_scale(self) -> float:
-        """See `Training`."""
-        return 1.0 if self.turn.scaler is None else self.turn.scaler.get_scale()
-
-    @property
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """See `Training`."""
-        return {self._plain_names(name): parameter for name, parameter in self._parts.module.named_parameters()}
-
-    def samples(self, number: int) -> Any | None:
-        """See `Training`."""
-        dataset = self._parts.eval_data
-        if dataset is None:
-            return None
-        loader = EvalLoader(dataset, number, rank=0, world_size=1, collate_fn=self.task.collate_fn)
-        with buffers_and_rng_restored(self.model, self._parts.world), closing(loader.turns(1)) as turns:
-            batch = next(turns, None)
-        return None if batch is None else self.task.to_device(batch, self.device)
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """See `Training`."""
-        parts = self._parts
-        averaged = parts.ema if self.config.trainer.eval_ema else None
-        precision = autocast(self.config.precision.kind, self.device)
-        with (
-            buffers_and_rng_restored(self.model, parts.world),
-            evaluation_mode(self.model),
-            nullcontext() if averaged is None else averaged.in_place(),
-            parts.task_log.discarding(),
-            torch.no_grad(),
-            precision,
-        ):
-            yield
-
-    def weights(self) -> dict[str, Tensor]:
-        """See `Training`."""
-        state = self._parts.module.state_dict()
-        return {self._plain_names(name): value for name, value in state.items() if isinstance(value, Tensor)}
-
-    def end(self, reason: str) -> None:
-        """See `Training`."""
-        self._parts.ending.request(reason, callback=self.caller)
+    caller: str
+    own_log: AttachedLog
+    turn: Turn
 
 
 class Callbacks:
@@ -129,7 +54,7 @@ class Callbacks:
         ConfigError: an entry isn't a callback, or has a method that looks like a hook and isn't one.
     """
 
-    def __init__(self, nodes: Mapping[str, Any] | None = None, training: RunningTraining | None = None) -> None:
+    def __init__(self, nodes: Mapping[str, Any] | None = None, training: Watched | None = None) -> None:
         self._training = training
         self._callbacks = {name: _build(f"callbacks.{name}", node) for name, node in (nodes or {}).items()}
         self.on_start = self._overridden("on_start")

@@ -23,13 +23,14 @@ from hpctrain.run.config_change import keep_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim
 from hpctrain.run.times import Times
-from hpctrain.train.callbacks import Callbacks, RunningTraining
+from hpctrain.train.callbacks import Callbacks
 from hpctrain.train.checkpointing import Checkpointing, Start
 from hpctrain.train.divergence import Divergence
 from hpctrain.train.foreign_steps import foreign_steps_refused
 from hpctrain.train.loop import Loop
 from hpctrain.train.parts import Parts
 from hpctrain.train.profiling.profiler import Profiler
+from hpctrain.train.running_training import RunningTraining
 from hpctrain.train.start_table import log_start
 from hpctrain.train.stopping import Stopping
 from hpctrain.train.training_log import TrainingLog, log_samples
