@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.metrics.crc32c import crc32c
 from hpctrain.metrics.sink import RecordFile
 from hpctrain.run.evaluation import is_evaluation
 
@@ -29,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 _PAUSE_S = 0.1
 """TensorBoard draws a thousand points of a curve by default, and an event costs 0.1 ms."""
-_CASTAGNOLI = 0x82F63B78
 _MASK_DELTA = 0xA282EAD8
 
 HyperparameterValue = str | float | bool
@@ -156,25 +156,9 @@ def _event(wall_time: float, step: int) -> Any:
     return Event(wall_time=wall_time, step=step)
 
 
-def _crc_table() -> tuple[int, ...]:
-    table = []
-    for byte in range(256):
-        crc = byte
-        for _ in range(8):
-            crc = (crc >> 1) ^ (_CASTAGNOLI if crc & 1 else 0)
-        table.append(crc)
-    return tuple(table)
-
-
-_TABLE = _crc_table()
-
-
 def masked_crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli, RFC 3720 appendix B.4) of ``data``, rotated by 15 bits and offset, as TFRecord requires."""
-    crc, table = 0xFFFFFFFF, _TABLE
-    for byte in data:
-        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    crc ^= 0xFFFFFFFF
+    """CRC-32C of ``data``, rotated by 15 bits and offset, as TFRecord requires."""
+    crc = crc32c(data)
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
 
 
