@@ -82,11 +82,15 @@ class Trial(Task):
     def eval_dataset(self):
         return TensorBatches(*table(self.sizes[1], seed=2)) if self.sizes[1] else None
 
-    def loss(self, model, batch):
+    def called(self):
+        """Begin a call of the loss."""
         self.calls += 1
         if self.calls in self.acts:
             self._act(self.acts[self.calls])
         time.sleep(self.sleep_s)
+
+    def loss(self, model, batch):
+        self.called()
         features, labels, numbers = batch
         if "TRIAL_RECORD" in os.environ:
             with Path(os.environ["TRIAL_RECORD"], f"{self.rank}_{os.getpid()}").open("a") as record:
