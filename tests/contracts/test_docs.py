@@ -309,7 +309,7 @@ def test_every_key_that_is_mentioned_exists(page):
     own = set(re.findall(r"(\w+): \w+ =", "".join(block.text for block in blocks(page) if block.more.endswith(".py"))))
     known = known_keys() | {f"task.{name}" for name in own}
     for key in re.findall(rf"(?<![\w./-])((?:{groups})\.[a-z0-9_]+(?:\.[a-z0-9_-]+)*)", text):
-        invented = key.startswith(("cluster.env.", "cluster.sbatch."))
+        invented = key.startswith(("cluster.env.", "cluster.sbatch.", "optimizer.named."))
         # the walks of that page name functions, and some rooms have the names of groups
         module = ROOT.joinpath("hpctrain", *key.split(".")[:2]).with_suffix(".py")
         is_code = page.name == "architecture.md" and module.is_file()

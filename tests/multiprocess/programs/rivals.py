@@ -17,9 +17,9 @@ class Pair(nn.Module):
 
     def __init__(self, batchnorm=False):
         super().__init__()
-        norm = [nn.BatchNorm1d(12)] if batchnorm else []
-        self.generator = nn.Sequential(nn.Linear(NOISE, 12), *norm, nn.Tanh(), nn.Linear(12, FEATURES))
-        self.critic = nn.Sequential(nn.Linear(FEATURES, 12), *norm, nn.LeakyReLU(0.2), nn.Linear(12, 1))
+        norms = [[nn.BatchNorm1d(12)] if batchnorm else [] for _ in range(2)]
+        self.generator = nn.Sequential(nn.Linear(NOISE, 12), *norms[0], nn.Tanh(), nn.Linear(12, FEATURES))
+        self.critic = nn.Sequential(nn.Linear(FEATURES, 12), *norms[1], nn.LeakyReLU(0.2), nn.Linear(12, 1))
 
 
 def critic_loss(generator, critic, real):
