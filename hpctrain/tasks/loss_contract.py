@@ -19,13 +19,16 @@ LONGEST_NAME = 200
 Scalar = Tensor | float
 
 
-def split_loss(method: str, returned: Any, checked: set[str] | None = None) -> tuple[Tensor, dict[str, Scalar]]:
+def split_loss(
+    method: str, returned: Any, checked: set[str] | None = None, own_names: frozenset[str] = OWN_NAMES
+) -> tuple[Tensor, dict[str, Scalar]]:
     """Check the result of a task's loss; return the loss, and the other scalars by name.
 
     Args:
         method: the task's class and the method, as in `Digits.loss`, for the message.
         returned: a 0-d tensor, or a mapping with `loss`.
         checked: names that needn't be checked again; those of this result are added.
+        own_names: names that hpctrain itself logs.
 
     Raises:
         TaskError: it is neither.
@@ -40,7 +43,7 @@ def split_loss(method: str, returned: Any, checked: set[str] | None = None) -> t
         for name, value in returned.items():
             if name != LOSS:
                 if checked is None or name not in checked:
-                    check_name(method, name)
+                    check_name(method, name, own_names)
                     if checked is not None:
                         checked.add(name)
                 others[name] = value if is_scalar(value) else checked_scalar(method, name, value)

@@ -107,6 +107,7 @@ class Parts:
             span=self._span(),
         )
         self.step = TrainStep(turns)
+        self.task_log.reserve(self.step.logged_names)
         self.step.settle = self.settle
         # the replicas send rank zero's weights, from which the average starts
         self.step.prepare(0)

@@ -42,6 +42,12 @@ class TrainStep:
         """Values to log of the last step; in fp16 reading them waits for the device."""
         return {name: value for turn in self.turns for name, value in turn.metrics.items()}
 
+    @property
+    def logged_names(self) -> list[str]:
+        """The names under which the turns log, with `train/`."""
+        of_turns = [name for turn in self.turns for name in (turn.loss_name, turn.scale_name)]
+        return of_turns + [name for update in self.updates for name in (update.norm_name, *update.metrics)]
+
     def prepare(self, step: int) -> list[Turn]:
         """Build the replicas for the parameters that are trained from step ``step`` on; collective.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,12 +35,14 @@ class AttachedLog(TaskLog):
 
     Attributes:
         scalars: logged since the last `count`: name, value, and the number of values if the task gave it.
+        own_names: what hpctrain itself logs as `train/NAME`.
     """
 
     def __init__(
         self, kind: str, position: Position, *, total_steps: int, every_steps: int, is_rank_zero: bool = True
     ) -> None:
         self.scalars: list[tuple[str, Scalar, Scalar | None]] = []
+        self.own_names = OWN_NAMES
         self._is_rank_zero = is_rank_zero
         self._writer: MediaWriter | None = None
         self._pending: dict[str, Captured] = {}
@@ -54,6 +56,10 @@ class AttachedLog(TaskLog):
         self._is_ahead = True
         self._checked: set[str] = set()
         self._process = os.getpid()
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Refuse these logged names as well."""
+        self.own_names |= {name.removeprefix(TRAIN_PREFIX) for name in names}
 
     @property
     def due(self) -> bool:
@@ -73,7 +79,7 @@ class AttachedLog(TaskLog):
         if self._is_deriving:
             raise TaskError(f"{self._where('scalar')} was called after the last batch: return {name!r} from derive")
         if name not in self._checked:
-            check_name(self._where("scalar"), name, OWN_NAMES if self._prefix != EVAL_PREFIX else frozenset())
+            check_name(self._where("scalar"), name, self.own_names if self._prefix != EVAL_PREFIX else frozenset())
             self._checked.add(name)
         # called in each step: the place is put into words only where a check may fail
         if not is_scalar(value):

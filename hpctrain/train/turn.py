@@ -239,7 +239,7 @@ class Turn:
         self.computing = False
         if isinstance(loss, Tensor) and not loss.ndim:
             return loss, None
-        return split_loss(self.method, loss, self._checked)
+        return split_loss(self.method, loss, self._checked, self._task_log.own_names)
 
     def _accumulate(self, micro_batch: MicroBatch, timer: PartTimer | None) -> None:
         loss, others = self._computed(micro_batch)

@@ -19,6 +19,8 @@ MAX_QUEUED_BYTES = 256 * 2**20
 Media that come faster than they can be written slow the training down: none is left out, or a run that was interrupted
 would have other media than one that wasn't.
 """
+MAX_QUEUED = 256
+"""Media that may wait for the thread: a save waits for them, and a slow disk takes 20 ms for each."""
 
 
 class MediaWriter:
@@ -50,9 +52,7 @@ class MediaWriter:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="media", daemon=True)
                 self._thread.start()
-            self._changed.wait_for(
-                lambda: not self._queue or self._queued_bytes + captured.num_bytes <= MAX_QUEUED_BYTES
-            )
+            self._changed.wait_for(lambda: self._has_room(captured))
             self._queue.append((step, time.time(), name, captured))
             self._queued_bytes += captured.num_bytes
             self._changed.notify_all()
@@ -72,6 +72,11 @@ class MediaWriter:
         if self._thread is not None:
             self._thread.join()
         self._files.close()
+
+    def _has_room(self, captured: Captured) -> bool:
+        if not self._queue:
+            return True
+        return len(self._queue) < MAX_QUEUED and self._queued_bytes + captured.num_bytes <= MAX_QUEUED_BYTES
 
     def _run(self) -> None:
         while True:

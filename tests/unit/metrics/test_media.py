@@ -256,8 +256,9 @@ def test_a_flush_waits_for_all_media_and_a_call_for_none(files_at, tmp_path):
     assert received == [1, 2, 3]
 
 
-def test_the_queue_is_bounded(files_at, monkeypatch):
-    monkeypatch.setattr("hpctrain.metrics.media.writer.MAX_QUEUED_BYTES", 15)
+@pytest.mark.parametrize(("bound", "value"), [("MAX_QUEUED_BYTES", 15), ("MAX_QUEUED", 1)])
+def test_the_queue_is_bounded(files_at, monkeypatch, bound, value):
+    monkeypatch.setattr(f"hpctrain.metrics.media.writer.{bound}", value)
     writer, slow = MediaWriter(files_at()), Slow()
     writer.put(1, "train/a", slow)
     waits = threading.Thread(target=writer.put, args=(2, "train/a", capture("T.log", "text", "longer", {})))

@@ -120,6 +120,25 @@ def test_a_scalar_that_is_refused_even_where_it_would_be_discarded(name, value, 
         task.log.scalar(name, value)
 
 
+def test_in_a_forked_loading_process_everything_is_discarded(monkeypatch):
+    task = Plain()
+    log = attached(task)
+    with log.training():
+        monkeypatch.setattr("hpctrain.train.task_log.os.getpid", lambda: -1)
+        task.log.scalar("kl", 1.0)
+        task.log.text("note", "text")
+        assert (log.scalars, log._pending) == ([], {})
+
+
+def test_names_of_turns_are_refused_as_well():
+    task = Plain()
+    log = attached(task)
+    log.reserve(["train/loss/critic", "train/lr/critic"])
+    with pytest.raises(TaskError, match="logs 'lr/critic', which hpctrain itself logs"):
+        task.log.scalar("lr/critic", 1.0)
+    task.log.scalar("loss/kl", 1.0)
+
+
 def test_in_an_evaluation_names_are_its_own():
     task = Plain()
     log = attached(task)

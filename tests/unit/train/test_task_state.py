@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from hpctrain.errors import TaskError
+from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
+from hpctrain.train.task_log import AttachedLog, attach
 from hpctrain.train.task_state import TaskState, device_at, place_of
 
 
@@ -66,6 +68,27 @@ def test_it_is_saved_as_plain_copies_and_restored(lone_world, caplog):
     assert task.state["total"].tolist() == [1, 1]
     assert task.state["total"].data_ptr() != saved["state"]["total"].data_ptr()
     assert caplog.messages == []
+
+
+def test_a_task_may_return_its_attributes(lone_world):
+    class Whole(Stateless):
+        def state_dict(self):
+            return vars(self)
+
+        def load_state_dict(self, state):
+            vars(self).update(state)
+
+    task = Whole()
+    task.seen = 3
+    position = Position()
+    log = AttachedLog("Whole", position, total_steps=1, every_steps=1)
+    attach(task, log, position)
+    state = TaskState(task, lone_world)
+    saved = state.gather()
+    assert saved[0]["state"] == {"seen": 3}
+    task.seen = 9
+    state.restore(saved)
+    assert (task.seen, task.log, task.position) == (3, log, position)
 
 
 def test_a_task_that_is_a_module_has_its_buffers_saved(lone_world):
