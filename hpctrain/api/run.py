@@ -21,6 +21,7 @@ from hpctrain.status.search import run_of
 from hpctrain.status.state import RunState
 
 if TYPE_CHECKING:
+    import pandas as pd
     import torch
     from torch import nn
 
@@ -70,7 +71,7 @@ class Run:
         return status
 
     def wait(self, timeout_s: float | None = None, *, check: bool = True) -> RunStatus:
-        """Wait until the run is over, all requeues included.
+        """Wait until the run is over, all requeues included; while its state can't be known here, it isn't over.
 
         Args:
             timeout_s: the most seconds to wait; None for no bound.
@@ -100,9 +101,9 @@ class Run:
     def metrics(self, *, as_frame: Literal[False] = False) -> list[dict[str, float]]: ...
 
     @overload
-    def metrics(self, *, as_frame: Literal[True]) -> Any: ...
+    def metrics(self, *, as_frame: Literal[True]) -> pd.DataFrame: ...
 
-    def metrics(self, *, as_frame: bool = False) -> Any:
+    def metrics(self, *, as_frame: bool = False) -> list[dict[str, float]] | pd.DataFrame:
         """Read the logged metrics, oldest first.
 
         Args:
@@ -122,10 +123,10 @@ class Run:
         if not as_frame:
             return records
         try:
-            import pandas as pd
+            import pandas
         except ImportError as error:
             raise HpctrainError('metrics(as_frame=True) needs pandas: pip install "hpctrain[frames]"') from error
-        return pd.DataFrame.from_records(records)
+        return pandas.DataFrame.from_records(records)
 
     def checkpoints(self, *, verify: bool = False) -> list[CheckpointInfo]:
         """List the checkpoints, oldest first.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,6 +27,9 @@ def process_state_restored() -> Iterator[None]:
         restore_rng(rng, gpus)
         if current is not None:
             torch.cuda.set_device(current)
+        if _uses_cuda():
+            gc.collect()  # models and trainers refer to themselves, and hold the device's memory until then
+            torch.cuda.empty_cache()
         torch.set_num_threads(threads)
         if torch.get_float32_matmul_precision() != matmul:
             torch.set_float32_matmul_precision(matmul)

@@ -43,6 +43,7 @@ def test_values_mean_themselves():
     given = {"cluster": "slurm", "optimizer.lr": 1e-05, "optimizer.betas": (0.8, 0.9), "task.held_out": 0.5}
     config = hpctrain.compose(given | {f"cluster.env.V{number}": text for number, text in enumerate(texts)})
     assert (config.optimizer["lr"], config.optimizer["betas"], config.task["held_out"]) == (1e-05, [0.8, 0.9], 0.5)
+    assert list(hpctrain.compose({"callbacks": ["early_stopping"]}).callbacks) == ["early_stopping"]
     wanted = [text.replace("${nodes}", "1") for text in texts]
     assert [config.cluster.env[f"V{number}"] for number in range(len(texts))] == wanted
 

@@ -115,7 +115,7 @@ def test_a_notebook_shows_the_state(directory):
 
     printer = Printer()
     hpctrain.Run("mine")._repr_pretty_(printer, False)
-    assert printer.shown == f"Run('{directory.path}'): completed, step 9/9"
+    assert printer.shown == f"Run('{directory.path}'): completed (the reason), step 9/9"
 
 
 def test_a_dry_run_is_for_the_command():
