@@ -2,8 +2,8 @@
 
     python tests/support/rewrite_assertions.py
 
-Each worker collects all modules, and would compile them all, which takes 5 s of a core: where PYTHONDONTWRITEBYTECODE is
-set, none would leave them to the others, and elsewhere all begin at the same time.
+Each worker collects all modules, and would compile them all, which takes 5 s of a core: where
+PYTHONDONTWRITEBYTECODE is set, none leaves them to the others, and elsewhere all begin at the same time.
 """
 
 from __future__ import annotations
