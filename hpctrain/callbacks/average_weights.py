@@ -13,6 +13,7 @@ from torch import Tensor
 from hpctrain.callbacks.callback import Callback
 from hpctrain.callbacks.training import Training
 from hpctrain.files import write_atomic
+from hpctrain.phrases import counted
 
 FILE_NAME = "averaged.pt"
 """In the run directory; `init_from` reads it."""
@@ -72,7 +73,7 @@ class AverageWeights(Callback):
         torch.save(weights, buffer)
         write_atomic(training.run_dir / FILE_NAME, buffer.getvalue())
         number = self.count if self.last is None else len(self.kept)
-        log.info("the average over the weights of %d steps is in %s", number, training.run_dir / FILE_NAME)
+        log.info("the average over the weights of %s is in %s", counted(number, "step"), training.run_dir / FILE_NAME)
 
     def state_dict(self) -> dict[str, Any]:
         """See `Callback`."""

@@ -112,8 +112,8 @@ class Explainer:
         if group == "cluster" and name in Slurm.__dataclass_fields__:
             remedy = "start the file with `defaults: [slurm, _self_]`" if self._file else "add cluster=slurm"
             return self._about(key, "exists only with cluster=slurm", remedy)
-        if group == "callbacks" and "." in name:
-            chosen = name.partition(".")[0]
+        chosen = name.partition(".")[0]
+        if group == "callbacks" and "." in name and f"callbacks.{chosen}" not in self.keys():
             return self._about(key, f"exists only with the callback {chosen}", f"add callbacks=[{chosen}]")
         if group == "schedule" and name in Plateau.__dataclass_fields__:
             return self._about(key, "exists only with schedule=plateau", "add schedule=plateau")

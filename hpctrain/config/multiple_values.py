@@ -7,7 +7,7 @@ import re
 
 from hydra.core.override_parser.types import Override, ValueType
 
-from hpctrain.config.schema import GROUPS
+from hpctrain.config.schema import GROUPS, LIST_GROUPS
 from hpctrain.errors import ConfigError
 
 TAKES_COMMAS = re.compile(r"cluster\.(partition|exclude|constraint|reservation|qos|network_interface|sbatch\..+)")
@@ -40,7 +40,9 @@ def require_single_value(override: Override, *, sweeps: bool = True) -> Override
         # as typed: Hydra reads the items as numbers where it can, and would drop the zeros of 007
         return dataclasses.replace(override, value_type=ValueType.ELEMENT, _value=typed)
     remedies = ["add -m to sweep over them"] if sweeps and key not in NOT_SWEPT else []
-    if key in GROUPS:
+    if key in LIST_GROUPS:
+        remedies += [f"write {key}=[{typed}] to choose them all"]
+    elif key in GROUPS:
         remedies += ["choose one option"]
     elif is_list:
         remedies += [f"write {key}='\"{typed}\"' for a string, {key}=[{typed}] for a list"]

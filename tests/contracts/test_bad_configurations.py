@@ -186,6 +186,40 @@ MISTAKES = {
         "schedule.warmup_epochs=1.0",
         "one of them",
     ),
+    "a callback that doesn't exist": (
+        ["callbacks=[early_stoping]"],
+        "callbacks=early_stoping",
+        "did you mean early_stopping?",
+    ),
+    "several callbacks without brackets": (
+        ["callbacks=early_stopping,log_weights"],
+        "callbacks=early_stopping,log_weights",
+        "write callbacks=[early_stopping,log_weights] to choose them all",
+    ),
+    "callbacks that are null": (["callbacks=null"], "callbacks=null", "write callbacks=[] for none"),
+    "callbacks that are a number": (["callbacks=3"], "callbacks=3", "callbacks=[NAME,NAME]"),
+    "a key of a callback that isn't chosen": (
+        ["callbacks.early_stopping.patience=1"],
+        "callbacks.early_stopping.patience=1",
+        "add callbacks=[early_stopping]",
+    ),
+    "a misspelt key of a callback": (
+        ["callbacks=early_stopping", "callbacks.early_stopping.patienc=1"],
+        "callbacks.early_stopping.patienc=1",
+        "did you mean callbacks.early_stopping.patience?",
+    ),
+    "a callback's value": (
+        ["callbacks=[early_stopping]", "callbacks.early_stopping.patience=-1"],
+        "callbacks.early_stopping.patience=-1",
+        "0 or more",
+    ),
+    "a callback without a class": (["+callbacks.mine=3"], "callbacks.mine=3", "is not a callback"),
+    "a callback of another kind": (
+        ["+callbacks.mine._target_=hpctrain.tasks.digits.Digits"],
+        "callbacks.mine._target_=hpctrain.tasks.digits.Digits",
+        "derive the class from it",
+    ),
+    "no time to train": (["trainer.max_time_min=0"], "trainer.max_time_min=0", "above 0"),
     "a schedule without its class": (["schedule=custom"], "schedule._target_=???", "is required"),
     "a schedule that doesn't exist": (
         ["schedule=custom", "schedule._target_=torch.optim.lr_scheduler.SteppLR"],
