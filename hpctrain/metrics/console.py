@@ -13,6 +13,8 @@ from hpctrain.terminal import visible
 
 logger = logging.getLogger(__name__)
 
+MOST_METRICS = 12
+"""Metrics of the task in a line; metrics.jsonl has all."""
 _LINE_S = 1.0
 _OWN_PLACE = ("train/epoch", "train/lr")
 """Metrics that the line shows in another place, or omits."""
@@ -95,9 +97,14 @@ def epoch(values: Mapping[str, float]) -> list[str]:
 
 
 def own_metrics(values: Mapping[str, float]) -> list[str]:
-    """Return the words for the metrics of the task."""
-    shown = {name for name in values if name not in _OWN_PLACE and not name.startswith(_OF_THE_MACHINE)}
-    return [f"{name} {value:.4g}" for name, value in values.items() if name in shown]
+    """Return the words for the metrics of the task; if there are too many, for the loss and some others."""
+    shown = [name for name in values if name not in _OWN_PLACE and not name.startswith(_OF_THE_MACHINE)]
+    left_out = len(shown) - MOST_METRICS
+    if left_out > 0:
+        # a task may log the norm of each weight
+        shown = sorted(shown, key=lambda name: not name.endswith("/loss"))[:MOST_METRICS]
+    words = [f"{name} {values[name]:.4g}" for name in shown]
+    return [*words, f"and {left_out} more"] if left_out > 0 else words
 
 
 def speed(values: Mapping[str, float]) -> list[str]:

@@ -7,7 +7,7 @@ import re
 import pytest
 from fakes import Clock
 
-from hpctrain.metrics.console import ConsoleSink, duration
+from hpctrain.metrics.console import ConsoleSink, duration, own_metrics
 
 
 def test_a_log_gets_a_plain_line_at_each_step():
@@ -82,3 +82,10 @@ def test_a_closed_pipe_ends_the_display_and_not_the_training(caplog):
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+def test_of_many_metrics_a_line_has_the_loss_and_some_others():
+    values = {f"train/{number:02}": 1.0 for number in range(30)} | {"train/loss": 0.5}
+    words = own_metrics(values)
+    assert (len(words), words[0], words[1], words[-1]) == (13, "train/loss 0.5", "train/00 1", "and 19 more")
+    assert own_metrics({"train/loss": 0.5, "train/a": 1.0}) == ["train/loss 0.5", "train/a 1"]
