@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from hpctrain.data.bookmark import Bookmarks, Marked
 from hpctrain.data.dataset import BatchDataset
@@ -164,11 +164,17 @@ def dataset_length(dataset: Dataset[Any]) -> int | None:
     """Samples in an epoch; None for an iterable dataset without a length.
 
     Raises:
-        TaskError: the dataset is neither iterable nor has `__len__` and `__getitem__`, or it is several datasets.
+        TaskError: the dataset is neither iterable nor has `__len__` and `__getitem__`, or it is a loader, or several
+            datasets.
     """
     if isinstance(dataset, Mapping):
         names = listed([repr(name) for name in dataset])
         raise TaskError(f"expected one dataset, but this {type(dataset).__name__} has {names}: return one of them")
+    if isinstance(dataset, DataLoader):
+        raise TaskError(
+            f"expected a dataset, got a {type(dataset).__name__}: return its dataset; hpctrain makes the batches "
+            "(trainer.global_batch_size, data.num_workers, Task.collate_fn, Task.order)"
+        )
     if is_stream(dataset):
         try:
             return len(dataset)  # type: ignore[arg-type]  # Dataset declares no __len__

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -35,14 +35,18 @@ class StreamState:
         self.bookmarks = Bookmarks()
         self._world = world
         streams = streams_of(dataset)
+        self._num_streams = len(streams)
         self._exists = any(map(has_bookmarks, streams))
         if world.is_rank_zero:
             for remark in dict.fromkeys(map(remark_on, streams)):
                 if remark is not None:
                     log.warning(remark)
 
-    def gather(self) -> list[dict[str, Any]] | None:
+    def gather(self) -> dict[str, Any] | None:
         """The newest bookmark of each stream at rank zero; None elsewhere, and without such streams; collective.
+
+        Returns:
+            ``num_streams``, and ``bookmarks``, each with the fields of a `Bookmark`.
 
         Raises:
             TaskError: a stream's state can't be stored in a checkpoint; the message names the value's place.
@@ -51,17 +55,32 @@ class StreamState:
             return None
         own = _plain(self.bookmarks)
         if self._world.size == 1:
-            return own
+            return {"num_streams": self._num_streams, "bookmarks": own}
         sent = self._world.gather_bytes(packed({"bookmarks": own}))
         if sent is None:
             return None
         newest = Bookmarks(Bookmark(**entry) for data in sent for entry in unpacked(data)["bookmarks"])
-        return _plain(newest)
+        return {"num_streams": self._num_streams, "bookmarks": _plain(newest)}
 
-    def restore(self, saved: Sequence[dict[str, Any]] | None) -> None:
-        """Begin with the bookmarks of a checkpoint; None if it has none: then streams are read from their start."""
+    def restore(self, saved: Mapping[str, Any] | None) -> None:
+        """Begin with the bookmarks of a checkpoint.
+
+        Args:
+            saved: a result of `gather`; None if the checkpoint has none: then streams are read from their start.
+        """
+        if saved is None:
+            return
+        if saved["num_streams"] != self._num_streams:
+            if self._world.is_rank_zero:
+                log.warning(
+                    "the checkpoint has the states of %d streams, and the data have %d now: streams are read from "
+                    "their start, and the run is not exact",
+                    saved["num_streams"],
+                    self._num_streams,
+                )
+            return
         # copies: the tensors of a loaded checkpoint are mapped from its files, which retention removes
-        self.bookmarks = Bookmarks(Bookmark(**map_tensors(torch.clone, entry)) for entry in saved or ())
+        self.bookmarks = Bookmarks(Bookmark(**map_tensors(torch.clone, entry)) for entry in saved["bookmarks"])
 
 
 def _plain(marks: Iterable[Bookmark]) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from reading import SAMPLES, STREAMS
+from reading import SAMPLES, STREAMS, write_documents
 
 BATCH, MICRO, STEPS, PER_EPOCH = 8, 2, 12, 6
 WORDS = (
@@ -58,8 +58,9 @@ class Watched:
 
 
 def saved_streams(run):
-    (_, newest) = run.steps[0], run.steps[-1]
-    return torch.load(run.directory.checkpoint(newest) / "state.pt", weights_only=True)["extra"]["streams"]
+    state = torch.load(run.directory.checkpoint(run.steps[-1]) / "state.pt", weights_only=True)
+    streams = state["extra"]["streams"]
+    return [] if streams is None else streams["bookmarks"]
 
 
 def test_streams_that_ranks_share_continue_with_fewer_ranks(train, tmp_path):
@@ -105,3 +106,25 @@ def test_other_numbers_of_ranks_see_the_same_samples(train, tmp_path, kind):
     for start, end, world_size, workers in ((0, 4, 2, 2), (4, 7, 1, 0), (7, STEPS, 2, 0)):
         cut.attempt("cut", start, end, world_size=world_size, workers=workers)
     assert cut.steps() == straight.steps()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_packed_documents_killed_at_three_random_steps(train, tmp_path, world_size):
+    write_documents(tmp_path / "tokens")
+    words = (
+        *("task=custom", "task._target_=reading.Packing", f"+task.data={tmp_path}/tokens", "trainer.max_steps=12"),
+        *("trainer.global_batch_size=8", "trainer.micro_batch_size=2", "logger.tensorboard=false"),
+        *("checkpoint.every_steps=1", "checkpoint.asynchronous=false", "logger.every_steps=2"),
+    )
+    code, straight, output = train("straight", *words, world_size=world_size)
+    assert code == 0, output
+    assert "documents packed into" in output
+    start = 0
+    for cut in (2, 5, 9, None):
+        turns = 4 // world_size
+        acts = [] if cut is None else [f"{rank}:{(cut - start) * turns + 1}:SIGKILL" for rank in range(world_size)]
+        code, run, output = train("cut", *words, world_size=world_size, TRIAL_ACT=",".join(acts))
+        assert code == (-9 if acts else 0), output
+        start = cut
+    assert (run.digest, run.metrics) == (straight.digest, straight.metrics)

@@ -16,6 +16,8 @@ from hpctrain.data.sharded_stream import ShardedStream
 from hpctrain.data.shuffled_stream import ShuffledStream
 from hpctrain.data.tar_dataset import TarDataset
 from hpctrain.data.tensors import TensorBatches
+from hpctrain.models.gpt import GPT
+from hpctrain.tasks.tokens import Tokens
 
 SAMPLES = 48
 STREAMS = 4
@@ -150,3 +152,26 @@ class Reading(Trial):
             tuple(map(torch.as_tensor, sample.values() if isinstance(sample, dict) else sample)) for sample in samples
         ]
         return tuple(torch.stack(column) for column in zip(*rows, strict=True))
+
+
+def write_documents(folder):
+    """Token files with documents of 1 to 30 tokens."""
+    folder.mkdir()
+    draws = np.random.default_rng(0)
+    for name in ("train", "eval"):
+        documents = [[*draws.integers(1, 50, length), 0] for length in draws.integers(0, 30, 150)]
+        (folder / f"{name}.bin").write_bytes(np.concatenate(documents).astype("<u2").tobytes())
+    (folder / "tokens.json").write_text('{"vocab_size": 50, "dtype": "uint16", "end_of_text": 0}')
+
+
+class Packing(Tokens):
+    def __init__(self, data):
+        super().__init__(data, context_length=32, packed=True)
+        self.trial = Trial()
+
+    def build_model(self):
+        return GPT(vocab_size=50, context_length=32, num_layers=1, num_heads=2, width=16, dropout=0.1)
+
+    def loss(self, model, batch):
+        self.trial.called()
+        return super().loss(model, batch)

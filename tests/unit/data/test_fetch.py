@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 
 from hpctrain.data.fetch import BatchFetcher
 from hpctrain.data.tensors import TensorBatches
@@ -102,3 +102,9 @@ def test_several_datasets_in_a_dict_are_refused() -> None:
     several: Any = {"train": Drawing(), "test": Drawing()}
     with pytest.raises(TaskError, match="expected one dataset, but this dict has 'train', 'test': return one of them"):
         BatchFetcher(several, 0)
+
+
+def test_a_loader_is_refused() -> None:
+    loader: Any = DataLoader(Drawing())
+    with pytest.raises(TaskError, match=r"got a DataLoader: return its dataset; .* \(trainer\.global_batch_size"):
+        BatchFetcher(loader, 0)
