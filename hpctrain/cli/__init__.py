@@ -13,7 +13,19 @@ from hpctrain.startup import __version__
 from hpctrain.streams import discard_output, open_streams
 from hpctrain.terminal import guard_output
 
-COMMANDS = ("cancel", "completion", "drill", "env", "fit-batch", "inspect", "logs", "resume", "stacks", "status")
+COMMANDS = (
+    "cancel",
+    "completion",
+    "drill",
+    "env",
+    "fit-batch",
+    "inspect",
+    "logs",
+    "resume",
+    "stacks",
+    "status",
+    "sync",
+)
 """The commands; each is a module of this package."""
 TRAINING = ("drill", "fit-batch", "resume")
 """Commands that run a task, which may be a module in the working directory."""

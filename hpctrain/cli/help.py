@@ -33,6 +33,7 @@ hpctrain trains PyTorch models on this machine or on a SLURM cluster.
     inspect RUN   its checkpoints             stacks RUN   stacks of its ranks
     fit-batch     the largest micro-batch     drill        test interruptions
     env           rank and world size here    completion   Tab in your shell
+    sync RUN      send it to W&B or MLflow
 
 KEY=VALUE changes a key, and GROUP=OPTION chooses an option of a group.
   groups  {groups}

@@ -29,6 +29,8 @@ NEEDS_GPU = (
     ("parallel.backend", "nccl", "needs GPUs", ", or use parallel.backend=gloo"),
 )
 """Key, value, why it needs a GPU, and what to use instead."""
+SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+"""Variables that a service's client reads, and that no file of a run may contain."""
 SHOWN = 5
 """How many process counts the message on an indivisible batch suggests."""
 
@@ -60,6 +62,7 @@ def check(config: Config, environ: Mapping[str, str] = os.environ, *, world_size
             _require_package("init_from", config.init_from, "safetensors", "safetensors")
     if config.checkpoint.safetensors:
         _require_package("checkpoint.safetensors", "true", "safetensors", "safetensors")
+    _check_services(config, environ)
     for group in ("task", "model", "optimizer", "schedule", "callbacks"):
         check_targets(group, getattr(config, group))
     check_turns(config)
@@ -101,6 +104,21 @@ def _require_package(key: str, value: object, package: str, extra: str) -> None:
     if importlib.util.find_spec(package) is None:
         problem = f"needs the package {package}, which isn't installed"
         raise ConfigError(key, value, problem, f'pip install "hpctrain[{extra}]"')
+
+
+def _check_services(config: Config, environ: Mapping[str, str]) -> None:
+    wandb, mlflow = config.logger.wandb, config.logger.mlflow
+    if wandb.enabled:
+        _require_package("logger.wandb.enabled", "true", "wandb", "wandb")
+    if mlflow.enabled:
+        _require_package("logger.mlflow.enabled", "true", "mlflow", "mlflow")
+        if mlflow.tracking_uri is None and not environ.get("MLFLOW_TRACKING_URI"):
+            remedy = "set it to the server's address, such as http://login1:5000, or export MLFLOW_TRACKING_URI"
+            raise ConfigError("logger.mlflow.tracking_uri", None, "MLflow needs a server", remedy)
+    for name in SECRETS:
+        if name in config.cluster.env and (wandb.enabled or mlflow.enabled):
+            problem = "would be in config.yaml, which others may read"
+            raise ConfigError(f"cluster.env.{name}", "***", problem, "export it where you submit, or use ~/.netrc")
 
 
 def _check_parallel(config: Config, world_size: int | None) -> None:

@@ -2,10 +2,79 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from hpctrain.config import require
+from hpctrain.errors import ConfigError
+
+LONGEST_WAIT_S = 10
+"""SLURM ends rank zero 15 s after the other ranks have ended."""
+TAGS = require.each(
+    require.that(
+        lambda tag: 1 <= len(tag) <= 64,
+        "is not a tag of 1 to 64 characters",
+        "write it shorter, or omit it",
+        quoted=True,
+    )
+)
+W_AND_B_NAME = require.that(
+    lambda name: re.fullmatch(r"[^/\\#?%:]{1,128}", name),
+    "is not a name that W&B allows",
+    r"use up to 128 characters, and none of / \ # ? % :",
+    quoted=True,
+)
+
+
+def _without_password(key: str, uri: str) -> None:
+    if urlsplit(uri).password is not None:
+        problem = "contains a password, which would be in config.yaml"
+        raise ConfigError(key, "***", problem, "export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead")
+
+
+def _named_tags(key: str, tags: Mapping[str, object]) -> None:
+    for name, value in tags.items():
+        if not isinstance(value, str):
+            raise ConfigError(f"{key}.{name}", value, "is not a string", f"write {key}.{name}='\"{value}\"'")
+
+
+@dataclass(kw_only=True, slots=True)
+class Wandb(require.Checked):
+    """Weights & Biases. Its API key comes from the environment or from ~/.netrc alone. Owner: hpctrain.sync."""
+
+    prefix = "logger.wandb."
+
+    enabled: bool = False
+    """Send the run to W&B, during training and at its end, from a process beside rank zero."""
+    mode: Annotated[str, require.one_of("online", "offline")] = "online"
+    """`offline`: write W&B's offline files into the run directory instead, for nodes that don't reach W&B."""
+    project: Annotated[str, W_AND_B_NAME] = "hpctrain"
+    """The project at W&B."""
+    entity: Annotated[str | None, W_AND_B_NAME] = None
+    """The team or user at W&B; null: the user's default."""
+    group: Annotated[str | None, require.single_line, require.not_empty] = None
+    """The group at W&B; null: the folder of the sweep, for a run of one."""
+    tags: Annotated[list[str], TAGS] = field(default_factory=list)
+    """Tags of the run at W&B."""
+
+
+@dataclass(kw_only=True, slots=True)
+class MLflow(require.Checked):
+    """MLflow. Its password or token comes from the environment alone. Owner: hpctrain.sync."""
+
+    prefix = "logger.mlflow."
+
+    enabled: bool = False
+    """Send the run to an MLflow server, during training and at its end, from a process beside rank zero."""
+    tracking_uri: Annotated[str | None, require.single_line, require.not_empty, _without_password] = None
+    """The server, such as http://login1:5000; null: what the environment variable MLFLOW_TRACKING_URI says."""
+    experiment: Annotated[str, require.single_line, require.not_empty] = "hpctrain"
+    """The experiment at MLflow; made if it is missing."""
+    tags: Annotated[dict[str, str], _named_tags] = field(default_factory=dict)
+    """Tags of the run at MLflow, name to value."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -22,3 +91,9 @@ class Logger(require.Checked):
     """Time a few steps part by part, to find what holds the run back, and log throughput, MFU and memory."""
     samples: bool = False
     """Also write the indices of each step's samples to logs/samples_RANK.jsonl, on every rank."""
+    wandb: Wandb = field(default_factory=Wandb)
+    """Weights & Biases."""
+    mlflow: MLflow = field(default_factory=MLflow)
+    """MLflow."""
+    sync_wait_s: Annotated[float, require.between(0, LONGEST_WAIT_S)] = LONGEST_WAIT_S
+    """Seconds that rank zero waits at the end of a completed run until W&B and MLflow have everything."""

@@ -99,6 +99,11 @@ class RunDirectory:
         return self.path / "media.jsonl"
 
     @property
+    def sync(self) -> Path:
+        """What was sent to W&B and MLflow."""
+        return self.path / "sync"
+
+    @property
     def jobs(self) -> Path:
         """One record per submission to a scheduler."""
         return self.path / "jobs.jsonl"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpctrain.files import read_json_lines
 from hpctrain.run.record_fields import COUNT, TIME, finite_numbers
@@ -34,7 +35,12 @@ def read_metrics(path: Path, *, last_bytes: int | None = None) -> Iterator[Logge
         path: the file.
         last_bytes: read only this many bytes at the end; None reads the whole file.
     """
-    for record in read_json_lines(path, last_bytes=last_bytes):
+    yield from metrics_of(read_json_lines(path, last_bytes=last_bytes))
+
+
+def metrics_of(records: Iterable[dict[str, Any]]) -> Iterator[LoggedMetrics]:
+    """Parse records of metrics.jsonl, which are changed; those that aren't the record of a step are skipped."""
+    for record in records:
         step, time = record.pop("step", None), record.pop("time", None)
         if COUNT.accepts(step):
             # JSON has no NaN and no infinity: such a value is null, and spelled out in `nonfinite`

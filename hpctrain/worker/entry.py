@@ -67,7 +67,10 @@ def run_rank(
             times = Times(0.0 if "torch" in sys.modules or program is not None else process_age_s())
             rank = Rank(config, environment, handover, stop, times, directory, handover.attempt, program)
             with output_unguarded():
-                return _run(rank, make_directory)
+                try:
+                    return _run(rank, make_directory)
+                finally:
+                    rank.leave_companions()
         finally:
             close_log_files()
             os.umask(umask)
@@ -108,6 +111,8 @@ def _run(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -> int:
     rank.write_exit_record(reason)
     if rank.is_rank_zero:
         rank.close_attempt(reason, rank.why_ended)
+        if reason is Reason.COMPLETED:
+            rank.complete_companions()
     return _exit_code(rank, reason.meaning.exit_code)
 
 

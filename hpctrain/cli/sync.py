@@ -1,0 +1,124 @@
+"""`python -m hpctrain sync RUN ...`: send runs to W&B or MLflow."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from hpctrain.cli.arguments import add_runs, chosen_runs, command_parser
+from hpctrain.config.plain_yaml import read_plain_config
+from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError, RunDirectoryError
+from hpctrain.files import describe_os_error
+from hpctrain.run.directory import RunDirectory
+from hpctrain.sync.parent import Parent
+from hpctrain.sync.program import Job, accompany, follow, send_once
+from hpctrain.sync.service import SERVICES
+
+AT_ONCE = 4
+"""Runs that are sent at the same time, each by a process of its own."""
+LEAVE_S = 15
+"""Seconds in which a sender beside a training that was stopped finishes, before it is killed."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+
+_EPILOG = """\
+examples:
+  python -m hpctrain sync digits                      # to the services that the run enables
+  python -m hpctrain sync sweep --service wandb       # every run under runs/sweep, to W&B
+  python -m hpctrain sync digits --follow             # until the run ends
+  python -m hpctrain sync digits --service wandb --offline
+
+What lies before the newest checkpoint is sent, and everything of a completed run. Nothing is sent twice, whoever sent
+it, and however often. The API key comes from the environment or from ~/.netrc (`wandb login`).
+
+Exit code 0; 1 if a service can't be reached or refuses, or if another process sends the run; 2 if RUN is not a run, or
+enables no service."""
+
+
+def main(arguments: list[str]) -> int:
+    """Send runs; ``arguments`` are those after `sync`."""
+    parser = command_parser("sync", "Send runs to Weights & Biases or MLflow.", _EPILOG)
+    add_runs(parser, nargs="+")
+    parser.add_argument("--service", choices=SERVICES, help="the service (default: those that the run enables)")
+    parser.add_argument("--follow", "-f", action="store_true", help="keep sending until the run ends")
+    parser.add_argument(
+        "--all", action="store_true", help="also send what lies after the newest checkpoint of a run that has stopped"
+    )
+    parser.add_argument("--offline", action="store_true", help="write W&B's offline files into RUN/sync/wandb instead")
+    # rank zero's: with it, standard input is a pipe to the training
+    parser.add_argument("--companion", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.offline and options.service == "mlflow":
+        parser.error("--offline writes files of W&B: use --service wandb")
+    jobs = [
+        Job(directory=directory, service=service, offline=options.offline, everything=options.all)
+        for directory in chosen_runs(options)
+        for service in _services(directory, options)
+    ]
+    if options.companion:
+        _accompany(jobs[0])
+    if len(jobs) == 1:
+        return _send(jobs[0], options)
+    with ThreadPoolExecutor(AT_ONCE) as senders:
+        codes = list(senders.map(lambda job: _send_apart(job, options), jobs))
+    return max(codes, default=ExitCode.FINISHED)
+
+
+def _services(directory: RunDirectory, options: argparse.Namespace) -> Sequence[str]:
+    if options.service is not None:
+        return [options.service]
+    logger = read_plain_config(directory.config).get("logger")
+    groups = logger if isinstance(logger, dict) else {}
+    found = [name for name in SERVICES if isinstance(group := groups.get(name), dict) and group.get("enabled")]
+    if not found:
+        raise RunDirectoryError(f"{directory.path} enables no service; name one: --service {' or '.join(SERVICES)}")
+    return [name for name in found if name == "wandb"] if options.offline else found
+
+
+def _send(job: Job, options: argparse.Namespace) -> int:
+    try:
+        with job.directory.permissions():
+            return follow(job) if options.follow else send_once(job)
+    except (HpctrainError, OSError, KeyboardInterrupt) as error:
+        if "wandb" not in sys.modules:
+            raise
+        # at the exit of the process, wandb's client would wait for an upload that has failed
+        code = _report(job, error)
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def _report(job: Job, error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
+    text = describe_os_error(error) if isinstance(error, OSError) else str(error)
+    print(f"{ERROR_PREFIX}{job.shown}: {text}", file=sys.stderr, flush=True)
+    return error.exit_code if isinstance(error, HpctrainError) else ExitCode.FAILED
+
+
+def _send_apart(job: Job, options: argparse.Namespace) -> int:
+    # a process for each: wandb's client has one run at a time, and one service must not hold up another
+    command = [sys.executable, "-m", "hpctrain", "sync", str(job.directory.path), "--service", job.service]
+    flags = {"--follow": options.follow, "--all": options.all, "--offline": options.offline}
+    return subprocess.run(
+        [*command, *(flag for flag, given in flags.items() if given)], stdin=subprocess.DEVNULL, check=False
+    ).returncode
+
+
+def _accompany(job: Job) -> None:
+    """Send beside a training, and exit."""
+    for number in STOP_SIGNALS:
+        # the scheduler's and the user's signals are for the training, which closes the pipe when it leaves
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(19)
+    pipe = os.dup(0)
+    with open(os.devnull) as nothing:  # noqa: PTH123 - a descriptor is needed, and wandb may ask on standard input
+        os.dup2(nothing.fileno(), 0)
+    parent = Parent(pipe, on_left=lambda: signal.alarm(LEAVE_S))
+    code = accompany(job, parent)
+    sys.stdout.flush()
+    os._exit(code)

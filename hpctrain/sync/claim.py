@@ -1,0 +1,114 @@
+"""The claim of a sender: one process at a time sends a run to a service, on whichever machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+from pathlib import Path
+
+from hpctrain.errors import HpctrainError
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.owner import FILE_NAME, Owner
+
+TOUCH_EVERY_S = 10.0
+STALE_S = 90.0
+"""Seconds without a touch after which a claim of another machine is void: nine touches, and an NFS client's cache."""
+RELEASED = "released"
+
+
+class BusyError(HpctrainError):
+    """Another process sends this run to this service."""
+
+
+class SenderClaim:
+    """The right to send a run to a service, from `acquire` to `release`.
+
+    A claim is a folder, which `mkdir` makes for one process alone, on a shared file system too. Its number exceeds all
+    earlier ones: a process that was taken for dead finds a higher one, and stops.
+
+    Args:
+        directory: of the run.
+        service: its name.
+        stale_s: seconds without a touch after which the claim of another machine is void.
+    """
+
+    def __init__(self, directory: RunDirectory, service: str, *, stale_s: float = STALE_S) -> None:
+        self._folder = directory.sync / f"{service}_claims"
+        self._stale_s = stale_s
+        self._number = 0
+        self._ended = threading.Event()
+
+    def acquire(self) -> None:
+        """Claim the run.
+
+        Raises:
+            BusyError: another process sends it.
+            OSError: the file system's error.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        newest = self._newest()
+        if newest:
+            self._require_void(self._folder / f"{newest:06d}")
+        path = self._folder / f"{newest + 1:06d}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            raise BusyError("another process has just begun to send it") from None
+        Owner.write(path)
+        self._number = newest + 1
+        self.require()  # others may have come and gone since the folder was listed
+        for number in range(max(1, newest - 2), newest + 1):
+            shutil.rmtree(self._folder / f"{number:06d}", ignore_errors=True)
+        threading.Thread(target=self._touch, args=(path / FILE_NAME,), name="claim", daemon=True).start()
+
+    def require(self) -> None:
+        """Check that no later claim exists.
+
+        Raises:
+            BusyError: one does.
+        """
+        if self._newest() != self._number:
+            raise BusyError("another process took over")
+
+    def release(self) -> None:
+        """Give the claim back; its folder stays, so that numbers only increase."""
+        self._ended.set()
+        if self._number:
+            with contextlib.suppress(OSError):
+                (self._folder / f"{self._number:06d}" / RELEASED).touch()
+
+    def _newest(self) -> int:
+        return max((int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()), default=0)
+
+    def _require_void(self, claim: Path) -> None:
+        if (claim / RELEASED).exists():
+            return
+        owner = Owner.read(claim)
+        if owner is not None and owner.is_here:
+            if owner.alive:
+                raise BusyError(f"process {owner.pid} on this machine sends it already")
+            return
+        age_s = self._age_s(claim)
+        if age_s < self._stale_s:
+            who = "another process" if owner is None else f"process {owner.pid} on {owner.host}"
+            raise BusyError(f"{who} sends it already, as of {max(0.0, age_s):.0f} s ago")
+
+    def _age_s(self, claim: Path) -> float:
+        # both times are the file server's: clocks of machines may differ by more than the bound
+        probe = self._folder / f".tmp-now-{os.getpid()}"
+        probe.touch()
+        now = probe.stat().st_mtime
+        probe.unlink(missing_ok=True)
+        touched = claim / FILE_NAME
+        try:
+            return now - touched.stat().st_mtime
+        except FileNotFoundError:
+            # its owner hasn't written the file yet; or a later claim has removed the folder, and `mkdir` will fail
+            return now - claim.stat().st_mtime if claim.exists() else self._stale_s
+
+    def _touch(self, path: Path) -> None:
+        while not self._ended.wait(TOUCH_EVERY_S):
+            with contextlib.suppress(OSError):
+                os.utime(path)

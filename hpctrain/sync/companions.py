@@ -1,0 +1,113 @@
+"""The processes that rank zero starts to send its run to services. It never waits for them while it trains."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hpctrain.cluster.scrub import scrubbed
+from hpctrain.config.logger import Logger
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.handover import PREFIX
+from hpctrain.sync.cursor import Cursor
+from hpctrain.sync.parent import Parent
+from hpctrain.sync.service import SERVICES, SHOWN_AS
+
+POLL_S = 0.05
+
+log = logging.getLogger("hpctrain.sync")
+
+
+def enabled_services(logger: Logger) -> list[str]:
+    """The names of the services that a configuration enables."""
+    return [name for name in SERVICES if getattr(logger, name).enabled]
+
+
+@dataclass(slots=True)
+class Companions:
+    """A process for each service that a run enables, from `start` to `leave`.
+
+    Args:
+        directory: of the run.
+        logger: the configuration's group.
+    """
+
+    directory: RunDirectory
+    logger: Logger
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict, init=False)
+
+    def start(self) -> None:
+        """Start the processes; a failure is a warning."""
+        for name in enabled_services(self.logger):
+            try:
+                self.processes[name] = self._start(name)
+            except OSError as error:
+                log.warning("nothing is sent to %s: its process can't be started (%s)", SHOWN_AS[name], error)
+
+    def _start(self, name: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "hpctrain", "sync", str(self.directory.path), "--service", name, "--companion"]
+        if self._is_offline(name):
+            command.append("--offline")
+        kept = {key: value for key, value in scrubbed(os.environ).items() if not key.startswith(PREFIX)}
+        self.directory.sync.mkdir(exist_ok=True)
+        with (self.directory.sync / f"{name}.log").open("ab") as output:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=kept,
+                start_new_session=True,  # neither Ctrl-C nor the end of the ranks' session reaches it
+            )
+
+    def complete(self, is_stopping: Callable[[], bool]) -> None:
+        """Have the rest of a completed run sent, and wait for that, up to `logger.sync_wait_s`.
+
+        What is missing is a warning, with the command that sends it.
+
+        Args:
+            is_stopping: whether to wait no longer.
+        """
+        for process in self.processes.values():
+            with contextlib.suppress(OSError):
+                assert process.stdin is not None
+                process.stdin.write(Parent.COMPLETED.encode())
+                process.stdin.flush()
+        deadline = time.monotonic() + self.logger.sync_wait_s
+        while self._any_runs() and time.monotonic() < deadline and not is_stopping():
+            time.sleep(POLL_S)
+        for name, process in self.processes.items():
+            if process.poll() is None:
+                process.kill()
+            self._warn(name)
+
+    def leave(self) -> None:
+        """Let the processes end by themselves; at once."""
+        for process in self.processes.values():
+            with contextlib.suppress(OSError):
+                assert process.stdin is not None
+                process.stdin.close()
+            # a process that nobody waits for stays as a zombie
+            threading.Thread(target=process.wait, name="companion", daemon=True).start()
+        self.processes.clear()
+
+    def _any_runs(self) -> bool:
+        return any(process.poll() is None for process in self.processes.values())
+
+    def _is_offline(self, name: str) -> bool:
+        return name == "wandb" and self.logger.wandb.mode == "offline"
+
+    def _warn(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            cursor = Cursor.read(self.directory, f"{name}_offline" if self._is_offline(name) else name)
+            if not cursor.complete:
+                why = f" ({cursor.problem})" if cursor.problem else ""
+                command = f"python -m hpctrain sync {self.directory.as_typed} --service {name}"
+                log.warning("%s doesn't have the whole run yet%s; to send the rest: %s", SHOWN_AS[name], why, command)

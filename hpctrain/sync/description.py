@@ -1,0 +1,126 @@
+"""What a service is told about a run, besides its rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.config.identity import flat_values
+from hpctrain.config.plain_yaml import read_plain_config
+from hpctrain.files import read_json_or_empty
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.evaluation import last_evaluation
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.manifest import read_varied, varied_text
+from hpctrain.status.metrics import read_metrics
+
+ID_CHARS = 16
+NOT_SENT = ("cluster.env.", "logger.wandb.", "logger.mlflow.")
+"""Keys that stay here: variables may be secret, and the rest is about the service."""
+NAME_CHARS = 128
+TAIL_BYTES = 64 * 2**10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """A run.
+
+    Attributes:
+        digest: identifies it: of its manifest and its folder's name, in hexadecimal.
+        name: for people.
+        group: the sweep's folder; empty for a run of its own.
+        config: its configuration, by full key, without variables of the environment.
+        varied: the keys that its sweep varied, with this run's values.
+        started: when it was launched first, in epoch seconds.
+        origin: the command, the commit, the host and the user that launched it, as far as they are known.
+        settings: its group `logger` in plain containers.
+    """
+
+    digest: str
+    name: str
+    group: str
+    config: Mapping[str, Any]
+    varied: Mapping[str, str]
+    started: float
+    origin: Mapping[str, str]
+    settings: Mapping[str, Any]
+
+    def key(self, service: str, name: str) -> Any:
+        """The value of `logger.SERVICE.NAME`; None if the run was made before the key existed."""
+        group = self.settings.get(service)
+        return group.get(name) if isinstance(group, dict) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """The state in which a run is when a sender leaves it.
+
+    Attributes:
+        state: `completed`, `failed`, `cancelled`, or anything else for a run that may continue.
+        step: completed steps.
+        summary: the best value, its step, and the reason for the end of the last attempt.
+    """
+
+    state: str
+    step: int
+    summary: Mapping[str, float | int | str]
+
+    @property
+    def final(self) -> bool:
+        """Whether the run is over, unless someone resumes it."""
+        return self.state in ("completed", "failed", "cancelled")
+
+
+def describe(directory: RunDirectory) -> Description:
+    """Describe a run by the files in its directory; what can't be read is left out."""
+    manifest = read_json_or_empty(directory.manifest)
+    config = read_plain_config(directory.config)
+    varied = read_varied(directory)
+    folder, parent = directory.path.name, directory.path.parent.name
+    of_sweep = bool(varied) or folder.isdecimal()
+    git = manifest.get("git")
+    commit = git.get("commit") if isinstance(git, dict) else None
+    origin = {name: manifest.get(name) for name in ("command", "host", "user")} | {"git_commit": commit}
+    logger = config.get("logger")
+    started = manifest.get("time")
+    return Description(
+        digest=_digest(manifest, folder),
+        name=" ".join(filter(None, [f"{parent}/{folder}", varied_text(varied)]))[:NAME_CHARS],
+        group=parent if of_sweep else "",
+        config={key: value for key, value in flat_values(config).items() if not key.startswith(NOT_SENT)},
+        varied=varied,
+        started=float(started) if isinstance(started, int | float) else 0.0,
+        origin={name: str(value) for name, value in origin.items() if value},
+        settings=logger if isinstance(logger, dict) else {},
+    )
+
+
+def describe_ending(directory: RunDirectory, state: str) -> Ending:
+    """Describe how far a run has come.
+
+    Args:
+        directory: of the run.
+        state: as `status` names it.
+    """
+    evaluation = last_evaluation(directory)
+    summary: dict[str, float | int | str] = {}
+    if evaluation is not None and evaluation.best is not None:
+        summary[f"best/{evaluation.best.name}"] = evaluation.best.value
+        summary["best/step"] = evaluation.best_step or 0
+    attempts = Ledger(directory).attempts()
+    summary["hpctrain/attempts"] = len(attempts)
+    summary["hpctrain/state"] = state
+    if attempts and attempts[-1].reason is not None and attempts[-1].detail:
+        summary["hpctrain/detail"] = attempts[-1].detail
+    last = [record.step for record in read_metrics(directory.metrics, last_bytes=TAIL_BYTES)]
+    kept = {name: value for name, value in summary.items() if not isinstance(value, float) or math.isfinite(value)}
+    return Ending(state=state, step=max(last, default=0), summary=kept)
+
+
+def _digest(manifest: Mapping[str, Any], folder: str) -> str:
+    text = json.dumps([manifest, folder], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:ID_CHARS]

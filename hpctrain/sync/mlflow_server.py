@@ -1,0 +1,166 @@
+"""A server of MLflow."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from hpctrain.run.directory import RunDirectory
+from hpctrain.sync.description import Description, Ending
+from hpctrain.sync.rows import Row
+from hpctrain.sync.service import ServiceError
+
+MAX_METRICS = 1000
+"""The server's bound on the metrics of a request."""
+MAX_PARAMS = 100
+MAX_VALUE_CHARS = 500
+"""Characters of a parameter that every version of the server takes."""
+MAX_TAG_CHARS = 5000
+MAX_KEY_CHARS = 250
+DIGEST_TAG = "hpctrain.digest"
+PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "30", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3"}
+"""Environment variables of MLflow's client, whose defaults wait for many minutes; those that are set stay."""
+STATUS = {"completed": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
+
+
+class MLflowServer:
+    """A run at a server of MLflow.
+
+    Args:
+        directory: of the run.
+    """
+
+    confirms_at_close = False
+    starts_over = False
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self._client: Any = None
+        self._run_id = ""
+        self._found_again = False
+
+    def open(self, run: Description, known_id: str) -> tuple[str, str]:
+        """Find the run by its id or its digest, or make it; see `Service`."""
+        for name, value in PATIENCE.items():
+            os.environ.setdefault(name, value)
+        try:
+            return self._open(run, known_id)
+        except ServiceError:
+            raise
+        except Exception as error:  # of many classes: MLflow's own, and those of the libraries that it uses
+            raise _explained(error) from error
+
+    def send(self, rows: Sequence[Row], *, in_doubt: bool) -> None:
+        """Send metrics in requests of up to a thousand, and media as artifacts; see `Service`."""
+        from mlflow.entities import Metric
+
+        try:
+            metrics = [
+                Metric(_key(name), value, round(1000 * (row.time or time.time())), row.step)
+                for row in rows
+                for name, value in row.values.items()
+            ]
+            if in_doubt or self._found_again:
+                there = self._there({metric.key for metric in metrics})
+                metrics = [metric for metric in metrics if (metric.key, metric.step) not in there]
+            for first in range(0, len(metrics), MAX_METRICS):
+                self._client.log_batch(self._run_id, metrics=metrics[first : first + MAX_METRICS])
+            for row in rows:
+                self._send_media(row)
+        except Exception as error:
+            raise _explained(error) from error
+
+    def close(self, ending: Ending) -> None:
+        """Report the run's state; see `Service`."""
+        try:
+            for name, value in ending.summary.items():
+                self._client.set_tag(self._run_id, _key(name), str(value)[:MAX_TAG_CHARS])
+            if ending.final:
+                self._client.set_terminated(self._run_id, STATUS[ending.state])
+        except Exception as error:
+            raise _explained(error) from error
+
+    def abandon(self) -> None:
+        """Do nothing: each request is complete, or not made."""
+
+    def _open(self, run: Description, known_id: str) -> tuple[str, str]:
+        from mlflow import MlflowClient
+
+        address = run.key("mlflow", "tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI")
+        if not address:
+            raise ServiceError("no server is known: set logger.mlflow.tracking_uri, or export MLFLOW_TRACKING_URI")
+        self._client = MlflowClient(tracking_uri=address)
+        experiment = self._experiment(run.key("mlflow", "experiment") or "hpctrain")
+        self._run_id = known_id or self._search(experiment, run.digest)
+        self._found_again = bool(self._run_id) and not known_id
+        if not self._run_id:
+            tags = {DIGEST_TAG: run.digest, **(run.key("mlflow", "tags") or {})}
+            made = self._client.create_run(
+                experiment, start_time=round(1000 * (run.started or time.time())), tags=tags, run_name=run.name
+            )
+            self._run_id = made.info.run_id
+        self._describe(run)
+        return self._run_id, f"{address.rstrip('/')}/#/experiments/{experiment}/runs/{self._run_id}"
+
+    def _experiment(self, name: str) -> str:
+        found = self._client.get_experiment_by_name(name)
+        if found is not None:
+            return str(found.experiment_id)
+        try:
+            return str(self._client.create_experiment(name))
+        except Exception:
+            # another run of the sweep may have made it meanwhile
+            found = self._client.get_experiment_by_name(name)
+            if found is None:
+                raise
+            return str(found.experiment_id)
+
+    def _search(self, experiment: str, digest: str) -> str:
+        found = self._client.search_runs([experiment], f"tags.`{DIGEST_TAG}` = '{digest}'", max_results=1)
+        return str(found[0].info.run_id) if found else ""
+
+    def _describe(self, run: Description) -> None:
+        from mlflow.entities import Param, RunTag
+
+        there = self._client.get_run(self._run_id)
+        texts = {_key(key): _text(value) for key, value in run.config.items()}
+        # a parameter can't be changed, and a resume may have changed the configuration: config.yaml has the last one
+        new = [Param(key, value) for key, value in texts.items() if key not in there.data.params]
+        for first in range(0, len(new), MAX_PARAMS):
+            self._client.log_batch(self._run_id, params=new[first : first + MAX_PARAMS])
+        tags = {f"hpctrain.{name}": value for name, value in run.origin.items()}
+        if run.group:
+            tags["hpctrain.sweep"] = run.group
+        if "git_commit" in run.origin:
+            tags["mlflow.source.git.commit"] = run.origin["git_commit"]
+        self._client.log_batch(self._run_id, tags=[RunTag(name, value[:MAX_TAG_CHARS]) for name, value in tags.items()])
+        self._client.update_run(self._run_id, status="RUNNING")
+
+    def _there(self, keys: set[str]) -> set[tuple[str, int]]:
+        return {
+            (key, metric.step) for key in sorted(keys) for metric in self._client.get_metric_history(self._run_id, key)
+        }
+
+    def _send_media(self, row: Row) -> None:
+        for medium in row.media.values():
+            if medium.path.is_file():
+                # the same file again replaces it
+                phase = medium.path.parent.name
+                self._client.log_artifact(self._run_id, str(medium.path), artifact_path=f"media/{phase}")
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[^\w.\- /]", "_", name)[:MAX_KEY_CHARS]
+
+
+def _text(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= MAX_VALUE_CHARS else f"{text[: MAX_VALUE_CHARS - 3]}..."
+
+
+def _explained(error: Exception) -> ServiceError:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return ServiceError(text[:500])

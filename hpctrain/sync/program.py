@@ -1,0 +1,201 @@
+"""What `sync` does for one run and one service: send once, follow the run, or accompany its training."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryError
+from hpctrain.files import describe_os_error
+from hpctrain.phrases import counted
+from hpctrain.run.checkpoints import saved_step
+from hpctrain.run.directory import RunDirectory
+from hpctrain.status.report import read_statuses
+from hpctrain.status.state import RunState
+from hpctrain.sync.claim import BusyError, SenderClaim
+from hpctrain.sync.parent import Parent
+from hpctrain.sync.sender import Sender
+from hpctrain.sync.service import SHOWN_AS, Service, ServiceError, make_service
+
+LOOK_EVERY_S = 5.0
+"""Seconds between two looks for a new checkpoint."""
+FOLLOW_EVERY_S = 30.0
+"""Seconds between two queries of the run's state by `--follow`, which may reach SLURM's controller."""
+FIRST_PAUSE_S = 10.0
+LONGEST_PAUSE_S = 300.0
+"""Seconds between attempts to reach a service, at first and at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One run and one service.
+
+    Attributes:
+        directory: of the run.
+        service: its name.
+        offline: write the service's offline files.
+        everything: also send what lies after the newest checkpoint of a run that has stopped.
+    """
+
+    directory: RunDirectory
+    service: str
+    offline: bool = False
+    everything: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The run and the service, as they begin a line."""
+        return f"{os.path.relpath(self.directory.path)}: {SHOWN_AS[self.service]}"
+
+    @property
+    def cursor(self) -> str:
+        """The name of its cursor and its claims; W&B's offline files have others than W&B."""
+        return f"{self.service}_offline" if self.offline else self.service
+
+    def make(self) -> Service:
+        """Make the service's client.
+
+        Raises:
+            ServiceError: its package isn't installed.
+        """
+        return make_service(self.service, self.directory, offline=self.offline)
+
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[SenderClaim]:
+        """Claim the run for this process.
+
+        Raises:
+            BusyError: another process sends it.
+        """
+        claim = SenderClaim(self.directory, self.cursor)
+        claim.acquire()
+        try:
+            yield claim
+        finally:
+            claim.release()
+
+
+def send_once(job: Job, make: Callable[[], Service] | None = None) -> ExitCode:
+    """Send what may be sent now, and print what was sent.
+
+    Args:
+        job: what to send.
+        make: makes the client; None for `Job.make`.
+
+    Raises:
+        BusyError: another process sends it.
+        ServiceError: the service can't be reached, or refuses.
+        RunDirectoryError: everything is asked for, but the run may continue.
+        OSError: the file system's error.
+    """
+    (status,) = read_statuses([job.directory])
+    if job.everything and status.state.may_change:
+        raise RunDirectoryError(f"{job.directory.path} is {status.state}: --all is for runs that have stopped")
+    limit = None if job.everything or status.state is RunState.COMPLETED else saved_step(job.directory)
+    with job.claimed() as claim:
+        sender = Sender(job.directory, job.cursor, (make or job.make)(), claim)
+        if sender.is_up_to_date(limit, status.state.value):
+            print(f"{job.shown}: nothing to send{_upto(sender)}; the run is {status.state}")
+            return ExitCode.FINISHED
+        try:
+            address = sender.open()
+            sender.send(limit)
+            sender.close(status.state.value)
+        except BaseException as error:
+            _leave(sender, error)
+            raise
+    print(f"{job.shown}: {_described(sender)}; the run is {status.state}{f'; {address}' if address else ''}")
+    if (step := sender.next_step) is not None:
+        rest = "--all sends it" if not status.state.may_change else "it follows once a checkpoint is saved"
+        print(f"{job.shown}: what was logged from step {step} on lies after the newest checkpoint; {rest}")
+    return ExitCode.FINISHED
+
+
+def follow(job: Job) -> ExitCode:
+    """Send again and again until the run has stopped; the service may fail for a while.
+
+    Raises:
+        BusyError: another process sends it.
+        RunDirectoryError: everything is asked for, but the run may continue.
+    """
+    pause_s = FIRST_PAUSE_S
+    while True:
+        (status,) = read_statuses([job.directory])
+        code = ExitCode.FINISHED
+        try:
+            code = send_once(job)
+            pause_s = FIRST_PAUSE_S
+        except (ServiceError, OSError) as error:
+            code = ExitCode.FAILED
+            print(f"{job.shown}: {_text(error)}; trying again in {pause_s:.0f} s", flush=True)
+        waits = status.state.may_change or status.state in (RunState.PREPARED, RunState.UNKNOWN, RunState.INTERRUPTED)
+        if not waits and code is ExitCode.FINISHED:
+            return code
+        time.sleep(FOLLOW_EVERY_S if code is ExitCode.FINISHED else pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def accompany(job: Job, parent: Parent, make: Callable[[], Service] | None = None) -> ExitCode:
+    """Send what lies before each new checkpoint while the parent trains, and the rest if it completes the run.
+
+    Nothing is raised: each problem is a line of the log, and is tried again.
+
+    Args:
+        job: what to send.
+        parent: rank zero.
+        make: makes the client; None for `Job.make`.
+    """
+    pause_s = FIRST_PAUSE_S
+    while True:
+        try:
+            with job.claimed() as claim:
+                _session(job, parent, claim, make or job.make)
+                return ExitCode.FINISHED
+        except (HpctrainError, OSError) as error:
+            ends = parent.end is not None
+            print(f"{SHOWN_AS[job.service]}: {_text(error)}{'' if ends else f'; in {pause_s:.0f} s again'}", flush=True)
+            if ends:
+                return ExitCode.FAILED
+        # a completed run gets one more try at once
+        parent.wait(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _session(job: Job, parent: Parent, claim: SenderClaim, make: Callable[[], Service]) -> None:
+    """Send until the parent ends, or until a service that starts over is to be opened again."""
+    sender = Sender(job.directory, job.cursor, make(), claim)
+    try:
+        address = sender.open()
+        print(f"{SHOWN_AS[job.service]}: {address or 'writing'}", flush=True)
+        while True:
+            end = parent.end
+            sender.send(None if end == Parent.COMPLETED else saved_step(job.directory))
+            if end is not None:
+                break
+            parent.wait(LOOK_EVERY_S)
+        sender.close("completed" if end == Parent.COMPLETED else "interrupted")
+        print(f"{SHOWN_AS[job.service]}: {_described(sender)}", flush=True)
+    except BaseException as error:
+        _leave(sender, error)
+        raise
+
+
+def _leave(sender: Sender, error: BaseException) -> None:
+    with contextlib.suppress(OSError):
+        sender.abandon() if isinstance(error, BusyError) else sender.fail(_text(error))
+
+
+def _described(sender: Sender) -> str:
+    return f"{counted(sender.num_sent, 'step')} sent{_upto(sender)}"
+
+
+def _upto(sender: Sender) -> str:
+    step = sender.sent_step
+    return "" if step is None else f", up to step {step}"
+
+
+def _text(error: BaseException) -> str:
+    return describe_os_error(error) if isinstance(error, OSError) else str(error) or type(error).__name__

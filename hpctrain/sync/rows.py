@@ -1,0 +1,162 @@
+"""What a run logged, as rows: one per step, with the values of all its records and its media."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpctrain.files import open_file
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.record_fields import COUNT, TIME
+from hpctrain.status.metrics import LoggedMetrics, metrics_of
+
+
+@dataclass(frozen=True, slots=True)
+class SentMedium:
+    """A medium, as media.jsonl records it.
+
+    Attributes:
+        name: as logged, such as `eval/samples`.
+        kind: `image`, `figure`, `text`, `histogram`, `audio` or `table`.
+        path: of its file.
+    """
+
+    name: str
+    kind: str
+    path: Path
+
+
+@dataclass(slots=True)
+class Row:
+    """A step.
+
+    Attributes:
+        step: completed steps.
+        time: of its last record, in epoch seconds; 0 if no record has a time.
+        values: by the metric's name, NaN and infinities included; of several records with a name, the last counts.
+        media: by name.
+    """
+
+    step: int
+    time: float = 0.0
+    values: dict[str, float] = field(default_factory=dict)
+    media: dict[str, SentMedium] = field(default_factory=dict)
+
+
+class GrowingFile:
+    """The records of a file of JSON lines that grows, and that a resume replaces.
+
+    Args:
+        path: it need not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode = -1
+        self._offset = 0
+
+    def read(self) -> tuple[bool, list[dict[str, Any]]]:
+        """Return whether the file was replaced since the last call, and the complete records since then.
+
+        After a replacement these are all of its records.
+        """
+        try:
+            # opened anew each time: then NFS asks its server for the current size
+            file = open_file(self._path)
+        except FileNotFoundError:
+            return False, []
+        with file:
+            status = os.fstat(file.fileno())
+            replaced = status.st_ino != self._inode or status.st_size < self._offset
+            if replaced:
+                self._offset = 0
+            self._inode = status.st_ino
+            file.seek(self._offset)
+            complete, _, _ = file.read().rpartition(b"\n")
+        if complete:
+            self._offset += len(complete) + 1
+        return replaced, [record for line in complete.splitlines() if (record := _record(line)) is not None]
+
+
+class Rows:
+    """The rows of a run that weren't taken yet, read again and again while the run trains.
+
+    Args:
+        directory: of the run.
+        after: the step up to which all rows were sent.
+    """
+
+    def __init__(self, directory: RunDirectory, after: int) -> None:
+        self._directory = directory
+        self._metrics = GrowingFile(directory.metrics)
+        self._media = GrowingFile(directory.media_records)
+        self._after = after
+        self._rows: dict[int, Row] = {}
+
+    def read(self) -> None:
+        """Read what was logged since the last call."""
+        replaced, records = self._metrics.read()
+        media_replaced, media = self._media.read()
+        if replaced or media_replaced:
+            # a resume dropped records: what was read of either file may be void
+            self._rows.clear()
+            if not replaced:
+                self._metrics = GrowingFile(self._directory.metrics)
+                _, records = self._metrics.read()
+            if not media_replaced:
+                self._media = GrowingFile(self._directory.media_records)
+                _, media = self._media.read()
+        for logged in metrics_of(records):
+            self._add(logged)
+        for record in media:
+            self._add_medium(record)
+
+    def before(self, step: int | None) -> list[Row]:
+        """Return the rows before a step, or all of them, in the order of their steps."""
+        return [self._rows[number] for number in sorted(self._rows) if step is None or number < step]
+
+    def taken(self, step: int) -> None:
+        """Forget the rows up to a step: they were sent."""
+        self._after = max(self._after, step)
+        for number in [number for number in self._rows if number <= step]:
+            del self._rows[number]
+
+    @property
+    def last_step(self) -> int | None:
+        """The step of the last row that is left; None without one."""
+        return max(self._rows, default=None)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.before(None))
+
+    def _add(self, logged: LoggedMetrics) -> None:
+        if logged.step > self._after:
+            row = self._rows.setdefault(logged.step, Row(logged.step))
+            row.time = logged.time or row.time
+            row.values |= logged.values
+
+    def _add_medium(self, record: dict[str, Any]) -> None:
+        step, name, kind, file = (record.get(key) for key in ("step", "name", "kind", "file"))
+        if not COUNT.accepts(step) or not all(isinstance(text, str) for text in (name, kind, file)):
+            return
+        path = self._directory.path / str(file)
+        # someone may have edited the record: nothing but the run's own media leaves the machine
+        if not path.resolve().is_relative_to(self._directory.media.resolve()):
+            return
+        if step is not None and step > self._after:
+            row = self._rows.setdefault(step, Row(step))
+            if not row.time and TIME.accepts(record.get("time")):
+                row.time = float(record["time"])
+            row.media[str(name)] = SentMedium(str(name), str(kind), path)
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None

@@ -1,0 +1,95 @@
+"""What a sender needs of a service, and the services that there are."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from typing import Protocol
+
+from hpctrain.errors import HpctrainError
+from hpctrain.run.directory import RunDirectory
+from hpctrain.sync.description import Description, Ending
+from hpctrain.sync.rows import Row
+
+SERVICES = ("wandb", "mlflow")
+"""Their names: keys of the group `logger`, extras of the package, and what `sync --service` takes."""
+SHOWN_AS = {"wandb": "W&B", "mlflow": "MLflow"}
+_CLASSES = {
+    "wandb": ("hpctrain.sync.wandb_online", "WandbOnline"),
+    "wandb_offline": ("hpctrain.sync.wandb_offline", "WandbOffline"),
+    "mlflow": ("hpctrain.sync.mlflow_server", "MLflowServer"),
+}
+
+
+class ServiceError(HpctrainError):
+    """A service can't be reached, or refuses; sending again may succeed."""
+
+
+class Service(Protocol):
+    """A run at a service, in one process. No method is called again after one of them has raised an error.
+
+    Attributes:
+        confirms_at_close: whether only `close` waits until the service has what it was sent.
+        starts_over: whether each sender sends all rows.
+    """
+
+    confirms_at_close: bool
+    starts_over: bool
+
+    def open(self, run: Description, known_id: str) -> tuple[str, str]:
+        """Find the run at the service, or make it.
+
+        Args:
+            run: the run.
+            known_id: the service's id of it; empty if no sender knows one.
+
+        Returns:
+            The service's id of the run, and the address of its page, or an empty text.
+
+        Raises:
+            ServiceError: the service can't be reached, or refuses.
+        """
+        ...
+
+    def send(self, rows: Sequence[Row], *, in_doubt: bool) -> None:
+        """Send rows, with increasing steps.
+
+        Args:
+            rows: none of which were confirmed.
+            in_doubt: whether some of them may have arrived: those must not be doubled.
+
+        Raises:
+            ServiceError: the service can't be reached, or refuses.
+        """
+        ...
+
+    def close(self, ending: Ending) -> None:
+        """Report the run's state, and return when the service has everything.
+
+        Raises:
+            ServiceError: the service can't be reached, or refuses, or didn't take everything in time.
+        """
+        ...
+
+    def abandon(self) -> None:
+        """Leave at once, without waiting for the service."""
+        ...
+
+
+def make_service(name: str, directory: RunDirectory, *, offline: bool = False) -> Service:
+    """Make the client of a service.
+
+    Args:
+        name: one of `SERVICES`.
+        directory: of the run.
+        offline: write the service's offline files; for W&B alone.
+
+    Raises:
+        ServiceError: its package isn't installed.
+    """
+    if importlib.util.find_spec(name) is None:
+        raise ServiceError(f'{SHOWN_AS[name]} needs the package {name}: pip install "hpctrain[{name}]"')
+    module, class_name = _CLASSES[f"{name}_offline" if offline else name]
+    made: Service = getattr(importlib.import_module(module), class_name)(directory)
+    return made

@@ -1,0 +1,66 @@
+"""W&B, over the network."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpctrain.run.directory import RunDirectory
+from hpctrain.sync.description import Description, Ending
+from hpctrain.sync.rows import Row
+from hpctrain.sync.wandb_run import address_of, close_run, log_row, open_run, used_id
+
+
+class WandbOnline:
+    """A run at W&B. The run's steps are W&B's own, by which it reports how much it has.
+
+    Args:
+        directory: of the run.
+    """
+
+    confirms_at_close = True
+    starts_over = False
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self._folder: Path | None = None
+        self._run: Any = None
+        self._next_step = 0
+
+    def open(self, run: Description, known_id: str) -> tuple[str, str]:
+        """Resume the run at W&B, or begin it; see `Service`."""
+        run_id = used_id(run, self._directory, known_id)
+        # wandb's own files: what matters of them is in the run directory already
+        self._folder = Path(tempfile.mkdtemp(prefix="hpctrain-wandb-"))
+        try:
+            self._run = open_run(run, run_id, folder=self._folder, mode="online")
+        except BaseException:
+            self._clean()
+            raise
+        # one after the last that W&B has; if it has none, 0
+        self._next_step = int(self._run.step)
+        return run_id, address_of(self._run)
+
+    def send(self, rows: Sequence[Row], *, in_doubt: bool) -> None:  # noqa: ARG002 - W&B knows its last step
+        """Queue the rows that W&B doesn't have; see `Service`."""
+        for row in rows:
+            if row.step >= self._next_step:
+                log_row(self._run, row)
+                self._next_step = row.step + 1
+
+    def close(self, ending: Ending) -> None:
+        """Wait until W&B has everything; see `Service`."""
+        close_run(self._run, ending)
+        self._clean()
+
+    def abandon(self) -> None:
+        """Leave without waiting; see `Service`."""
+        self._clean()
+
+    def _clean(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None

@@ -1,0 +1,159 @@
+"""A run of wandb's client, online or offline: how it is opened, and what a row becomes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from hpctrain.run.directory import RunDirectory
+from hpctrain.sync.cursor import Cursor
+from hpctrain.sync.description import Description, Ending
+from hpctrain.sync.rows import Row, SentMedium
+from hpctrain.sync.service import ServiceError
+
+INIT_TIMEOUT_S = 60.0
+FINISH_TIMEOUT_S = 600.0
+"""Seconds for what is still to be uploaded; a sender beside a training is ended earlier by rank zero."""
+MAX_TABLE_ROWS = 10_000
+"""wandb's own bound."""
+PREEMPTED = 1
+"""Any exit code but 0: after `mark_preempting`, W&B then shows the run as preempted, and not as failed."""
+
+
+def open_run(run: Description, run_id: str, *, folder: Path, mode: str) -> Any:
+    """Begin or resume a run of wandb.
+
+    Args:
+        run: the run.
+        run_id: its id at W&B.
+        folder: where wandb writes its files.
+        mode: `online` or `offline`.
+
+    Raises:
+        ServiceError: W&B can't be reached, or refuses.
+    """
+    # neither errors nor usage of this process are reported to W&B's developers
+    os.environ["WANDB_ERROR_REPORTING"] = "false"
+    import wandb
+
+    settings = wandb.Settings(
+        silent=True,
+        console="off",  # the output of this process isn't the run's
+        disable_git=True,  # the launcher recorded the commit
+        disable_code=True,
+        save_code=False,
+        symlink=False,
+        # this process may run on another machine, and has nothing to do with the training's load
+        x_disable_stats=True,
+        x_disable_meta=True,
+        x_disable_machine_info=True,
+        x_save_requirements=False,
+        init_timeout=INIT_TIMEOUT_S,
+        finish_timeout=FINISH_TIMEOUT_S,
+        finish_timeout_raises=True,
+        stop_fn=lambda: None,  # its default interrupts this process if someone stops the run in W&B's pages
+    )
+    try:
+        return wandb.init(
+            entity=run.key("wandb", "entity"),
+            project=run.key("wandb", "project") or "hpctrain",
+            id=run_id,
+            name=run.name,
+            group=run.key("wandb", "group") or run.group or None,
+            tags=run.key("wandb", "tags") or None,
+            config={**run.config, "hpctrain": dict(run.origin)},
+            resume="allow",
+            mode=mode,
+            dir=str(folder),
+            save_code=False,
+            settings=settings,
+        )
+    except Exception as error:  # of many classes, which wandb doesn't document
+        raise ServiceError(one_line(error)) from error
+
+
+def log_row(opened: Any, row: Row) -> None:
+    """Log a row at its step.
+
+    Args:
+        opened: wandb's run.
+        row: its step exceeds all earlier ones.
+    """
+    values: dict[str, Any] = dict(row.values)
+    for medium in row.media.values():
+        converted = _converted(medium)
+        if converted is not None:
+            values[medium.name] = converted
+    if row.time:
+        values["_timestamp"] = row.time
+    opened.log(values, step=row.step)
+
+
+def close_run(opened: Any, ending: Ending) -> None:
+    """Report a run's end, and wait until W&B has everything.
+
+    Raises:
+        ServiceError: it didn't take everything in time.
+    """
+    try:
+        opened.summary.update(dict(ending.summary))
+        if ending.state == "completed":
+            code = 0
+        else:
+            if ending.state != "failed":
+                opened.mark_preempting()
+            code = PREEMPTED
+        opened.finish(exit_code=code)
+    except Exception as error:
+        raise ServiceError(one_line(error)) from error
+
+
+def one_line(error: BaseException) -> str:
+    """An error of a client in one line, without what a terminal needs to colour it."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return "".join(char for char in text if char.isprintable())[:500]
+
+
+def used_id(run: Description, directory: RunDirectory, known_id: str) -> str:
+    """The id of a run at W&B: that of a cursor, online or offline, since the run may have been moved; or its digest."""
+    known = (known_id, *(Cursor.read(directory, name).run_id for name in ("wandb", "wandb_offline")))
+    return next(filter(None, known), run.digest)
+
+
+def _converted(medium: SentMedium) -> Any:
+    import wandb
+
+    path = medium.path
+    try:
+        if medium.kind in ("image", "figure"):
+            return wandb.Image(str(path))
+        if medium.kind == "audio":
+            return wandb.Audio(str(path))
+        if medium.kind == "text":
+            return wandb.Table(columns=["text"], data=[[path.read_text(encoding="utf-8", errors="replace")]])
+        content = json.loads(path.read_bytes())
+        if medium.kind == "table":
+            return wandb.Table(columns=content["columns"], data=_columns_alike(content["data"])[:MAX_TABLE_ROWS])
+        if medium.kind == "histogram" and content["counts"]:
+            return wandb.Histogram(np_histogram=(content["counts"], content["edges"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        # a medium that a later resume has removed, or that its user has; the values of the step matter more
+        print(f"{medium.name}: {path.name} is left out: {one_line(error)}", flush=True)
+    return None
+
+
+def _columns_alike(rows: list[list[Any]]) -> list[list[Any]]:
+    """Rows in which each column has one type, as W&B's tables require: texts where types are mixed."""
+    mixed = [len({_sort(cell) for cell in column if cell is not None}) > 1 for column in zip(*rows, strict=True)]
+    return [[str(cell) if mixed[n] and cell is not None else cell for n, cell in enumerate(row)] for row in rows]
+
+
+def _sort(cell: object) -> str:
+    return "number" if isinstance(cell, int | float) and not isinstance(cell, bool) else type(cell).__name__
+
+
+def address_of(opened: Any) -> str:
+    """The address of a run's page; empty offline."""
+    return str(opened.url or "")
