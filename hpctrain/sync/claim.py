@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import threading
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError
+from hpctrain.files import TEMPORARY_PREFIX, temporary_name
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.owner import FILE_NAME, Owner
 
@@ -25,7 +27,8 @@ class BusyError(HpctrainError):
 class SenderClaim:
     """The right to send a run to a service, from `acquire` to `release`.
 
-    A claim is a folder, which `mkdir` makes for one process alone, on a shared file system too. Its number exceeds all
+    A claim is a folder with its owner's name, which is renamed to its number: that fails if the number is taken, on a
+    shared file system too, since a folder that isn't empty is never replaced (POSIX, rename). The number exceeds all
     earlier ones: a process that was taken for dead finds a higher one, and stops.
 
     Args:
@@ -52,15 +55,22 @@ class SenderClaim:
         if newest:
             self._require_void(self._folder / f"{newest:06d}")
         path = self._folder / f"{newest + 1:06d}"
+        made = temporary_name(path)
+        made.mkdir()
+        Owner.write(made)
         try:
-            path.mkdir()
-        except FileExistsError:
-            raise BusyError("another process has just begun to send it") from None
-        Owner.write(path)
+            made.rename(path)
+        except OSError:
+            shutil.rmtree(made, ignore_errors=True)
+            # NFS repeats a request whose answer was lost, and then reports that there is nothing to rename
+            owner = Owner.read(path)
+            if owner is None or (owner.host, owner.pid) != (socket.gethostname(), os.getpid()):
+                raise BusyError("another process has just begun to send it") from None
         self._number = newest + 1
         self.require()  # others may have come and gone since the folder was listed
-        for number in range(max(1, newest - 2), newest + 1):
-            shutil.rmtree(self._folder / f"{number:06d}", ignore_errors=True)
+        for earlier in self._folder.iterdir():
+            if earlier.name < path.name or earlier.name.startswith(TEMPORARY_PREFIX):
+                shutil.rmtree(earlier, ignore_errors=True)
         threading.Thread(target=self._touch, args=(path / FILE_NAME,), name="claim", daemon=True).start()
 
     def require(self) -> None:
@@ -97,16 +107,14 @@ class SenderClaim:
 
     def _age_s(self, claim: Path) -> float:
         # both times are the file server's: clocks of machines may differ by more than the bound
-        probe = self._folder / f".tmp-now-{os.getpid()}"
+        probe = temporary_name(self._folder / "now")
         probe.touch()
         now = probe.stat().st_mtime
         probe.unlink(missing_ok=True)
-        touched = claim / FILE_NAME
         try:
-            return now - touched.stat().st_mtime
+            return now - (claim / FILE_NAME).stat().st_mtime
         except FileNotFoundError:
-            # its owner hasn't written the file yet; or a later claim has removed the folder, and `mkdir` will fail
-            return now - claim.stat().st_mtime if claim.exists() else self._stale_s
+            return self._stale_s  # a later claim has removed the folder, and there will be nothing to rename to
 
     def _touch(self, path: Path) -> None:
         while not self._ended.wait(TOUCH_EVERY_S):

@@ -21,8 +21,13 @@ MAX_VALUE_CHARS = 500
 MAX_TAG_CHARS = 5000
 MAX_KEY_CHARS = 250
 DIGEST_TAG = "hpctrain.digest"
-PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "30", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3"}
-"""Environment variables of MLflow's client, whose defaults wait for many minutes; those that are set stay."""
+VARIABLES = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+"""Environment variables of MLflow's client, which otherwise waits for many minutes; those that are set stay."""
 STATUS = {"completed": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 
 
@@ -44,7 +49,7 @@ class MLflowServer:
 
     def open(self, run: Description, known_id: str) -> tuple[str, str]:
         """Find the run by its id or its digest, or make it; see `Service`."""
-        for name, value in PATIENCE.items():
+        for name, value in VARIABLES.items():
             os.environ.setdefault(name, value)
         try:
             return self._open(run, known_id)

@@ -150,16 +150,17 @@ def accompany(job: Job, parent: Parent, make: Callable[[], Service] | None = Non
     """
     pause_s = FIRST_PAUSE_S
     while True:
+        knew = parent.end
         try:
             with job.claimed() as claim:
                 _session(job, parent, claim, make or job.make)
                 return ExitCode.FINISHED
         except (HpctrainError, OSError) as error:
-            ends = parent.end is not None
+            # a run that was completed meanwhile gets one more try, at once
+            ends = knew is not None or parent.end == Parent.LEFT
             print(f"{SHOWN_AS[job.service]}: {_text(error)}{'' if ends else f'; in {pause_s:.0f} s again'}", flush=True)
             if ends:
                 return ExitCode.FAILED
-        # a completed run gets one more try at once
         parent.wait(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 

@@ -1,0 +1,152 @@
+"""Senders beside a training: they follow its end, and it never waits for them longer than it said."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from fake_service import FakeService
+from logged_run import LoggedRun
+
+from hpctrain.config.logger import Logger, MLflow, Wandb
+from hpctrain.errors import ExitCode
+from hpctrain.run.process import process_start
+from hpctrain.sync import program
+from hpctrain.sync.companions import Companions, enabled_services
+from hpctrain.sync.cursor import Cursor
+from hpctrain.sync.parent import Parent
+from hpctrain.sync.program import Job, accompany
+
+STUB = Path(__file__).parent / "programs"
+
+
+@pytest.fixture
+def run(directory):
+    return LoggedRun(directory)
+
+
+@pytest.fixture
+def pipe():
+    """A pipe as rank zero holds it; its writing end is closed by a test."""
+    reading, writing = os.pipe()
+    yield reading, writing
+    os.close(reading)
+
+
+@pytest.fixture
+def accompanied(run, pipe):
+    """Starts a sender beside a run in a thread, and returns it with what it returns."""
+
+    def start(*services):
+        made, codes = iter(services), []
+        job = Job(directory=run.directory, service="wandb")
+        parent = Parent(pipe[0])
+        thread = threading.Thread(target=lambda: codes.append(accompany(job, parent, lambda: next(made))))
+        thread.start()
+        return thread, codes
+
+    return start
+
+
+def until(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_completed_run_is_sent_to_its_end(run, pipe, accompanied, tmp_path, monkeypatch):
+    monkeypatch.setattr(program, "LOOK_EVERY_S", 0.02)
+    made = FakeService(tmp_path / "service", asks_at_open=True)
+    run.train(0, 10)
+    thread, codes = accompanied(made)
+    until(lambda: len(made.arrived()) == 9)
+    run.train(10, 20)
+    until(lambda: len(made.arrived()) == 19)
+    os.write(pipe[1], Parent.COMPLETED.encode())
+    thread.join(10)
+    os.close(pipe[1])
+    assert codes == [ExitCode.FINISHED]
+    assert made.arrived() == run.logged()
+    assert made.endings == ["completed"]
+    assert Cursor.read(run.directory, "wandb").complete
+
+
+def test_a_run_that_is_interrupted_keeps_what_lies_after_its_checkpoint(run, pipe, accompanied, tmp_path):
+    made = FakeService(tmp_path / "service", asks_at_open=True)
+    run.train(0, 10)
+    thread, codes = accompanied(made)
+    os.close(pipe[1])
+    thread.join(10)
+    assert codes == [ExitCode.FINISHED]
+    assert [row["step"] for row in made.arrived()] == list(range(1, 10))
+    assert made.endings == ["interrupted"]
+
+
+def test_a_service_that_refused_is_tried_again_at_the_end_of_a_completed_run(run, pipe, accompanied, tmp_path, capsys):
+    path = tmp_path / "service"
+    refusing = FakeService(path, asks_at_open=False, refuses_after=3)
+    working = FakeService(path, asks_at_open=False)
+    run.train(0, 10)
+    thread, codes = accompanied(refusing, working)
+    until(lambda: refusing.endings)
+    os.write(pipe[1], Parent.COMPLETED.encode())
+    thread.join(10)
+    os.close(pipe[1])
+    assert codes == [ExitCode.FINISHED]
+    assert working.arrived() == run.logged()
+    assert "W&B: 503: come back later; in 10 s again" in capsys.readouterr().out
+
+
+@pytest.fixture
+def companions(run, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{STUB}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+    def start(what):
+        monkeypatch.setenv("STUB", what)
+        started = Companions(run.directory, Logger(wandb=Wandb(enabled=True), sync_wait_s=3))
+        started.start()
+        return started
+
+    return start
+
+
+def test_a_service_that_hangs_costs_the_end_of_a_run_the_configured_seconds(run, companions, caplog):
+    run.train(0, 10)
+    began = time.monotonic()
+    started = companions("hangs")
+    pid = started.processes["wandb"].pid
+    assert time.monotonic() - began < 1
+    started.complete(lambda: False)
+    started.leave()
+    assert 3 <= time.monotonic() - began < 8
+    assert f"to send the rest: python -m hpctrain sync {run.directory.path} --service wandb" in caplog.text
+    until(lambda: process_start(pid) is None)
+
+
+def test_a_service_that_refuses_is_reported_with_its_reason(run, companions, caplog):
+    run.train(0, 10)
+    started = companions("refuses")
+    until(lambda: "not known" in (run.directory.sync / "wandb.log").read_text())
+    began = time.monotonic()
+    started.complete(lambda: False)
+    assert time.monotonic() - began < 3
+    started.leave()
+    assert "W&B doesn't have the whole run yet (the key is [31mnot known); to send the rest" in caplog.text
+
+
+def test_a_signal_ends_the_wait(run, companions):
+    run.train(0, 10)
+    started = companions("hangs")
+    began = time.monotonic()
+    started.complete(lambda: True)
+    started.leave()
+    assert time.monotonic() - began < 1
+
+
+def test_nothing_is_started_for_a_service_that_is_not_enabled():
+    assert enabled_services(Logger()) == []
+    assert enabled_services(Logger(wandb=Wandb(enabled=True), mlflow=MLflow(enabled=True))) == ["wandb", "mlflow"]

@@ -1,0 +1,233 @@
+"""Whatever happens to senders, a service gets each row once, and none that a resume could change."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+
+import pytest
+from fake_service import FakeService
+from logged_run import LoggedRun
+
+from hpctrain.errors import ExitCode, RunDirectoryError
+from hpctrain.run.reason import Reason
+from hpctrain.sync.claim import BusyError, SenderClaim
+from hpctrain.sync.cursor import Cursor, cursor_path
+from hpctrain.sync.program import Job, send_once
+from hpctrain.sync.service import ServiceError
+
+KINDS = (True, False)
+
+
+@pytest.fixture
+def run(directory):
+    return LoggedRun(directory)
+
+
+@pytest.fixture(params=KINDS, ids=["as W&B", "as MLflow"])
+def service(tmp_path, request):
+    """Makes clients of one service."""
+    return lambda **options: FakeService(tmp_path / "service", asks_at_open=request.param, **options)
+
+
+def send(run, made, **options):
+    return send_once(Job(directory=run.directory, service="wandb", **options), lambda: made)
+
+
+def steps(made):
+    return [row["step"] for row in made.arrived()]
+
+
+def test_only_what_lies_before_the_newest_checkpoint_is_sent_and_the_rest_once_the_run_is_completed(run, service):
+    run.train(0, 20)
+    run.train(20, 27, save=False)
+    made = service()
+    assert send(run, made) == ExitCode.FINISHED
+    assert steps(made) == list(range(1, 20))
+    run.train(20, 30)
+    run.end(Reason.COMPLETED, 30)
+    send(run, made)
+    assert made.arrived() == run.logged()
+    assert steps(made) == list(range(1, 31))
+    cursor = Cursor.read(run.directory, "wandb")
+    assert (cursor.confirmed_step, cursor.complete, cursor.state) == (30, True, "completed")
+
+
+def test_the_records_of_a_step_are_one_row_with_its_media(run, service):
+    run.train(0, 6, media=True)
+    made = service()
+    send(run, made)
+    (row,) = [row for row in made.arrived() if row["step"] == 5]
+    assert row == {"step": 5, "train/loss": 0.2, "train/lr": 0.5, "eval/loss": 0.4, "media": ["eval/sample"]}
+
+
+def test_a_file_outside_of_the_runs_media_is_not_sent(run, service):
+    run.train(0, 6, media=True)
+    records = run.directory.media_records
+    records.write_text(records.read_text().replace("media/eval/sample_00000005.txt", "../../../etc/passwd"))
+    made = service()
+    send(run, made)
+    assert not any("media" in row for row in made.arrived())
+
+
+def test_a_run_that_goes_on_after_it_was_completed_goes_on_at_the_service(run, service):
+    run.train(0, 10)
+    run.end(Reason.COMPLETED, 10)
+    first, second = service(), service()
+    send(run, first)
+    run.train(10, 20)
+    run.end(Reason.COMPLETED, 20)
+    send(run, second)
+    assert second.arrived() == run.logged()
+    assert first.opened_with == [""]
+    assert second.opened_with == [Cursor.read(run.directory, "wandb").run_id]
+
+
+def test_nothing_is_opened_if_there_is_nothing_to_send(run, service, capsys):
+    run.train(0, 10)
+    run.end(Reason.COMPLETED, 10)
+    send(run, service())
+    again = service()
+    assert send(run, again) == ExitCode.FINISHED
+    assert again.opened_with == []
+    assert "nothing to send, up to step 10; the run is completed" in capsys.readouterr().out
+
+
+def test_all_sends_the_end_of_a_run_that_stopped_and_a_resume_doubles_nothing(run, service, capsys):
+    run.train(0, 10)
+    run.train(10, 17, save=False)
+    run.end(Reason.FAILED, 17)
+    made = service()
+    send(run, made)
+    assert "what was logged from step 10 on lies after the newest checkpoint; --all sends it" in capsys.readouterr().out
+    send(run, made, everything=True)
+    assert steps(made) == list(range(1, 18))
+    run.train(10, 25)
+    run.end(Reason.COMPLETED, 25)
+    send(run, made)
+    assert steps(made) == list(range(1, 26))
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"confirmed_step": 5', b'{"confirmed_step": "five"}', None])
+def test_a_cursor_that_is_torn_or_lost_costs_nothing(run, service, damage):
+    run.train(0, 10)
+    made = service()
+    send(run, made)
+    path = cursor_path(run.directory, "wandb")
+    if damage is None and not made.confirms_at_close:
+        return  # MLflow's client finds the run by its tag, and then doubts as well: tests/nightly/test_mlflow.py
+    path.unlink() if damage is None else path.write_bytes(damage)
+    run.train(10, 20)
+    run.end(Reason.COMPLETED, 20)
+    again = service()
+    send(run, again)
+    assert again.arrived() == run.logged()
+
+
+def test_a_service_that_refuses_is_recorded_and_gets_the_rest_later(run, service):
+    run.train(0, 20)
+    run.end(Reason.COMPLETED, 20)
+    for refuses_after in (0, 7):
+        made = service(refuses_after=refuses_after)
+        with pytest.raises(ServiceError, match=r"401|503"):
+            send(run, made)
+        assert made.endings == ["abandoned"]
+        assert Cursor.read(run.directory, "wandb").problem.startswith(("401", "503"))
+    made = service()
+    send(run, made)
+    assert made.arrived() == run.logged()
+    assert Cursor.read(run.directory, "wandb").problem == ""
+
+
+def test_a_run_that_trains_cannot_be_sent_beyond_its_checkpoint(run, service):
+    from hpctrain.run.owner import Owner
+
+    run.train(0, 10)
+    Owner.write(run.directory.claim(run.attempt))
+    with pytest.raises(RunDirectoryError, match="--all is for runs that have stopped"):
+        send(run, service(), everything=True)
+
+
+def test_two_senders_at_once_are_one(run, service):
+    run.train(0, 10)
+    run.end(Reason.COMPLETED, 10)
+    claim = SenderClaim(run.directory, "wandb")
+    claim.acquire()
+    with pytest.raises(BusyError, match=f"process {os.getpid()} on this machine sends it already"):
+        send(run, service())
+    claim.release()
+    made = service()
+    send(run, made)
+    assert made.arrived() == run.logged()
+
+
+def test_a_sender_that_was_taken_for_dead_stops(run, service, monkeypatch):
+    run.train(0, 10)
+    run.end(Reason.COMPLETED, 10)
+    made = service()
+    opened = made.open
+
+    def overtaken(*arguments):
+        later = run.directory.sync / "wandb_claims" / "000002"
+        later.mkdir()
+        (later / "owner.json").write_text("{}")
+        return opened(*arguments)
+
+    monkeypatch.setattr(made, "open", overtaken)
+    with pytest.raises(BusyError, match="another process took over"):
+        send(run, made)
+    assert made.arrived() == []
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["as W&B", "as MLflow"])
+def test_senders_killed_anywhere_double_and_miss_nothing(directory, tmp_path, kind):
+    run, chance = LoggedRun(directory), random.Random(7)
+    made = FakeService(tmp_path / "service", asks_at_open=kind)
+    end = 0
+    for _ in range(12):
+        # an attempt that dies after its last checkpoint, now and then; the next one repeats those steps
+        if chance.random() < 0.5:
+            run.train(end, end + 60, save=False)
+        run.train(end, end + 40)
+        end += 40
+        for _ in range(2):
+            _killed(run, tmp_path, kind, after_s=chance.uniform(0.001, 0.03))
+    run.end(Reason.COMPLETED, end)
+    send(run, made)
+    assert [row["step"] for row in made.arrived()] == list(range(1, end + 1))
+    assert made.arrived() == run.logged()
+
+
+def _killed(run, tmp_path, kind, *, after_s):
+    """Send in a process of its own, and kill it."""
+    pid = os.fork()
+    if not pid:
+        try:
+            send(run, FakeService(tmp_path / "service", asks_at_open=kind, pause_s=0.0003))
+        finally:
+            os._exit(0)
+    time.sleep(after_s)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def test_a_claim_of_another_machine_is_void_once_it_is_not_touched(run, service):
+    run.train(0, 10)
+    claim = SenderClaim(run.directory, "wandb")
+    claim.acquire()
+    owner = run.directory.sync / "wandb_claims" / "000001" / "owner.json"
+    owner.write_text(json.dumps({"host": "elsewhere", "pid": 5}))
+    with pytest.raises(BusyError, match="process 5 on elsewhere sends it already, as of 0 s ago"):
+        SenderClaim(run.directory, "wandb").acquire()
+    old = time.time() - 100
+    os.utime(owner, (old, old))
+    later = SenderClaim(run.directory, "wandb")
+    later.acquire()
+    with pytest.raises(BusyError):
+        claim.require()
+    later.require()
+    claim.release()
+    later.release()
