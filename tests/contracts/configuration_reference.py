@@ -10,10 +10,13 @@ from dataclasses import is_dataclass
 from hpctrain.config.cluster import Cluster, Requeue, Slurm
 from hpctrain.config.field_docs import own_fields, purpose_of
 from hpctrain.config.folders import conf_dir
+from hpctrain.config.logger import MLflow, Wandb
 from hpctrain.config.named_optimizers import Named, Several
 from hpctrain.config.root import Config
 from hpctrain.config.schema import GROUPS, LIST_GROUPS
 
+INSIDE = {schema.__name__: schema for schema in (Requeue, Wandb, MLflow)}
+"""Groups within groups, by the type of the field."""
 HEAD = """\
 # Configuration
 
@@ -31,8 +34,8 @@ line and exit code 2, before anything is written or submitted.
 def _table(prefix: str, *schemas: type, leave_out: frozenset[str] = frozenset()) -> list[str]:
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for field in itertools.chain.from_iterable(map(own_fields, schemas)):
-        if field.type == "Requeue":
-            lines += _table(f"{prefix}{field.name}.", Requeue)[2:-1]
+        if field.type in INSIDE:
+            lines += _table(f"{prefix}{field.name}.", INSIDE[field.type])[2:-1]
         elif field.name not in leave_out:
             kind = field.type.replace("|", "\\|")
             meaning = field.text.replace("|", "\\|")
