@@ -38,6 +38,10 @@ def test_a_program_trains_a_class_of_its_own_and_resumes_it_exactly(own_program,
     refused, done = report["thread"]
     assert refused.startswith("this process trains already")
     assert done == "asked the training in this process to stop after its current step and save"
+    assert report["passed_on"] == {
+        "sigterm": ["RunFailedError", "interrupted", 1, "SIGTERM"],
+        "twice": ["KeyboardInterrupt", "interrupted", 0],
+    }
     message, state, (note,) = report["failure"]
     assert (message, state) == ("no data", "failed")
     assert "to resume: hpctrain.Run(" in note

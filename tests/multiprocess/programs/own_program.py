@@ -34,7 +34,7 @@ WORDS = {
     "logger.tensorboard": False,
     "task.width": 5,
 }
-interrupts: dict[int, signal.Signals] = {}
+interrupts: dict[int, list[signal.Signals]] = {}
 
 
 class Line(Task):
@@ -63,7 +63,7 @@ class Line(Task):
     def loss(self, model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
         if model.training:
             self.calls += 1
-            if (number := interrupts.pop(self.calls, None)) is not None:
+            for number in interrupts.pop(self.calls, ()):
                 signal.raise_signal(number)
         return nn.functional.mse_loss(model(batch[0]), batch[1])
 
@@ -97,7 +97,7 @@ def train(folder: Path, name: str, steps: list[int]) -> hpctrain.Run:
     """Train to the end; each interruption is a Ctrl-C, after which the program resumes the run."""
     config = hpctrain.compose({**WORDS, "run_dir": folder / name}, task=Line)
     interrupts.clear()
-    interrupts.update(dict.fromkeys(steps, signal.SIGINT))
+    interrupts.update((step, [signal.SIGINT]) for step in steps)
     before = process_state()
     notes: list[str] = []
     while True:
@@ -111,6 +111,24 @@ def train(folder: Path, name: str, steps: list[int]) -> hpctrain.Run:
             return run
         finally:
             assert process_state() == before
+
+
+def passed_on(folder: Path) -> dict[str, list[object]]:
+    """What a program gets after other signals, and after a Ctrl-C in a hurry."""
+    found: dict[str, list[object]] = {}
+    heard: list[object] = []
+    signal.signal(signal.SIGTERM, lambda number, _: heard.append(signal.Signals(number).name))
+    for name, signals in (("sigterm", [signal.SIGTERM]), ("twice", [signal.SIGINT, signal.SIGINT])):
+        interrupts.clear()
+        interrupts[5] = signals
+        config = hpctrain.compose({**WORDS, "run_dir": folder / name}, task=Line)
+        try:
+            hpctrain.fit(config)
+        except (hpctrain.RunFailedError, KeyboardInterrupt) as error:
+            run = hpctrain.Run(folder / name)
+            found[name] = [type(error).__name__, str(run.state), len(run.checkpoints()), *heard]
+        heard.clear()
+    return found
 
 
 def in_a_thread(folder: Path) -> tuple[str, str]:
@@ -179,7 +197,7 @@ def main(home: Path, steps: list[int]) -> None:
         given = hpctrain.fit(hpctrain.compose({**WORDS, "run_dir": home / "given"}, task=maker), task=maker)
         assert not given.load_model(task=maker).training
         report |= {"given": summary(given), "thread": in_a_thread(home), "failure": failure(home)}
-        report["refusals"] = refusals(straight)
+        report |= {"refusals": refusals(straight), "passed_on": passed_on(home)}
     (home / "report.json").write_text(json.dumps(report))
 
 

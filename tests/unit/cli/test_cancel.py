@@ -91,6 +91,35 @@ def test_a_process_that_is_not_the_runs_gets_no_signal(make_run, capsys):
     assert f"process {process.pid} should be the run's, but it is `{sleep} 60`: no signal was sent" in error
 
 
+PROGRAM = """
+import signal, sys, time
+heard = []
+signal.signal(signal.SIGINT, lambda *_: heard.append(1))
+print("ready", flush=True)
+while not heard:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("hears", [True, False])
+def test_a_program_that_trains_gets_the_signal_unless_it_trains_in_a_thread(make_run, capsys, hears):
+    directory = make_run("digits")
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        number = own(directory, socket.gethostname(), process.pid)
+        owner = {"host": socket.gethostname(), "pid": process.pid, "in_program": True, "hears_signals": hears}
+        (directory.claim(number) / "owner.json").write_text(json.dumps(owner))
+        assert main(["digits"]) == (0 if hears else 1)
+        if not hears:
+            process.kill()
+        assert (process.wait(60) == 0) == hears
+    if not hears:
+        thread = (
+            f"it trains in a thread of process {process.pid}, which a signal doesn't reach: call Run.cancel() there"
+        )
+        assert thread in capsys.readouterr().err
+
+
 def test_a_run_on_another_machine_cannot_be_cancelled_from_here(make_run, capsys):
     own(make_run("digits"), "another-host", 1)
     assert main(["digits"]) == 1
