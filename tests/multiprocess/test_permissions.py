@@ -44,7 +44,9 @@ def test_a_generous_umask_opens_nothing(fork_server, shared, size):
 
 
 def test_a_second_user_of_the_group_resumes(fork_server, shared):
-    words = (*SHORT, f"run_dir={shared}/R", "trainer.max_steps=2", "run_mode='2770'", "logger.tensorboard=false")
+    words = ("task=custom", "task._target_=noting.Noting", "logger.every_steps=1", "logger.csv=true")
+    words += ("logger.tensorboard=false",)
+    words += (f"run_dir={shared}/R", "trainer.max_steps=2", "run_mode='2770'", "trainer.global_batch_size=4")
     (done,) = fork_server.wait(fork_server.start("other_user:run", NOBODY, 0o077, *words, folder=shared))
     assert done.code == 0, done.output
     run = shared / "R"
@@ -54,6 +56,7 @@ def test_a_second_user_of_the_group_resumes(fork_server, shared):
     assert done.code == 0, done.output
     assert (run / "config.yaml").stat().st_uid == DAEMON
     assert {path.stat().st_gid for path in [run, *run.rglob("*")]} == {GROUP}
+    assert {path.suffix for path in run.glob("media/*/*")} == {".json", ".png", ".txt", ".wav"}
     closed = [str(path) for path in [run, *run.rglob("*")] if not path.stat().st_mode & stat.S_IWGRP]
     assert closed == []
 

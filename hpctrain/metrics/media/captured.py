@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import wave
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -130,8 +131,6 @@ def _audio(audio: Any, *, sample_rate: int) -> Captured:
 
 
 def _wav(values: Array, sample_rate: int) -> bytes:
-    import wave
-
     samples = np.atleast_2d(values)
     if samples.dtype != np.int16:
         samples = np.round(np.clip(np.nan_to_num(samples), -1, 1) * 32767)

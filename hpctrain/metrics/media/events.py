@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import wave
 from typing import Any
 
 from hpctrain.metrics.media.files import Medium
@@ -44,8 +45,6 @@ def _in_cell(value: object) -> str:
 
 
 def _add_audio(audio: Any, data: bytes) -> None:
-    import wave
-
     with wave.open(io.BytesIO(data)) as file:
         audio.sample_rate = file.getframerate()
         audio.num_channels = file.getnchannels()

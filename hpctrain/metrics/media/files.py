@@ -146,7 +146,9 @@ def file_name(name: str, step: int, kind: Kind) -> str:
     stem = quote(rest, safe=" ")
     if len(stem) > LONGEST_STEM:
         stem = f"{stem[:LONGEST_STEM]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    return f"{quote(phase, safe='')}/{stem}_{step:08d}.{SUFFIXES[kind]}"
+    # quote leaves dots as they are
+    folder = quote(phase, safe="").replace(".", "%2E")
+    return f"{folder}/{stem}_{step:08d}.{SUFFIXES[kind]}"
 
 
 def _line(medium: Medium, file: str) -> bytes:

@@ -199,6 +199,7 @@ def test_names_of_files_are_safe_and_different():
     found = [file_name(name, 7, "image") for name in names]
     assert len({*found}) == len(names)
     assert all(name.count("/") == 1 and len(name) < 250 for name in found)
+    assert file_name("../a", 7, "text") == "%2E%2E/a_00000007.txt"
     assert found[3] == "train/.._00000007.png"
 
 

@@ -75,7 +75,7 @@ def test_opening_the_sinks_does_not_count_for_the_throughput(compose_small, lone
     parts = Parts(compose_small(), lone_world)
     times = SimpleNamespace(training_s=lambda: clock.training_s, record=lambda step: None)
     log = TrainingLog(parts, Start(), Idle(), times)
-    with log.opened(directory, None):
+    with log.opened(directory, None, None):
         clock.training_s += 2.0
         values = log.training(3)
     assert values["throughput/samples_per_s"] == 3 * 6 / 2.0
