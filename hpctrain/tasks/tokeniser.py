@@ -46,7 +46,33 @@ def tokeniser(name: str, end_of_text: str = "<|endoftext|>") -> Tokeniser:
         return _tiktoken(rest)
     if kind == "tokenizers" and rest:
         return _tokenizers(rest, end_of_text)
-    raise ConfigError("--tokenizer", name, "unknown tokeniser", "choose bytes, tiktoken:ENCODING or tokenizers:PATH")
+    raise _unknown(name)
+
+
+def decoder(name: str) -> Callable[[Sequence[int]], str]:
+    """Return the function that turns tokens of a tokeniser into text.
+
+    Args:
+        name: as for `tokeniser`.
+
+    Raises:
+        ConfigError: the name is unknown, or the tokeniser isn't available.
+    """
+    kind, _, rest = name.partition(":")
+    if kind == "tiktoken" and rest:
+        tiktoken = _package("tiktoken", 'pip install "hpctrain[tokens]"')
+        return lambda tokens: str(tiktoken.get_encoding(rest).decode(list(tokens)))
+    if kind == "tokenizers" and rest:
+        made = _package("tokenizers", "pip install tokenizers").Tokenizer.from_file(rest)
+        return lambda tokens: str(made.decode(list(tokens), skip_special_tokens=False))
+    if name != "bytes":
+        raise _unknown(name)
+    return lambda tokens: bytes(token % 256 for token in tokens).decode(errors="replace")
+
+
+def _unknown(name: str) -> ConfigError:
+    remedy = "choose bytes, tiktoken:ENCODING or tokenizers:PATH"
+    return ConfigError("--tokenizer", name, "unknown tokeniser", remedy)
 
 
 def _bytes(text: str) -> npt.NDArray[np.uint8]:

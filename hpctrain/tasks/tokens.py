@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,6 +18,9 @@ from hpctrain.models.gpt import GPT
 from hpctrain.tasks.packed_tokens import IGNORED, PackedTokens
 from hpctrain.tasks.task import Sums, Task
 from hpctrain.tasks.token_files import ABOUT, TokenWindows, about, find_token_files
+from hpctrain.tasks.tokeniser import decoder
+
+log = logging.getLogger("hpctrain.tasks")
 
 Batch: TypeAlias = tuple[Tensor, ...]
 """Tokens and targets; of packed sequences also documents. All are int64 of shape [n, context_length]."""
@@ -111,6 +115,18 @@ class Tokens(Task):
         loss = means["loss"]
         # exp overflows above 709; NaN stays NaN
         return {"perplexity": math.exp(loss) if loss < 700 else loss * math.inf}
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, by the tokeniser in ``tokens.json``; their numbers without one on this machine."""
+        return self._decoder(tokens)
+
+    @cached_property
+    def _decoder(self) -> Callable[[Sequence[int]], str]:
+        try:
+            return decoder(str(self._about.get("tokenizer")))
+        except Exception as error:  # text to look at is no reason to end a training
+            log.warning("tokens are shown as numbers: %s", error)
+            return lambda tokens: " ".join(map(str, tokens))
 
     @cached_property
     def _about(self) -> dict[str, Any]:

@@ -116,6 +116,12 @@ def test_the_first_word_is_a_command_a_group_or_a_key() -> None:
         (["status", "--runs-dir", "runs/text", ""], ["runs/text/mine "]),
         (["completion", ""], ["bash ", "zsh "]),
         (["no_group."], []),
+        (["callbacks=e"], ["callbacks=early_stopping "]),
+        (["callbacks=[early_stopping,log_t"], ["callbacks=[early_stopping,log_text"]),
+        (
+            ["callbacks=[early_stopping,log_text]", "callbacks.early_stopping.pat"],
+            ["callbacks.early_stopping.patience="],
+        ),
     ],
 )
 def test_keys_are_those_of_the_choices_before(words: list[str], expected: list[str]) -> None:

@@ -24,6 +24,19 @@ def test_options_are_those_that_can_be_chosen(composer):
     assert composer.options("cluster") == ["local", "slurm"]
 
 
+def test_callbacks_are_chosen_as_a_list_and_keep_its_order(composer, tmp_path):
+    assert composer.compose([]).callbacks == {}
+    chosen = composer.compose(["callbacks=[log_weights,early_stopping]", "callbacks.early_stopping.patience=3"])
+    assert list(chosen.callbacks) == ["log_weights", "early_stopping"]
+    assert chosen.callbacks["early_stopping"]["patience"] == 3
+    assert list(composer.compose(["callbacks=early_stopping"]).callbacks) == ["early_stopping"]
+    assert composer.compose(["callbacks=[]"]).callbacks == {}
+    (tmp_path / "callbacks").mkdir()
+    (tmp_path / "callbacks" / "mine.yaml").write_text("mine: {_target_: hpctrain.callbacks.Callback}")
+    own = Composer(str(tmp_path)).compose(["callbacks=[mine,log_text]"])
+    assert list(own.callbacks) == ["mine", "log_text"]
+
+
 def test_names_that_the_user_chooses_need_no_plus_sign(composer):
     words = ["cluster.env.COLOUR=green", "cluster.sbatch.comment=mine", "cluster.environ=1", "+cluster.env.A=b"]
     assert open_overrides(words) == [f"++{words[0]}", f"++{words[1]}", *words[2:]]

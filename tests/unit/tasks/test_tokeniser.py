@@ -7,13 +7,16 @@ import pytest
 
 from hpctrain.errors import ConfigError
 from hpctrain.tasks.make_tokens import main
-from hpctrain.tasks.tokeniser import tokeniser
+from hpctrain.tasks.tokeniser import decoder, tokeniser
 
 
 def test_bytes() -> None:
     chosen = tokeniser("bytes")
     assert chosen.encode("né").tolist() == list("né".encode())
     assert (chosen.vocab_size, chosen.end_of_text) == (256, 0)
+    assert decoder("bytes")(list("né".encode())) == "né"
+    with pytest.raises(ConfigError, match="unknown tokeniser"):
+        decoder("words")
 
 
 @pytest.mark.parametrize("name", ["words", "tiktoken:", "tokenizers:"])

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hpctrain.callbacks.average_weights import FILE_NAME, AverageWeights
+from hpctrain.checkpoint.warm_start import warm_start
+
+
+def step_to(callback, training, steps):
+    for step in steps:
+        training.position.step = step
+        with torch.no_grad():
+            training.model.weight.fill_(float(step))
+        callback.after_step(training)
+
+
+@pytest.mark.parametrize(
+    ("options", "mean"),
+    [({"start": 0.5}, 8.0), ({"start": 0.5, "every_steps": 2}, 8.0), ({"start": 0.0, "last": 3}, 9.0)],
+)
+@pytest.mark.parametrize("stop", [3, 7, 9])
+def test_the_average_is_written_and_read(training, options, mean, stop):
+    watched, first, second = training(), AverageWeights(**options), AverageWeights(**options)
+    step_to(first, watched, range(1, stop + 1))
+    second.load_state_dict(first.state_dict())
+    second.on_start(watched)
+    step_to(second, watched, range(stop + 1, 11))
+    second.on_end(watched)
+    fresh = nn.Linear(2, 1)
+    warm_start(fresh, watched.run_dir / FILE_NAME)
+    assert fresh.weight.tolist() == [[mean, mean]]
+    assert fresh.weight.dtype == torch.float32
+
+
+def test_counts_are_not_averaged(training):
+    watched, callback = training(model=nn.BatchNorm1d(2)), AverageWeights(0.0)
+    for step in (1, 2):
+        watched.position.step = step
+        watched.model.num_batches_tracked.fill_(step)
+        watched.model.running_mean.fill_(float(step))
+        callback.after_step(watched)
+    callback.on_end(watched)
+    saved = torch.load(watched.run_dir / FILE_NAME, weights_only=True)
+    assert saved["num_batches_tracked"].item() == 2
+    assert saved["running_mean"].tolist() == [1.5, 1.5]
+
+
+def test_a_run_that_ends_before_its_start_writes_nothing(training):
+    watched, callback = training(), AverageWeights(0.9)
+    step_to(callback, watched, range(1, 4))
+    callback.on_end(watched)
+    assert not (watched.run_dir / FILE_NAME).exists()
