@@ -47,7 +47,7 @@ OWN_VARIABLES = {
     "MASTER_PORT": "set cluster.master_port",
     "MASTER_ADDR": "set parallel.init_method=tcp://HOST:PORT",
     r"(GROUP_|ROLE_|LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|ROLE_NAME": "remove it: each rank has its own",
-    "HPCTRAIN_(ATTEMPT|LOGGED|STORE|PARENT)": "remove it: each attempt has its own",
+    "HPCTRAIN_(ATTEMPT|LOGGED|STORE|PARENT|TERMINAL)": "remove it: each attempt has its own",
     r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC)_\w+": "use cluster.srun_args or cluster.sbatch for options of SLURM",
     r"(TORCHELASTIC|SUBMITIT|PMI2?|JSM|PALS|MPISPAWN|OMPI_COMM_WORLD|(MV2|MVP)_COMM_WORLD)_\w+": BY_LAUNCHER,
     r"PMIX_(RANK|NAMESPACE)|MPI_LOCAL(RANKID|NRANKS)|FLUX_(TASK_RANK|TASK_LOCAL_ID|JOB_SIZE|JOB_NNODES)": BY_LAUNCHER,

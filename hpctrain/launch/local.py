@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import IO
 
@@ -28,6 +27,7 @@ from hpctrain.errors import ExitCode
 from hpctrain.files import TEMPORARY_PREFIX
 from hpctrain.launch.crash_recorder import crash_recorder
 from hpctrain.launch.prepare import RunPlan
+from hpctrain.launch.rank_output import copy_output
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.run.handover import Handover
@@ -186,7 +186,11 @@ class LocalRanks:
             folder = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix="hpctrain-", dir=lockable_folder(), ignore_cleanup_errors=True)
             )
-            handover = Handover(attempt=self.attempt, logged=True, store=f"{folder}/store", parent=os.getpid())
+            # for a bar: what rank zero prints goes through a pipe
+            terminal = os.dup(sys.stdout.fileno()) if sys.stdout.isatty() else None
+            handover = Handover(
+                attempt=self.attempt, logged=True, store=f"{folder}/store", parent=os.getpid(), terminal=terminal
+            )
             stack.enter_context(handlers_restored(STOP_SIGNALS))
             for number in STOP_SIGNALS if may_handle_signals() else ():
                 signal.signal(number, self._forward)
@@ -195,16 +199,20 @@ class LocalRanks:
                 for rank in range(self.world_size):
                     variables = scrubbed(os.environ) | rank_variables(rank, self.world_size, self.port)
                     variables |= handover.variables()
-                    process = self._start(rank, [*command, str(self.directory.path)], variables)
+                    process = self._start(rank, [*command, str(self.directory.path)], variables, terminal)
                     self.processes.append(process)
                     if process.stdout is not None:
-                        copier = self._copy(process.stdout)
+                        copier = self._copy(process.stdout, over_bar=terminal is not None)
+            if terminal is not None:
+                os.close(terminal)
             self._watch()
             self.codes = [process.poll() for process in self.processes]
             self._kill_all()
             copier.join(timeout=GRACE_S)
 
-    def _start(self, rank: int, command: list[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _start(
+        self, rank: int, command: list[str], variables: Mapping[str, str], terminal: int | None
+    ) -> subprocess.Popen[bytes]:
         with self.directory.rank_log(rank).open("ab", buffering=0) as log:
             return subprocess.Popen(
                 command,
@@ -212,12 +220,13 @@ class LocalRanks:
                 stdin=subprocess.DEVNULL,
                 stdout=log if rank else subprocess.PIPE,
                 stderr=subprocess.STDOUT,
+                pass_fds=() if rank or terminal is None else (terminal,),
                 start_new_session=True,  # the terminal's Ctrl-C reaches the ranks through this process alone, once
             )
 
-    def _copy(self, source: IO[bytes]) -> threading.Thread:
+    def _copy(self, source: IO[bytes], *, over_bar: bool) -> threading.Thread:
         log = self.directory.rank_log(0).open("ab", buffering=0)
-        copier = threading.Thread(target=copy_output, args=(source, log), daemon=True)
+        copier = threading.Thread(target=copy_output, args=(source, log), kwargs={"over_bar": over_bar}, daemon=True)
         copier.start()
         return copier
 
@@ -265,24 +274,3 @@ class LocalRanks:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def copy_output(source: IO[bytes], log: IO[bytes]) -> None:
-    """Copy a rank's output to a log and to the console until it ends; an error in one doesn't stop the other.
-
-    Args:
-        source: the rank's end of a pipe; closed at the end.
-        log: unbuffered; closed at the end.
-    """
-    with source, log:
-        # to the end in any case: a rank whose pipe is full blocks, and one whose pipe is closed fails
-        while data := os.read(source.fileno(), 65536):
-            with contextlib.suppress(OSError):  # a full disk may have room again later
-                log.write(data)
-            try:
-                sys.stdout.buffer.write(data)
-                sys.stdout.buffer.flush()
-            except OSError:
-                # its reader has exited, as `head` does; discard what is buffered and what this process prints later
-                with Path(os.devnull).open("wb") as devnull:
-                    os.dup2(devnull.fileno(), sys.stdout.fileno())

@@ -17,25 +17,29 @@ class Handover:
         logged: whether standard output already goes into the rank's log in the run directory.
         store: the file by which ranks on one machine meet, in a folder that only their user may enter; empty without.
         parent: the process id of a launcher on the same machine, whose ranks must not outlive it.
+        terminal: the file descriptor of the launcher's terminal, which rank zero inherits; None without one.
     """
 
     attempt: int | None = None
     logged: bool = False
     store: str = ""
     parent: int | None = None
+    terminal: int | None = None
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> Handover:
         """Read the variables that the launcher set, if there was one."""
-        attempt, parent = variables.get(f"{PREFIX}ATTEMPT"), variables.get(f"{PREFIX}PARENT")
+        attempt, parent, terminal = (variables.get(f"{PREFIX}{name}") for name in ("ATTEMPT", "PARENT", "TERMINAL"))
         return cls(
             attempt=int(attempt) if attempt else None,
             logged=variables.get(f"{PREFIX}LOGGED") == "1",
             store=variables.get(f"{PREFIX}STORE", ""),
             parent=int(parent) if parent else None,
+            terminal=int(terminal) if terminal else None,
         )
 
     def variables(self) -> dict[str, str]:
         """The environment variables that pass this to a rank."""
         found = {"ATTEMPT": self.attempt, "LOGGED": int(self.logged), "STORE": self.store, "PARENT": self.parent}
+        found["TERMINAL"] = self.terminal
         return {f"{PREFIX}{name}": str(value) for name, value in found.items() if value}

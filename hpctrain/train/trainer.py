@@ -50,6 +50,7 @@ class Trainer:
         claim: of this attempt.
         times: of this attempt.
         log_stream: the rank's log, if standard output doesn't go there already.
+        terminal: where to draw a bar if standard output isn't the terminal.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Trainer:
         claim: Claim,
         times: Times,
         log_stream: TextIO | None,
+        terminal: TextIO | None = None,
     ) -> None:
         self._config = config
         self._directory = directory
@@ -72,7 +74,7 @@ class Trainer:
         self._log_stream = log_stream
         self._bar: Bar | None = None
         if world.is_rank_zero:
-            self._bar = open_bar(config.trainer.progress, sys.stdout, is_log=log_stream is None)
+            self._bar = open_bar(config.trainer.progress, terminal or sys.stdout, is_log=log_stream is None)
         self._parts = Parts(config, world, fresh=not directory.checkpoint_steps())
         # built before the random state is restored: the task's draws for its held-out samples must not advance it
         if self._parts.evaluation is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -69,13 +70,18 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
     directory, attempt = _agree_on_attempt(rank, store, make_directory)
     rank.directory = directory
     rank.attempt = attempt
-    log_stream = None if rank.handover.logged else _log_to_file(directory, environment.rank)
+    terminal = _terminal(rank)
+    if terminal is not None:
+        # no handler of logging: what this process prints arrives there already
+        log_stream: TextIO | None = directory.rank_log(0).open("a")
+    else:
+        log_stream = None if rank.handover.logged else _log_to_file(directory, environment.rank)
     set_determinism(config.trainer.deterministic)
     world = rank.world = _join(rank, store)
-    return _train(rank, world, Claim(Ledger(directory), attempt), log_stream)
+    return _train(rank, world, Claim(Ledger(directory), attempt), log_stream, terminal)
 
 
-def _train(rank: Rank, world: World, claim: Claim, log_stream: TextIO | None) -> Reason:
+def _train(rank: Rank, world: World, claim: Claim, log_stream: TextIO | None, terminal: TextIO | None) -> Reason:
     directory = claim.ledger.directory
     hosts = world.gather(socket.gethostname())
     if hosts is not None:
@@ -83,7 +89,14 @@ def _train(rank: Rank, world: World, claim: Claim, log_stream: TextIO | None) ->
     rank.times.enter("build_s")
     stopping = Stopping(world, rank.environment, rank.stop)
     trainer = rank.trainer = Trainer(
-        rank.config, directory, world, stopping=stopping, claim=claim, times=rank.times, log_stream=log_stream
+        rank.config,
+        directory,
+        world,
+        stopping=stopping,
+        claim=claim,
+        times=rank.times,
+        log_stream=log_stream,
+        terminal=terminal,
     )
     if hosts is not None:
         _record_start(rank, trainer, claim, hosts)
@@ -224,6 +237,18 @@ def _share_refusal(store: Store, why: str, others: int) -> None:
     # the store ends with this process, and a rank that arrives later would look for it until the rendezvous times out
     while store.add(REFUSALS_READ_KEY, 0) < others and time.monotonic() < deadline:
         time.sleep(0.05)
+
+
+def _terminal(rank: Rank) -> TextIO | None:
+    """The terminal of the launcher, if this rank may draw a bar there."""
+    descriptor = rank.handover.terminal
+    if descriptor is None or not rank.is_rank_zero or rank.config.trainer.progress == "lines":
+        return None
+    # a process that a task starts has the variable, but not the descriptor
+    if not os.isatty(descriptor):
+        return None
+    os.set_inheritable(descriptor, False)
+    return os.fdopen(descriptor, "w", encoding=sys.stdout.encoding)
 
 
 def _log_to_file(directory: RunDirectory, rank: int) -> TextIO:

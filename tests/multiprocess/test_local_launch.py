@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -409,6 +410,29 @@ def test_torchrun_with_a_bad_configuration(unattended):
     assert (out + err).count("hpctrain: error:") == 1
     assert "hpctrain: error: trainer.max_stepz=6: " in err
     assert list(command.path.parent.iterdir()) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_terminal_has_a_bar_and_the_log_has_lines(variables, tmp_path, processes):
+    master, slave = pty.openpty()
+    words = [*TRIAL, f"run_dir={tmp_path / 'run'}", f"cluster.processes_per_node={processes}"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "hpctrain", *words], env=variables, cwd=tmp_path, stdout=slave, stderr=slave, stdin=slave
+    ) as process:
+        os.close(slave)
+        shown = b""
+        with suppress(OSError):  # the other end is closed
+            while data := os.read(master, 65536):
+                shown += data
+    os.close(master)
+    assert process.returncode == 0
+    drawn = shown.decode().split("\r\x1b[K")
+    assert any(re.match(r"step 10/10 100%\|█+\|  epoch", line) for line in drawn)
+    assert any(re.match(r"step 10/10  eval/loss [\d.]+\r\n", line) for line in drawn)
+    log = (tmp_path / "run" / "logs" / "rank_0.log").read_text()
+    assert log.count("step 10/10  eval/loss") == 1
+    assert "%|" not in log
 
 
 @pytest.fixture

@@ -72,6 +72,7 @@ class Scoring(Task):
             score, label = scores_and_labels(numbers)
             for name in ("auc", "binned", "both", "above"):
                 self.objects[name].update(score, label)
+            self.objects["retrieval"].update(score, label, indexes=numbers.long() % 2)
             self.objects["mean"].update(score)
             self.objects["pearson"].update(score, label.float() + score)
             self.objects["classes"].update(numbers.long() % 3, numbers.long() % 2)
@@ -107,6 +108,7 @@ def torchmetrics_objects():
         "both": torchmetrics.MetricCollection([c.BinaryAccuracy(), c.BinaryPrecision(), c.BinaryF1Score()]),
         "above": c.BinaryAccuracy() + 1.0,
         "mean": torchmetrics.MeanMetric(),
+        "retrieval": torchmetrics.retrieval.RetrievalMAP(),
         "pearson": torchmetrics.PearsonCorrCoef(),
         "classes": c.MulticlassAccuracy(num_classes=3, average=None),
     }

@@ -21,6 +21,7 @@ from hpctrain.distributed.stop_request import STOP_SIGNALS, StopRequest
 from hpctrain.launch import local
 from hpctrain.launch.local import LocalRanks, free_port, launch_local, rank_variables
 from hpctrain.launch.prepare import prepare
+from hpctrain.launch.rank_output import copy_output
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.handover import Handover
 from hpctrain.run.reason import Reason
@@ -262,8 +263,20 @@ def test_a_log_that_can_t_be_written_costs_neither_the_run_nor_the_console(tmp_p
     os.write(writer, b"heard all the same")
     os.close(writer)
     with Path("/dev/full").open("wb", buffering=0) as log:
-        local.copy_output(os.fdopen(reader, "rb"), log)
+        copy_output(os.fdopen(reader, "rb"), log)
     assert capfdbinary.readouterr().out == b"heard all the same"
+
+
+def test_lines_replace_a_bar_and_the_rest_of_a_line_does_not(tmp_path, monkeypatch):
+    pieces = [b"one\n", b"two, ", b"three\n", b"four\n", b""]
+    monkeypatch.setattr(os, "read", lambda descriptor, size: pieces.pop(0))
+    log, source = (tmp_path / "log").open("wb"), Path(os.devnull).open("rb")  # noqa: SIM115 - they are closed there
+    with (tmp_path / "console").open("w") as console:
+        monkeypatch.setattr(sys, "stdout", console)
+        copy_output(source, log, over_bar=True)
+        monkeypatch.undo()
+    assert (tmp_path / "console").read_bytes() == b"\r\x1b[Kone\n\r\x1b[Ktwo, three\n\r\x1b[Kfour\n"
+    assert (tmp_path / "log").read_bytes() == b"one\ntwo, three\nfour\n"
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)

@@ -10,7 +10,7 @@ from hpctrain.run.handover import Handover
     [
         Handover(),
         Handover(attempt=3),
-        Handover(attempt=1, logged=True, store="/tmp/a/store", parent=4321),
+        Handover(attempt=1, logged=True, store="/tmp/a/store", parent=4321, terminal=7),
     ],
 )
 def test_a_rank_reads_what_its_launcher_passed(passed):
@@ -19,11 +19,12 @@ def test_a_rank_reads_what_its_launcher_passed(passed):
 
 def test_the_variables_by_name():
     assert Handover().variables() == {}
-    assert Handover(attempt=2, logged=True, store="/tmp/a/store", parent=7).variables() == {
+    assert Handover(attempt=2, logged=True, store="/tmp/a/store", parent=7, terminal=9).variables() == {
         "HPCTRAIN_ATTEMPT": "2",
         "HPCTRAIN_LOGGED": "1",
         "HPCTRAIN_STORE": "/tmp/a/store",
         "HPCTRAIN_PARENT": "7",
+        "HPCTRAIN_TERMINAL": "9",
     }
 
 
