@@ -34,7 +34,9 @@ def progress_of(step: TrainStep) -> dict[str, Any]:
     skipped = {name: update.num_skipped for name, update in named.items()}
     if "" in named:
         return {"schedule": schedules[""], "skipped_updates": skipped[""]}
-    return {"schedule": schedules, "skipped_updates": skipped}
+    # logged in every record, also before the next update of an optimizer that doesn't step each time
+    rates = {name: update.learning_rate.current for name, update in named.items()}
+    return {"schedule": schedules, "skipped_updates": skipped, "rates": rates}
 
 
 def restore_updates(step: TrainStep, model: nn.Module, found: LoadedCheckpoint, node: Mapping[str, Any]) -> None:
@@ -61,6 +63,7 @@ def restore_updates(step: TrainStep, model: nn.Module, found: LoadedCheckpoint, 
     for name, update in named.items():
         update.learning_rate.load_state_dict(schedules.get(name, {}))
         update.num_skipped = int(skipped.get(name, 0))
+        update.learning_rate.current = found.extra.get("rates", {}).get(name, update.learning_rate.current)
 
 
 def _by_name(step: TrainStep) -> dict[str, Update]:
