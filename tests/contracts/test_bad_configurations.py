@@ -10,6 +10,7 @@ from hpctrain.config.compose import Composer
 from hpctrain.config.identity import flat
 from hpctrain.errors import ConfigError
 
+ONE_NAMED = ("optimizer=several", "optimizer.named.a={_target_: torch.optim.SGD, lr: 0.1}")
 MISTAKES = {
     "unknown key": (["trainer.max_step=3"], "trainer.max_step=3", "did you mean trainer.max_steps"),
     "unknown top-level key": (["foo=bar"], "foo=bar", "--help"),
@@ -181,6 +182,80 @@ MISTAKES = {
         "remove one of them",
     ),
     "a decay over layers above one": (["optimizer.layer_decay=1.5"], "optimizer.layer_decay=1.5: must be above 0", ""),
+    "several optimizers, but none": (["optimizer=several"], "optimizer.named={}: must name the optimizers", ""),
+    "a named optimizer without a class": (
+        ["optimizer=several", "optimizer.named.a.lr=0.1"],
+        "optimizer.named.a._target_=null: must name a class",
+        "set optimizer.named.a._target_=module.Class",
+    ),
+    "a named optimizer with an unknown key": (
+        [*ONE_NAMED, "optimizer.named.a.evry_steps=2"],
+        "optimizer.named.a.evry_steps=2: torch.optim.SGD has no argument evry_steps",
+        "did you mean optimizer.named.a.every_steps?",
+    ),
+    "a named optimizer that never steps": (
+        [*ONE_NAMED, "optimizer.named.a.every_steps=0"],
+        "optimizer.named.a.every_steps=0: must be at least 1",
+        "",
+    ),
+    "steps that are a text": (
+        [*ONE_NAMED, "optimizer.named.a.every_steps=often"],
+        "optimizer.named.a.every_steps=often: has the wrong type",
+        "",
+    ),
+    "no optimizer in every step": (
+        [*ONE_NAMED, "optimizer.named.a.every_steps=2"],
+        "optimizer.named.a.every_steps=2: no optimizer takes part in every step",
+        "set one of them to 1",
+    ),
+    "two optimizers for the rest": (
+        [*ONE_NAMED, "optimizer.named.b={_target_: torch.optim.SGD}"],
+        "optimizer.named.b.match=null: takes all parameters that no other optimizer matches",
+        "set it for one of them",
+    ),
+    "an exclusion from nothing": (
+        [*ONE_NAMED, "optimizer.named.a.exclude=head.*"],
+        "optimizer.named.a.exclude=head.*: narrows match, which is not set",
+        'add optimizer.named.a.match="*"',
+    ),
+    "a loss that the task doesn't have": (
+        [*ONE_NAMED, "optimizer.named.a.loss=los"],
+        "optimizer.named.a.loss=los: hpctrain.tasks.digits.Digits has no such method",
+        "did you mean loss?",
+    ),
+    "one loss at two paces": (
+        [*ONE_NAMED, "optimizer.named.b={_target_: torch.optim.SGD, match: a.*, every_steps: 2}"],
+        "optimizer.named.b.every_steps=2: differs from optimizer.named.a.every_steps=1",
+        "make them equal",
+    ),
+    "a named optimizer's schedule that is none": (
+        [*ONE_NAMED, "optimizer.named.a.schedule={kind: sine}"],
+        "optimizer.named.a.schedule.kind=sine: is not known",
+        "cosine",
+    ),
+    "several losses in pure bf16": (
+        [
+            *ONE_NAMED,
+            "optimizer.named.b={_target_: torch.optim.SGD, match: a.*, loss: evaluate}",
+            "precision=bf16_pure",
+        ],
+        "precision.kind=bf16_pure: works on calls of the whole model",
+        "use precision=bf16",
+    ),
+    "several losses, compiled": (
+        [
+            *ONE_NAMED,
+            "optimizer.named.b={_target_: torch.optim.SGD, match: a.*, loss: evaluate}",
+            "trainer.compile=true",
+        ],
+        "trainer.compile=True: works on calls of the whole model",
+        "",
+    ),
+    "unfreezing what is compiled": (
+        ["optimizer.groups=[{match: a.*, unfreeze_at_step: 3}]", "trainer.compile=true"],
+        "optimizer.groups[0].unfreeze_at_step=3: doesn't work with trainer.compile=true",
+        "set one of them",
+    ),
     "a warm-up in steps and epochs": (
         ["schedule.warmup_steps=5", "schedule.warmup_epochs=1"],
         "schedule.warmup_epochs=1.0",

@@ -181,3 +181,63 @@ def test_blocks_by_a_pattern_and_a_list_that_is_not_there():
     assert list(layer_factors(names, 0.5, "*.layer", "optimizer").values()) == [0.25, 0.5]
     with pytest.raises(ConfigError, match=r"layer_list=blocks: .* numbered modules are in net\.encoder\.layer"):
         layer_factors(names, 0.5, "blocks", "optimizer")
+
+
+def several(**named):
+    return {"named": {name: {"_target_": "torch.optim.SGD", **entry} for name, entry in named.items()}}
+
+
+def test_optimizers_by_name_share_the_parameters_among_them():
+    model = Backbone()
+    node = several(
+        matrices={"match": "*", "ndim": 2, "exclude": ["embedding.*", "head.*"], "momentum": 0.5},
+        rest={"_target_": "torch.optim.AdamW", "weight_decay": 0.25, "no_decay_norm_bias": True},
+    )
+    node |= {"lr": 0.25, "betas": [0.5, 0.75], "weight_decay": 0.5}
+    first, second = build_optimizers(node, model, 64)
+    assert names(model, first.optimizer.param_groups[0]) == [f"blocks.{number}.weight" for number in range(3)]
+    assert [names(model, group) for group in second.optimizer.param_groups] == [
+        ["embedding.weight", "head.weight"],
+        [f"blocks.{number}.bias" for number in range(3)] + ["head.bias"],
+    ]
+    assert (first.base_lr, second.base_lr) == (0.25, 0.25)
+    assert (first.optimizer.defaults["weight_decay"], first.optimizer.defaults["momentum"]) == (0.5, 0.5)
+    assert (second.optimizer.defaults["betas"], second.optimizer.defaults["weight_decay"]) == ((0.5, 0.75), 0.25)
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        (
+            {"a": {"match": "head.*"}},
+            r"optimizer\.named=a: no optimizer trains embedding\.weight, .* and 4 more; match them",
+        ),
+        (
+            {"a": {"match": "head.*"}, "b": {"match": ["*.bias", "*.weight"]}},
+            r"named\.b\.match=.*: head\.weight also belongs to optimizer\.named\.a; .*named\.b\.exclude",
+        ),
+        ({"a": {"match": "*"}, "b": {}}, r"named\.b\.match=null: the other optimizers match all parameters"),
+        ({"a": {"match": "*", "ndim": 4}, "b": {}}, r"named\.a\.match=\*: matches no parameter .* with ndim=4"),
+        ({"a": {"match": "hed.*"}, "b": {}}, r"named\.a\.match=hed\.\*: matches no parameter.*did you mean head\.\*"),
+    ],
+)
+def test_a_parameter_belongs_to_exactly_one_optimizer(named, message):
+    with pytest.raises(ConfigError, match=message):
+        build_optimizers(several(**named), Backbone(), 64)
+
+
+def test_groups_of_an_optimizer_match_its_own_parameters_only():
+    node = several(a={"match": "head.*", "groups": [{"match": "blocks.*", "lr_factor": 0.5}]}, b={})
+    with pytest.raises(
+        ConfigError, match=r"a\.groups\[0\]\.match=blocks\.\*: matches only parameters of other optimizers"
+    ):
+        build_optimizers(node, Backbone(), 64)
+
+
+def test_parameters_that_a_named_optimizer_freezes_need_no_other():
+    model = Backbone()
+    node = several(a={"match": ["head.*", "embedding.*"], "groups": [{"match": "embedding.*", "frozen": True}]}, b={})
+    freeze(node, model)
+    first, _ = build_optimizers(node, model, 64)
+    assert [names(model, group) for group in first.optimizer.param_groups] == [["head.weight", "head.bias"]]
+    assert not model.embedding.weight.requires_grad

@@ -15,6 +15,7 @@ from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.ema import Ema
+from hpctrain.train.foreign_steps import foreign_steps_refused
 from hpctrain.train.learning_rate import LearningRate
 from hpctrain.train.precision import gradient_scaler
 from hpctrain.train.step import TrainStep
@@ -343,3 +344,122 @@ def test_a_name_that_is_returned_and_logged():
     bench = Bench(task=Odd(both))
     with bench.log.training(), pytest.raises(TaskError, match="both returns 'kl' and logs it"):
         bench.moved(12)
+
+
+class Duel(Task):
+    """Two losses over parts of one model, which call the parts directly."""
+
+    def train_dataset(self):
+        raise NotImplementedError
+
+    def loss(self, model, batch):
+        return (model.first(batch[0]) * model.second(batch[0])).square().mean()
+
+    def other_loss(self, model, batch):
+        self.required = [parameter.requires_grad for parameter in model.parameters()]
+        return {"loss": (model.first(batch[0]) - model.second(batch[0])).square().mean(), "extra": 3.0}
+
+
+class Parts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(4, 3, dtype=torch.float64)
+        self.second = nn.Linear(4, 3, dtype=torch.float64)
+
+
+def duel(model, task, meter, *, every=1, scaled=False):
+    """A step of two turns: `loss` trains the first part, `other_loss` the second one, every so many steps."""
+    turns = []
+    log = AttachedLog("Duel", Position(), total_steps=10, every_steps=2)
+    for name, method, part, pace in (("a", "loss", model.first, 1), ("b", "other_loss", model.second, every)):
+        optimizer = torch.optim.SGD(part.parameters(), lr=0.5)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0) if scaled else None
+        rates = LearningRate(optimizer, lambda update: 1 / (1 + update))
+        update = Update(optimizer, rates, name=name, scaler=scaler, every_steps=pace)
+        trained = Trained((parameter, 0) for parameter in part.parameters())
+        options = {"method": method, "scaler": scaler, "every_steps": pace, "name": name}
+        turns.append(Turn(task, model, trained, [update], meter, task_log=log, precision="fp32", device=CPU, **options))
+    step = TrainStep(turns)
+    step.prepare(0)
+    return step
+
+
+def test_turns_see_the_same_samples_one_after_the_other_and_train_their_own_parameters():
+    bench, model, other, task = Bench(), Parts(), Parts(), Duel()
+    meter = Meter(CPU)
+    duel(model, task, meter)(0, bench.micro_batches(4, 8))
+    for method, part in ((Duel.loss, other.first), (Duel.other_loss, other.second)):
+        found = method(task, other, bench.batch)
+        gradients = torch.autograd.grad(found["loss"] if isinstance(found, dict) else found, list(part.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(part.parameters(), gradients, strict=True):
+                parameter.sub_(gradient, alpha=0.5)
+    for expected, found in zip(other.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(expected, found, rtol=1e-12, atol=0)
+    assert meter.means().keys() == {"train/loss/a", "train/loss/b", "train/extra"}
+    duel(model, task, meter)(0, bench.micro_batches(12))
+    assert task.required == [False, False, True, True]
+
+
+def test_a_turn_of_every_third_step_follows_its_schedule_by_the_steps_of_the_run():
+    bench, model = Bench(), Parts()
+    step, supply = duel(model, Duel(), Meter(CPU), every=3), [*bench.micro_batches(6, 6)]
+    rates = []
+    for number in range(6):
+        before = model.second.weight.detach().clone()
+        step(number, iter(supply))
+        assert torch.equal(before, model.second.weight) is (number not in (2, 5))
+        rates.append(step.metrics["train/lr/b"])
+    assert rates == [0.5, 0.5, 0.5 / 3, 0.5 / 3, 0.5 / 3, 0.5 / 6]
+
+
+def test_each_turn_has_a_loss_scale_and_skipped_updates_of_its_own():
+    bench, model = Bench(), Parts()
+    step = duel(model, Duel(), Meter(CPU), scaled=True)
+    step.turns[1].backward = lambda loss: torch.autograd.backward(step.turns[1].scaler.scale(loss * math.inf))
+    step(0, bench.micro_batches(12))
+    found = step.metrics
+    assert (found["train/loss_scale/a"], found["train/loss_scale/b"]) == (8.0, 4.0)
+    assert (found["train/skipped_updates/a"], found["train/skipped_updates/b"]) == (0, 1)
+
+
+def test_parameters_are_trained_from_their_step_on():
+    bench = Bench()
+    bias = bench.model.bias
+    turn = Turn(
+        bench.task,
+        bench.model,
+        Trained([(bench.model.weight, 0), (bias, 2)]),
+        [bench.update],
+        bench.meter,
+        task_log=bench.log,
+        precision="fp32",
+        device=CPU,
+    )
+    step = TrainStep([turn])
+    assert step.prepare(0) == [turn]
+    moved = []
+    for number in range(3):
+        before = bias.detach().clone()
+        step(number, bench.micro_batches(12))
+        moved.append(not torch.equal(before, bias))
+    assert moved == [False, False, True]
+    assert step.prepare(2) == []
+
+
+class Stepper(Classify):
+    def loss(self, model, batch):
+        self.optimizer.step()
+        return super().loss(model, batch)
+
+
+def test_an_optimizer_that_steps_within_a_loss_is_refused():
+    task = Stepper()
+    bench = Bench(task=task)
+    task.optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1.0)
+    with foreign_steps_refused(bench.step):
+        task.optimizer.step()
+        with pytest.raises(TaskError, match=r"Stepper\.loss steps an optimizer of its own \(SGD\)"):
+            bench.moved(12)
+    bench.moved(12)
