@@ -47,6 +47,7 @@ class AttachedLog(TaskLog):
         self._writer: MediaWriter | None = None
         self._pending: dict[str, Captured] = {}
         self._pending_step = 0
+        self._kinds: dict[str, str] = {}
         self._kind = kind
         self._position = position
         self._total_steps = total_steps
@@ -187,6 +188,8 @@ class AttachedLog(TaskLog):
         if self._process != os.getpid():
             return
         check_name(self._where(kind), name, frozenset())
+        if self._prefix:
+            self._require_one_kind(f"{self._prefix}{name}", kind)
         if not self._is_rank_zero:
             return
         # also where it is discarded: the evaluation before the first step shows mistakes
@@ -196,6 +199,21 @@ class AttachedLog(TaskLog):
                 self.release()
             self._pending_step = self.step
             self._pending[f"{self._prefix}{name}"] = captured
+
+    def require_no_medium(self, names: Iterable[str]) -> None:
+        """Refuse logged names of values that are those of media, too: sinks have one kind of thing under a name.
+
+        Raises:
+            TaskError: the task has logged a medium under one of them.
+        """
+        for name in names:
+            if name in self._kinds:
+                self._require_one_kind(name, "value")
+
+    def _require_one_kind(self, name: str, kind: str) -> None:
+        found = self._kinds.setdefault(name, kind)
+        if found != kind:
+            raise TaskError(f"{self._kind} logs {name!r} as {found} and as {kind}: choose another name for one of them")
 
     def _where(self, method: str) -> str:
         return f"{self._kind}.log.{method}"

@@ -156,6 +156,7 @@ class TrainingLog:
             self._tensorboard.complete()
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:
+        self._parts.task_log.require_no_medium(values)
         self._times.record(step)
         for sink in self._sinks:
             sink.log(step, values)

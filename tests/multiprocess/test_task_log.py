@@ -16,9 +16,17 @@ WORDS = (
     *("task=custom", "task._target_=noting.Noting", "+task.num_samples=32", "+task.eval_samples=10"),
     *("trainer.global_batch_size=8", "trainer.micro_batch_size=2", f"trainer.max_steps={STEPS}"),
     *("trainer.eval_every_steps=3", "trainer.sanity_batches=1", "logger.every_steps=3", "logger.csv=true"),
-    *("logger.measure=false", "checkpoint.every_steps=1", "checkpoint.asynchronous=false", "optimizer.lr=0.01"),
+    *("logger.measure=false", "checkpoint.every_steps=1", "checkpoint.asynchronous=false"),
 )
 """Accumulation of 4 and 2 at world sizes 1 and 2; most windows of the log hold several saves."""
+
+
+TURNS = (
+    *("task._target_=noting.NotingRivals", "optimizer=several"),
+    "optimizer.named.critic={_target_: torch.optim.Adam, lr: 0.01, match: critic.*, loss: critic_loss}",
+    "optimizer.named.generator={_target_: torch.optim.SGD, lr: 0.02, match: generator.*, loss: generator_loss}",
+    "optimizer.named.generator.every_steps=2",
+)
 
 
 def timeless(records):
@@ -72,11 +80,11 @@ def requires_all_points(run):
 def interrupted(train):
     """Runs straight, and with these acts, one attempt each; compares all that was logged."""
 
-    def run_all(world_size, attempts):
-        code, straight, output = train("straight", *WORDS, world_size=world_size)
+    def run_all(world_size, attempts, words=("optimizer.lr=0.01",)):
+        code, straight, output = train("straight", *WORDS, *words, world_size=world_size)
         assert code == 0, output
         for act in (*attempts, {}):
-            code, run, output = train("run", *WORDS, world_size=world_size, **act)
+            code, run, output = train("run", *WORDS, *words, world_size=world_size, **act)
             assert (code == 0) is (not act), output
         assert len(run.attempts) == len(attempts) + 1
         assert outcome(run) == outcome(straight)
@@ -86,9 +94,9 @@ def interrupted(train):
     return run_all
 
 
-def kill(world_size, steps, evaluations=0):
+def kill(world_size, steps, turns=1):
     """An attempt whose ranks die in the middle of a step, after so many of its own."""
-    call = steps * (4 // world_size) + 2
+    call = steps * (4 // world_size) * turns + 2
     return {"TRIAL_ACT": ",".join(f"{rank}:{call}:SIGKILL" for rank in range(world_size))}
 
 
@@ -128,3 +136,11 @@ def test_an_evaluation_that_is_abandoned_and_one_that_is_repeated(interrupted, w
     stop = {"NOTING_ACT": "0:3:SIGUSR1"}
     run = interrupted(world_size, [stop, kill(world_size, 0), kill(world_size, 0), killed_in_evaluation(world_size, 2)])
     assert [start for start, _, _ in run.attempts] == [0, 3, 3, 3, 3]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_task_that_logs_in_its_turns(interrupted, world_size):
+    run = interrupted(world_size, [kill(world_size, 2, 2), kill(world_size, 1, 2), kill(world_size, 3, 2)], TURNS)
+    names = {name for record in run.metrics for name in record}
+    assert {"train/loss/critic", "train/loss/generator", "train/real", "train/of_rank_0", "train/position"} <= names

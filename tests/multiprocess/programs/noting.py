@@ -6,6 +6,7 @@ import os
 import signal
 
 import torch
+from rivals import Rivals
 from trial import Trial
 
 from hpctrain.metrics import tensorboard
@@ -46,3 +47,17 @@ class Noting(Trial):
         self.log.text("text", f"{self.position.step}: {batch[2].tolist()}")
         self.log.audio("sound", torch.sin(batch[0].flatten()), sample_rate=8000)
         return super().evaluate(model, batch)
+
+
+class NotingRivals(Rivals):
+    """Logs in the turns of a critic and a generator."""
+
+    def critic_loss(self, model, batch):
+        self.log.scalar("position", self.position.progress)
+        self.log.histogram("samples", batch[0])
+        return super().critic_loss(model, batch)
+
+    def generator_loss(self, model, batch):
+        loss = super().generator_loss(model, batch)
+        self.log.text("generated", f"after step {self.position.step} of rank {self.rank}: {batch[2].tolist()}")
+        return {"loss": loss, f"of_rank_{self.rank}": 0.3 * self.position.step}

@@ -152,6 +152,21 @@ def test_an_abandoned_evaluation_leaves_no_media_and_the_next_attempt_those_of_a
     assert mixed == straight
 
 
+@pytest.mark.parametrize(("name", "kinds"), [("due", "text and as value"), ("note", "histogram and as text")])
+def test_a_name_is_that_of_one_kind_of_thing(attempt, logs, monkeypatch, name, kinds):
+    loss = small_task.Small.loss
+
+    def both(task, model, batch):
+        task.log.text("due", "text")
+        if name == "note":
+            task.log.histogram("note", batch[0])
+        return loss(task, model, batch)
+
+    monkeypatch.setattr(small_task.Small, "loss", both)
+    with pytest.raises(TaskError, match=f"^Small logs 'train/{name}' as {kinds}: choose another name for one of them"):
+        attempt().run()
+
+
 def test_a_task_logs_media_where_it_derives_metrics_and_no_scalars(attempt, directory, monkeypatch):
     def derive(task, means):
         task.log.text("means", str(sorted(means)))
