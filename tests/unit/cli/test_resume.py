@@ -195,6 +195,26 @@ def test_a_completed_run_is_completed_again_after_a_longer_run_whose_job_failed(
     assert "already completed, at step 0" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("detail", "remedy", "change"),
+    [
+        ("trainer.max_time_min=5: it took 6 min", "trainer.max_time_min=MINUTES", "trainer.max_time_min=9"),
+        ("early_stopping: no gain", "'~callbacks.early_stopping'", "callbacks=[early_stopping]"),
+    ],
+)
+def test_a_run_that_ended_early_says_why_and_trains_on_once_that_is_changed(run, slurm, capsys, detail, remedy, change):
+    ledger = Ledger(run)
+    number = ledger.claim()
+    ledger.start(number, job_id=None, nodes=["n1"], world_size=1, step=0)
+    ledger.end(number, reason=Reason.COMPLETED, step=4, detail=detail)
+    assert main(["resume", "mine", "--runs-dir=."]) == 0
+    out = capsys.readouterr().out
+    assert f"mine: already completed, at step 4 ({detail})\n" in out
+    assert f"/mine {remedy}    # to train on" in out
+    assert main(["resume", "mine", "--runs-dir=.", "cluster=slurm", change]) == 0
+    assert "submitted job" in capsys.readouterr().out
+
+
 def test_a_bad_change_leaves_the_run_as_it_was(run, capsys):
     before = all_of(run)
     for words in (["optimizer.lr=x"], ["trainer.micro_batch_size=7"], ["optimizer.lr=0.5"], ["no.such=1"]):
