@@ -27,6 +27,8 @@ FOLLOW_EVERY_S = 30.0
 FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 300.0
 """Seconds between attempts to reach a service, at first and at most."""
+BUSY_PAUSE_S = 1.0
+"""Seconds until a companion tries again to claim the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,14 +157,20 @@ def accompany(job: Job, parent: Parent, make: Callable[[], Service] | None = Non
             with job.claimed() as claim:
                 _session(job, parent, claim, make or job.make)
                 return ExitCode.FINISHED
+        except BusyError as error:
+            # usually the companion of the attempt before, which is about to end; rank zero bounds the wait at the end
+            if parent.end == Parent.LEFT:
+                return ExitCode.FAILED
+            print(f"{SHOWN_AS[job.service]}: {error}; waiting", flush=True)
+            time.sleep(BUSY_PAUSE_S)
         except (HpctrainError, OSError) as error:
             # a run that was completed meanwhile gets one more try, at once
             ends = knew is not None or parent.end == Parent.LEFT
             print(f"{SHOWN_AS[job.service]}: {_text(error)}{'' if ends else f'; in {pause_s:.0f} s again'}", flush=True)
             if ends:
                 return ExitCode.FAILED
-        parent.wait(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            parent.wait(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 def _session(job: Job, parent: Parent, claim: SenderClaim, make: Callable[[], Service]) -> None:

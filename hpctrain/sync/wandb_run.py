@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 from pathlib import Path
@@ -132,7 +133,8 @@ def _converted(medium: SentMedium) -> Any:
         if medium.kind == "audio":
             return wandb.Audio(str(path))
         if medium.kind == "text":
-            return wandb.Table(columns=["text"], data=[[path.read_text(encoding="utf-8", errors="replace")]])
+            text = html.escape(path.read_text(encoding="utf-8", errors="replace"))
+            return wandb.Html(f"<pre>{text}</pre>", inject=False)
         content = json.loads(path.read_bytes())
         if medium.kind == "table":
             return wandb.Table(columns=content["columns"], data=_columns_alike(content["data"])[:MAX_TABLE_ROWS])

@@ -34,6 +34,13 @@ class LoggedRun:
         directory.manifest.write_text(json.dumps({"command": "python -m hpctrain", "varied": {}, "time": 1.0}))
         self.attempt = 0
 
+    @classmethod
+    def at(cls, directory: RunDirectory) -> LoggedRun:
+        """A run that exists already."""
+        run = cls.__new__(cls)
+        run.directory = directory
+        return run
+
     def train(self, start: int, end: int, *, save: bool = True, media: bool = False) -> None:
         """One attempt: log each step after `start`, which drops the records of later ones, and save after `end`."""
         self.attempt = Ledger(self.directory).claim()

@@ -1,0 +1,291 @@
+"""W&B and MLflow with their own clients: offline files, a real MLflow server, and a stand-in for W&B's network."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+import wave
+
+import pytest
+import wandb_files
+from logged_run import LoggedRun
+from wandb_server import KEY, WandbServer
+
+from hpctrain.files import append_json_line
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.reason import Reason
+from hpctrain.sync.cursor import Cursor, cursor_path
+
+WORDS = (
+    "task=custom",
+    "task._target_=trial.Trial",
+    "+task.num_samples=40",
+    "+task.dropout=0.3",
+    "trainer.global_batch_size=16",
+    "trainer.max_steps=9",
+    "logger.every_steps=1",
+    "checkpoint.every_steps=2",
+    "checkpoint.asynchronous=false",
+    "data.num_workers=0",
+)
+pytestmark = pytest.mark.nightly
+SUPPORT_S = 120.0
+"""Seconds that a server may take to start on a loaded machine."""
+PNG = (
+    b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x02\x00\x00\x00\x90wS\xde\x00\x00\x00\x0c"
+    b"IDATx\x9cc\xf8\xcf\xc0\x00\x00\x03\x01\x01\x00\xc9\xfe\x92\xef\x00\x00\x00\x00IEND\xaeB`\x82"
+)
+
+
+@pytest.fixture
+def environment(variables):
+    """Of a `sync`: the clients' own modules have warnings."""
+    return variables | {"PYTHONWARNINGS": "ignore", "WANDB_API_KEY": KEY}
+
+
+@pytest.fixture
+def wandb_server():
+    pytest.importorskip("wandb")
+    server = WandbServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def mlflow_server(tmp_path_factory, free_ports):
+    """A real one, with its store in SQLite."""
+    pytest.importorskip("mlflow.server")
+    folder, (port,) = tmp_path_factory.mktemp("mlflow"), free_ports(1)
+    store = ["--backend-store-uri", f"sqlite:///{folder}/store.db"]
+    artifacts = ["--artifacts-destination", str(folder / "artifacts"), "--default-artifact-root", "mlflow-artifacts:/"]
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, *store, *artifacts],
+            stdout=log,
+            stderr=log,
+            env=os.environ | {"PYTHONWARNINGS": "ignore", "MLFLOW_DISABLE_TELEMETRY": "true"},
+            start_new_session=True,
+        )
+    address, deadline = f"http://127.0.0.1:{port}", time.monotonic() + SUPPORT_S
+    while not reaches(f"{address}/health"):
+        assert process.poll() is None, (folder / "log").read_text()
+        assert time.monotonic() < deadline, (folder / "log").read_text()
+        time.sleep(0.5)
+    yield address
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def reaches(address):
+    with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=5) as answer:
+        return answer.status == 200
+    return False
+
+
+@pytest.fixture
+def run(tmp_path):
+    directory = RunDirectory.at(tmp_path / "run")
+    directory.create(0o750)
+    return LoggedRun(directory)
+
+
+def sync(run, service, environment, *flags, **options):
+    command = [sys.executable, "-m", "hpctrain", "sync", str(run.directory.path), "--service", service, *flags]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=SUPPORT_S, **options
+    )
+
+
+def sync_and_kill(run, service, environment, after_s):
+    command = [sys.executable, "-m", "hpctrain", "sync", str(run.directory.path), "--service", service]
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(after_s)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def as_sent(logged):
+    """Records as W&B has them."""
+    return [{**{key: value for key, value in row.items() if key != "step"}, "_step": row["step"]} for row in logged]
+
+
+def add_media(run, step):
+    """One of each kind."""
+    folder = run.directory.media / "eval"
+    folder.mkdir(parents=True, exist_ok=True)
+    with wave.open(str(folder / f"sound_{step:08d}.wav"), "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(8000)
+        sound.writeframes(b"\0\0" * 80)
+    counts = {"counts": [1, 2], "edges": [0.0, 0.5, 1.0], "sum": 1.0, "sum_squares": 1.0, "left_out": 0}
+    table = {"columns": ["name", "value"], "data": [["a", 1], ["b", "nan"], [None, 2.5]]}
+    contents = {
+        "image": ("picture", "png", PNG),
+        "histogram": ("spread", "json", json.dumps(counts).encode()),
+        "table": ("rows", "json", json.dumps(table).encode()),
+        "audio": ("sound", "wav", None),
+        "text": ("words", "txt", b"said"),
+    }
+    for kind, (name, suffix, data) in contents.items():
+        path = folder / f"{name}_{step:08d}.{suffix}"
+        if data is not None:
+            path.write_bytes(data)
+        file = str(path.relative_to(run.directory.path))
+        append_json_line(
+            run.directory.media_records,
+            {"step": step, "time": 5.0, "name": f"eval/{name}", "kind": kind, "file": file},
+        )
+
+
+def offline_file(directory):
+    (path,) = directory.sync.glob("wandb/offline-run-*/run-*.wandb")
+    return path
+
+
+def test_offline_files_read_back_are_the_records_and_media_of_the_run(run, environment):
+    pytest.importorskip("wandb")
+    add_media(run, 10)
+    for end in (30, 60):  # the second time, the folder is replaced
+        run.train(end - 30, end)
+        run.train(end, end + 7, save=False)
+        done = sync(run, "wandb", environment, "--offline")
+        assert done.returncode == 0, done.stderr
+        rows = wandb_files.rows(offline_file(run.directory))
+        media = {key: value for key, value in rows[9].items() if isinstance(value, dict)}
+        kinds = {"eval/picture": "image-file", "eval/spread": "histogram", "eval/rows": "table-file"}
+        kinds |= {"eval/sound": "audio-file", "eval/words": "html-file"}
+        assert {name: value["_type"] for name, value in media.items()} == kinds
+        rows[9] = {key: value for key, value in rows[9].items() if key not in media}
+        assert rows == as_sent([row for row in run.logged() if row["step"] < end])
+    files = [path for path in run.directory.sync.rglob("*") if path.is_file()]
+    assert not any(KEY.encode() in path.read_bytes() for path in files)
+
+
+def test_wandbs_own_reader_sends_the_offline_files(run, environment, wandb_server):
+    run.train(0, 30)
+    run.end(Reason.COMPLETED, 30)
+    assert sync(run, "wandb", environment, "--offline").returncode == 0
+    folder = offline_file(run.directory).parent
+    command = [sys.executable, "-m", "wandb", "sync", str(folder)]
+    done = subprocess.run(
+        command,
+        env=environment | wandb_server.variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SUPPORT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    run_id = Cursor.read(run.directory, "wandb_offline").run_id
+    assert wandb_server.rows(run_id) == as_sent(run.logged())
+
+
+def test_senders_to_wandb_killed_anywhere_double_and_miss_nothing(run, environment, wandb_server):
+    chance, environment, end = random.Random(3), environment | wandb_server.variables, 0
+    for number in range(5):
+        run.train(end, end + 250, save=False)
+        run.train(end, end + 200)
+        end += 200
+        add_media(run, end - 10)
+        if number == 2:
+            cursor_path(run.directory, "wandb").unlink(missing_ok=True)
+        sync_and_kill(run, "wandb", environment, after_s=chance.uniform(1.5, 6))
+    run.end(Reason.COMPLETED, end)
+    done = sync(run, "wandb", environment)
+    assert done.returncode == 0, done.stderr
+    (run_id,) = wandb_server.runs
+    rows = [{k: v for k, v in row.items() if not isinstance(v, dict)} for row in wandb_server.rows(run_id)]
+    assert rows == as_sent(run.logged())
+    assert wandb_server.runs[run_id]["exits"][-1] == 0
+    assert wandb_server.runs[run_id]["summary"]["hpctrain/state"] == "completed"
+    again = sync(run, "wandb", environment)
+    assert "nothing to send" in again.stdout
+
+
+def test_a_wandb_that_refuses_is_one_line(run, environment, wandb_server):
+    run.train(0, 10)
+    wandb_server.refuses = 401
+    done = sync(run, "wandb", environment | wandb_server.variables)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("hpctrain: error: ")
+    wandb_server.refuses = 0
+    assert sync(run, "wandb", environment | wandb_server.variables).returncode == 0
+    (run_id,) = wandb_server.runs
+    assert wandb_server.rows(run_id) == as_sent(run.logged()[:-1])
+
+
+def test_without_a_key_it_is_one_line_and_nobody_is_asked(run, environment, wandb_server, tmp_path):
+    run.train(0, 10)
+    plain = {name: value for name, value in environment.items() if name != "WANDB_API_KEY"}
+    plain |= {"WANDB_BASE_URL": wandb_server.address, "HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
+    done = sync(run, "wandb", plain, stdin=subprocess.DEVNULL)
+    assert done.returncode == 1
+    assert "wandb login" in done.stderr.splitlines()[-1]
+
+
+def test_senders_to_mlflow_killed_anywhere_double_and_miss_nothing(run, environment, mlflow_server):
+    from mlflow import MlflowClient
+
+    chance, environment, end = random.Random(4), environment | {"MLFLOW_TRACKING_URI": mlflow_server}, 0
+    for number in range(5):
+        run.train(end, end + 250, save=False)
+        run.train(end, end + 200)
+        end += 200
+        add_media(run, end - 10)
+        if number == 2:
+            cursor_path(run.directory, "mlflow").unlink(missing_ok=True)
+        sync_and_kill(run, "mlflow", environment, after_s=chance.uniform(1.5, 5))
+    run.end(Reason.COMPLETED, end)
+    done = sync(run, "mlflow", environment)
+    assert done.returncode == 0, done.stderr
+    client = MlflowClient(mlflow_server)
+    experiment = client.get_experiment_by_name("hpctrain")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.info.status == "FINISHED"
+    for name in ("train/loss", "train/lr", "eval/loss"):
+        history = [(metric.step, metric.value) for metric in client.get_metric_history(found.info.run_id, name)]
+        assert sorted(history) == [(row["step"], row[name]) for row in run.logged() if name in row]
+    files = {file.path for file in client.list_artifacts(found.info.run_id, "media/eval")}
+    assert len(files) == 5 * 5
+    assert found.data.params["trainer.max_steps"] == "100"
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("mode", ["offline", "online"])
+def test_a_training_that_is_killed_three_times_is_one_run_without_a_doubled_point(
+    train, environment, wandb_server, world_size, mode
+):
+    words = [*WORDS, "logger.wandb.enabled=true", f"logger.wandb.mode={mode}"]
+    own = environment | wandb_server.variables
+    given = {name: own[name] for name in ("PYTHONWARNINGS", "WANDB_API_KEY", "WANDB_BASE_URL")}
+    # each attempt begins at the last even step, and every rank dies in the third step from there
+    act = ",".join(f"{rank}:3:SIGKILL" for rank in range(world_size))
+    for killed_by in (act, act, act, ""):
+        code, run, output = train("run", *words, world_size=world_size, TRIAL_ACT=killed_by, **given)
+        assert code == (-9 if killed_by else 0), output
+    logged = LoggedRun.at(run.directory).logged()
+    cursor = Cursor.read(run.directory, "wandb_offline" if mode == "offline" else "wandb")
+    if not cursor.complete:
+        # on a loaded machine, ten seconds may be too few: then the run says what to type
+        assert "to send the rest: python -m hpctrain sync" in output
+        flags = ["--offline"] if mode == "offline" else []
+        assert sync(LoggedRun.at(run.directory), "wandb", own, *flags).returncode == 0
+    if mode == "offline":
+        rows = wandb_files.rows(offline_file(run.directory))
+    else:
+        (run_id,) = wandb_server.runs
+        rows = wandb_server.rows(run_id)
+    assert rows == as_sent(logged)
