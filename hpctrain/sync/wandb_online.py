@@ -11,7 +11,7 @@ from typing import Any
 from hpctrain.run.directory import RunDirectory
 from hpctrain.sync.description import Description, Ending
 from hpctrain.sync.rows import Row
-from hpctrain.sync.wandb_run import address_of, close_run, log_row, open_run, used_id
+from hpctrain.sync.wandb_run import address_of, close_run, log_row, media_of, open_run, used_id
 
 
 class WandbOnline:
@@ -44,12 +44,15 @@ class WandbOnline:
         self._next_step = int(self._run.step)
         return run_id, address_of(self._run)
 
-    def send(self, rows: Sequence[Row], *, in_doubt: bool) -> None:  # noqa: ARG002 - W&B knows its last step
+    def send(self, rows: Sequence[Row], *, in_doubt: bool) -> None:
         """Queue the rows that W&B doesn't have; see `Service`."""
         for row in rows:
             if row.step >= self._next_step:
                 log_row(self._run, row)
                 self._next_step = row.step + 1
+            elif in_doubt:
+                # a row arrives before the files to which it refers
+                media_of(self._run, row)
 
     def close(self, ending: Ending) -> None:
         """Wait until W&B has everything; see `Service`."""

@@ -81,15 +81,37 @@ def log_row(opened: Any, row: Row) -> None:
     Args:
         opened: wandb's run.
         row: its step exceeds all earlier ones.
+
+    Raises:
+        ServiceError: wandb refuses.
     """
-    values: dict[str, Any] = dict(row.values)
-    for medium in row.media.values():
-        converted = _converted(medium)
-        if converted is not None:
-            values[medium.name] = converted
+    values: dict[str, Any] = {**row.values, **media_of(opened, row)}
     if row.time:
         values["_timestamp"] = row.time
-    opened.log(values, step=row.step)
+    try:
+        opened.log(values, step=row.step)
+    except Exception as error:
+        raise ServiceError(one_line(error)) from error
+
+
+def media_of(opened: Any, row: Row) -> dict[str, Any]:
+    """Have the files of a row's media uploaded, and return what refers to them, by name.
+
+    The name of a file at W&B depends on the row and the content alone, so that a file can be uploaded again.
+    """
+    found = {}
+    for medium in row.media.values():
+        try:
+            converted = _converted(medium)
+            if converted is not None:
+                if hasattr(converted, "bind_to_run"):
+                    # here and not in `log`, whose names contain the number of the call, and which makes an artifact of
+                    # each table
+                    converted.bind_to_run(opened, medium.name, row.step)
+                found[medium.name] = converted
+        except Exception as error:  # a file that a resume or its user has removed, or that wandb doesn't take
+            print(f"{medium.name} of step {row.step} is left out: {one_line(error)}", flush=True)
+    return found
 
 
 def close_run(opened: Any, ending: Ending) -> None:
@@ -127,22 +149,18 @@ def _converted(medium: SentMedium) -> Any:
     import wandb
 
     path = medium.path
-    try:
-        if medium.kind in ("image", "figure"):
-            return wandb.Image(str(path))
-        if medium.kind == "audio":
-            return wandb.Audio(str(path))
-        if medium.kind == "text":
-            text = html.escape(path.read_text(encoding="utf-8", errors="replace"))
-            return wandb.Html(f"<pre>{text}</pre>", inject=False)
-        content = json.loads(path.read_bytes())
-        if medium.kind == "table":
-            return wandb.Table(columns=content["columns"], data=_columns_alike(content["data"])[:MAX_TABLE_ROWS])
-        if medium.kind == "histogram" and content["counts"]:
-            return wandb.Histogram(np_histogram=(content["counts"], content["edges"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        # a medium that a later resume has removed, or that its user has; the values of the step matter more
-        print(f"{medium.name}: {path.name} is left out: {one_line(error)}", flush=True)
+    if medium.kind in ("image", "figure"):
+        return wandb.Image(str(path))
+    if medium.kind == "audio":
+        return wandb.Audio(str(path))
+    if medium.kind == "text":
+        text = html.escape(path.read_text(encoding="utf-8", errors="replace"))
+        return wandb.Html(f"<pre>{text}</pre>", inject=False)
+    content = json.loads(path.read_bytes())
+    if medium.kind == "table":
+        return wandb.Table(columns=content["columns"], data=_columns_alike(content["data"])[:MAX_TABLE_ROWS])
+    if medium.kind == "histogram" and content["counts"]:
+        return wandb.Histogram(np_histogram=(content["counts"], content["edges"]))
     return None
 
 

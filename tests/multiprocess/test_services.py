@@ -182,6 +182,7 @@ def test_wandbs_own_reader_sends_the_offline_files(run, environment, wandb_serve
     command = [sys.executable, "-m", "wandb", "sync", str(folder)]
     done = subprocess.run(
         command,
+        cwd=run.directory.path.parent,  # it writes its own log there
         env=environment | wandb_server.variables,
         capture_output=True,
         text=True,
@@ -207,7 +208,12 @@ def test_senders_to_wandb_killed_anywhere_double_and_miss_nothing(run, environme
     done = sync(run, "wandb", environment)
     assert done.returncode == 0, done.stderr
     (run_id,) = wandb_server.runs
-    rows = [{k: v for k, v in row.items() if not isinstance(v, dict)} for row in wandb_server.rows(run_id)]
+    rows = wandb_server.rows(run_id)
+    media = [value for row in rows for value in row.values() if isinstance(value, dict)]
+    files = wandb_server.runs[run_id]["files"]
+    assert len(media) == 5 * 5
+    assert [value["path"] for value in media if "path" in value and value["path"] not in files] == []
+    rows = [{key: value for key, value in row.items() if not isinstance(value, dict)} for row in rows]
     assert rows == as_sent(run.logged())
     assert wandb_server.runs[run_id]["exits"][-1] == 0
     assert wandb_server.runs[run_id]["summary"]["hpctrain/state"] == "completed"
