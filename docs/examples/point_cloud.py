@@ -40,7 +40,8 @@ class PointNet(nn.Module):
     def forward(self, points: Tensor, cloud: Tensor, num_clouds: int) -> Tensor:
         features = self.points(points)
         # features are positive after the ReLU, so zeros are no maximum
-        largest = features.new_zeros(num_clouds, features.shape[1]).index_reduce(0, cloud, features, "amax")
+        rows = cloud[:, None].expand_as(features)
+        largest = features.new_zeros(num_clouds, features.shape[1]).scatter_reduce(0, rows, features, "amax")
         logits: Tensor = self.clouds(largest)
         return logits
 

@@ -39,7 +39,7 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:  # noqa: ARG004 - torch passes it
         gathered = tensor.new_empty((dist.get_world_size() * len(tensor), *tensor.shape[1:]))
-        dist.all_gather_into_tensor(gathered, tensor.contiguous())
+        dist.all_gather(list(gathered.chunk(dist.get_world_size())), tensor.contiguous())
         return gathered
 
     @staticmethod

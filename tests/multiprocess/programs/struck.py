@@ -3,12 +3,15 @@
 import os
 import signal
 import sys
+import warnings
 
 import command
 from gallery import EXAMPLES
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 sys.path.insert(0, str(EXAMPLES))
+# peft uses what transformers deprecates
+warnings.filterwarnings("ignore", category=FutureWarning, module=r"(peft|transformers)\b")
 
 
 def run(path, updates):
