@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from hpctrain.distributed.all_gather import all_gather_with_grad
 from hpctrain.models.convnet import ConvNet
 from hpctrain.tasks.digits import Digits
+from hpctrain.tasks.task import Sums
 
 
 class Contrastive(Digits):
@@ -37,7 +38,7 @@ class Contrastive(Digits):
         own = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         return self.nt_xent(torch.cat([first, second]), everyone, own * 2 * len(first))
 
-    def evaluate(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, tuple[Tensor, int]]:
+    def evaluate(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Sums:
         # without gathering: ranks don't evaluate equally many batches
         first, second = self.two_views(model, batch[0])
         both = torch.cat([first, second])

@@ -1,6 +1,7 @@
 """Knowledge distillation: a small network learns from the output of a large one that another run trained."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ class Distillation(Digits):
         self.teacher.load_state_dict(torch.load(self.teacher_path, weights_only=True))
         return ConvNet(width=self.width)
 
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
         images, labels = batch
         logits = model(images)
         with torch.no_grad():

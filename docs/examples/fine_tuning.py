@@ -1,4 +1,4 @@
-"""Fine-tuning: a backbone from another run, frozen in part, with a lower learning rate than the new head."""
+"""Fine-tuning: a backbone from another run, frozen in part, unfrozen in part, and a new head."""
 
 from typing import Any
 

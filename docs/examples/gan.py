@@ -1,10 +1,13 @@
 """A GAN: two networks, two losses, two optimizers, which step in turn."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpctrain.tasks.digits import Digits
+from hpctrain.tasks.task import Sums
 
 
 class Networks(nn.Module):
@@ -50,20 +53,20 @@ class Gan(Digits):
     def build_model(self) -> nn.Module:
         return Networks(self.latent, self.width)
 
-    def discriminator_loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    def discriminator_loss(self, model: Any, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
         real, _ = batch
         fake = model.generator(torch.randn(len(real), self.latent, device=real.device))
         of_real, of_fake = model.discriminator(torch.cat([real, fake])).chunk(2)
         loss = F.softplus(-of_real).mean() + F.softplus(of_fake).mean()
         return {"loss": loss, "real_accepted": (of_real > 0).float().mean()}
 
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(self, model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
         """The generator's."""
         real, _ = batch
         fake = model.generator(torch.randn(len(real), self.latent, device=real.device))
         return F.softplus(-model.discriminator(fake)).mean()
 
-    def evaluate(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, tuple[Tensor, int]]:
+    def evaluate(self, model: Any, batch: tuple[Tensor, Tensor]) -> Sums:
         real, _ = batch
         # the same noise in each evaluation, so that pictures can be compared
         noise = torch.randn(len(real), self.latent, generator=torch.Generator().manual_seed(0)).to(real.device)

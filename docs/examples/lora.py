@@ -40,7 +40,7 @@ class Lora(Text):
 
     def prepare(self) -> None:
         if not self.base.exists():
-            shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+            shape: Any = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
             tiny = LlamaForCausalLM(LlamaConfig(vocab_size=256, max_position_embeddings=self.context_length, **shape))
             # under another name first: if this is interrupted, no half of a model remains
             unfinished = self.base.with_name(f"{self.base.name}.{os.getpid()}")

@@ -7,7 +7,7 @@ from torch.utils.data import Dataset
 
 from hpctrain.tasks import Task
 from hpctrain.tasks.digits import read_digits
-from hpctrain.tasks.task import classification_sums
+from hpctrain.tasks.task import Sums, classification_sums
 
 Batch = dict[str, Tensor]
 
@@ -42,8 +42,7 @@ class PointNet(nn.Module):
         # features are positive after the ReLU, so zeros are no maximum
         rows = cloud[:, None].expand_as(features)
         largest = features.new_zeros(num_clouds, features.shape[1]).scatter_reduce(0, rows, features, "amax")
-        logits: Tensor = self.clouds(largest)
-        return logits
+        return self.clouds(largest)
 
 
 class PointClouds(Task):
@@ -79,10 +78,9 @@ class PointClouds(Task):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return F.cross_entropy(self.logits(model, batch), batch["labels"])
 
-    def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
+    def evaluate(self, model: nn.Module, batch: Batch) -> Sums:
         return classification_sums(self.logits(model, batch), batch["labels"])
 
     @staticmethod
     def logits(model: nn.Module, batch: Batch) -> Tensor:
-        logits: Tensor = model(batch["points"], batch["cloud"], len(batch["labels"]))
-        return logits
+        return model(batch["points"], batch["cloud"], len(batch["labels"]))

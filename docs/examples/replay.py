@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from hpctrain.data.tensors import TensorBatches
 from hpctrain.tasks import Task
+from hpctrain.tasks.task import Sums
 
 EPISODE = 200
 """Steps after which a pendulum starts anew."""
@@ -84,7 +85,7 @@ class Pendulums(Task):
         angles = torch.linspace(-torch.pi, torch.pi, 64)
         return TensorBatches(torch.stack([angles, torch.zeros(64)], dim=1))
 
-    def critic_loss(self, model: nn.Module, batch: tuple[Tensor]) -> Tensor:
+    def critic_loss(self, model: Any, batch: tuple[Tensor]) -> Tensor:
         """The first turn of a step: the pendulums move, and the critic learns."""
         self.to(batch[0].device)
         self.move_pendulums(model)
@@ -95,13 +96,13 @@ class Pendulums(Task):
         expected = reward + self.discount * self.target.value(then, self.target.actor(then))
         return F.mse_loss(model.value(seen, action), expected)
 
-    def loss(self, model: nn.Module, batch: tuple[Tensor]) -> Tensor:
+    def loss(self, model: Any, batch: tuple[Tensor]) -> Tensor:
         """The second turn: the actor learns what the critic values."""
         seen, _, _, _ = self.replayed(len(batch[0]))
         return -model.value(seen, model.actor(seen)).mean()
 
     @torch.no_grad()
-    def move_pendulums(self, model: nn.Module) -> None:
+    def move_pendulums(self, model: Any) -> None:
         over = self.age >= EPISODE
         anew = (2 * torch.rand_like(self.pendulums) - 1) * torch.tensor([torch.pi, 1.0], device=over.device)
         self.pendulums = torch.where(over[:, None], anew, self.pendulums)
@@ -117,7 +118,7 @@ class Pendulums(Task):
         rows = torch.randint(min(self.stored, len(self.buffer)), (count,), device=self.buffer.device)
         return self.buffer[rows].split([3, 1, 1, 3], dim=1)
 
-    def evaluate(self, model: nn.Module, batch: tuple[Tensor]) -> dict[str, tuple[Tensor, int]]:
+    def evaluate(self, model: Any, batch: tuple[Tensor]) -> Sums:
         pendulums = batch[0]
         total = torch.zeros((), device=pendulums.device)
         for _ in range(EPISODE):

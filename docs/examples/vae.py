@@ -1,9 +1,12 @@
 """A variational autoencoder: a loss of two parts, one of which fades in, and pictures that it draws."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from hpctrain.tasks.digits import Digits
+from hpctrain.tasks.task import Sums
 
 
 class Autoencoder(nn.Module):
@@ -41,13 +44,13 @@ class Vae(Digits):
     def build_model(self) -> nn.Module:
         return Autoencoder(self.latent, self.width)
 
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
         images, _ = batch
         losses = self.parts(images, *model(images))
         weight = self.beta * min(1.0, self.position.progress / self.fade_in)
         return {"loss": losses["reconstruction"] + weight * losses["divergence"], **losses}
 
-    def evaluate(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, tuple[Tensor, int]]:
+    def evaluate(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Sums:
         images, _ = batch
         output, mean, log_variance = model(images)
         losses = self.parts(images, output, mean, log_variance)

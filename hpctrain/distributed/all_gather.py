@@ -48,4 +48,4 @@ class _AllGather(torch.autograd.Function):
         received = torch.empty_like(sent)
         # not reduce_scatter: here the ranks' parts are added in one fixed order, with any backend
         dist.all_to_all_single(received, sent)
-        return received.unflatten(0, (dist.get_world_size(), -1)).sum(0)
+        return received.view(dist.get_world_size(), -1, *sent.shape[1:]).sum(0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -43,3 +44,16 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+@contextmanager
+def random_states_restored(gpus: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Restore the global random states after the context: of `random`, NumPy, and torch on the CPU and these GPUs."""
+    random_state = random.getstate()
+    numpy_state = np.random.get_state()
+    try:
+        with torch.random.fork_rng(list(gpus)):
+            yield
+    finally:
+        random.setstate(random_state)
+        np.random.set_state(numpy_state)

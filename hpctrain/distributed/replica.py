@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -16,6 +14,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hpctrain.config.parallel import Parallel
 from hpctrain.distributed.compiler import compiler_spared
+from hpctrain.distributed.determinism import random_states_restored
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError
 
@@ -104,14 +103,10 @@ def buffers_and_rng_restored(model: nn.Module, world: World) -> Iterator[None]:
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
     ]
-    random_state = random.getstate()
-    numpy_state = np.random.get_state()  # the global generator, which a task's loss may draw from
     try:
-        with modes_restored(model), torch.random.fork_rng(list(world.gpus)):
+        with modes_restored(model), random_states_restored(world.gpus):
             yield
     finally:
-        random.setstate(random_state)
-        np.random.set_state(numpy_state)
         with torch.no_grad():
             for module, name, buffer, values in saved:
                 buffer.copy_(values)

@@ -7,7 +7,7 @@ import importlib.util
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ class Digits(Task):
     """
 
     metric = "accuracy"
-    metric_mode = "max"
+    metric_mode: Literal["min", "max"] = "max"
 
     def __init__(self, held_out: float = 0.2, augment: bool = False) -> None:
         if not 0 < held_out < 1:

@@ -20,7 +20,7 @@ from hpctrain.data.order import Order, ShuffledOrder, sequential
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.stream import is_stream
 from hpctrain.data.workers import Workers, default_num_workers
-from hpctrain.distributed.determinism import seed_everything
+from hpctrain.distributed.determinism import random_states_restored, seed_everything
 from hpctrain.distributed.replica import inner, settle_buckets
 from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
@@ -208,7 +208,9 @@ class Parts:
     def _prepared_task(self) -> Task:
         task = build_task(self.config.task)
         if self.world.local_rank == 0:
-            task.prepare()
+            # it may draw only where there is something to prepare: not on all ranks, and not on a resume
+            with random_states_restored(self.world.gpus):
+                task.prepare()
         self.world.barrier()
         return task
 

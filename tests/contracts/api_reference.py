@@ -35,6 +35,7 @@ OBJECTS = (
     "hpctrain.data.bookmark.StatefulStream",
     "hpctrain.data.sharded_stream.ShardedStream",
     "hpctrain.data.shuffled_stream.ShuffledStream",
+    "hpctrain.distributed.all_gather.all_gather_with_grad",
     "hpctrain.models.keras_module.KerasModule",
     "hpctrain.models.keras_module.import_keras",
 )

@@ -309,7 +309,9 @@ def known_keys() -> set[str]:
 def test_every_key_that_is_mentioned_exists(page):
     groups = "|".join(schema.GROUPS)
     text = prose(page) + "".join(block.text for block in blocks(page) if block.language == "bash")
-    own = set(re.findall(r"(\w+): \w+ =", "".join(block.text for block in blocks(page) if block.more.endswith(".py"))))
+    programs = [block.text for block in blocks(page) if block.more.endswith(".py")]
+    programs += [path.read_text() for path in page.parent.glob("*.py")]
+    own = set(re.findall(r"(\w+): \w+(?: =|,)", "".join(programs)))
     known = known_keys() | {f"task.{name}" for name in own}
     for key in re.findall(rf"(?<![\w./-])((?:{groups})\.[a-z0-9_]+(?:\.[a-z0-9_-]+)*)", text):
         invented = key.startswith(("cluster.env.", "cluster.sbatch.", "optimizer.named.", "logger.mlflow.tags."))

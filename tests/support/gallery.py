@@ -30,6 +30,7 @@ def required(name: str, folder: Path) -> list[str]:
 
 
 TINY = {
+    "fine_tuning": ["++task.num_labels=40"],  # unfrozen after 10 steps
     "gan": ["++task.width=8"],
     "gpt": ["model.num_layers=2", "model.num_heads=2", "model.width=32", "model.context_length=32"],
     "replay": ["++task.num_pendulums=4", "++task.capacity=20"],

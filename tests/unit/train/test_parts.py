@@ -32,6 +32,14 @@ def test_the_loader_continues_from_a_step(compose_small, lone_world):
     assert [batch.indices.tolist() for batch in islice(iter(parts.loader(4)), 4)] == straight[8:]
 
 
+def test_what_prepare_draws_changes_nothing(compose_small, lone_world, monkeypatch):
+    # a rank that has nothing to prepare draws nothing: neither do the others of a node, nor a resume
+    expected = Parts(compose_small(), lone_world).module.state_dict()
+    monkeypatch.setattr("small_task.Small.prepare", lambda task: torch.rand(3))
+    found = Parts(compose_small(), lone_world).module.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
 def test_data_without_a_length_is_refused(compose_small, lone_world, monkeypatch):
     monkeypatch.setattr("small_task.Small.train_dataset", lambda task: object())
     with pytest.raises(TaskError, match="object can't be used as a dataset: expected __len__"):
