@@ -15,6 +15,7 @@ from hpctrain.data.sharded_stream import streams_of
 from hpctrain.data.stream import has_bookmarks, remark_on
 from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointError, TaskError
+from hpctrain.phrases import counted
 from hpctrain.train.task_state import packed, unpacked
 
 log = logging.getLogger("hpctrain.train")
@@ -73,10 +74,10 @@ class StreamState:
         if saved["num_streams"] != self._num_streams:
             if self._world.is_rank_zero:
                 log.warning(
-                    "the checkpoint has the states of %d streams, and the data have %d now: streams are read from "
-                    "their start, and the run is not exact",
-                    saved["num_streams"],
-                    self._num_streams,
+                    "the checkpoint has the states of %s, and the data have %s now: they are read from their start, and "
+                    "the run is not exact",
+                    counted(saved["num_streams"], "stream"),
+                    counted(self._num_streams, "stream"),
                 )
             return
         # copies: the tensors of a loaded checkpoint are mapped from its files, which retention removes

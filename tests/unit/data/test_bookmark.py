@@ -176,7 +176,7 @@ def test_streams_share_each_step():
         assert read(make(), 6, plan=plan[size], world_size=size)[0] == straight
         for stop in (1, 3, 5):
             _, marks = read(make(), stop, plan=plan[size], world_size=size, num_workers=2 * (size == 2))
-            for other in (1, 2, 3):
+            for other in (1, 3):
                 resumed, _ = read(make(), 6 - stop, marks, start_step=stop, plan=plan[other], world_size=other)
                 assert resumed == straight[stop:]
 

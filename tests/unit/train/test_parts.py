@@ -7,6 +7,7 @@ import pytest
 import torch
 from small_task import Small
 
+from hpctrain.data.bucket_order import BucketOrder
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import TaskError
@@ -44,6 +45,13 @@ def test_data_without_a_length_is_refused(compose_small, lone_world, monkeypatch
     monkeypatch.setattr("small_task.Small.train_dataset", lambda task: object())
     with pytest.raises(TaskError, match="object can't be used as a dataset: expected __len__"):
         Parts(compose_small(), lone_world)
+
+
+def test_an_order_of_other_samples_is_refused(compose_small, lone_world, monkeypatch):
+    order = BucketOrder([1, 2, 3], 0, batch_size=2)
+    monkeypatch.setattr(Small, "order", lambda task, num_samples, seed: order)
+    with pytest.raises(TaskError, match=r"order\(\) returned a BucketOrder for 3 samples, but the data have \d+"):
+        Parts(compose_small(), lone_world).loader(0)
 
 
 def test_a_new_run_starts_from_given_weights_and_a_resumed_one_does_not(compose_small, lone_world, tmp_path):

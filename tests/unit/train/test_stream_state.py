@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from hpctrain.data.bookmark import Bookmark
+from hpctrain.data.sharded_stream import ShardedStream
+from hpctrain.errors import TaskError
+from hpctrain.train.stream_state import StreamState
+
+
+class Plain(IterableDataset):
+    def __iter__(self):
+        return iter(range(9))
+
+
+class Stateful(Plain):
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_bookmarks_come_back(lone_world):
+    place = torch.tensor([3])
+    state = StreamState(ShardedStream([Stateful()] * 2), lone_world)
+    state.bookmarks.add([Bookmark(1, 0, 0, 0, 5, {"place": place}), Bookmark(0, 0, 0, 0, 4, (1, "a"))])
+    saved = state.gather()
+    place += 1
+    again = StreamState(ShardedStream([Stateful()] * 2), lone_world)
+    again.restore(saved)
+    assert again.bookmarks.of(0) == (0, 0, 0, 0, 4, (1, "a"))
+    assert again.bookmarks.of(1).state == {"place": torch.tensor([3])}
+
+
+def test_without_states_nothing_is_saved(lone_world):
+    for data in (Plain(), [1, 2], torch.arange(3)):
+        state = StreamState(data, lone_world)
+        assert state.gather() is None
+        state.restore(None)
+        assert list(state.bookmarks) == []
+
+
+def test_the_states_of_another_number_of_streams_are_left_alone(lone_world, caplog):
+    state = StreamState(Stateful(), lone_world)
+    state.bookmarks.add([Bookmark(0, 0, 0, 0, 4, {})])
+    other = StreamState(ShardedStream([Stateful()] * 3), lone_world)
+    other.restore(state.gather())
+    assert list(other.bookmarks) == []
+    assert "has the states of 1 stream, and the data have 3 streams now: they are read from their start" in caplog.text
+
+
+def test_a_state_that_cannot_be_saved_is_named(lone_world):
+    state = StreamState(Stateful(), lone_world)
+    state.bookmarks.add([Bookmark(0, 0, 0, 0, 4, {"lock": object()})])
+    with pytest.raises(TaskError, match=r"state_dict\(\) of stream 0: bookmark\['state'\]\['lock'\]"):
+        state.gather()
+
+
+def test_what_a_resume_costs_is_said_once_at_the_start(lone_world, caplog):
+    with caplog.at_level(logging.WARNING, "hpctrain.train"):
+        StreamState(ShardedStream([Plain(), Plain(), Stateful()]), lone_world)
+    (message,) = caplog.messages
+    assert message.startswith("Plain has no state, and can't seek: a resume reads it again from its start")
