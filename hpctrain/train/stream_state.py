@@ -74,8 +74,8 @@ class StreamState:
         if saved["num_streams"] != self._num_streams:
             if self._world.is_rank_zero:
                 log.warning(
-                    "the checkpoint has the states of %s, and the data have %s now: they are read from their start, and "
-                    "the run is not exact",
+                    "the checkpoint has the states of %s, and the data have %s now: they are read from their start, "
+                    "and the run is not exact",
                     counted(saved["num_streams"], "stream"),
                     counted(self._num_streams, "stream"),
                 )
