@@ -28,7 +28,7 @@ class Training(ABC):
         log: logs scalars and media. In `before_step` and `after_backward` they belong to the step that is computed,
             otherwise to the completed one. They are `eval/NAME` in `after_evaluation`, and `train/NAME` elsewhere.
             Scalars are means over the calls, the ranks and, outside of `after_evaluation`, the window between two
-            records.
+            records; no record follows those of `on_stop` and `on_end`.
         config: of the run.
         rank: of this process.
         world_size: number of ranks.

@@ -31,6 +31,7 @@ class Ending:
         is_timed: whether this rank has to look at the clock.
         reason: why the run ends, in one line; empty while it doesn't. Set on every rank once they have agreed.
         evaluated_step: step of the last complete evaluation; None before the first.
+        recorded_step: step of the record that such an end has added to the metrics; None without one.
         concluded: whether everything that such an end requires is in the checkpoint of this step.
     """
 
@@ -40,6 +41,7 @@ class Ending:
         self.is_timed = max_time_min is not None and world.is_rank_zero
         self.reason = ""
         self.evaluated_step: int | None = None
+        self.recorded_step: int | None = None
         self.concluded = False
         self._callbacks = config.callbacks
         self._world = world
@@ -88,6 +90,7 @@ class Ending:
         return {
             "trained_s": self.trained_s,
             "evaluated_step": self.evaluated_step,
+            "recorded_step": self.recorded_step,
             "concluded": self.concluded,
             **decided,
         }
@@ -96,6 +99,7 @@ class Ending:
         """Restore a result of `state`, empty if the checkpoint has none."""
         self._trained_before_s = float(state.get("trained_s", 0.0))
         self.evaluated_step = state.get("evaluated_step")
+        self.recorded_step = state.get("recorded_step")
         self.concluded = bool(state.get("concluded", False))
         if not self._world.is_rank_zero or "reason" not in state:
             return

@@ -172,7 +172,9 @@ class Loop:
         ending.agree()
         log.info("step %d: the run ends here: %s", step, ending.reason)
         if not ending.concluded:
-            if step % self._parts.config.logger.every_steps:
+            # a stop in the evaluation below may have come after the record: nothing is left for another one
+            if step % self._parts.config.logger.every_steps and ending.recorded_step != step:
+                ending.recorded_step = step
                 self._divergence.check(step, self._log.training(step))
             if ending.evaluated_step != step and (stop := self._evaluate()):
                 return self._leave(stop)

@@ -89,6 +89,7 @@ def test_an_early_end_comes_at_the_same_step_in_a_run_that_is_killed(killed, wor
     assert "step 8: the run ends here: early_stopping: loss hasn't improved in 3 evaluations" in output
 
 
+@pytest.mark.nightly
 def test_a_plateau_of_a_run_that_is_killed_in_an_evaluation_is_the_straight_runs(killed):
     straight, run, _ = killed(CASES["plateau"], 1, ["after_evaluation:6", "before_step:9"])
     assert outcome(run) == outcome(straight)

@@ -118,6 +118,16 @@ def test_a_stop_between_a_decision_and_its_end_changes_nothing(attempt, director
     assert [step for step, _ in records(directory, "eval/loss")] == [4]
 
 
+def test_a_stop_in_the_last_evaluation_of_an_early_end_doubles_no_record(attempt, directory, calls):
+    words = (RECORDER, "+callbacks.seen.end_after=5", "trainer.sanity_batches=0")
+    stopped = attempt(*words, "+task.signal_in=evaluate", "+task.signal_at=3")
+    assert not stopped.run()
+    assert stopped.step == 5
+    assert attempt(*words).run()
+    assert [step for step, _ in records(directory, "train/loss")] == [3, 5]
+    assert [step for step, _ in records(directory, "eval/loss")] == [4, 5]
+
+
 def test_a_pass_of_a_callback_leaves_no_trace(attempt, directory, tmp_path):
     assert attempt("trainer.ema_decay=0.5").run()
     straight = digests(directory)
