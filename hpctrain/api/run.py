@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
     from hpctrain.tasks.task import Task
 
+LONGEST_PAUSE_S = 2.0
+"""Seconds between two looks at a run that has been waited for for a while: a pipeline may wait for days."""
+
 log = logging.getLogger("hpctrain.api")
 
 
@@ -86,13 +89,14 @@ class Run:
             TimeoutError: the run isn't over after `timeout_s`.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        watch = RunWatch(self._directory, warn=log.warning)
+        watch, pause_s = RunWatch(self._directory, warn=log.warning), LOOK_EVERY_S
         while not watch.is_over(status := watch.look()):
             if status.state is RunState.PREPARED:
                 raise RunDirectoryError(f"{self.path} has not been started: call hpctrain.submit or resume() first")
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.path} is {status.described} after {timeout_s:g} s")
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(pause_s)
+            pause_s = min(LONGEST_PAUSE_S, 1.1 * pause_s)
         if check and status.state is not RunState.COMPLETED:
             raise RunFailedError(self._describe_end(status))
         return status

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,9 @@ def test_a_run_in_the_background(tmp_path, monkeypatch, ranks):
     assert [checkpoint.step for checkpoint in run.checkpoints()] == [6]
     with torch.inference_mode():
         assert run.load_model()(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+    if ranks == 1:
+        trained_here = hpctrain.fit(replace(config, run_dir="here"))
+        assert trained_here.checkpoints()[-1].weights_digest == run.checkpoints()[-1].weights_digest
     assert "run directory" in (run.path / "logs" / "launcher.log").read_text()
 
 
