@@ -144,3 +144,17 @@ def test_a_task_that_logs_in_its_turns(interrupted, world_size):
     run = interrupted(world_size, [kill(world_size, 2, 2), kill(world_size, 1, 2), kill(world_size, 3, 2)], TURNS)
     names = {name for record in run.metrics for name in record}
     assert {"train/loss/critic", "train/loss/generator", "train/real", "train/of_rank_0", "train/position"} <= names
+
+
+@pytest.mark.nightly
+def test_another_number_of_ranks_has_the_same_records(train):
+    """The values of rank one's own names are those of its steps; in the window of the change they are of both."""
+    words = (*WORDS, "optimizer.lr=0.01")
+    for world_size, act in ((2, kill(2, 4)), (1, kill(1, 3)), (2, {})):
+        code, run, output = train("run", *words, world_size=world_size, **act)
+        assert (code == 0) is (not act), output
+    assert [start for start, _, _ in run.attempts] == [0, 4, 7]
+    requires_all_points(run)
+    steps = [(record["step"], "train/loss" in record) for record in run.metrics]
+    assert steps == [(3, True), (3, False), (6, True), (6, False), (9, True), (9, False), (11, True), (11, False)]
+    assert ["train/of_rank_1" in record for record in run.metrics if "train/loss" in record] == [True, True, True, True]
