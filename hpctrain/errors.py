@@ -14,7 +14,7 @@ HpctrainError
 │   └── CheckpointUnlikeError    a node reads different bytes of a checkpoint than rank zero
 ├── TaskError                    a task, model or data set broke its contract with the training loop
 ├── DivergedError                the loss is NaN or infinite, or the loss scale has collapsed
-└── RunFailedError               a run that a command launched and waited for has failed
+└── RunFailedError               a run that a command or a program waited for didn't complete
 
 Every message is written for the user: what was expected, what was found, and what to do.
 """
@@ -168,4 +168,4 @@ class DivergedError(HpctrainError):
 
 
 class RunFailedError(HpctrainError):
-    """A run that a command launched and waited for has failed; the message carries the failed rank's error."""
+    """A run that a command or a program waited for didn't complete; the message carries the failed rank's error."""

@@ -20,6 +20,7 @@ from hpctrain.launch.launcher import begin
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
+from hpctrain.run.owner import Owner
 from hpctrain.run.process import environ_replaced
 from hpctrain.status.report import RunStatus
 
@@ -100,7 +101,8 @@ def _start_launcher(run: RunPlan) -> None:
     # it leaves no zombie as long as the program lives
     threading.Thread(target=process.wait, name="hpctrain-launcher", daemon=True).start()
     deadline = time.monotonic() + BEGIN_S
-    while ledger.last_claim() == before:
+    # with its owner's record, so that nothing takes the run for one that has stopped
+    while (claimed := ledger.last_claim()) == before or Owner.read(directory.claim(claimed)) is None:
         if process.poll() is not None or time.monotonic() > deadline:
             lines = directory.launcher_log.read_text(errors="replace").strip().splitlines()
             why = f"ended with exit code {process.returncode}" if process.returncode is not None else "hangs"
