@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ HOOKS = (
     "on_end",
 )
 """The methods that the training calls."""
+ARGUMENTS = {"after_evaluation": ("training", "metrics")}
+"""What hooks are called with, where it isn't the training alone."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -103,6 +106,25 @@ class AverageWeights(require.Checked):
     """Steps between the weights that are averaged."""
     last: Annotated[int | None, require.at_least(1)] = None
     """Average only the last so many of them, which are all kept in memory; null: all."""
+
+
+def cant_be_called(key: str, target: str, hook: str, why: str) -> ConfigError:
+    """Return the error for a hook with other arguments."""
+    arguments = ", ".join(("self", *ARGUMENTS.get(hook, ("training",))))
+    problem = f"its {hook} can't be called: {why}"
+    return ConfigError(f"{key}._target_", target, problem, f"write def {hook}({arguments})")
+
+
+def wrong_arguments(key: str, target: str, method: ast.FunctionDef) -> ConfigError | None:
+    """Return the error for a hook that doesn't take its arguments, as its source shows them; None for any other."""
+    given, own = 1 + len(ARGUMENTS.get(method.name, ("training",))), method.args
+    if method.name not in HOOKS or method.decorator_list:
+        return None
+    names = [one.arg for one in (*own.posonlyargs, *own.args)]
+    needed = len(names) - len(own.defaults) + sum(default is None for default in own.kw_defaults)
+    if needed <= given and (given <= len(names) or own.vararg is not None):
+        return None
+    return cant_be_called(key, target, method.name, f"it takes {', '.join(names)}")
 
 
 def not_a_callback(key: str, target: str) -> ConfigError:

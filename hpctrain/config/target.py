@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hpctrain.config.callbacks import BASE, not_a_callback, not_a_hook
+from hpctrain.config.callbacks import BASE, not_a_callback, not_a_hook, wrong_arguments
 from hpctrain.config.module_source import (
     AbsentError,
     Definition,
@@ -138,9 +138,10 @@ def _check_callback(key: str, node: Any) -> None:
         raise not_a_callback(key, target)
     for _, one in chain[: names.index(BASE)]:
         for name, statement in bindings(one.body):
-            is_method = isinstance(statement, ast.FunctionDef)
-            if is_method and (mistake := not_a_hook(key, target, name)) is not None:
-                raise mistake
+            if isinstance(statement, ast.FunctionDef):
+                mistake = not_a_hook(key, target, name) or wrong_arguments(key, target, statement)
+                if mistake is not None:
+                    raise mistake
 
 
 def _check(

@@ -11,9 +11,9 @@ from typing import Any
 from hpctrain.callbacks.callback import Callback
 from hpctrain.callbacks.training import Training
 from hpctrain.checkpoint.host_memory import HostCopy
-from hpctrain.config.callbacks import HOOKS, not_a_callback, not_a_hook
+from hpctrain.config.callbacks import HOOKS, cant_be_called, not_a_callback, not_a_hook
 from hpctrain.data.micro_batch import map_tensors
-from hpctrain.errors import CheckpointError, ConfigError, TaskError
+from hpctrain.errors import CheckpointError, TaskError
 from hpctrain.metrics.meter import Meter
 from hpctrain.run.evaluation import EVAL_PREFIX
 from hpctrain.train.build import instantiate
@@ -167,8 +167,5 @@ def _build(key: str, node: Mapping[str, Any]) -> Callback:
         try:
             inspect.signature(method).bind(*arguments)
         except TypeError as error:
-            listed = ", ".join(name for name in inspect.signature(getattr(Callback, hook)).parameters)
-            raise ConfigError(
-                f"{key}._target_", target, f"its {hook} can't be called: {error}", f"write def {hook}({listed})"
-            ) from None
+            raise cant_be_called(key, target, hook, str(error)) from None
     return made

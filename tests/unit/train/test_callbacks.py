@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 
@@ -7,7 +8,7 @@ import pytest
 import small_callbacks
 
 from hpctrain.callbacks import Callback
-from hpctrain.config.callbacks import BASE, HOOKS
+from hpctrain.config.callbacks import ARGUMENTS, BASE, HOOKS
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.files import read_json_lines
 from hpctrain.run.checkpoints import list_checkpoints
@@ -36,6 +37,9 @@ def records(directory, *names):
 
 
 def test_the_login_half_knows_the_base_class_and_its_hooks():
+    for hook in HOOKS:
+        arguments = tuple(inspect.signature(getattr(Callback, hook)).parameters)[1:]
+        assert arguments == ARGUMENTS.get(hook, ("training",))
     own = [name for name in vars(Callback) if not name.startswith("_")]
     assert own == [*HOOKS, "state_dict", "load_state_dict"]
     assert f"{Callback.__module__}.{Callback.__name__}" == BASE
@@ -163,7 +167,7 @@ def test_what_is_no_callback_is_refused(target, said):
     assert caught.value.key == "callbacks.mine._target_"
 
 
-@pytest.mark.parametrize("target", ["Other", "Misspelt", "Inherited"])
+@pytest.mark.parametrize("target", ["Other", "Misspelt", "Inherited", "Short"])
 def test_the_source_shows_it_before_anything_runs(compose_small, target):
     with pytest.raises(ConfigError, match=r"^callbacks\.mine\._target_="):
         compose_small(f"+callbacks.mine._target_=small_callbacks.{target}")
