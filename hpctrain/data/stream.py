@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import IterableDataset
@@ -167,7 +168,15 @@ class StreamReader:
         """Continue from the bookmark, which counts only for the first pass that is opened; return whether it fits."""
         mark = self._bookmark
         self._bookmark = None
-        if mark is None or mark.epoch != self._epoch or mark.position > position:
+        if mark is None:
+            return False
+        if mark.epoch == self._epoch - 1 and not hasattr(self._stream, "set_epoch"):
+            # it may count its passes itself, and shuffle each in another way: repeat the end of the one before
+            self._iterate(mark)
+            for _ in islice(self._samples, len(self._stream) - mark.position):
+                pass
+            return False
+        if mark.epoch != self._epoch or mark.position > position:
             return False
         self._pass = mark.pass_
         self._begin = mark.begin

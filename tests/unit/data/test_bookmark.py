@@ -54,6 +54,35 @@ class Counting:
         self.place = state["place"]
 
 
+class Node:
+    count = -1
+    place = 0
+
+
+class Graph:
+    """Counts its passes inside of another object, as the loader of torchdata's nodes does."""
+
+    def __init__(self):
+        self.node = Node()
+        self.state = None
+
+    def __len__(self):
+        return 48
+
+    def __iter__(self):
+        node = self.node
+        node.count, node.place = (node.count + 1, 0) if self.state is None else self.state
+        while node.place < 48:
+            node.place += 1
+            yield torch.tensor(1000 * node.count + node.place - 1)
+
+    def state_dict(self):
+        return {"count": self.node.count, "place": self.node.place}
+
+    def load_state_dict(self, state):
+        self.state = state["count"], state["place"]
+
+
 class Split(IterableDataset):
     """Splits itself among loading processes, as PyTorch's documentation shows."""
 
@@ -137,6 +166,14 @@ def test_a_stream_that_ended_early_continues_in_its_later_pass():
         _, marks = read(Counting(20), stop, plan=endless, world_size=1)
         resumed, _ = read(Counting(20), 8 - stop, marks, start_step=stop, plan=endless, world_size=1)
         assert resumed == straight[stop:]
+
+
+def test_a_stream_that_counts_its_passes_continues_in_the_right_one():
+    straight, _ = read(Graph(), 15, world_size=1)
+    assert [step[0] for step in straight[::6]] == [0, 1000, 2000]
+    for stop in range(1, 15):
+        _, marks = read(Graph(), stop, world_size=1, num_workers=2 * (stop == 6))
+        assert read(Graph(), 15 - stop, marks, start_step=stop, world_size=1)[0] == straight[stop:]
 
 
 def test_the_newest_bookmark_of_each_stream_is_kept():
