@@ -33,6 +33,8 @@ DEFAULTS = (
     f"{EVAL_KEY}={EVAL_EVERY_STEPS}",
     "logger.every_steps=1",
     "logger.tensorboard=false",
+    "logger.wandb.enabled=false",
+    "logger.mlflow.enabled=false",
     "logger.samples=true",
 )
 """The overrides of every drill; the user's own come after them."""

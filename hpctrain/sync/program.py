@@ -80,12 +80,13 @@ class Job:
             claim.release()
 
 
-def send_once(job: Job, make: Callable[[], Service] | None = None) -> ExitCode:
+def send_once(job: Job, make: Callable[[], Service] | None = None, *, quiet: bool = False) -> ExitCode:
     """Send what may be sent now, and print what was sent.
 
     Args:
         job: what to send.
         make: makes the client; None for `Job.make`.
+        quiet: print only if something was sent.
 
     Raises:
         BusyError: another process sends it.
@@ -100,7 +101,8 @@ def send_once(job: Job, make: Callable[[], Service] | None = None) -> ExitCode:
     with job.claimed() as claim:
         sender = Sender(job.directory, job.cursor, (make or job.make)(), claim)
         if sender.is_up_to_date(limit, status.state.value):
-            print(f"{job.shown}: nothing to send{_upto(sender)}; the run is {status.state}")
+            if not quiet:
+                print(f"{job.shown}: nothing to send{_upto(sender)}; the run is {status.state}")
             return ExitCode.FINISHED
         try:
             address = sender.open()
@@ -109,35 +111,48 @@ def send_once(job: Job, make: Callable[[], Service] | None = None) -> ExitCode:
         except BaseException as error:
             _leave(sender, error)
             raise
-    print(f"{job.shown}: {_described(sender)}; the run is {status.state}{f'; {address}' if address else ''}")
-    if (step := sender.next_step) is not None:
+    shown = f"{job.shown}: {_described(sender)}; the run is {status.state}{f'; {address}' if address else ''}"
+    print(shown, flush=True)
+    if (step := sender.next_step) is not None and not quiet:
         rest = "--all sends it" if not status.state.may_change else "it follows once a checkpoint is saved"
         print(f"{job.shown}: what was logged from step {step} on lies after the newest checkpoint; {rest}")
     return ExitCode.FINISHED
 
 
-def follow(job: Job) -> ExitCode:
+def follow(
+    job: Job, make: Callable[[], Service] | None = None, sleep: Callable[[float], None] = time.sleep
+) -> ExitCode:
     """Send again and again until the run has stopped; the service may fail for a while.
 
+    Args:
+        job: what to send.
+        make: makes the client; None for `Job.make`.
+        sleep: waits for some seconds.
+
     Raises:
-        BusyError: another process sends it.
         RunDirectoryError: everything is asked for, but the run may continue.
     """
-    pause_s = FIRST_PAUSE_S
+    pause_s, stopped = FIRST_PAUSE_S, False
     while True:
         (status,) = read_statuses([job.directory])
         code = ExitCode.FINISHED
         try:
-            code = send_once(job)
+            send_once(job, make, quiet=True)
             pause_s = FIRST_PAUSE_S
-        except (ServiceError, OSError) as error:
+        except (BusyError, ServiceError, OSError) as error:
             code = ExitCode.FAILED
             print(f"{job.shown}: {_text(error)}; trying again in {pause_s:.0f} s", flush=True)
-        waits = status.state.may_change or status.state in (RunState.PREPARED, RunState.UNKNOWN, RunState.INTERRUPTED)
-        if not waits and code is ExitCode.FINISHED:
+        waits = status.state.may_change or status.state in (RunState.PREPARED, RunState.UNKNOWN)
+        # a run that is about to be requeued appears to be interrupted for a moment
+        if code is ExitCode.FINISHED and not waits and (stopped or status.state is not RunState.INTERRUPTED):
+            print(f"{job.shown}: the run is {status.state}", flush=True)
             return code
-        time.sleep(FOLLOW_EVERY_S if code is ExitCode.FINISHED else pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        stopped = not waits
+        if code is ExitCode.FINISHED:
+            sleep(FOLLOW_EVERY_S)
+        else:
+            sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 def accompany(job: Job, parent: Parent, make: Callable[[], Service] | None = None) -> ExitCode:
@@ -150,7 +165,7 @@ def accompany(job: Job, parent: Parent, make: Callable[[], Service] | None = Non
         parent: rank zero.
         make: makes the client; None for `Job.make`.
     """
-    pause_s = FIRST_PAUSE_S
+    pause_s, waits = FIRST_PAUSE_S, False
     while True:
         knew = parent.end
         try:
@@ -161,7 +176,9 @@ def accompany(job: Job, parent: Parent, make: Callable[[], Service] | None = Non
             # usually the companion of the attempt before, which is about to end; rank zero bounds the wait at the end
             if parent.end == Parent.LEFT:
                 return ExitCode.FAILED
-            print(f"{SHOWN_AS[job.service]}: {error}; waiting", flush=True)
+            if not waits:
+                print(f"{SHOWN_AS[job.service]}: {error}; waiting", flush=True)
+            waits = True
             time.sleep(BUSY_PAUSE_S)
         except (HpctrainError, OSError) as error:
             # a run that was completed meanwhile gets one more try, at once

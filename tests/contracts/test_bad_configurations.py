@@ -1,11 +1,13 @@
 """Every mistake is one line that names the key, exit code 2, and nothing is written."""
 
+import importlib.util
 import subprocess
 import sys
 
 import pytest
 
 from hpctrain.cli import main
+from hpctrain.config import checks
 from hpctrain.config.compose import Composer
 from hpctrain.config.identity import flat
 from hpctrain.errors import ConfigError
@@ -31,6 +33,17 @@ MISTAKES = {
     "one checkpoint": (["checkpoint.keep=1"], "checkpoint.keep=1", "2 or more"),
     "an unknown direction": (["checkpoint.metric_mode=up"], "checkpoint.metric_mode=up", "min"),
     "fewer than none": (["checkpoint.keep_best=-1"], "checkpoint.keep_best=-1", "0 or more"),
+    "an unknown service": (["logger.comet.enabled=true"], "logger.comet.enabled=true", "did you mean"),
+    "an unknown key of a service": (["logger.wandb.proj=x"], "logger.wandb.proj=x", "logger.wandb.project"),
+    "an unknown mode of a service": (["logger.wandb.mode=live"], "logger.wandb.mode=live", "offline, online"),
+    "a project with a slash": (["logger.wandb.project=a/b"], "logger.wandb.project='a/b'", "none of /"),
+    "a tag that is no text": (["logger.mlflow.tags.a={b: 1}"], "logger.mlflow.tags.a=", "="),
+    "a password in an address": (
+        ["logger.mlflow.tracking_uri=http://me:secret@host"],
+        "logger.mlflow.tracking_uri=***",
+        "MLFLOW_TRACKING_PASSWORD",
+    ),
+    "a long wait at the end": (["logger.sync_wait_s=60"], "logger.sync_wait_s=60", "[0, 10]"),
     "no end": (["trainer.max_epochs=null"], "trainer.max_steps=null", "would never end"),
     "nodes without a cluster": (["nodes=4"], "nodes=4", "add cluster=slurm"),
     "no nodes": (["cluster=slurm", "nodes=0"], "nodes=0", "1 or more"),
@@ -462,6 +475,27 @@ def test_one_line_and_exit_code_2(words, named, remedy, empty_folder, capfd):
     assert named in err
     assert remedy in err
     assert list(empty_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(("service", "package"), [("wandb", "wandb"), ("mlflow", "mlflow")])
+def test_a_service_without_its_package_is_refused_at_submission(service, package, empty_folder, capfd):
+    if importlib.util.find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
+    assert main(["cluster=slurm", f"logger.{service}.enabled=true"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert f'needs the package {package}, which isn\'t installed; pip install "hpctrain[{service}]"' in line
+    assert list(empty_folder.iterdir()) == []
+
+
+def test_a_server_and_a_key_are_refused_where_they_are_missing_or_would_be_stored(monkeypatch, empty_folder, capfd):
+    monkeypatch.setattr(checks, "_require_package", lambda *_: None)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert main(["logger.mlflow.enabled=true"]) == 2
+    assert "logger.mlflow.tracking_uri=null: MLflow needs a server" in capfd.readouterr().err
+    assert main(["logger.wandb.enabled=true", "cluster.env.WANDB_API_KEY=abc"]) == 2
+    error = capfd.readouterr().err
+    assert "cluster.env.WANDB_API_KEY=***: would be in config.yaml" in error
+    assert "abc" not in error
 
 
 FLAGS = {

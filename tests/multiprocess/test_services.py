@@ -36,7 +36,7 @@ WORDS = (
     "data.num_workers=0",
 )
 pytestmark = pytest.mark.nightly
-SUPPORT_S = 120.0
+SUPPORT_S = 240.0
 """Seconds that a server may take to start on a loaded machine."""
 PNG = (
     b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x02\x00\x00\x00\x90wS\xde\x00\x00\x00\x0c"
@@ -295,3 +295,30 @@ def test_a_training_that_is_killed_three_times_is_one_run_without_a_doubled_poin
         (run_id,) = wandb_server.runs
         rows = wandb_server.rows(run_id)
     assert rows == as_sent(logged)
+
+
+@pytest.mark.parametrize("how", ["down", "refuses", "hangs"])
+def test_a_service_that_fails_costs_a_training_nothing_but_the_wait_at_its_end(
+    train, environment, wandb_server, free_ports, how
+):
+    own = environment | wandb_server.variables
+    if how == "down":
+        own["WANDB_BASE_URL"] = f"http://127.0.0.1:{free_ports(1)[0]}"
+    elif how == "refuses":
+        wandb_server.refuses = 403
+    else:
+        wandb_server.lock.acquire()
+    given = {name: own[name] for name in ("PYTHONWARNINGS", "WANDB_API_KEY", "WANDB_BASE_URL")}
+    words = [*WORDS, "logger.wandb.enabled=true", "logger.sync_wait_s=3"]
+    code, run, output = train("run", *words, world_size=2, **given)
+    assert code == 0, output
+    assert "to send the rest: python -m hpctrain sync" in output
+    # from the record of the end, which precedes the wait
+    (attempt,) = run.attempts
+    assert attempt == (0, "completed", 9)
+    if how == "hangs":
+        wandb_server.lock.release()
+    wandb_server.refuses = 0
+    assert sync(LoggedRun.at(run.directory), "wandb", environment | wandb_server.variables).returncode == 0
+    (run_id,) = wandb_server.runs
+    assert wandb_server.rows(run_id) == as_sent(LoggedRun.at(run.directory).logged())

@@ -14,6 +14,7 @@ from logged_run import LoggedRun
 
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.run.reason import Reason
+from hpctrain.sync import program
 from hpctrain.sync.claim import BusyError, SenderClaim
 from hpctrain.sync.cursor import Cursor, cursor_path
 from hpctrain.sync.program import Job, send_once
@@ -180,6 +181,31 @@ def test_a_sender_that_was_taken_for_dead_stops(run, service, monkeypatch):
     with pytest.raises(BusyError, match="another process took over"):
         send(run, made)
     assert made.arrived() == []
+
+
+def test_a_run_is_followed_to_its_end_while_the_service_fails_now_and_then(run, service, capsys):
+    from hpctrain.run.owner import Owner
+
+    run.train(0, 10)
+    Owner.write(run.directory.claim(run.attempt))
+    made = [service(), service(refuses_after=3), service(), service()]
+    attempts = iter(made)
+
+    def elapse(_):
+        # the run goes on while the follower sleeps
+        last = run.logged()[-1]["step"]
+        if last < 30:
+            run.train(last, last + 10)
+            Owner.write(run.directory.claim(run.attempt))
+        else:
+            run.end(Reason.COMPLETED, last)
+
+    job = Job(directory=run.directory, service="wandb")
+    assert program.follow(job, lambda: next(attempts), elapse) == ExitCode.FINISHED
+    assert made[0].arrived() == run.logged()
+    out = capsys.readouterr().out
+    assert "503: come back later; trying again in 10 s" in out
+    assert out.splitlines()[-1].endswith("W&B: the run is completed")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=["as W&B", "as MLflow"])
