@@ -103,12 +103,12 @@ class Gathering:
 
     def _settle(self) -> None:
         """Wait for the copies of the last batch."""
-        if self._copied is not None:
-            self._copied.synchronize()
-            self._copied = None
+        copied, self._copied = self._copied, None
+        if copied is not None:
+            copied.synchronize()
         for column, tensor in self._pending:
-            # torch keeps pinned memory for ever
-            column.parts.append(tensor.clone() if tensor.is_pinned() else tensor)
+            # a copy from a GPU is in pinned memory, which torch would keep for ever
+            column.parts.append(tensor if copied is None else tensor.clone())
         self._pending = []
 
     def _require_like(self, name: str, column: _Column, values: Values) -> None:

@@ -16,12 +16,13 @@ from hpctrain.config.parallel import Parallel
 from hpctrain.config.trainer import Trainer
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.replica import replicate
-from hpctrain.distributed.world import choose_devices, join
+from hpctrain.distributed.world import World, choose_devices, join
 from hpctrain.metrics.media.captured import capture
 from hpctrain.metrics.media.picture import png_of
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
+from hpctrain.train.gathering import Gathering
 from hpctrain.train.learning_rate import LearningRate
 from hpctrain.train.step import TrainStep
 from hpctrain.train.task_log import AttachedLog
@@ -175,3 +176,18 @@ def test_logged_scalars_stay_on_the_device():
             meter.add_value("train/c", 1.5, 2)
             meter.add_value("train/d", torch.tensor(0.5), 2)
     assert meter.means() == {"train/a": 2.0, "train/b": 2.0, "train/c": 1.5, "train/d": 0.5}
+
+
+def test_values_per_sample_come_to_the_host_while_the_next_batch_is_computed():
+    world = World(rank=0, size=1, local_rank=0, devices=(torch.device("cuda", 0),))
+    gathering = Gathering("Mine.evaluate", world, 2**20)
+    for turn in range(3):
+        values = torch.full((2, 4), float(turn), device="cuda", dtype=torch.bfloat16)
+        gathering.add(turn, 2, {"values": values, "ragged": [torch.arange(turn + 1, device="cuda")] * 2})
+        # one batch is under way
+        assert len(gathering._columns["values"].parts) == turn
+        assert all(tensor.is_pinned() for _, tensor in gathering._pending)
+    found = gathering.gather(interleaved=False)
+    assert found["values"][:, 0].tolist() == [0, 0, 1, 1, 2, 2]
+    assert [each.tolist() for each in found["ragged"][::2]] == [[0], [0, 1], [0, 1, 2]]
+    assert not found["values"].is_pinned()
