@@ -31,6 +31,13 @@ OWN = ("schedule=custom", "schedule._target_=watching.triangular")
 ONE_CYCLE = ("schedule=custom", "schedule._target_=torch.optim.lr_scheduler.OneCycleLR", "+schedule.max_lr=0.2")
 IN_TURN = ("schedule=custom", "schedule._target_=watching.in_turn")
 AVERAGE = ("callbacks=[average_weights]", "callbacks.average_weights.start=0.2")
+SEVERAL = (
+    "optimizer=several",
+    "+optimizer.named.first={_target_: torch.optim.SGD, lr: 0.1, match: '0.*'}",
+    "+optimizer.named.first.schedule={kind: plateau, patience: 0, threshold: 0.5}",
+    "+optimizer.named.rest={_target_: torch.optim.AdamW, lr: 0.01}",
+    "+optimizer.named.rest.schedule={_target_: torch.optim.lr_scheduler.OneCycleLR, max_lr: 0.1}",
+)
 CASES = {
     "early stopping": (*TRIAL, *STOPPING),
     "average of all": (*TRIAL, *AVERAGE),
@@ -42,6 +49,7 @@ CASES = {
     "own function": (*TRIAL, *OWN),
     "one cycle": (*TRIAL, *ONE_CYCLE),
     "several schedulers": (*TRIAL, *IN_TURN),
+    "a schedule per optimizer": (*(word for word in TRIAL if not word.startswith("optimizer")), *SEVERAL, FOLLOWING),
     "everything": (*TRIAL, *ONE_CYCLE, *STOPPING, FOLLOWING, "trainer.ema_decay=0.9"),
 }
 
