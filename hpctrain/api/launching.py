@@ -22,6 +22,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.run.process import environ_replaced
+from hpctrain.status.log import Tail
 from hpctrain.status.report import RunStatus
 
 BEGIN_S = 120.0
@@ -91,6 +92,7 @@ def _start_launcher(run: RunPlan) -> None:
     directory, ledger = run.directory, Ledger(run.directory)
     before = ledger.last_claim()
     with directory.permissions(), directory.launcher_log.open("ab") as output:
+        printed_before = output.tell()
         process = subprocess.Popen(
             [sys.executable, "-m", "hpctrain", "resume", str(directory.path)],
             stdin=subprocess.DEVNULL,
@@ -104,8 +106,9 @@ def _start_launcher(run: RunPlan) -> None:
     # with its owner's record, so that nothing takes the run for one that has stopped
     while (claimed := ledger.last_claim()) == before or Owner.read(directory.claim(claimed)) is None:
         if process.poll() is not None or time.monotonic() > deadline:
-            lines = directory.launcher_log.read_text(errors="replace").strip().splitlines()
             why = f"ended with exit code {process.returncode}" if process.returncode is not None else "hangs"
+            process.kill()
+            lines = Tail(directory.launcher_log, printed_before).read().decode(errors="replace").strip().splitlines()
             said = lines[-1] if lines else "it printed nothing"
             where = directory.launcher_log
             raise RunFailedError(f"{directory.path}: its launcher {why} before an attempt began: {said}; see {where}")
