@@ -309,6 +309,9 @@ def known_keys() -> set[str]:
 def test_every_key_that_is_mentioned_exists(page):
     groups = "|".join(schema.GROUPS)
     text = prose(page) + "".join(block.text for block in blocks(page) if block.language == "bash")
+    if page.name.startswith("from_"):
+        # the left column of these pages is other programs' code
+        text = re.sub(r"^\|.*?\|", "|", text, flags=re.MULTILINE)
     programs = [block.text for block in blocks(page) if block.more.endswith(".py")]
     programs += [path.read_text() for path in page.parent.glob("*.py")]
     own = set(re.findall(r"(\w+): \w+(?: =|,)", "".join(programs)))
