@@ -91,7 +91,7 @@ def describe(directory: RunDirectory) -> Description:
         digest=_digest(manifest, folder),
         name=" ".join(filter(None, [f"{parent}/{folder}", varied_text(varied)]))[:NAME_CHARS],
         group=parent if of_sweep else "",
-        config={key: value for key, value in flat_values(config).items() if not key.startswith(NOT_SENT)},
+        config={key: value for key, value in flat_values(config).items() if key and not key.startswith(NOT_SENT)},
         varied=varied,
         started=float(started) if isinstance(started, int | float) else 0.0,
         origin={name: str(value) for name, value in origin.items() if value},

@@ -42,7 +42,8 @@ def open_run(run: Description, run_id: str, *, folder: Path, mode: str) -> Any:
     settings = wandb.Settings(
         silent=True,
         console="off",  # the output of this process isn't the run's
-        disable_git=True,  # the launcher recorded the commit
+        disable_git=True,  # of the working directory: the launcher recorded the run's commit
+        git_commit=run.origin.get("git_commit"),
         disable_code=True,
         save_code=False,
         symlink=False,

@@ -1,0 +1,89 @@
+"""A service is told what identifies a run, and nothing that may be secret."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hpctrain.run.directory import RunDirectory
+from hpctrain.sync.description import describe, describe_ending
+from hpctrain.sync.rows import Rows
+
+MANIFEST = {
+    "command": "python -m hpctrain -m optimizer.lr=0.1,0.2",
+    "varied": {"optimizer.lr": "0.1"},
+    "time": 1000.5,
+    "user": "me",
+    "host": "login1",
+    "git": {"commit": "abc", "diff": "+ secret", "diff_left_out": False},
+}
+CONFIG = {
+    "name": "made",
+    "optimizer": {"lr": 0.1},
+    "cluster": {"env": {"TOKEN": "secret"}},
+    "logger": {"every_steps": 5, "wandb": {"project": "p"}},
+}
+
+
+@pytest.fixture
+def made_run(tmp_path):
+    """Makes a run directory with this manifest and configuration."""
+
+    def make(name, manifest=MANIFEST):
+        directory = RunDirectory.at(tmp_path / "sweep" / name)
+        directory.create(0o750)
+        directory.manifest.write_text(json.dumps(manifest))
+        directory.config.write_text(json.dumps(CONFIG))
+        return directory
+
+    return make
+
+
+def test_a_run_of_a_sweep(made_run):
+    found = describe(made_run("0"))
+    assert (found.name, found.group) == ("sweep/0 optimizer.lr=0.1", "sweep")
+    assert found.config == {"name": "made", "optimizer.lr": 0.1, "logger.every_steps": 5}
+    assert found.origin == {"command": MANIFEST["command"], "host": "login1", "user": "me", "git_commit": "abc"}
+    assert (found.started, found.key("wandb", "project"), found.key("mlflow", "experiment")) == (1000.5, "p", None)
+    assert "secret" not in repr(found)
+
+
+def test_the_digest_is_that_of_the_manifest_and_the_folder(made_run, tmp_path):
+    first, second = made_run("0"), made_run("1")
+    digest = describe(first).digest
+    assert len(digest) == 16
+    assert describe(second).digest != digest
+    (tmp_path / "sweep").rename(tmp_path / "moved")
+    assert describe(RunDirectory.at(tmp_path / "moved" / "0")).digest == digest
+
+
+def test_a_run_whose_files_cannot_be_read_is_described_all_the_same(made_run):
+    directory = made_run("0")
+    directory.manifest.write_text("{")
+    directory.config.write_text("[")
+    found = describe(directory)
+    assert (found.config, found.origin, found.started) == ({}, {}, 0.0)
+    assert describe_ending(directory, "unknown").summary == {"hpctrain/attempts": 0, "hpctrain/state": "unknown"}
+
+
+def test_rows_are_read_as_they_come_and_void_ones_are_forgotten(made_run):
+    directory = made_run("0")
+    rows = Rows(directory, after=1)
+    rows.read()
+    assert list(rows) == []
+    with directory.metrics.open("a") as file:
+        file.write('{"step": 1, "a": 1}\n{"step": 2, "a": 2}\n{"step": 3, "a": 3}\nnonsense\n{"step": 4,')
+    rows.read()
+    assert [(row.step, row.values) for row in rows] == [(2, {"a": 2}), (3, {"a": 3})]
+    with directory.metrics.open("a") as file:
+        file.write(' "a": null, "nonfinite": {"a": "nan"}}\n')
+    rows.read()
+    assert [row.step for row in rows.before(4)] == [2, 3]
+    assert repr(rows.before(None)[-1].values) == "{'a': nan}"
+    rows.taken(2)
+    replaced = directory.metrics.with_name("new")
+    replaced.write_text('{"step": 1, "a": 1}\n{"step": 2, "a": 2}\n{"step": 3, "b": 4}\n')
+    replaced.replace(directory.metrics)
+    rows.read()
+    assert [(row.step, row.values) for row in rows] == [(3, {"b": 4})]
