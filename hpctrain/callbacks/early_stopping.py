@@ -15,7 +15,7 @@ class EarlyStopping(Callback):
     """Ends the run after the evaluation at which a metric hasn't improved for too long.
 
     Args:
-        patience: evaluations without an improvement that are tolerated.
+        patience: evaluations in a row without an improvement after which the run ends, as in Lightning and Keras.
         min_delta: an improvement is better than the best value by more than this.
         metric: name, as the evaluation returns it; None for the metric that judges the run.
         mode: `min` or `max`; None: as for the run, `min` for `loss`.
@@ -53,7 +53,7 @@ class EarlyStopping(Callback):
             self.num_bad = 0
             return
         self.num_bad += 1
-        if self.num_bad > self.patience:
+        if self.num_bad >= self.patience:
             best = "" if self.best is None else f", the best was {self.best:.4g}"
             training.end(f"{self.metric} hasn't improved in {counted(self.num_bad, 'evaluation')}{best}")
 

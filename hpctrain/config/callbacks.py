@@ -36,8 +36,8 @@ class EarlyStopping(require.Checked):
 
     _target_: str = "hpctrain.callbacks.early_stopping.EarlyStopping"
     """Class to instantiate."""
-    patience: Annotated[int, require.at_least(0)] = 5
-    """Evaluations without an improvement that are tolerated; the next one ends the run."""
+    patience: Annotated[int, require.at_least(1)] = 5
+    """Evaluations in a row without an improvement after which the run ends."""
     min_delta: Annotated[float, require.at_least(0)] = 0.0
     """An improvement is better than the best value by more than this."""
     metric: str | None = None

@@ -15,6 +15,7 @@ from hpctrain.config.signature import lineage
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import listed
 
+TASK = ("hpctrain.tasks.task", "Task")
 WHOLE_CALLS = "works on calls of the whole model, but with several losses a task calls parts of it"
 """Why some keys are refused with several turns."""
 
@@ -27,8 +28,7 @@ def check_turns(config: Config) -> None:
     """
     optimizers = named_optimizers(config.optimizer)
     for each in optimizers:
-        if each.name:
-            _require_method(each, config.task)
+        _require_method(each, config.task)
     if len(losses_of(optimizers)) > 1:
         _check_several_losses(config)
     if config.trainer.compile:
@@ -58,6 +58,8 @@ def _require_method(optimizer: NamedOptimizer, task: Mapping[str, Any]) -> None:
         methods = _methods(target)
     except (UnknownError, SyntaxError):
         return
+    if optimizer.loss not in methods and not optimizer.name:
+        raise ConfigError("task._target_", target, "has no method loss", "define loss(self, model, batch)")
     if optimizer.loss not in methods:
         public = [name for name in methods if not name.startswith("_")]
         near = difflib.get_close_matches(optimizer.loss, public, n=1)
@@ -66,7 +68,7 @@ def _require_method(optimizer: NamedOptimizer, task: Mapping[str, Any]) -> None:
 
 
 def _methods(target: str) -> list[str]:
-    """Return the names that a class and its bases define.
+    """Return the names that a class and its bases define, without those of `Task`, whose losses only raise.
 
     Raises:
         UnknownError: its source alone doesn't tell.
@@ -78,4 +80,5 @@ def _methods(target: str) -> list[str]:
     if not isinstance(definition, ast.ClassDef):
         raise UnknownError
     chain, _ = lineage(source, definition)
-    return list(dict.fromkeys(name for _, one in chain for name, _ in bindings(one.body)))
+    own = [one for source, one in chain if (source.name, one.name) != TASK]
+    return list(dict.fromkeys(name for one in own for name, _ in bindings(one.body)))

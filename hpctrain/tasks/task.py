@@ -25,7 +25,7 @@ Sums: TypeAlias = dict[str, tuple[Tensor | float, Tensor | int]]
 class Task(ABC):
     """A model, its data and its loss. Subclass it anywhere, and name the class in a config by `_target_`.
 
-    A subclass must define `train_dataset` and `loss`; every other method has a default. Its constructor takes plain
+    A subclass must define `train_dataset`, and `loss` unless its optimizers name other methods; every other method has a default. Its constructor takes plain
     values from conf/task/NAME.yaml, or from the command line, and runs in every rank: it should be cheap and touch no
     device. The trainer does the rest: device placement, DDP, precision, accumulation, seeding and checkpoints.
 
@@ -129,12 +129,11 @@ class Task(ABC):
         """
         return None
 
-    @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor | Mapping[str, Scalar]:
         """The mean loss over the batch's samples, a scalar tensor with a gradient.
 
         The loop weights micro-batches by their number of samples, so that a step's gradient is that of the mean over
-        the global batch.
+        the global batch. With several optimizers, each may name another method in its place (`optimizer.named`).
 
         Args:
             model: perhaps wrapped by DDP: call it, and don't use its methods or attributes.
@@ -143,7 +142,11 @@ class Task(ABC):
         Returns:
             The loss; or a mapping with it as `loss`. Its other values are scalars, each the mean over the batch's
             samples. They are averaged like the loss, and logged as `train/NAME`.
+
+        Raises:
+            TaskError: the task doesn't define it.
         """
+        raise TaskError(f"{type(self).__name__} has no loss: define {type(self).__name__}.loss")
 
     def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
         """Sums and counts of every metric over a batch; the trainer adds them up over batches and ranks, then divides.

@@ -44,6 +44,11 @@ MISTAKES = {
         "MLFLOW_TRACKING_PASSWORD",
     ),
     "a long wait at the end": (["logger.sync_wait_s=60"], "logger.sync_wait_s=60", "[0, 10]"),
+    "a task without a loss": (
+        ["task=custom", "task._target_=hpctrain.tasks.task.Task"],
+        "task._target_=hpctrain.tasks.task.Task: has no method loss",
+        "define loss(self, model, batch)",
+    ),
     "no end": (["trainer.max_epochs=null"], "trainer.max_steps=null", "would never end"),
     "nodes without a cluster": (["nodes=4"], "nodes=4", "add cluster=slurm"),
     "no nodes": (["cluster=slurm", "nodes=0"], "nodes=0", "1 or more"),
@@ -299,7 +304,7 @@ MISTAKES = {
     "a callback's value": (
         ["callbacks=[early_stopping]", "callbacks.early_stopping.patience=-1"],
         "callbacks.early_stopping.patience=-1",
-        "0 or more",
+        "1 or more",
     ),
     "a callback without a class": (["+callbacks.mine=3"], "callbacks.mine=3", "is not a callback"),
     "a callback of another kind": (

@@ -25,7 +25,7 @@ WATCHED = (
     "+callbacks.killer._target_=watching.Killer",
 )
 FOLLOWING = "+callbacks.following._target_=watching.Following"
-STOPPING = ("callbacks=[early_stopping]", "callbacks.early_stopping.patience=2", "callbacks.early_stopping.min_delta=9")
+STOPPING = ("callbacks=[early_stopping]", "callbacks.early_stopping.patience=3", "callbacks.early_stopping.min_delta=9")
 PLATEAU = ("schedule=plateau", "schedule.patience=0", "schedule.threshold=0.5", "schedule.warmup_steps=3")
 OWN = ("schedule=custom", "schedule._target_=watching.triangular")
 ONE_CYCLE = ("schedule=custom", "schedule._target_=torch.optim.lr_scheduler.OneCycleLR", "+schedule.max_lr=0.2")
@@ -108,7 +108,7 @@ def test_a_plateau_of_a_run_that_is_killed_in_an_evaluation_is_the_straight_runs
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("case", CASES)
 def test_killed_at_three_random_steps(killed, case, world_size):
-    last = 8 if "callbacks.early_stopping.patience=2" in CASES[case] else 12
+    last = 8 if "callbacks.early_stopping.patience=3" in CASES[case] else 12
     draws = random.Random(f"{case} {world_size}")
     places = [f"before_step:{step}" for step in sorted(draws.sample(range(1, last - 1), 3))]
     if world_size == 1:

@@ -21,13 +21,13 @@ def ends_at(callback, training, values, name="loss"):
 @pytest.mark.parametrize(
     ("options", "values", "end"),
     [
-        ({"patience": 1}, [3, 2, 2, 1, 1, 1], 6),
-        ({"patience": 0}, [3, 2, 1, 1], 4),
-        ({"patience": 1, "min_delta": 0.5}, [3, 2.6, 2.5, 2.4], 3),
-        ({"patience": 1}, [3, math.nan, 2, math.nan, math.nan], 5),
-        ({"patience": 1}, [math.nan, math.nan], 2),
-        ({"patience": 1}, [3, 2, 1], None),
-        ({"patience": 0, "mode": "max"}, [1, 2, 1.5], 3),
+        ({"patience": 2}, [3, 2, 2, 1, 1, 1], 6),
+        ({"patience": 1}, [3, 2, 1, 1], 4),
+        ({"patience": 2, "min_delta": 0.5}, [3, 2.6, 2.5, 2.4], 3),
+        ({"patience": 2}, [3, math.nan, 2, math.nan, math.nan], 5),
+        ({"patience": 2}, [math.nan, math.nan], 2),
+        ({"patience": 2}, [3, 2, 1], None),
+        ({"patience": 1, "mode": "max"}, [1, 2, 1.5], 3),
     ],
 )
 def test_it_ends_the_run_when_the_metric_has_stopped_improving(training, options, values, end):
@@ -36,21 +36,21 @@ def test_it_ends_the_run_when_the_metric_has_stopped_improving(training, options
 
 def test_another_metric(training):
     watched = training()
-    assert ends_at(EarlyStopping(0, metric="accuracy", mode="max"), watched, [0.5, 0.6, 0.4], "accuracy") == 3
+    assert ends_at(EarlyStopping(1, metric="accuracy", mode="max"), watched, [0.5, 0.6, 0.4], "accuracy") == 3
     assert watched.reason == "accuracy hasn't improved in 1 evaluation, the best was 0.6"
 
 
 @pytest.mark.parametrize("stop", range(1, 5))
 def test_it_continues_as_if_it_hadnt_stopped(training, stop):
     values = [3, 2, 2.5, 2.1, 2.2, 2.3]
-    first, second, watched = EarlyStopping(2), EarlyStopping(2), training()
+    first, second, watched = EarlyStopping(3), EarlyStopping(3), training()
     assert ends_at(first, watched, values[:stop]) is None
     second.load_state_dict(first.state_dict())
     assert ends_at(second, watched, values[stop:]) == 5 - stop
 
 
 def test_the_values_of_another_metric_are_dropped(training):
-    first, second = EarlyStopping(1), EarlyStopping(1, metric="accuracy", mode="max")
+    first, second = EarlyStopping(2), EarlyStopping(2, metric="accuracy", mode="max")
     ends_at(first, training(), [3, 4])
     second.load_state_dict(first.state_dict())
     assert (second.best, second.num_bad) == (None, 0)

@@ -49,7 +49,7 @@ def test_names_that_the_user_chooses_need_no_plus_sign(composer):
     ("words", "name"),
     [
         ([], "digits"),
-        (["task=custom", "task._target_=hpctrain.tasks.task.Task"], "task"),
+        (["task=custom", "task._target_=hpctrain.tasks.text.Text"], "text"),
         (["name=mine"], "mine"),
     ],
 )
