@@ -25,9 +25,10 @@ Sums: TypeAlias = dict[str, tuple[Tensor | float, Tensor | int]]
 class Task(ABC):
     """A model, its data and its loss. Subclass it anywhere, and name the class in a config by `_target_`.
 
-    A subclass must define `train_dataset`, and `loss` unless its optimizers name other methods; every other method has a default. Its constructor takes plain
-    values from conf/task/NAME.yaml, or from the command line, and runs in every rank: it should be cheap and touch no
-    device. The trainer does the rest: device placement, DDP, precision, accumulation, seeding and checkpoints.
+    A subclass must define `train_dataset`, and `loss` unless its optimizers name other methods; every other method has
+    a default. Its constructor takes plain values from conf/task/NAME.yaml, or from the command line, and runs in every
+    rank: it should be cheap and touch no device. The trainer does the rest: device placement, DDP, precision,
+    accumulation, seeding and checkpoints.
 
     A task that changes attributes of its own during training also defines `state_dict`, which returns them as a dict of
     tensors, numbers, strings, dicts, lists and tuples, and `load_state_dict`, which sets them. Every checkpoint holds
@@ -129,7 +130,7 @@ class Task(ABC):
         """
         return None
 
-    def loss(self, model: nn.Module, batch: Any) -> Tensor | Mapping[str, Scalar]:
+    def loss(self, model: nn.Module, batch: Any) -> Tensor | Mapping[str, Scalar]:  # noqa: ARG002 - as above
         """The mean loss over the batch's samples, a scalar tensor with a gradient.
 
         The loop weights micro-batches by their number of samples, so that a step's gradient is that of the mean over
