@@ -25,6 +25,8 @@ WRONG_TYPE = re.compile(
     r"|Incompatible value|not a subclass|Cannot assign|Invalid type|Cannot merge|is not supported|unexpectedly"
     r"|Invalid value assigned"
 )
+LIKELY_TYPO = 0.8
+"""Similarity of two keys of which one is probably the other, misspelt."""
 SYNTAX = re.compile(r"no viable alternative|mismatched input|extraneous input|LexerNoViableAlt|token recognition")
 
 
@@ -179,7 +181,12 @@ class Explainer:
         if not near:
             last = key.rsplit(".", 1)[-1]
             near = [name for name in known if name.rsplit(".", 1)[-1] == last][:1]
-        return f"did you mean {near[0]}?" if near else f"{HELP}; a new key of your own needs a plus: +{key}=VALUE"
+        own = f"a new key of your own needs a plus: +{key}=VALUE"
+        if not near:
+            return f"{HELP}; {own}"
+        # an argument that the task's file doesn't list is often like none that it lists
+        unlike = key.startswith("task.") and not difflib.get_close_matches(key, near, cutoff=LIKELY_TYPO)
+        return f"did you mean {near[0]}? {own[0].upper()}{own[1:]}" if unlike else f"did you mean {near[0]}?"
 
 
 def unreadable(error: yaml.YAMLError | UnicodeDecodeError, folders: Sequence[Path]) -> ConfigError:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from gallery import CONF, EXAMPLES, NAMES, PACKAGES, TINY, required
+from tensorboard_points import points
 
 from hpctrain.config.compose import Composer
+from hpctrain.files import read_json_lines
 from hpctrain.launch.prepare import prepare
 
 SEED = int(os.environ.get("HPCTRAIN_SOAK_SEED", "0"))
@@ -20,7 +22,7 @@ SHORT = (
     *("trainer.max_epochs=null", f"trainer.max_steps={STEPS}", "trainer.eval_every_steps=4"),
     *("trainer.global_batch_size=8", "trainer.micro_batch_size=2", "trainer.sanity_batches=1"),
     *("checkpoint.every_steps=1", "checkpoint.every_min=null", "checkpoint.asynchronous=false"),
-    *("logger.every_steps=1", "logger.tensorboard=false", "precision=fp32", "schedule.warmup_steps=0"),
+    *("logger.every_steps=1", "precision=fp32", "schedule.warmup_steps=0"),
     *("schedule.warmup_epochs=null", "data.num_workers=0", "trainer.channels_last=false"),
 )
 
@@ -68,6 +70,11 @@ def attempt(fork_server, ranks, files, tmp_path, monkeypatch):
     return start
 
 
+def media(run):
+    records = read_json_lines(run.directory.media_records)
+    return [{name: value for name, value in record.items() if name != "time"} for record in records]
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("example", NAMES)
@@ -89,6 +96,8 @@ def test_killed_three_times(example, world_size, attempt, run_at, tmp_path):
     assert struck.attempts[-1][0] > 0, cuts
     assert struck.digest == straight.digest, cuts
     assert struck.metrics == straight.metrics, cuts
+    assert media(struck) == media(straight), cuts
+    assert points(struck.directory.tensorboard) == points(straight.directory.tensorboard), cuts
     assert [record["step"] for record in struck.metrics if "train/loss" in record] == list(range(1, STEPS + 1))
     if example == "lora":
         saved = torch.load(struck.directory.checkpoint(STEPS) / "model.pt", weights_only=True)

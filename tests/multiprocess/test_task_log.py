@@ -8,6 +8,7 @@ import os
 import random
 
 import pytest
+from tensorboard_points import points
 
 from hpctrain.files import read_json_lines
 
@@ -38,19 +39,6 @@ def table(path):
         head, *rows = csv.reader(file)
     kept = [index for index, name in enumerate(head) if name != "time" and not name.startswith("throughput/")]
     return [[row[index] for index in kept] for row in [head, *rows]]
-
-
-def points(directory):
-    """What TensorBoard shows: by tag, the steps and a digest of each value; the time of a session isn't one."""
-    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
-
-    accumulator = EventAccumulator(str(directory), size_guidance={"tensors": 0})
-    accumulator.Reload()
-    return {
-        tag: [(event.step, event.tensor_proto.SerializeToString()) for event in accumulator.Tensors(tag)]
-        for tag in accumulator.Tags()["tensors"]
-        if not tag.startswith(("throughput/", "_hparams_/"))
-    }
 
 
 def outcome(run):

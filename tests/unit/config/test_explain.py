@@ -92,6 +92,11 @@ def test_a_mistake_in_a_default_is_told_though_the_defaults_cannot_be_composed(t
             ["model=gpt", "task=text", "model.num_haeds=3"],
             "model.num_haeds=3: is not a known key; did you mean model.num_h",
         ),
+        (["task=text", "task.held_ot=0.1"], "task.held_ot=0.1: is not a known key; did you mean task.held_out?"),
+        (
+            ["task=text", "task.context=3"],
+            "task.context=3: is not a known key; did you mean task.context_length? A new key of your own needs a plus",
+        ),
         (["~optimizer.eps"], "~optimizer.eps=: can't be removed; set a value instead: optimizer.eps=VALUE"),
         (["~optimizer.eps=1e-8"], "~optimizer.eps=1e-8: can't be removed; set a value instead: "),
         (["~trainer.max_steps"], "~trainer.max_steps=: can't be removed; set a value instead: trainer.max_steps=VALUE"),
