@@ -75,6 +75,17 @@ def media(run):
     return [{name: value for name, value in record.items() if name != "time"} for record in records]
 
 
+def require_same_points(straight, struck):
+    """No point twice, and none missing: TensorBoard gets all evaluations, but at most ten other records a second."""
+    assert straight.keys() == struck.keys()
+    for tag, found in struck.items():
+        expected, values = dict(straight[tag]), dict(found)
+        assert len(values) == len(found), tag
+        shared = values.keys() & expected.keys()
+        assert {step: values[step] for step in shared} == {step: expected[step] for step in shared}, tag
+        assert values.keys() == expected.keys() or not tag.startswith("eval/"), tag
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("example", NAMES)
@@ -97,7 +108,7 @@ def test_killed_three_times(example, world_size, attempt, run_at, tmp_path):
     assert struck.digest == straight.digest, cuts
     assert struck.metrics == straight.metrics, cuts
     assert media(struck) == media(straight), cuts
-    assert points(struck.directory.tensorboard) == points(straight.directory.tensorboard), cuts
+    require_same_points(points(straight.directory.tensorboard), points(struck.directory.tensorboard))
     assert [record["step"] for record in struck.metrics if "train/loss" in record] == list(range(1, STEPS + 1))
     if example == "lora":
         saved = torch.load(struck.directory.checkpoint(STEPS) / "model.pt", weights_only=True)
