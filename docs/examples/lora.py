@@ -16,8 +16,8 @@ class Lora(Text):
     """Adapt a causal language model to the text of hpctrain's own task (Hu et al., 2021).
 
     Args:
-        base: folder of the model, as `save_pretrained` writes it. If there is none, a tiny one is made, with random
-            weights and bytes as its tokens, so that the example needs no download.
+        base: folder of the model, as `save_pretrained` writes it. A missing `tiny_llama` is made, with random weights
+            and bytes as its tokens, so that the example needs no download.
         rank: of the adapters.
         alpha: their output is multiplied by alpha / rank.
         dropout: of the adapters' inputs.
@@ -39,7 +39,7 @@ class Lora(Text):
         self.adapters = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=list(targets))
 
     def prepare(self) -> None:
-        if not self.base.exists():
+        if self.base.name == "tiny_llama" and not self.base.exists():
             shape: Any = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
             tiny = LlamaForCausalLM(LlamaConfig(vocab_size=256, max_position_embeddings=self.context_length, **shape))
             # under another name first: if this is interrupted, no half of a model remains
