@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 
 
@@ -29,12 +30,13 @@ def own_fields(schema: type) -> Iterator[FieldDoc]:
     """Yield the keys that a schema class declares itself."""
     tree = ast.parse(inspect.getsource(schema)).body[0]
     assert isinstance(tree, ast.ClassDef)
+    constants = vars(sys.modules[schema.__module__])
     for node, after in zip(tree.body, tree.body[1:], strict=False):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
             assert isinstance(after, ast.Expr)
             assert isinstance(after.value, ast.Constant)
             text = " ".join(str(after.value.value).split())
-            yield FieldDoc(node.target.id, _type(node.annotation), _default(node.value), text)
+            yield FieldDoc(node.target.id, _type(node.annotation), _default(node.value, constants), text)
 
 
 def all_fields(schema: type) -> dict[str, FieldDoc]:
@@ -58,8 +60,8 @@ def _type(annotation: ast.expr) -> str:
     return ast.unparse(annotation).replace("None", "null")
 
 
-def _default(value: ast.expr) -> str:
-    text = ast.unparse(value)
+def _default(value: ast.expr, constants: Mapping[str, object]) -> str:
+    text = str(constants[value.id]) if isinstance(value, ast.Name) else ast.unparse(value)
     if text.startswith("field(default_factory="):
         inner = text.removeprefix("field(default_factory=").removesuffix(")")
         text = {"dict": "{}", "list": "[]"}.get(inner, inner.removeprefix("lambda: "))

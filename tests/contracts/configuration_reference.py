@@ -27,7 +27,7 @@ Change a key with `KEY=VALUE` on the command line, and choose an option of a gro
 options into the folder `conf` where you type the command, or into one that you name with `--config-dir`, with a
 subfolder per group: `conf/cluster/mysite.yaml` with `defaults: [slurm, _self_]` becomes the option `cluster=mysite`.
 `python -m hpctrain --cfg job` prints the configuration that a command would use. An invalid value is refused with one
-line and exit code 2, before anything is written or submitted.
+line and exit code 2, before anything is written or submitted. A key whose default is `???` has none: set it.
 """
 
 
@@ -43,6 +43,12 @@ def _table(prefix: str, *schemas: type, leave_out: frozenset[str] = frozenset())
     return [*lines, ""]
 
 
+def _users(group: str, schema: str) -> str:
+    """Return the options of a group that share a schema which isn't an option itself."""
+    files = sorted((conf_dir() / group).glob("*.yaml"))
+    return ", ".join(path.stem for path in files if f"- base_{schema}\n" in path.read_text(encoding="utf-8"))
+
+
 def reference() -> str:
     """Return the page."""
     lines = [HEAD, "## Top level", "", *_table("", Config, leave_out=frozenset(GROUPS))]
@@ -56,7 +62,7 @@ def reference() -> str:
         ]
         for name, schema in schemas.items():
             if len(schemas) > 1:
-                shown = f"[{name}]" if group in LIST_GROUPS else name
+                shown = f"[{name}]" if group in LIST_GROUPS else name if name in options else _users(group, name)
                 lines += [f"### {group}={shown}", "", f"{(schema.__doc__ or '').strip()}", ""]
             declaring = [base for base in schema.__mro__ if is_dataclass(base)]
             if schema is Slurm:
