@@ -174,15 +174,16 @@ class AttachedLog(TaskLog):
 
     @contextmanager
     def _in(self, prefix: str) -> Iterator[None]:
-        before = self._prefix
+        before, outer = self._prefix, self.scalars
         self._prefix = prefix
+        self.scalars = []
         self._checked.clear()
         try:
             yield
         finally:
             self._prefix = before
+            self.scalars = outer
             self._checked.clear()
-            self.scalars.clear()
 
     def _media(self, kind: Kind, name: str, content: Any, **options: Any) -> None:
         if self._process != os.getpid():

@@ -145,3 +145,34 @@ def test_in_an_evaluation_names_are_its_own():
     with log.training(), log.evaluating():
         task.log.scalar("epoch", 1.0)
         assert log.scalars == [("epoch", 1.0, None)]
+
+
+def test_a_context_within_another_leaves_what_was_logged_outside_of_it():
+    task = Plain()
+    log = attached(task)
+    with log.training():
+        with log.evaluating():
+            task.log.scalar("mine", 1.0)
+            with log.discarding():
+                task.log.scalar("other", 2.0)
+            assert log.scalars == [("mine", 1.0, None)]
+        assert log.scalars == []
+
+
+def test_an_abandoned_evaluation_drops_no_media_of_the_training():
+    class Written:
+        def __init__(self):
+            self.names = []
+
+        def put(self, step, name, captured):
+            self.names.append(name)
+
+    task, written = Plain(), Written()
+    log = attached(task)
+    with log.training(written):
+        task.log.text("note", "of the step")
+        with log.evaluating():
+            task.log.text("note", "of the evaluation")
+        log.drop()
+        log.release()
+    assert written.names == ["train/note"]
