@@ -36,7 +36,7 @@ def compose(
 
     Args:
         overrides: as typed on the command line, such as ``["cluster=slurm", "nodes=4"]``; or values by key, such as
-            ``{"cluster": "slurm", "optimizer.lr": 1e-3}``, where texts need no quotes.
+            ``{"cluster": "slurm", "optimizer.lr": 1e-3}``, where strings need no extra quotes.
         task: a class, or a function, that makes the task, in place of the words ``task=custom task._target_=...``. It
             gets the values below ``task`` as arguments. One of this program or notebook is for `fit`: jobs, and other
             processes, can't import it.
@@ -52,7 +52,7 @@ def compose(
     require_maker(task)
     for word in words:
         if word.startswith("task="):
-            problem = "names a second task, next to the argument"
+            problem = "is a second task, next to the argument task="
             raise ConfigError("task", word.partition("=")[2], problem, "leave one of them out")
     target = path_of(task)
     with hydra_restored(), given(target, task):
@@ -76,11 +76,11 @@ def as_words(overrides: Sequence[str] | Mapping[str, object]) -> list[str]:
     """Return overrides as typed on the command line.
 
     Raises:
-        ConfigError: they are a single text, or a value is neither a text, a number, a boolean, None, nor a list or
+        ConfigError: they are a single string, or a value is neither a string, a number, a boolean, None, nor a list or
             mapping of these.
     """
     if isinstance(overrides, str):
-        raise ConfigError("overrides", overrides, "is a text, expected a list", f"write [{overrides!r}]")
+        raise ConfigError("overrides", overrides, "is a string, expected a list of strings", f"write [{overrides!r}]")
     if isinstance(overrides, Mapping):
         # an argument of the task is usually new, for which Hydra wants a plus sign
         keys = {key: f"++{key}" if str(key).startswith("task.") else key for key in overrides}
@@ -104,4 +104,4 @@ def _spelled(key: str, value: object) -> str:
         case list() | tuple():
             return "[" + ",".join(_spelled(key, inside) for inside in value) + "]"
     problem = f"is a {type(value).__name__}, which a configuration can't hold"
-    raise ConfigError(key, value, problem, "use texts, numbers, true, false, null, lists and mappings")
+    raise ConfigError(key, value, problem, "use strings, numbers, booleans, None, lists and mappings")

@@ -46,7 +46,7 @@ def train_here(config: Config, task: Callable[..., Any] | None = None, *, force:
     refuse_dry_run(config)
     _require_one_rank(config)
     if not _training.acquire(blocking=False):
-        raise HpctrainError("this process trains already: seeds and settings belong to the process; wait for its end")
+        raise HpctrainError("another run is training in this process, and only one can: wait for its end")
     try:
         with own_task(config, task), working_directory_importable():
             check(config)
@@ -142,7 +142,7 @@ def _pass_on(program: Program, directory: RunDirectory) -> None:
         try:
             signal.raise_signal(number)
         except KeyboardInterrupt as stop:
-            stop.add_note(f"the training stopped in good order; {resume_hint(directory)}")
+            stop.add_note(f"the training stopped and was saved; {resume_hint(directory)}")
             raise
     last = Ledger(directory).attempts()[-1]
     if last.reason is not Reason.COMPLETED:

@@ -37,7 +37,7 @@ class EarlyStopping(Callback):
         self.mode = self.mode or (training.metric_mode if is_own else "min" if self.metric == "loss" else None)
         self.metric = self.metric or training.metric
         if self.mode is None:
-            problem = f"it is not defined which values of {self.metric} are better"
+            problem = f"the task doesn't define which values of {self.metric} are better"
             raise ConfigError("callbacks.early_stopping.mode", None, problem, "set it to min or max")
 
     def after_evaluation(self, training: Training, metrics: Mapping[str, float]) -> None:

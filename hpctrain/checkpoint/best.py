@@ -69,7 +69,7 @@ class Best:
         if chosen is not None:
             return cls(name, chosen, policy.keep_best)
         if policy.keep_best:
-            problem = f"it is not defined which values of {name} are better"
+            problem = f"the task doesn't define which values of {name} are better"
             raise ConfigError("checkpoint.metric_mode", None, problem, "set it to min or max")
         return None
 

@@ -200,7 +200,7 @@ class Composer:
     def _remedy(self, group: str) -> str:
         names = ", ".join(self.options(group))
         if group in schema.LIST_GROUPS:
-            return f"write {group}=[] for none, or choose of {names}: {group}=[NAME,NAME]"
+            return f"write {group}=[] for none, or choose from {names}: {group}=[NAME,NAME]"
         return f"choose one of {names}"
 
     def _chosen(self, choices: tuple[str, ...]) -> tuple[bytes, str]:

@@ -109,8 +109,8 @@ def named_optimizers(node: Mapping[str, Any]) -> list[NamedOptimizer]:
         return [NamedOptimizer(node=node)]
     named = node["named"]
     if not isinstance(named, Mapping) or not named:
-        remedy = "see docs/how_to/optimizers.md for optimizer.named"
-        raise ConfigError("optimizer.named", named, "must name the optimizers", remedy)
+        remedy = "write optimizer.named.NAME._target_=torch.optim.Adam; see docs/how_to/optimizers.md"
+        raise ConfigError("optimizer.named", named, "must have an entry per optimizer", remedy)
     shared = {key: node[key] for key in SHARED_KEYS if node.get(key) is not None}
     found = [_entry(str(name), entry, shared) for name, entry in named.items()]
     _check_together(found)
@@ -134,7 +134,7 @@ def _entry(name: str, entry: object, shared: Mapping[str, Any]) -> NamedOptimize
     if match is None:
         for only in ("exclude", "ndim"):
             if getattr(values, only) is not None:
-                problem = "narrows match, which is not set"
+                problem = "narrows match, which isn't set"
                 raise ConfigError(f"{key}.{only}", getattr(values, only), problem, f'add {key}.match="*"')
     if not values.loss.isidentifier():
         raise ConfigError(f"{key}.loss", values.loss, "is not the name of a method", "name a method of the task")

@@ -118,7 +118,7 @@ def _check_own(entry: GroupEntry) -> None:
         raise ConfigError(f"{key}.frozen", entry.frozen, "must be true or false", "correct it")
     step, epoch = entry.unfreeze_at_step, entry.unfreeze_at_epoch
     if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 1):
-        raise ConfigError(f"{key}.unfreeze_at_step", step, "must be a whole number from 1 on", "correct it")
+        raise ConfigError(f"{key}.unfreeze_at_step", step, "must be a whole number of at least 1", "correct it")
     if epoch is not None and not (_is_number(epoch) and math.isfinite(epoch) and epoch > 0):
         raise ConfigError(f"{key}.unfreeze_at_epoch", epoch, "must be a number above 0", "correct it")
     if step is not None and epoch is not None:

@@ -97,7 +97,7 @@ def require_maker(task: object) -> None:
     """
     if not isinstance(task, type) and (not callable(task) or hasattr(task, "train_dataset")):
         name = type(task).__name__
-        problem = "exists already, but each attempt makes its task anew, so that a resume is exact"
+        problem = "is an object, but each attempt makes its own, so that a resume is exact"
         raise ConfigError("task", f"a {name}", problem, f"pass the class {name}, or a function: lambda: {name}(...)")
 
 
@@ -110,7 +110,7 @@ def require_task(config: Config, task: Callable[..., Any]) -> None:
     require_maker(task)
     target, given_path = config.task["_target_"], path_of(task)
     if target != given_path:
-        problem = f"is another task than {given_path}, and the configuration has its model and its recipe"
+        problem = f"is not the task {given_path} that was passed"
         raise ConfigError("task._target_", target, problem, "compose with hpctrain.compose([...], task=...)")
 
 

@@ -98,12 +98,12 @@ class SenderClaim:
         owner = Owner.read(claim)
         if owner is not None and owner.is_here:
             if owner.alive:
-                raise BusyError(f"process {owner.pid} on this machine sends it already")
+                raise BusyError(f"process {owner.pid} on this machine is already sending it")
             return
         age_s = self._age_s(claim)
         if age_s < self._stale_s:
             who = "another process" if owner is None else f"process {owner.pid} on {owner.host}"
-            raise BusyError(f"{who} sends it already, as of {max(0.0, age_s):.0f} s ago")
+            raise BusyError(f"{who} is already sending it, as of {max(0.0, age_s):.0f} s ago")
 
     def _age_s(self, claim: Path) -> float:
         # both times are the file server's: clocks of machines may differ by more than the bound

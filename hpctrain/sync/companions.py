@@ -110,4 +110,4 @@ class Companions:
             if not cursor.complete:
                 why = f" ({cursor.problem})" if cursor.problem else ""
                 command = f"python -m hpctrain sync {self.directory.as_typed} --service {name}"
-                log.warning("%s doesn't have the whole run yet%s; to send the rest: %s", SHOWN_AS[name], why, command)
+                log.warning("%s doesn't have the whole run yet%s; send the rest with: %s", SHOWN_AS[name], why, command)

@@ -183,7 +183,8 @@ def accompany(job: Job, parent: Parent, make: Callable[[], Service] | None = Non
         except (HpctrainError, OSError) as error:
             # a run that was completed meanwhile gets one more try, at once
             ends = knew is not None or parent.end == Parent.LEFT
-            print(f"{SHOWN_AS[job.service]}: {_text(error)}{'' if ends else f'; in {pause_s:.0f} s again'}", flush=True)
+            then = "" if ends else f"; trying again in {pause_s:.0f} s"
+            print(f"{SHOWN_AS[job.service]}: {_text(error)}{then}", flush=True)
             if ends:
                 return ExitCode.FAILED
             parent.wait(pause_s)

@@ -58,7 +58,7 @@ def build_learning_rate(
         return LearningRate(optimizer, factor, base_lr)
     if isinstance(schedule, Plateau):
         if span.mode is None:
-            problem = f"it is not defined which values of {span.metric} are better"
+            problem = f"the task doesn't define which values of {span.metric} are better"
             raise ConfigError("checkpoint.metric_mode", None, problem, "set it to min or max")
         return PlateauLearningRate(
             optimizer,

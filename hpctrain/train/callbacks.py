@@ -151,7 +151,7 @@ class Callbacks:
                 # a copy: the tensors of a loaded checkpoint are mapped from its files, which retention removes
                 callback.load_state_dict(map_tensors(lambda tensor: tensor.clone(), states[name]))
         if ignored := sorted(states.keys() - self._callbacks.keys()):
-            log.info("the checkpoint has the state of callbacks that the run has no longer: %s", ", ".join(ignored))
+            log.info("the checkpoint has the state of callbacks that the run no longer has: %s", ", ".join(ignored))
 
 
 def _build(key: str, node: Mapping[str, Any]) -> Callback:

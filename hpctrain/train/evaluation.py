@@ -193,8 +193,8 @@ class Evaluation:
         is_excused = is_of_values or not self.is_whole(num_batches)
         if is_excused and self._world.is_rank_zero:
             log.warning(
-                "%s failed in the evaluation before the first step (trainer.sanity_batches=%d); if it needs all "
-                "held-out samples, or a trained model, nothing is wrong",
+                "%s failed in the evaluation before the first step (trainer.sanity_batches=%d); ignore this if it "
+                "needs all held-out samples, or a trained model",
                 doing,
                 num_batches,
                 exc_info=error,

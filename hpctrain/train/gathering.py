@@ -193,12 +193,12 @@ def _plan(heads: list[dict[str, Any] | None]) -> dict[str, Any]:
     first, columns = known[0]
     for rank, other in known[1:]:
         if other.keys() != columns.keys():
-            return {"problem": f"ranks {first} and {rank} return PerSample by other names", "names": []}
+            return {"problem": f"ranks {first} and {rank} return PerSample under different names", "names": []}
         for name, column in columns.items():
             for key in ("ragged", "dtype", "shape", "ndim"):
                 if other[name][key] != column[key]:
-                    found = f"{column[key]} on rank {first} and {other[name][key]} on rank {rank}"
-                    return {"problem": f"PerSample {name!r} has another {key} on two ranks: {found}", "names": []}
+                    found = f"{key}={column[key]} on rank {first} and {key}={other[name][key]} on rank {rank}"
+                    return {"problem": f"PerSample {name!r} has {found}", "names": []}
     return {"names": sorted(columns), "problem": ""}
 
 

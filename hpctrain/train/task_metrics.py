@@ -175,7 +175,7 @@ def _plan(gathered: list[Any], elementwise: Sequence[State]) -> dict[str, Any]:
         found = {tuple(other["shapes"][index]) for other in gathered if other["shapes"][index] != default}
         if len(found) > 1:
             few = " and ".join(map(str, map(list, sorted(found)[:2])))
-            return {"problem": f"{state.name} is reduced by {state.reduction}, but has the shapes {few} on two ranks"}
+            return {"problem": f"{state.name} (reduce={state.reduction}) has different shapes on two ranks: {few}"}
         shapes.append(list(found.pop()) if found else default)
         dtype = reduce(torch.promote_types, (getattr(torch, other["dtypes"][index]) for other in gathered))
         if dtype.is_complex:

@@ -94,7 +94,7 @@ class Trainer:
         self._loop = self._new_loop(start)
 
     def _refuse_without_evaluation(self) -> None:
-        why, keep_best = "nothing is evaluated: the task holds no samples out", self._config.checkpoint.keep_best
+        why, keep_best = "nothing is evaluated: the task has no eval_dataset", self._config.checkpoint.keep_best
         if keep_best:
             raise ConfigError("checkpoint.keep_best", keep_best, why, "set it to 0")
         if any(update.learning_rate.needs_evaluation for update in self._parts.step.updates):

@@ -146,5 +146,5 @@ def _since(group: ParameterGroup, steps_per_epoch: int) -> int:
 def _asleep(groups: Sequence[ParameterGroup]) -> ConfigError:
     entry = next(group.entry for group in groups if group.entry is not None and not group.frozen)
     name = "unfreeze_at_step" if entry.unfreeze_at_step is not None else "unfreeze_at_epoch"
-    problem = "nothing is trained before it"
+    problem = "until then, all parameters are frozen"
     return ConfigError(f"{entry.key}.{name}", getattr(entry, name), problem, "train something from the first step on")

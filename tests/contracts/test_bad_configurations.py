@@ -201,7 +201,7 @@ MISTAKES = {
         "remove one of them",
     ),
     "a decay over layers above one": (["optimizer.layer_decay=1.5"], "optimizer.layer_decay=1.5: must be above 0", ""),
-    "several optimizers, but none": (["optimizer=several"], "optimizer.named={}: must name the optimizers", ""),
+    "several optimizers, but none": (["optimizer=several"], "optimizer.named={}: must have an entry per optimizer", ""),
     "a named optimizer without a class": (
         ["optimizer=several", "optimizer.named.a.lr=0.1"],
         "optimizer.named.a._target_=null: must name a class",
@@ -234,7 +234,7 @@ MISTAKES = {
     ),
     "an exclusion from nothing": (
         [*ONE_NAMED, "optimizer.named.a.exclude=head.*"],
-        "optimizer.named.a.exclude=head.*: narrows match, which is not set",
+        "optimizer.named.a.exclude=head.*: narrows match, which isn't set",
         'add optimizer.named.a.match="*"',
     ),
     "a loss that the task doesn't have": (

@@ -37,7 +37,7 @@ def test_a_program_trains_a_class_of_its_own_and_resumes_it_exactly(own_program,
     assert (interrupted["digest"], interrupted["records"]) == (straight["digest"], straight["records"])
     assert report["given"]["digest"] == straight["digest"]
     refused, done = report["thread"]
-    assert refused.startswith("this process trains already")
+    assert refused.startswith("another run is training in this process")
     assert done == "asked the training in this process to stop after its current step and save"
     assert report["passed_on"] == {
         "sigterm": ["RunFailedError", "interrupted", 1, "SIGTERM"],
@@ -61,9 +61,9 @@ REFUSALS = (
     "cluster.processes_per_node=2: fit trains in this process, as one rank",
     "cluster=slurm: fit trains in this process, not in a job; use hpctrain.submit(config)",
     "is defined in this program, which a job can't import",
-    "task=a Line: exists already, but each attempt makes its task anew",
-    "task=digits: names a second task",
-    "is another task than __main__.Line",
+    "task=a Line: is an object, but each attempt makes its own",
+    "task=digits: is a second task",
+    "is not the task __main__.Line that was passed",
     "there, pass the function again: fit(config, task=...)",
     "task.width=6: the run in",
 )

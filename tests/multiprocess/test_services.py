@@ -286,7 +286,7 @@ def test_a_training_that_is_killed_three_times_is_one_run_without_a_doubled_poin
     cursor = Cursor.read(run.directory, "wandb_offline" if mode == "offline" else "wandb")
     if not cursor.complete:
         # on a loaded machine, ten seconds may be too few: then the run says what to type
-        assert "to send the rest: python -m hpctrain sync" in output
+        assert "send the rest with: python -m hpctrain sync" in output
         flags = ["--offline"] if mode == "offline" else []
         assert sync(LoggedRun.at(run.directory), "wandb", own, *flags).returncode == 0
     if mode == "offline":
@@ -312,7 +312,7 @@ def test_a_service_that_fails_costs_a_training_nothing_but_the_wait_at_its_end(
     words = [*WORDS, "logger.wandb.enabled=true", "logger.sync_wait_s=3"]
     code, run, output = train("run", *words, world_size=2, **given)
     assert code == 0, output
-    assert "to send the rest: python -m hpctrain sync" in output
+    assert "send the rest with: python -m hpctrain sync" in output
     # from the record of the end, which precedes the wait
     (attempt,) = run.attempts
     assert attempt == (0, "completed", 9)

@@ -107,7 +107,7 @@ def train(folder: Path, name: str, steps: list[int]) -> hpctrain.Run:
             notes += stop.__notes__
         else:
             assert len(notes) == len(steps)
-            assert all(note.startswith("the training stopped in good order; to resume: ") for note in notes)
+            assert all(note.startswith("the training stopped and was saved; to resume: ") for note in notes)
             return run
         finally:
             assert process_state() == before

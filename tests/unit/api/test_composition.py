@@ -51,7 +51,7 @@ def test_values_mean_themselves():
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
-        ("nodes=4", r"overrides=nodes=4: is a text, expected a list; write \['nodes=4'\]"),
+        ("nodes=4", r"overrides=nodes=4: is a string, expected a list of strings; write \['nodes=4'\]"),
         ({"nodes": {1, 2}}, "nodes={1, 2}: is a set, which a configuration can't hold"),
         (["nodes=1,2"], "nodes=1,2: has several values"),
         ({"optimizer.lrr": 1}, "did you mean optimizer.lr"),

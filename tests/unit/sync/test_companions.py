@@ -98,7 +98,7 @@ def test_a_service_that_refused_is_tried_again_at_the_end_of_a_completed_run(run
     os.close(pipe[1])
     assert codes == [ExitCode.FINISHED]
     assert working.arrived() == run.logged()
-    assert "W&B: 503: come back later; in 10 s again" in capsys.readouterr().out
+    assert "W&B: 503: come back later; trying again in 10 s" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_a_service_that_hangs_costs_the_end_of_a_run_the_configured_seconds(run,
     started.complete(lambda: False)
     started.leave()
     assert 3 <= time.monotonic() - began < 8
-    assert f"to send the rest: python -m hpctrain sync {run.directory.path} --service wandb" in caplog.text
+    assert f"send the rest with: python -m hpctrain sync {run.directory.path} --service wandb" in caplog.text
     until(lambda: process_start(pid) is None)
 
 
@@ -135,7 +135,7 @@ def test_a_service_that_refuses_is_reported_with_its_reason(run, companions, cap
     started.complete(lambda: False)
     assert time.monotonic() - began < 3
     started.leave()
-    assert "W&B doesn't have the whole run yet (the key is [31mnot known); to send the rest" in caplog.text
+    assert "W&B doesn't have the whole run yet (the key is [31mnot known); send the rest with" in caplog.text
 
 
 def test_a_signal_ends_the_wait(run, companions):

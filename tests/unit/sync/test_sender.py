@@ -157,7 +157,7 @@ def test_two_senders_at_once_are_one(run, service):
     run.end(Reason.COMPLETED, 10)
     claim = SenderClaim(run.directory, "wandb")
     claim.acquire()
-    with pytest.raises(BusyError, match=f"process {os.getpid()} on this machine sends it already"):
+    with pytest.raises(BusyError, match=f"process {os.getpid()} on this machine is already sending it"):
         send(run, service())
     claim.release()
     made = service()
@@ -246,7 +246,7 @@ def test_a_claim_of_another_machine_is_void_once_it_is_not_touched(run, service)
     claim.acquire()
     owner = run.directory.sync / "wandb_claims" / "000001" / "owner.json"
     owner.write_text(json.dumps({"host": "elsewhere", "pid": 5}))
-    with pytest.raises(BusyError, match="process 5 on elsewhere sends it already, as of 0 s ago"):
+    with pytest.raises(BusyError, match="process 5 on elsewhere is already sending it, as of 0 s ago"):
         SenderClaim(run.directory, "wandb").acquire()
     old = time.time() - 100
     os.utime(owner, (old, old))
