@@ -37,7 +37,7 @@ class Callback:
     """
 
     def on_start(self, training: Training) -> None:
-        """Called in each attempt before its first step, after the state is restored."""
+        """Called in each attempt before its first step, after the state is restored. Nothing can be logged here."""
 
     def before_step(self, training: Training) -> None:
         """Called before each step; `training.position.step` is the number of completed ones."""
@@ -64,16 +64,21 @@ class Callback:
     def after_save(self, training: Training) -> None:
         """Called when a checkpoint has been copied; it may still be written in the background.
 
-        What changes here is in the next checkpoint. Saves also follow the clock, so an interrupted run has others.
+        What changes here is in the next checkpoint. Saves also follow the clock, so an interrupted run has others:
+        nothing can be logged here.
         """
 
     def on_stop(self, training: Training) -> None:
-        """Called when an attempt stops before the end of its run, and has saved; the job may be killed at any time."""
+        """Called when an attempt stops before the end of its run, and has saved; the job may be killed at any time.
+
+        Nothing can be logged here.
+        """
 
     def on_end(self, training: Training) -> None:
         """Called when the run is complete and its last checkpoint is on the disk.
 
         It is called again if the run is killed while it runs, and whenever the run is trained further and ends again.
+        Nothing can be logged here; log in `after_evaluation`, which also follows the last step.
         """
 
     def state_dict(self) -> dict[str, Any]:

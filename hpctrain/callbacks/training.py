@@ -28,7 +28,8 @@ class Training(ABC):
         log: logs scalars and media. In `before_step` and `after_backward` they belong to the step that is computed,
             otherwise to the completed one. They are `eval/NAME` in `after_evaluation`, and `train/NAME` elsewhere.
             Scalars are means over the calls, the ranks and, outside of `after_evaluation`, the window between two
-            records; no record follows those of `on_stop` and `on_end`.
+            records. In `on_start`, `after_save`, `on_stop` and `on_end` a call is an error: these belong to no step, so
+            records would depend on the run's interruptions.
         config: of the run.
         rank: of this process.
         world_size: number of ranks.

@@ -48,7 +48,8 @@ class Callbacks:
         training: what they watch; None if there are no callbacks.
 
     Attributes:
-        on_start: the hooks of this name that are overridden; the others alike. The loop tests them, and calls `run`.
+        on_start: the hooks of this name that are overridden; the others alike. The loop tests those of a step, and
+            calls `run`.
 
     Raises:
         ConfigError: an entry isn't a callback, or has a method that looks like a hook and isn't one.
@@ -74,7 +75,7 @@ class Callbacks:
         )
 
     def run(self, hooks: tuple[Hook, ...], meter: Meter, *, computing: bool = False) -> None:
-        """Call hooks other than `after_evaluation`.
+        """Call hooks of a step.
 
         Args:
             hooks: one of the attributes of this object.
@@ -86,6 +87,19 @@ class Callbacks:
         with task_log.watched(computing=computing):
             self._call(hooks)
             task_log.count(meter, 1, ())
+
+    def run_between_steps(self, hook: str) -> None:
+        """Call the hooks that belong to no step, in which nothing may be logged.
+
+        Args:
+            hook: `on_start`, `after_save`, `on_stop` or `on_end`.
+        """
+        training = self._training
+        for name, method in getattr(self, hook):
+            assert training is not None
+            training.caller = name
+            with training.own_log.between_steps(f"{hook} of callbacks.{name}"):
+                method(training)
 
     def watch_backward(self, turns: Sequence[Turn], meter: Meter) -> None:
         """Have the turns of the step call `after_backward`.

@@ -145,17 +145,14 @@ class Loop:
 
     def conclude(self, *, finished: bool) -> None:
         """Call the last hooks, once everything is saved."""
-        callbacks = self._callbacks
-        if hooks := callbacks.on_end if finished else callbacks.on_stop:
-            callbacks.run(hooks, self._parts.meter)
+        self._callbacks.run_between_steps("on_end" if finished else "on_stop")
 
     def _begin(self) -> None:
         """Call the first hooks, and count the training time from now on."""
         callbacks = self._callbacks
         if callbacks.after_backward:
             callbacks.watch_backward(self._parts.step.turns, self._parts.meter)
-        if callbacks.on_start:
-            callbacks.run(callbacks.on_start, self._parts.meter)
+        callbacks.run_between_steps("on_start")
         self._ending.begin()
 
     def _ends_before_a_step(self) -> bool:
@@ -207,8 +204,7 @@ class Loop:
             self._log.flush()
             self._divergence.check_before_save(self.step)
             self._checkpointing.save(self.step, evaluation_due=self._evaluation_due, wait=wait)
-            if self._callbacks.after_save:
-                self._callbacks.run(self._callbacks.after_save, self._parts.meter)
+            self._callbacks.run_between_steps("after_save")
         self._times.record(self.step, due=True)
 
     def _evaluate(self) -> Stop | None:

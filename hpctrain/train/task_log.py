@@ -54,6 +54,7 @@ class AttachedLog(TaskLog):
         self._every_steps = every_steps
         self._prefix = ""
         self._is_deriving = False
+        self._between_steps = ""
         self._is_ahead = True
         self._checked: set[str] = set()
         self._process = os.getpid()
@@ -79,6 +80,8 @@ class AttachedLog(TaskLog):
         """Collect a scalar."""
         if self._is_deriving:
             raise TaskError(f"{self._where('scalar')} was called after the last batch: return {name!r} from derive")
+        if self._between_steps:
+            raise self._refused("scalar", name)
         if name not in self._checked:
             check_name(self._where("scalar"), name, self.own_names if self._prefix != EVAL_PREFIX else frozenset())
             self._checked.add(name)
@@ -173,21 +176,40 @@ class AttachedLog(TaskLog):
                 self._is_ahead = True
 
     @contextmanager
+    def between_steps(self, where: str) -> Iterator[None]:
+        """Refuse what a callback logs in the context: it would depend on the run's interruptions, or reach no record.
+
+        Args:
+            where: the hook and the callback, for the message.
+        """
+        with self._in(self._prefix):
+            self._between_steps = where
+            yield
+
+    def _refused(self, method: str, name: str) -> TaskError:
+        problem = f"log.{method}({name!r}) was called in {self._between_steps}, which belongs to no step"
+        return TaskError(f"{problem}: log in before_step, after_backward, after_step or after_evaluation")
+
+    @contextmanager
     def _in(self, prefix: str) -> Iterator[None]:
-        before, outer = self._prefix, self.scalars
+        before, outer, hook = self._prefix, self.scalars, self._between_steps
         self._prefix = prefix
         self.scalars = []
+        self._between_steps = ""
         self._checked.clear()
         try:
             yield
         finally:
             self._prefix = before
             self.scalars = outer
+            self._between_steps = hook
             self._checked.clear()
 
     def _media(self, kind: Kind, name: str, content: Any, **options: Any) -> None:
         if self._process != os.getpid():
             return
+        if self._between_steps:
+            raise self._refused(kind, name)
         check_name(self._where(kind), name, frozenset())
         if self._prefix:
             self._require_one_kind(f"{self._prefix}{name}", kind)

@@ -87,6 +87,37 @@ class Failing(Callback):
         raise ValueError("a mistake in a callback")
 
 
+class Talking(Callback):
+    """Logs in one hook, also in a pass that leaves no trace."""
+
+    def __init__(self, hook, method):
+        self.hook = hook
+        self.method = method
+
+    def on_start(self, training):
+        self._log("on_start", training)
+
+    def after_save(self, training):
+        self._log("after_save", training)
+
+    def on_stop(self, training):
+        self._log("on_stop", training)
+
+    def on_end(self, training):
+        self._log("on_end", training)
+
+    def _log(self, hook, training):
+        with training.evaluating():
+            training.log.scalar("discarded", 1.0)
+        if hook == self.hook:
+            getattr(training.log, self.method)("mine", 1.0 if self.method == "scalar" else "words")
+
+
+class Seeing(Callback):
+    def after_evaluation(self, training, metrics):
+        training.log.scalar("mine", 1.0)
+
+
 class Unsaveable(Callback):
     def state_dict(self):
         return {"file": object()}

@@ -141,6 +141,34 @@ def test_a_pass_of_a_callback_leaves_no_trace(attempt, directory, tmp_path):
     assert digests(directory) == straight
 
 
+@pytest.mark.parametrize(
+    ("hook", "method"),
+    [
+        ("on_start", "scalar"),
+        ("after_save", "scalar"),
+        ("after_save", "text"),
+        ("on_stop", "scalar"),
+        ("on_end", "text"),
+    ],
+)
+def test_logging_outside_of_the_steps_is_refused(attempt, directory, hook, method):
+    words = ("+callbacks.talking._target_=small_callbacks.Talking", f"+callbacks.talking.hook={hook}")
+    signal = ("+task.signal_in=loss", "+task.signal_at=5") if hook == "on_stop" else ()
+    trainer = attempt(*words, f"+callbacks.talking.method={method}", "trainer.max_steps=5", *signal)
+    with pytest.raises(TaskError) as caught:
+        trainer.run()
+    assert str(caught.value) == (
+        f"log.{method}('mine') was called in {hook} of callbacks.talking, which belongs to no step: "
+        "log in before_step, after_backward, after_step or after_evaluation"
+    )
+
+
+def test_a_callback_that_evaluates_leaves_what_others_log(attempt, directory):
+    words = ("+callbacks.seeing._target_=small_callbacks.Seeing", "+callbacks.draw._target_=small_callbacks.Drawing")
+    assert attempt(*words, "trainer.max_steps=4").run()
+    assert records(directory, "eval/mine") == [(4, 1.0)]
+
+
 def test_an_error_in_a_callback_passes_through(attempt):
     with pytest.raises(ValueError, match="a mistake in a callback"):
         attempt("+callbacks.bad._target_=small_callbacks.Failing").run()
