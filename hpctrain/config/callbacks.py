@@ -39,9 +39,9 @@ class EarlyStopping(require.Checked):
     patience: Annotated[int, require.at_least(1)] = 5
     """Evaluations in a row without an improvement after which the run ends."""
     min_delta: Annotated[float, require.at_least(0)] = 0.0
-    """An improvement is better than the best value by more than this."""
+    """An improvement exceeds the best value so far by more than this."""
     metric: str | None = None
-    """Metric of the evaluation; null: the metric by which the run is judged."""
+    """Metric of the evaluation; null: checkpoint.metric, or by default the metric of the task."""
     mode: Annotated[str | None, require.one_of("min", "max")] = None
     """Whether the lowest or the highest value is best, `min` or `max`; null: as for the run, `min` for `loss`."""
 
@@ -57,7 +57,7 @@ class LogWeights(require.Checked):
     every_steps: Annotated[int, require.at_least(1)] = 100
     """Steps between records."""
     histograms: bool = True
-    """Log histograms beside the norms."""
+    """Also log histograms."""
     match: str = "*"
     """Names of the parameters, with * and ?, such as encoder.*."""
 
@@ -71,7 +71,7 @@ class LogPictures(require.Checked):
     _target_: str = "hpctrain.callbacks.log_pictures.LogPictures"
     """Class to instantiate."""
     number: Annotated[int, require.at_least(1)] = 16
-    """Number of pictures: the first held-out ones."""
+    """Number of held-out pictures, from the first one on."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -83,11 +83,11 @@ class LogText(require.Checked):
     _target_: str = "hpctrain.callbacks.log_text.LogText"
     """Class to instantiate."""
     number: Annotated[int, require.at_least(1)] = 2
-    """Number of samples: the first held-out ones are continued."""
+    """Number of held-out samples to continue, from the first one on."""
     prompt_tokens: Annotated[int, require.at_least(1)] = 32
-    """Tokens of each sample that the model is given."""
+    """Tokens of each sample that the model gets as a prompt."""
     new_tokens: Annotated[int, require.at_least(1)] = 64
-    """Tokens that it generates."""
+    """Tokens that the model generates."""
     temperature: Annotated[float, require.at_least(0)] = 0.8
     """Divides the logits before a token is drawn; 0: the most probable token."""
 
@@ -103,9 +103,9 @@ class AverageWeights(require.Checked):
     start: Annotated[float, require.half_open(0, 1)] = 0.75
     """Part of the run, from 0 to 1, after which the averaging begins."""
     every_steps: Annotated[int, require.at_least(1)] = 1
-    """Steps between the weights that are averaged."""
+    """Steps from one set of weights in the average to the next."""
     last: Annotated[int | None, require.at_least(1)] = None
-    """Average only the last so many of them, which are all kept in memory; null: all."""
+    """Average only this many of the newest weights, all of which are kept in memory; null: all."""
 
 
 def cant_be_called(key: str, target: str, hook: str, why: str) -> ConfigError:

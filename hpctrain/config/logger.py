@@ -48,7 +48,7 @@ class Wandb(require.Checked):
     prefix = "logger.wandb."
 
     enabled: bool = False
-    """Send the run to W&B, during training and at its end, from a process beside rank zero."""
+    """Send the run to W&B, during training and at its end, from a background process of rank zero."""
     mode: Annotated[str, require.one_of("online", "offline")] = "online"
     """`offline`: write W&B's offline files into the run directory instead, for nodes that don't reach W&B."""
     project: Annotated[str, W_AND_B_NAME] = "hpctrain"
@@ -56,7 +56,7 @@ class Wandb(require.Checked):
     entity: Annotated[str | None, W_AND_B_NAME] = None
     """The team or user at W&B; null: the user's default."""
     group: Annotated[str | None, require.single_line, require.not_empty] = None
-    """The group at W&B; null: the folder of the sweep, for a run of one."""
+    """The group at W&B; null: the name of the sweep's folder; without a sweep, none."""
     tags: Annotated[list[str], TAGS] = field(default_factory=list)
     """Tags of the run at W&B."""
 
@@ -68,11 +68,11 @@ class MLflow(require.Checked):
     prefix = "logger.mlflow."
 
     enabled: bool = False
-    """Send the run to an MLflow server, during training and at its end, from a process beside rank zero."""
+    """Send the run to an MLflow server, during training and at its end, from a background process of rank zero."""
     tracking_uri: Annotated[str | None, require.single_line, require.not_empty, _without_password] = None
-    """The server, such as http://login1:5000; null: what the environment variable MLFLOW_TRACKING_URI says."""
+    """The server, such as http://login1:5000; null: the environment variable MLFLOW_TRACKING_URI."""
     experiment: Annotated[str, require.single_line, require.not_empty] = "hpctrain"
-    """The experiment at MLflow; made if it is missing."""
+    """The experiment at MLflow; created if it is missing."""
     tags: Annotated[dict[str, str], _named_tags] = field(default_factory=dict)
     """Tags of the run at MLflow, name to value."""
 
@@ -96,4 +96,4 @@ class Logger(require.Checked):
     mlflow: MLflow = field(default_factory=MLflow)
     """MLflow."""
     sync_wait_s: Annotated[float, require.between(0, LONGEST_WAIT_S)] = LONGEST_WAIT_S
-    """Seconds that rank zero waits at the end of a completed run until W&B and MLflow have everything."""
+    """Most seconds that rank zero waits at the end of a completed run for W&B and MLflow to get everything."""

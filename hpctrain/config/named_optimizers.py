@@ -29,12 +29,12 @@ class Named(Handling):
     exclude: Any = None
     """Parameters that match leaves out: a pattern, or a list of patterns."""
     ndim: Annotated[int | None, require.at_least(0)] = None
-    """Only parameters with so many dimensions; null: any number."""
+    """Only parameters with this number of dimensions; null: any number."""
     loss: str = DEFAULT_LOSS
-    """Method of the task that computes the loss for which the optimizer steps. Optimizers with the same loss step
+    """Method of the task that computes the loss that this optimizer minimises. Optimizers with the same loss step
     together."""
     every_steps: Annotated[int, require.at_least(1)] = 1
-    """Take part in every so many steps; the same for all optimizers of a loss."""
+    """N: step only in every N-th step of the run. Optimizers with the same loss need the same value."""
     schedule: Any = None
     """Keys of a schedule, such as {kind: cosine, warmup_steps: 100}; null: the run's schedule."""
     clip_grad_norm: Annotated[float | None, require.above(0)] = None
@@ -48,13 +48,13 @@ class Several(require.Checked):
     """Several optimizers, by name; put them into a file of your own, with `defaults: [several, _self_]`."""
 
     named: dict[str, Any] = field(default_factory=dict)
-    """By name: _target_, the arguments of the class, and the keys of optimizer.named.NAME below."""
+    """An entry per optimizer, by name: _target_, the arguments of that class, and the keys of an entry."""
     lr: Annotated[float | None, require.above(0)] = None
-    """Learning rate of the entries that have none of their own; null: the default of their class."""
+    """Learning rate of entries that don't set their own; null: the default of their class."""
     weight_decay: Annotated[float | None, require.at_least(0)] = None
-    """Weight decay of the entries that have none of their own, if their class takes it."""
+    """Weight decay of entries that don't set their own, if their class takes it."""
     betas: Annotated[list[float] | None, PAIR, require.each(require.half_open(0, 1))] = None
-    """Decay rates of the two moments for the entries that have none of their own, if their class takes them."""
+    """Decay rates of the two moments for entries that don't set their own, if their class takes them."""
 
 
 SHARED_KEYS = ("lr", "weight_decay", "betas")

@@ -25,14 +25,14 @@ class Handling(require.Checked):
     no_decay_norm_bias: bool = False
     """No weight decay for biases and for parameters of fewer than two dimensions, such as those of norms."""
     groups: list[Any] = field(default_factory=list)
-    """Parameters with options of their own: a list of {match: "NAME.*", lr_factor: 0.1, weight_decay: 0.0}. match is a
-    pattern or a list of patterns; the first entry that matches a parameter decides. frozen: true excludes them;
-    unfreeze_at_step or unfreeze_at_epoch trains them from then on."""
+    """Parameter groups: a list of entries such as {match: "NAME.*", lr_factor: 0.1, weight_decay: 0.0}. match is a
+    pattern or a list of patterns; the first entry that matches a parameter applies. With frozen: true the parameters
+    aren't trained; with unfreeze_at_step or unfreeze_at_epoch they are trained after that number of steps or epochs."""
     layer_decay: Annotated[float | None, BETWEEN_0_AND_1] = None
     """Learning rate of a block relative to that of the next one, such as 0.75; null: the same for all."""
     layer_list: Annotated[str, require.not_empty] = "blocks"
-    """Name of the module whose children are the numbered blocks, for layer_decay: blocks, or encoder.layer; with * and
-    ?."""
+    """For layer_decay: name of the module whose children are the numbered blocks, such as blocks or encoder.layer; may
+    have * and ?."""
 
 
 HANDLING_KEYS = tuple(item.name for item in fields(Handling))

@@ -73,15 +73,15 @@ class Plateau(WarmUp):
     kind: Annotated[str, require.one_of("plateau")] = "plateau"
     """`plateau`."""
     factor: Annotated[float, require.half_open(0, 1)] = 0.1
-    """The learning rate is multiplied by it when the metric has stopped improving."""
+    """Multiplies the learning rate when the metric has stopped improving."""
     patience: Annotated[int, require.at_least(0)] = 10
     """Evaluations without an improvement that are tolerated; the next one lowers the rate."""
     threshold: Annotated[float, require.at_least(0)] = 1e-4
-    """An improvement is better than the best value by more than this share of it."""
+    """Smallest improvement that counts, relative to the best value."""
     cooldown: Annotated[int, require.at_least(0)] = 0
-    """Evaluations after a drop that don't count, as none within the warm-up does."""
+    """Evaluations after a drop that are ignored. Those during the warm-up are ignored, too."""
     min_factor: Annotated[float, require.between(0, 1)] = 0.0
-    """The rate never falls below this share of the optimizer's own."""
+    """Lower limit of the learning rate, relative to the optimizer's own rate."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -89,7 +89,7 @@ class Custom(require.Checked):
     """Your own function, or a class of torch.optim.lr_scheduler; add its arguments as +schedule.NAME=VALUE."""
 
     _target_: str = MISSING
-    """A function that returns a function of the step, or a class of torch.optim.lr_scheduler, by import path."""
+    """Import path of a function that returns a function of the step, or of a class of torch.optim.lr_scheduler."""
 
 
 AnySchedule = Schedule | Plateau | Mapping[str, Any]

@@ -24,8 +24,8 @@ class Trainer(require.Checked):
     max_epochs: Annotated[int | None, require.at_least(1)] = 10
     """Passes over the training data after which the run ends; null: no limit. Whichever comes first."""
     max_time_min: Annotated[float | None, require.above(0)] = None
-    """Minutes of training, evaluations and saves, over all attempts, after which the run ends as completed; null: no
-    limit. The schedule keeps the shape that it has without this limit."""
+    """Minutes of training, including evaluations and saves, over all attempts, after which the run ends as completed;
+    null: no limit. It doesn't shorten the schedule."""
     global_batch_size: Annotated[int, require.at_least(1)] = 64
     """Samples per optimizer update, over all ranks."""
     micro_batch_size: Annotated[int | None, require.at_least(1)] = None
@@ -36,8 +36,8 @@ class Trainer(require.Checked):
     """Micro-batches that each rank evaluates before the first step of a new run, or of a resume that changes the
     configuration, to show a mistake in the evaluation at once; training isn't affected. 0: none."""
     max_gathered_mb: Annotated[int, require.at_least(1)] = 1024
-    """Largest size, in MB of host memory on rank zero, of what one evaluation gathers: values per sample (`PerSample`),
-    and the states of metrics that keep every sample. More is refused, before the first step if it can be known."""
+    """Limit, in MB of host memory on rank zero, for what one evaluation gathers: values per sample (`PerSample`), and
+    states of metrics that keep every sample. A run that would exceed it is refused, if possible before step 1."""
     clip_grad_norm: Annotated[float | None, require.above(0)] = None
     """Largest 2-norm of all gradients together; null: no clipping. train/grad_norm logs the norm before clipping."""
     clip_grad_value: Annotated[float | None, require.above(0)] = None
