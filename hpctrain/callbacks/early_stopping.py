@@ -30,15 +30,21 @@ class EarlyStopping(Callback):
         self.mode = mode
         self.best: float | None = None
         self.num_bad = 0
+        self.restored: Mapping[str, Any] = {}
 
     def on_start(self, training: Training) -> None:
-        """Find the metric."""
+        """Find the metric; the values of another one are dropped."""
         is_own = self.metric is None or self.metric == training.metric
         self.mode = self.mode or (training.metric_mode if is_own else "min" if self.metric == "loss" else None)
         self.metric = self.metric or training.metric
         if self.mode is None:
             problem = f"the task doesn't define which values of {self.metric} are better"
             raise ConfigError("callbacks.early_stopping.mode", None, problem, "set it to min or max")
+        judged = {"metric": self.metric, "mode": self.mode}
+        # checkpoints of earlier versions have no mode
+        if any(self.restored.get(key, value) != value for key, value in judged.items()):
+            self.best = None
+            self.num_bad = 0
 
     def after_evaluation(self, training: Training, metrics: Mapping[str, float]) -> None:
         """Compare the metric with the best one."""
@@ -59,10 +65,10 @@ class EarlyStopping(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """See `Callback`."""
-        return {"metric": self.metric, "best": self.best, "num_bad": self.num_bad}
+        return {"metric": self.metric, "mode": self.mode, "best": self.best, "num_bad": self.num_bad}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Callback`; the values of another metric are dropped."""
-        if self.metric is None or state["metric"] == self.metric:
-            self.best = state["best"]
-            self.num_bad = state["num_bad"]
+        """See `Callback`."""
+        self.best = state["best"]
+        self.num_bad = state["num_bad"]
+        self.restored = state

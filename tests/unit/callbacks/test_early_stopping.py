@@ -49,11 +49,31 @@ def test_it_continues_as_if_it_hadnt_stopped(training, stop):
     assert ends_at(second, watched, values[stop:]) == 5 - stop
 
 
-def test_the_values_of_another_metric_are_dropped(training):
-    first, second = EarlyStopping(2), EarlyStopping(2, metric="accuracy", mode="max")
+@pytest.mark.parametrize(
+    ("options", "metric", "mode", "kept"),
+    [
+        ({}, "loss", "min", (3, 1)),
+        ({"metric": "loss"}, "loss", "min", (3, 1)),
+        ({}, "accuracy", "max", (None, 0)),
+        ({}, "loss", "max", (None, 0)),
+        ({"metric": "accuracy", "mode": "max"}, "loss", "min", (None, 0)),
+        ({"mode": "max"}, "loss", "min", (None, 0)),
+    ],
+)
+def test_the_values_of_another_metric_are_dropped(training, options, metric, mode, kept):
+    first, second, watched = EarlyStopping(2), EarlyStopping(2, **options), training()
     ends_at(first, training(), [3, 4])
     second.load_state_dict(first.state_dict())
-    assert (second.best, second.num_bad) == (None, 0)
+    watched.metric, watched.metric_mode = metric, mode
+    second.on_start(watched)
+    assert (second.best, second.num_bad) == kept
+
+
+def test_a_state_without_a_mode_is_that_of_an_earlier_version(training):
+    callback = EarlyStopping(2)
+    callback.load_state_dict({"metric": "loss", "best": 3.0, "num_bad": 1})
+    callback.on_start(training())
+    assert (callback.best, callback.num_bad) == (3.0, 1)
 
 
 def test_a_metric_that_isnt_there_or_has_no_mode_is_refused(training):
