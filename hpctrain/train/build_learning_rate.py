@@ -16,7 +16,7 @@ from hpctrain.config.schedule import AnySchedule, Plateau, Schedule
 from hpctrain.config.target import NEEDS_THE_METRIC
 from hpctrain.errors import ConfigError
 from hpctrain.train.build import instantiate, locate
-from hpctrain.train.learning_rate import LearningRate, PlateauLearningRate, TorchLearningRate
+from hpctrain.train.learning_rate import GroupsBefore, LearningRate, PlateauLearningRate, TorchLearningRate
 from hpctrain.train.schedule import Factor, learning_rate_factor
 
 
@@ -29,12 +29,14 @@ class Span:
         steps_per_epoch: steps of a pass over the training data.
         metric: name of the metric that judges the run.
         mode: `min` or `max`; None if it isn't defined which values are better.
+        every_steps: steps from one update to the next.
     """
 
     total_steps: int
     steps_per_epoch: int
     metric: str = "loss"
     mode: str | None = "min"
+    every_steps: int = 1
 
 
 def build_learning_rate(
@@ -76,23 +78,32 @@ def _custom(
 ) -> LearningRate:
     target = node["_target_"]
     maker = locate(key, target)
-    provided = {
-        "optimizer": optimizer,
-        "total_steps": span.total_steps,
-        "steps_per_epoch": span.steps_per_epoch,
-    }
-    # OneCycleLR has two ways to give its length, and the configured one counts
-    if "epochs" in node:
-        del provided["total_steps"]
     try:
         names = set(inspect.signature(maker).parameters)
     except (TypeError, ValueError):  # a function or class without a signature
         names = set()
+    # a scheduler is stepped once per update, and a function of the step gets steps of the run
+    every_steps = span.every_steps if "optimizer" in names else 1
+    provided = {
+        "optimizer": optimizer,
+        "total_steps": max(1, span.total_steps // every_steps),
+        # rounded up: OneCycleLR refuses steps after its last one
+        "steps_per_epoch": math.ceil(span.steps_per_epoch / every_steps),
+    }
+    # OneCycleLR has two ways to give its length, and the configured one counts
+    if "epochs" in node:
+        del provided["total_steps"]
+    before = GroupsBefore.of(optimizer)
     made = instantiate(key, {**{name: value for name, value in provided.items() if name in names}, **node})
     if isinstance(made, ReduceLROnPlateau):
         raise ConfigError(f"{key}._target_", target, *NEEDS_THE_METRIC)
     if isinstance(made, LRScheduler):
-        return TorchLearningRate(optimizer, made, base_lr)
+        rate = TorchLearningRate(optimizer, made, before, base_lr)
+        if rate.ignores_groups and len(set(before.rates)) > 1:
+            problem = "sets one rate for all groups, and so ignores the groups' own (lr_factor, layer_decay, lr)"
+            remedy = "give its rates as lists with an item per group, in their proportions, or use schedule=one_cycle"
+            raise ConfigError(f"{key}._target_", target, problem, remedy)
+        return rate
     if not callable(made):
         problem = f"made a {type(made).__name__}, expected a function of the step, or a scheduler of torch"
         raise ConfigError(f"{key}._target_", target, problem, "return a function: step -> factor of the learning rate")

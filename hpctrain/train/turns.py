@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -84,6 +84,7 @@ def build_turns(
                 name=own[0].named.name if len(losses) > 1 else "",
             )
         )
+    _require_own_rates(optimizers, [update for turn in turns for update in turn.updates], config)
     return turns
 
 
@@ -106,12 +107,29 @@ def _update(config: Config, built: BuiltOptimizer, scaler: torch.amp.GradScaler 
         schedule = schedule_of(key, named.schedule)
     return Update(
         optimizer,
-        build_learning_rate(key, schedule, optimizer, span, base_lr=built.base_lr),
+        build_learning_rate(
+            key,
+            schedule,
+            optimizer,
+            dataclasses.replace(span, every_steps=named.every_steps),
+            base_lr=built.base_lr,
+        ),
         name=named.name,
         clipping=Clipping.configured(_bounds(config.trainer, built), optimizer),
         scaler=scaler,
         every_steps=named.every_steps,
     )
+
+
+def _require_own_rates(optimizers: Sequence[BuiltOptimizer], updates: Sequence[Update], config: Config) -> None:
+    """Refuse rates of named optimizers that the schedule of the run would overwrite by the same ones."""
+    sharing = {each.named.name: each for each in optimizers if each.named.schedule is None}
+    overwritten = [update.name for update in updates if update.name in sharing and update.learning_rate.overwrites]
+    if len({sharing[name].base_lr for name in overwritten}) > 1:
+        key = f"{sharing[overwritten[0]].named.key}.schedule"
+        target = config.schedule["_target_"] if isinstance(config.schedule, Mapping) else None
+        problem = "sets the same rates for all optimizers, and so ignores their own"
+        raise ConfigError("schedule._target_", target, problem, f"give each optimizer a schedule of its own: {key}")
 
 
 def _bounds(trainer: Trainer, built: BuiltOptimizer) -> Trainer:

@@ -3,7 +3,7 @@ import math
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hpctrain.config.schedule import Plateau, Schedule, schedule_of
 from hpctrain.errors import ConfigError
@@ -77,8 +77,8 @@ def test_a_factory_gets_the_length_of_the_run():
 
 SCHEDULES = {
     "step": custom("StepLR", step_size=3, gamma=0.5),
-    "one_cycle": custom("OneCycleLR", max_lr=0.3),
-    "cyclic": custom("CyclicLR", base_lr=0.01, max_lr=0.1, step_size_up=3),
+    "one_cycle": custom("OneCycleLR", max_lr=[0.3, 0.03]),
+    "cyclic": custom("CyclicLR", base_lr=[0.01, 0.001], max_lr=[0.1, 0.01], step_size_up=3),
     "restarts": custom("CosineAnnealingWarmRestarts", T_0=2, T_mult=2),
     "cosine": custom("CosineAnnealingLR", T_max=4),
     "several": custom("MultiStepLR", milestones=[2, 5]),
@@ -112,8 +112,93 @@ def test_a_longer_run_stretches_a_scheduler():
     longer = Span(total_steps=20, steps_per_epoch=5)
     second = Training(SCHEDULES["one_cycle"], longer)
     second.resume(first.checkpoint())
-    second.run(1)  # its first rate is still the old shape's
-    assert second.run(9) == Training(SCHEDULES["one_cycle"], longer).run(20)[11:]
+    assert second.run(10) == Training(SCHEDULES["one_cycle"], longer).run(20)[10:]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("one_cycle", {"max_lr": [0.6, 0.06]}),
+        ("one_cycle", {"div_factor": 5.0, "max_momentum": 0.8}),
+        ("cyclic", {"max_lr": [0.4, 0.04], "base_momentum": 0.5}),
+        ("cyclic", {"base_lr": [0.02, 0.002]}),
+    ],
+)
+def test_changed_options_of_a_scheduler_count_from_the_next_step_on(name, options):
+    changed = {**SCHEDULES[name], **options}
+    first, second, straight = Training(SCHEDULES[name]), Training(changed), Training(changed)
+    first.run(4)
+    second.resume(first.checkpoint())
+    straight.run(4)
+    for _ in range(5):
+        assert second.run(1) == straight.run(1)
+        for mine, theirs in zip(second.optimizer.param_groups, straight.optimizer.param_groups, strict=True):
+            assert mine["momentum"] == theirs["momentum"]
+
+
+def test_a_run_beyond_a_shortened_curve_can_be_restored():
+    first = Training(SCHEDULES["one_cycle"])
+    first.run(9)
+    Training(SCHEDULES["one_cycle"], Span(total_steps=5, steps_per_epoch=5)).resume(first.checkpoint())
+
+
+class Counting(LRScheduler):
+    """Keeps its count in the groups."""
+
+    def __init__(self, optimizer, pace=2):
+        for group in optimizer.param_groups:
+            group["seen"] = 0
+            group["pace"] = pace
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        for group in self.optimizer.param_groups:
+            group["seen"] += group["pace"]
+        return [group["lr"] / group["seen"] for group in self.optimizer.param_groups]
+
+
+def test_what_a_scheduler_counts_in_the_groups_is_restored():
+    node = {"_target_": f"{__name__}.Counting"}
+    first, second, straight = Training(node), Training(node), Training(node)
+    first.run(4)
+    second.resume(first.checkpoint())
+    assert second.run(4) == straight.run(8)[4:]
+
+
+@pytest.mark.parametrize(
+    "node",
+    [custom("OneCycleLR", max_lr=0.3), custom("CyclicLR", base_lr=0.1, max_lr=0.3)],
+)
+def test_a_scheduler_that_sets_one_rate_for_all_groups_is_refused_if_they_differ(node):
+    with pytest.raises(ConfigError, match=r"^schedule\._target_=.*sets one rate for all groups.*lists.*one_cycle"):
+        Training(node)
+
+
+def test_the_rate_that_is_logged_is_that_of_the_scheduler():
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    optimizer.param_groups[0]["initial_lr"] = 0.1
+    node = custom("OneCycleLR", max_lr=0.3)
+    rate = build_learning_rate("schedule", node, optimizer, Span(10, 5), base_lr=0.1)
+    logged = []
+    for step in range(10):
+        rate.begin(step)
+        logged.append(rate.current)
+        assert rate.current == optimizer.param_groups[0]["lr"]
+        optimizer.step()
+        rate.after_update()
+    assert max(logged) == pytest.approx(0.3, rel=0.1)
+
+
+@pytest.mark.parametrize("options", [{}, {"epochs": 5}])
+def test_the_lengths_of_a_scheduler_count_the_updates_of_its_optimizer(options):
+    span = Span(total_steps=20, steps_per_epoch=4, every_steps=4)
+    training = Training({**SCHEDULES["one_cycle"], **options}, span)
+    rates = training.run(5)
+    assert rates[-1][0] < rates[0][0] < rates[2][0]
+    # a function of the step gets the steps of the run
+    assert Training({"_target_": f"{__name__}.squared"}, span).run(1)[0][0] == 0.1
+    assert Training({"_target_": f"{__name__}.squared"}, span).rate._factor(10) == 0.25
 
 
 def test_a_changed_base_rate_scales_what_a_scheduler_has_reached():
