@@ -34,9 +34,9 @@ log = logging.getLogger("hpctrain.api")
 
 
 class Run:
-    """A run: its state, metrics and weights; and what the commands `cancel` and `resume` do.
+    """A run, however it was started: its state, metrics and weights; `cancel` and `resume` do what the commands do.
 
-    Nothing of it imports torch, except for `load_model` and `load_task`.
+    Only `load_model` and `load_task` import torch.
 
     Args:
         path: the run directory, or its name in `runs_dir`.
@@ -74,7 +74,7 @@ class Run:
         return status
 
     def wait(self, timeout_s: float | None = None, *, check: bool = True) -> RunStatus:
-        """Wait until the run is over, all requeues included; while its state can't be known here, it isn't over.
+        """Wait until the run is over, across all requeues; a run whose state is unknown isn't over.
 
         Args:
             timeout_s: the most seconds to wait; None for no bound.

@@ -53,10 +53,10 @@ class Callback:
         """Called after each step; `training.position.step` counts it already. Gradients are cleared by then."""
 
     def after_evaluation(self, training: Training, metrics: Mapping[str, float]) -> None:
-        """Called after each complete evaluation, before a save that it causes.
+        """Called after each complete evaluation, before the save that an evaluation may cause.
 
         Args:
-            training: as everywhere.
+            training: the training.
             metrics: of the evaluation, by the names that `Task.evaluate` and `Task.derive` return; the same on every
                 rank.
         """
@@ -64,20 +64,20 @@ class Callback:
     def after_save(self, training: Training) -> None:
         """Called when a checkpoint has been copied; it may still be written in the background.
 
-        What changes here is in the next checkpoint. Saves also follow the clock, so an interrupted run has others:
-        nothing can be logged here.
+        State that this hook changes is in the next checkpoint, not in this one. Nothing can be logged here: the times of
+        saves depend on the clock, so an interrupted run saves at other steps.
         """
 
     def on_stop(self, training: Training) -> None:
-        """Called when an attempt stops before the end of its run, and has saved; the job may be killed at any time.
+        """Called when an attempt stops before the end of its run, after its save.
 
-        Nothing can be logged here.
+        SLURM may kill the job during the call. Nothing can be logged here.
         """
 
     def on_end(self, training: Training) -> None:
         """Called when the run is complete and its last checkpoint is on the disk.
 
-        It is called again if the run is killed while it runs, and whenever the run is trained further and ends again.
+        It is called again if the attempt is killed during the call, and each time the run is trained further and ends.
         Nothing can be logged here; log in `after_evaluation`, which also follows the last step.
         """
 

@@ -23,20 +23,20 @@ class Training(ABC):
 
     Attributes:
         task: what is trained.
-        model: outside of DDP and its kind, for forward passes; in `precision=fp16_master` the half copy.
+        model: without its DDP wrapper, for forward passes; with `precision=fp16_master` the fp16 copy.
         position: step, epoch and progress.
-        log: logs scalars and media. In `before_step` and `after_backward` they belong to the step that is computed,
-            otherwise to the completed one. They are `eval/NAME` in `after_evaluation`, and `train/NAME` elsewhere.
-            Scalars are means over the calls, the ranks and, outside of `after_evaluation`, the window between two
-            records. In `on_start`, `after_save`, `on_stop` and `on_end` a call is an error: these belong to no step, so
-            records would depend on the run's interruptions.
+        log: logs scalars and media, as `eval/NAME` in `after_evaluation` and as `train/NAME` in all other hooks. In
+            `before_step` and `after_backward` they belong to the step that is being computed, otherwise to the last
+            completed step. A scalar is the mean over all calls and ranks: of one evaluation in `after_evaluation`,
+            otherwise since the previous record. In `on_start`, `after_save`, `on_stop` and `on_end` a call is an error:
+            these hooks belong to no step, so the records would depend on the run's interruptions.
         config: of the run.
         rank: of this process.
         world_size: number of ranks.
         device: of this rank, the first one if it has several.
         run_dir: the run directory.
-        metric: name of the metric that judges the run: `checkpoint.metric`, or the task's.
-        metric_mode: `min` or `max`; None if it isn't defined which values are better.
+        metric: name of the metric that ranks evaluations: `checkpoint.metric`, or by default the task's `metric`.
+        metric_mode: `min` or `max`; None if neither the configuration nor the task defines it.
     """
 
     task: Task
@@ -54,7 +54,7 @@ class Training(ABC):
     @property
     @abstractmethod
     def loss_scale(self) -> float:
-        """The factor of the gradients in `after_backward`; 1 unless the precision is fp16. It waits for the device."""
+        """The factor of the gradients in `after_backward`; 1 unless the precision is fp16. Waits for the device."""
 
     @property
     @abstractmethod

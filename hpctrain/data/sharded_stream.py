@@ -15,11 +15,11 @@ from hpctrain.errors import ConfigError, TaskError
 
 
 class ShardedStream(IterableDataset[Any]):
-    """Streams that are read side by side: each has an equal share of every step.
+    """Several streams as one: each provides an equal share of every step.
 
     A step of G samples takes G / n from each of the n streams: positions [i * G / n, (i + 1) * G / n) from stream i.
     So the samples of a step are the same at any world size. A rank opens only the streams from which its samples come;
-    one that its samples don't fill is read by other ranks as well. If n is a multiple of the number of ranks times the
+    several ranks may read the same stream. If n is a multiple of the number of ranks times the
     accumulation, each stream is read by one rank alone.
 
     A stream that ends starts over by itself, so that the epochs of the streams drift apart if their lengths differ. The

@@ -36,9 +36,9 @@ class TarDataset(Dataset[Any]):
     by its number, everything that holds for a dataset in memory holds: any order, any number of ranks and of loading
     processes, exact resumes. Files must not change during a run.
 
-    An index beside each tar file has the positions of its files. It is made when the dataset is made for the first
-    time, which reads the headers of the tar file once; do that in `Task.prepare`, and only one process per node does
-    it. It takes about 40 bytes of memory per file.
+    An index file next to each tar file has the positions of its members. The first `TarDataset` of a tar file reads the
+    headers once and writes the index. Make one in `Task.prepare`, so that only one process per node does this. In
+    memory, an index takes about 40 bytes per member.
 
     Args:
         shards: the tar files, not compressed: paths, which may have ``*``, ``?`` and ``{000..099}``, in their order;
@@ -47,8 +47,8 @@ class TarDataset(Dataset[Any]):
             alternatives: a sample is the tuple of their values. None: a sample is a dict of all its files' values by
             extension, and of its key as ``__key__``.
         decode: makes the value of a file from its extension and its bytes.
-        transform: makes a sample of the tuple or dict; may draw from the global random generators.
-        index: folder of the indices; None: that of each tar file.
+        transform: maps the tuple or dict to the sample; may draw from the global random generators.
+        index: folder for the index files; None: next to each tar file.
 
     Raises:
         TaskError: there is no such tar file, or one is damaged or compressed, or an index can't be written.

@@ -13,17 +13,17 @@ Kind: TypeAlias = Literal["image", "text", "histogram", "figure", "audio", "tabl
 class TaskLog:
     """Logs scalars and media from `Task.loss` and `Task.evaluate`, as `train/NAME` and `eval/NAME`.
 
-    This one discards what it gets, as outside of a training. The trainer gives the task one that logs: it belongs to
-    one rank's training process, and becomes a discarding one in DataLoader workers and in copies of the task.
+    Outside of training, a task has an object of this class, which discards everything. During training, the trainer
+    replaces it by one that logs. DataLoader workers and copies of the task again have one that discards everything.
 
-    Scalars are means over samples and ranks. Media are everything else: rank zero writes what it gets. In `loss` they
-    belong to the step that is being computed, and in `evaluate` to the one that was completed last: `metrics.jsonl` has
-    the same number. If a name comes several times in one step, the last one counts. Tensors are copied at the call,
-    without waiting for the device. A mistake in a call raises a TaskError.
+    Scalars are means over samples and ranks. Everything else is a medium, and comes from rank zero alone; calls on
+    other ranks have no effect. Media of `loss` belong to the step that is being computed, and media of `evaluate` to
+    the last completed step, as in `metrics.jsonl`. If a step logs a name several times, the last value is kept. Tensors
+    are copied during the call, without waiting for the device. A mistake in a call raises a TaskError.
 
     Attributes:
-        due: whether a record of metrics follows this step; test it before you make media in `loss`. True in `evaluate`,
-            False where everything is discarded; the same on all ranks.
+        due: whether hpctrain writes a record after this step; in `loss`, test it before you make media. Always true in
+            `evaluate`, and false where everything is discarded; the same on all ranks.
     """
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Position:
-    """The place of a training in its run, the same on every rank.
+    """The step, epoch and progress of a run, the same on every rank.
 
     Args:
         steps_per_epoch: steps that one pass over the samples takes.
