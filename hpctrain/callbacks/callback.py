@@ -64,7 +64,7 @@ class Callback:
     def after_save(self, training: Training) -> None:
         """Called when a checkpoint has been copied; it may still be written in the background.
 
-        State that this hook changes is in the next checkpoint, not in this one. Nothing can be logged here: the times of
+        State that this hook changes is in the next checkpoint, not in this one. Nothing can be logged here: times of
         saves depend on the clock, so an interrupted run saves at other steps.
         """
 
