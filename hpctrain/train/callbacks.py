@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any
 
 from hpctrain.callbacks.callback import Callback
+from hpctrain.callbacks.early_stopping import EarlyStopping
 from hpctrain.callbacks.training import Training
 from hpctrain.checkpoint.host_memory import HostCopy
 from hpctrain.config.callbacks import HOOKS, cant_be_called, not_a_callback, not_a_hook
 from hpctrain.data.micro_batch import map_tensors
-from hpctrain.errors import CheckpointError, TaskError
+from hpctrain.errors import CheckpointError, ConfigError, TaskError
 from hpctrain.metrics.meter import Meter
 from hpctrain.run.evaluation import EVAL_PREFIX
 from hpctrain.train.build import instantiate
@@ -66,6 +67,28 @@ class Callbacks:
         self.after_save = self._overridden("after_save")
         self.on_stop = self._overridden("on_stop")
         self.on_end = self._overridden("on_end")
+
+    def judged_metrics(self) -> dict[str, str | None]:
+        """The metrics by which callbacks end the run, by their keys; None for the run's. To ask before `on_start`."""
+        early = {name: callback for name, callback in self._callbacks.items() if isinstance(callback, EarlyStopping)}
+        return {f"callbacks.{name}.metric": callback.metric for name, callback in early.items()}
+
+    def require_evaluation(self, why_none: str) -> None:
+        """Refuse callbacks that do nothing in a run without an evaluation, and warn of others that want one.
+
+        Args:
+            why_none: why nothing is evaluated.
+
+        Raises:
+            ConfigError: early stopping would never act.
+        """
+        for name, hook in self.after_evaluation:
+            callback = self._callbacks[name]
+            if isinstance(callback, EarlyStopping):
+                target = f"{type(callback).__module__}.{type(callback).__qualname__}"
+                raise ConfigError(f"callbacks.{name}._target_", target, why_none, f"leave {name} out of callbacks")
+            if self._training is not None and self._training.rank == 0:
+                log.warning("callbacks.%s: its %s is never called: %s", name, hook.__name__, why_none)
 
     def _overridden(self, hook: str) -> tuple[Hook, ...]:
         return tuple(

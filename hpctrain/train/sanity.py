@@ -35,7 +35,7 @@ def check_evaluation(parts: Parts, agreement: Agreement) -> Stop | None:
 
     Raises:
         TaskError: the evaluation broke its contract, or doesn't return the task's metric.
-        ConfigError: it doesn't return `checkpoint.metric`.
+        ConfigError: it doesn't return `checkpoint.metric`, or the metric of early stopping.
     """
     num_batches, evaluation = parts.config.trainer.sanity_batches, parts.evaluation
     if evaluation is None or not num_batches:
@@ -74,11 +74,13 @@ def _require_metrics(parts: Parts, names: list[str], *, is_whole: bool) -> None:
             )
         return False
 
-    if policy.metric is not None and is_refused(policy.metric, "checkpoint.metric"):
-        problem, remedy = f"the evaluation returns {returned}", f"name one of these{or_return_it}"
-        raise ConfigError("checkpoint.metric", policy.metric, problem, remedy)
+    judged = parts.callbacks.judged_metrics()
+    for key, metric in {"checkpoint.metric": policy.metric, **judged}.items():
+        if metric is not None and is_refused(metric, key):
+            raise ConfigError(key, metric, f"the evaluation returns {returned}", f"name one of these{or_return_it}")
     # a task that returns no loss, and doesn't say what to rank by, ranks nothing unless the best are kept
-    is_needed = task.metric != Task.metric or (policy.keep_best and policy.metric is None)
+    is_judged = policy.metric is None and (policy.keep_best or None in judged.values())
+    is_needed = task.metric != Task.metric or is_judged
     if is_needed and is_refused(task.metric, f"{kind}.metric"):
         raise TaskError(
             f"{kind}.metric is {task.metric!r}, but {kind}.evaluate and {kind}.derive return {returned}: "

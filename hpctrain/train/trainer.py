@@ -77,9 +77,9 @@ class Trainer:
             self._bar = open_bar(config.trainer.progress, terminal or sys.stdout, is_log=log_stream is None)
         self._parts = Parts(config, world, fresh=not directory.checkpoint_steps())
         # built before the random state is restored: the task's draws for its held-out samples must not advance it
+        self._parts.callbacks = Callbacks(config.callbacks, RunningTraining(self._parts, directory))
         if self._parts.evaluation is None:
             self._refuse_without_evaluation()
-        self._parts.callbacks = Callbacks(config.callbacks, RunningTraining(self._parts, directory))
         self._saver = CheckpointSaver(directory, claim, config.checkpoint, stopping.request)
         self._checkpointing = Checkpointing(self._parts, directory, self._saver, claim=claim)
         # the parts were built from the same numbers on all ranks; from here on each rank draws its own
@@ -99,6 +99,7 @@ class Trainer:
             raise ConfigError("checkpoint.keep_best", keep_best, why, "set it to 0")
         if any(update.learning_rate.needs_evaluation for update in self._parts.step.updates):
             raise ConfigError("schedule.kind", "plateau", why, "choose another schedule, such as schedule=cosine")
+        self._parts.callbacks.require_evaluation(why)
 
     def _resume(self) -> Start:
         bar = self._bar

@@ -17,6 +17,7 @@ from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.run.checkpoints import list_checkpoints
+from hpctrain.train.callbacks import Callbacks
 from hpctrain.train.modes import names_in_evaluation_mode
 from hpctrain.train.parts import Parts
 from hpctrain.train.sanity import check_evaluation
@@ -30,7 +31,9 @@ def check(compose_small, lone_world, agreement, monkeypatch):
     def run(*words, **methods):
         for name, method in methods.items():
             monkeypatch.setattr(Small, name, method)
-        parts = Parts(compose_small(*words), lone_world)
+        config = compose_small(*words)
+        parts = Parts(config, lone_world)
+        parts.callbacks = Callbacks(config.callbacks)
         assert check_evaluation(parts, agreement) is None
         return parts
 
@@ -141,6 +144,16 @@ def test_a_task_that_names_no_metric_needs_no_loss_unless_the_best_are_kept(chec
     with pytest.raises(TaskError, match=r"Small\.metric is 'loss', but .* return accuracy"):
         check("checkpoint.keep_best=1")
     check("checkpoint.keep_best=1", "checkpoint.metric=accuracy", "checkpoint.metric_mode=max")
+
+
+def test_a_metric_of_early_stopping_that_is_never_returned_is_refused(check):
+    stopping = ("callbacks=[early_stopping]", "callbacks.early_stopping.mode=max")
+    with pytest.raises(ConfigError, match=r"callbacks\.early_stopping\.metric=f1: the evaluation returns loss; name"):
+        check(*stopping, "callbacks.early_stopping.metric=f1")
+    check(*stopping, "callbacks.early_stopping.metric=accuracy", evaluate=returning("accuracy"))
+    with pytest.raises(TaskError, match=r"Small\.metric is 'loss', but .* return accuracy"):
+        check(*stopping)
+    check(*stopping, "checkpoint.metric=accuracy", "checkpoint.metric_mode=max")
 
 
 def test_a_derived_metric_that_an_untrained_model_cannot_have_is_no_mistake(check, monkeypatch):
