@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
+from hpctrain.errors import TaskError
+
 TIME_SHARE = 0.01
 """Largest share of the time of reading that may be spent on a stream's state."""
 
@@ -110,16 +112,43 @@ class StateClock:
 
 
 def fresh_copy(stream: Any) -> Any:
-    """A copy of a stream object that shares everything but its attributes, so that reading leaves the original alone.
+    """A copy of a stream object with its own attributes, dicts and lists, so that reading leaves the original alone.
 
-    Hugging Face's streams share their attributes with a `copy.copy`, and their epoch with other processes.
+    It shares what else there is, such as open files. Hugging Face's streams share their attributes with a `copy.copy`,
+    and their epoch with other processes.
+
+    Raises:
+        TaskError: its attributes can't be copied.
     """
     kind: Any = type(stream)
+    if not hasattr(stream, "__dict__"):
+        raise TaskError(
+            f"the attributes of {kind.__name__} are in __slots__ alone, so a pass can't have a copy of them: remove "
+            "its __slots__"
+        )
     copied = kind.__new__(kind)
+    known: dict[int, Any] = {}
     for name, value in vars(stream).items():
         shared = isinstance(value, Tensor) and value.is_shared()  # type: ignore[no-untyped-call]  # torch's
-        copied.__dict__[name] = value.clone() if shared else value
+        copied.__dict__[name] = value.clone() if shared else _own_containers(value, known)
     return copied
+
+
+def _own_containers(value: Any, known: dict[int, Any]) -> Any:
+    """Copy plain dicts and lists, at any depth, and share the rest; `known` has the copies made so far, by identity."""
+    if type(value) not in (dict, list):
+        return value
+    if id(value) in known:
+        return known[id(value)]
+    if type(value) is list:
+        items: list[Any] = []
+        known[id(value)] = items
+        items += [_own_containers(item, known) for item in value]
+        return items
+    named: dict[Any, Any] = {}
+    known[id(value)] = named
+    named |= {key: _own_containers(item, known) for key, item in value.items()}
+    return named
 
 
 def loses_samples(stream: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from itertools import islice
 from typing import Any
 
@@ -70,7 +71,8 @@ class ShuffledStream(IterableDataset[Any]):
         if hasattr(stream, "set_epoch"):
             stream.set_epoch(self._epoch)
         if state is not None:
-            stream.load_state_dict(state)
+            # copies, here and below: the stream may change its own in place
+            stream.load_state_dict(deepcopy(state))
         samples = iter(stream)
         while taken := list(islice(samples, self._window)):
             bits = keyed_bits(self._seed, _SALT, self._epoch, window, np.arange(len(taken)))
@@ -78,4 +80,4 @@ class ShuffledStream(IterableDataset[Any]):
                 if place >= done:
                     self._state = {"window": window, "place": place + 1, "stream": state}
                     yield taken[number]
-            window, done, state = window + 1, 0, stream.state_dict()
+            window, done, state = window + 1, 0, deepcopy(stream.state_dict())

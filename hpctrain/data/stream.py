@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from copy import deepcopy
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
@@ -211,7 +212,8 @@ class StreamReader:
         if set_epoch is not None:
             set_epoch(self._pass)
         if mark is not None:
-            self._opened.load_state_dict(mark.state)
+            # a copy: the stream may change it in place, and the bookmark may be saved once more
+            self._opened.load_state_dict(deepcopy(mark.state))
         self._samples = iter(self._opened)
 
     def _open_next(self, position: int) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hpctrain.data import bookmark
-from hpctrain.data.bookmark import Bookmark, Bookmarks, StateClock
+from hpctrain.data.bookmark import Bookmark, Bookmarks, StateClock, fresh_copy
 from hpctrain.data.eval_loader import EvalLoader
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.order import sequential
@@ -27,6 +27,10 @@ def a_bookmark_with_every_batch(monkeypatch):
     monkeypatch.setattr(bookmark, "TIME_SHARE", 1e9)
 
 
+class Shared(list):
+    """A list that copies of a stream share, as they share all that isn't a plain container."""
+
+
 class Counting:
     """Numbers that name stream, epoch and position; no subclass of anything, and read only from its state on."""
 
@@ -35,7 +39,7 @@ class Counting:
         self.first = first
         self.epoch = 0
         self.place = 0
-        self.read = []
+        self.read = Shared()
 
     def set_epoch(self, epoch):
         self.epoch = epoch
@@ -52,6 +56,26 @@ class Counting:
 
     def load_state_dict(self, state):
         self.place = state["place"]
+
+
+class InPlace(Counting):
+    """Gives away the dict in which it counts, and counts on in the one that it is given."""
+
+    def __init__(self, length=48):
+        super().__init__(length)
+        self.state = {"at": [{"place": 0}]}
+
+    def __iter__(self):
+        at = self.state["at"][0]
+        while at["place"] < self.length:
+            at["place"] += 1
+            yield torch.tensor(1000 * self.epoch + at["place"] - 1)
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
 
 
 class Node:
@@ -174,6 +198,46 @@ def test_a_stream_that_counts_its_passes_continues_in_the_right_one():
     for stop in range(1, 15):
         _, marks = read(Graph(), stop, world_size=1, num_workers=2 * (stop == 6))
         assert read(Graph(), 15 - stop, marks, start_step=stop, world_size=1)[0] == straight[stop:]
+
+
+@pytest.mark.parametrize("make", [InPlace, lambda: ShuffledStream(InPlace(23), 10, seed=1)])
+def test_a_stream_may_change_its_state_in_place(make, monkeypatch):
+    plan = BatchPlan(460, 4, 4, 1, drop_last=False)
+    straight, _ = read(make(), 14, plan=plan, world_size=1)
+    assert sorted(number for step in straight for number in step)[:23] == list(range(23))
+    for stop in range(1, 14):
+        _, marks = read(make(), stop, plan=plan, world_size=1)
+        resumed, _ = read(make(), 14 - stop, marks, start_step=stop, plan=plan, world_size=1)
+        assert resumed == straight[stop:]
+        # the marks that it continued from may be saved once more
+        resumed, _ = read(make(), 14 - stop, marks, start_step=stop, plan=plan, world_size=1)
+        assert resumed == straight[stop:]
+
+
+def test_a_stream_without_attributes_to_copy_is_refused():
+    class Slots:
+        __slots__ = ("place",)
+
+        def __iter__(self):
+            return iter(range(48))
+
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state):
+            pass
+
+    with pytest.raises(TaskError, match="the attributes of Slots are in __slots__ .*: remove its __slots__"):
+        read(Slots(), 1)
+
+
+def test_attributes_that_share_a_container_still_do():
+    stream = Counting()
+    stream.places = [{"place": 0}]
+    stream.current = stream.places[0]
+    copied = fresh_copy(stream)
+    copied.current["place"] = 7
+    assert (copied.places, stream.places) == ([{"place": 7}], [{"place": 0}])
 
 
 def test_the_newest_bookmark_of_each_stream_is_kept():
