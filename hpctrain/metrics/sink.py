@@ -11,7 +11,7 @@ from typing import Protocol
 logger = logging.getLogger(__name__)
 
 MAX_PENDING_BYTES = 16 * 2**20
-"""Bytes to keep while the file can't be written, about a hundred thousand records; later records are dropped."""
+"""Bytes to keep while the file can't be written, about a hundred thousand records; what exceeds them is dropped."""
 
 
 class Sink(Protocol):
@@ -37,9 +37,9 @@ class Sink(Protocol):
 class RecordFile:
     """Appends whole records to a file, each in one write, without blocking while the file system fails.
 
-    While it fails (full, read-only, unmounted), records wait in memory, up to 16 MiB, and follow in order as soon as a
-    write succeeds; a record that was written in part is completed. The first failure and the recovery are logged as
-    warnings.
+    While it fails (full, read-only, unmounted), records wait in memory, up to 16 MiB or one that is larger, and follow
+    in order as soon as a write succeeds; a record that was written in part is completed. The first failure, the first
+    record that is dropped, and the recovery are logged as warnings.
 
     Args:
         path: an existing file; only this process writes it.
@@ -52,6 +52,7 @@ class RecordFile:
         self._path = path
         self._pending = b""
         self._failing = False
+        self._dropping = False
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     @property
@@ -61,8 +62,19 @@ class RecordFile:
 
     def append(self, record: bytes) -> None:
         """Write one record, after any that wait in memory."""
-        if len(self._pending) + len(record) <= MAX_PENDING_BYTES:
+        if not self._has_room(record):
+            self._write_pending()
+        if self._has_room(record):
             self._pending += record
+        elif not self._dropping:
+            logger.warning("%s: too many records wait in memory, so some are dropped", self._path)
+            self._dropping = True
+        self._write_pending()
+
+    def _has_room(self, record: bytes) -> bool:
+        return not self._pending or len(self._pending) + len(record) <= MAX_PENDING_BYTES
+
+    def _write_pending(self) -> None:
         try:
             while self._pending:
                 written = os.write(self._descriptor, self._pending)
@@ -75,7 +87,7 @@ class RecordFile:
             return
         if self._failing:
             logger.warning("%s can be written again", self._path)
-            self._failing = False
+            self._failing = self._dropping = False
 
     def sync(self) -> None:
         """Make the records durable; a failure is a warning."""

@@ -22,7 +22,7 @@ from hpctrain.tasks.log import Kind
 logger = logging.getLogger(__name__)
 
 MAX_WAITING_BYTES = 64 * 2**20
-"""Bytes of media to keep while their folder can't be written; later ones are dropped."""
+"""Bytes of media to keep while their folder can't be written; what exceeds them is dropped."""
 LONGEST_STEM = 200
 """Characters of a name in a file's name, quoted; file systems allow 255."""
 
@@ -49,8 +49,8 @@ class Medium:
 class MediaFiles:
     """Writes media into a folder, and a record of each into a file of JSON lines.
 
-    While the file system fails, training continues: media wait in memory, up to 64 MiB, and follow in order. The first
-    failure and the recovery are logged as warnings.
+    While the file system fails, training continues: media wait in memory, up to 64 MiB or one that is larger, and
+    follow in order. The first failure, the first medium that is dropped, and the recovery are logged as warnings.
 
     Args:
         folder: of the media; the first one makes it.
@@ -68,13 +68,23 @@ class MediaFiles:
         self._records: RecordFile | None = None
         self._waiting: deque[Medium] = deque()
         self._failing = False
+        self._dropping = False
         if records.exists():
             self._drop(resume_step, evaluation_due)
 
     def write(self, medium: Medium) -> None:
         """Write a medium, after any that wait in memory."""
-        if sum(len(one.data) for one in self._waiting) + len(medium.data) <= MAX_WAITING_BYTES:
+        if not self._has_room(medium):
+            self._write_waiting()
+        if self._has_room(medium):
             self._waiting.append(medium)
+        elif not self._dropping:
+            logger.warning(
+                "too many media wait in memory: %s of step %d is dropped, and perhaps later ones",
+                medium.name,
+                medium.step,
+            )
+            self._dropping = True
         self._write_waiting()
 
     def sync(self) -> None:
@@ -100,6 +110,10 @@ class MediaFiles:
                     data = (self._folder / file_name(record["name"], step, kind)).read_bytes()
                     yield Medium(step, record["time"], record["name"], kind, data)
 
+    def _has_room(self, medium: Medium) -> bool:
+        waiting_bytes = sum(len(one.data) for one in self._waiting)
+        return not self._waiting or waiting_bytes + len(medium.data) <= MAX_WAITING_BYTES
+
     def _write_waiting(self) -> None:
         try:
             while self._waiting:
@@ -112,7 +126,7 @@ class MediaFiles:
             return
         if self._failing:
             logger.warning("%s can be written again", self._folder)
-            self._failing = False
+            self._failing = self._dropping = False
 
     def _write_one(self, medium: Medium) -> None:
         name = file_name(medium.name, medium.step, medium.kind)

@@ -227,7 +227,7 @@ def test_a_stream_without_attributes_to_copy_is_refused():
         def load_state_dict(self, state):
             pass
 
-    with pytest.raises(TaskError, match="the attributes of Slots are in __slots__ .*: remove its __slots__"):
+    with pytest.raises(TaskError, match=r"the attributes of Slots are in __slots__ .*: remove its __slots__"):
         read(Slots(), 1)
 
 

@@ -228,6 +228,22 @@ def test_memory_stays_bounded_while_the_disk_fails(files_at, tmp_path, monkeypat
     assert [record["step"] for record in read_json_lines(tmp_path / "media.jsonl")] == [1]
 
 
+def test_a_medium_beyond_the_bound_is_written_if_none_waits(files_at, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("hpctrain.metrics.media.files.MAX_WAITING_BYTES", 6)
+    files = files_at()
+    files.write(medium(1, data=b"longer than the bound"))
+    (tmp_path / "media").rename(tmp_path / "away")
+    (tmp_path / "media").touch()
+    for step in (2, 3, 4):
+        files.write(medium(step))
+    dropped = [record.message for record in caplog.records if "dropped" in record.message]
+    assert dropped == ["too many media wait in memory: train/a of step 3 is dropped, and perhaps later ones"]
+    (tmp_path / "media").unlink()
+    files.write(medium(5, data=b"longer than the bound"))
+    files.close()
+    assert [record["step"] for record in read_json_lines(tmp_path / "media.jsonl")] == [1, 2, 5]
+
+
 class Slow:
     """A capture that is encoded when it is allowed to."""
 

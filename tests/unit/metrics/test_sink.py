@@ -59,6 +59,22 @@ def test_memory_stays_bounded(tmp_path, monkeypatch):
     assert path.read_bytes() == b"first\nthird\n"
 
 
+def test_a_record_beyond_the_bound_is_written_if_none_waits(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("hpctrain.metrics.sink.MAX_PENDING_BYTES", 12)
+    path = tmp_path / "records"
+    path.touch()
+    file = RecordFile(path)
+    file.append(b"longer than the bound\n")
+    with full_disk(0):
+        for record in (b"first\n", b"second\n", b"third\n", b"fourth\n"):
+            file.append(record)
+    file.append(b"longer than the bound\n")
+    file.close()
+    assert path.read_bytes() == b"longer than the bound\nfirst\nthird\nlonger than the bound\n"
+    dropped = [record.message for record in caplog.records if "dropped" in record.message]
+    assert dropped == [f"{path}: too many records wait in memory, so some are dropped"]
+
+
 def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         RecordFile(tmp_path / "absent")
