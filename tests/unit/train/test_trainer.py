@@ -70,8 +70,8 @@ def test_callbacks_that_need_an_evaluation_are_refused_or_warned_of_without_one(
     with pytest.raises(ConfigError, match=r"^callbacks\.early_stopping\._target_=.*: nothing is evaluated: .*leave"):
         attempt("+task.eval_samples=0", "callbacks=[early_stopping]")
     attempt("+task.eval_samples=0", "callbacks=[log_pictures,log_weights]")
-    expected = "callbacks.log_pictures: its after_evaluation is never called: nothing is evaluated: the task holds no"
-    assert [message for message in caplog.messages if "callbacks" in message] == [f"{expected} samples out"]
+    (said,) = [message for message in caplog.messages if "callbacks" in message]
+    assert said.startswith("callbacks.log_pictures: its after_evaluation is never called: nothing is evaluated: ")
 
 
 def test_an_attempt_that_was_superseded_meanwhile_writes_nothing(attempt, directory):
