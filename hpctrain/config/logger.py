@@ -29,9 +29,18 @@ W_AND_B_NAME = require.that(
 )
 
 
-def _without_password(key: str, uri: str) -> None:
-    if urlsplit(uri).password is not None:
-        problem = "contains a password, which would be in config.yaml"
+def _without_user(key: str, uri: str) -> None:
+    try:
+        address = urlsplit(uri)
+        has_user = "@" in address.netloc
+        if address.scheme in ("http", "https"):
+            _ = address.port  # a password with a slash looks like a port
+    except ValueError as error:
+        shown = "***" if "@" in uri else uri
+        raise ConfigError(key, shown, f"is not an address ({error})", "write it as http://login1:5000") from error
+    if has_user:
+        # the user name may be a token
+        problem = "contains a user name or password, which would be in config.yaml"
         raise ConfigError(key, "***", problem, "export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead")
 
 
@@ -69,7 +78,7 @@ class MLflow(require.Checked):
 
     enabled: bool = False
     """Send the run to an MLflow server, during training and at its end, from a background process of rank zero."""
-    tracking_uri: Annotated[str | None, require.single_line, require.not_empty, _without_password] = None
+    tracking_uri: Annotated[str | None, require.single_line, require.not_empty, _without_user] = None
     """The server, such as http://login1:5000; null: the environment variable MLFLOW_TRACKING_URI."""
     experiment: Annotated[str, require.single_line, require.not_empty] = "hpctrain"
     """The experiment at MLflow; created if it is missing."""

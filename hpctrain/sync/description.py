@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +21,8 @@ from hpctrain.run.manifest import read_varied, varied_text
 from hpctrain.status.metrics import read_metrics
 
 ID_CHARS = 16
-NOT_SENT = ("cluster.env.", "logger.wandb.", "logger.mlflow.")
-"""Keys that stay here: variables may be secret, and the rest is about the service."""
+NOT_SENT = ("cluster.env", "cluster.setup", "logger.wandb", "logger.mlflow")
+"""Keys that stay here, with those below them: variables and commands may be secret, the rest is about the service."""
 NAME_CHARS = 128
 TAIL_BYTES = 64 * 2**10
 
@@ -34,7 +36,7 @@ class Description:
         name: for people.
         group: the sweep's folder; empty for a run of its own.
         config: its configuration, by full key, without variables of the environment.
-        varied: the keys that its sweep varied, with this run's values.
+        varied: the keys that its sweep varied, with this run's values; without variables of the environment.
         started: when it was launched first, in epoch seconds.
         origin: the command, the commit, the host and the user that launched it, as far as they are known.
         settings: its group `logger` in plain containers.
@@ -79,19 +81,21 @@ def describe(directory: RunDirectory) -> Description:
     """Describe a run by the files in its directory; what can't be read is left out."""
     manifest = read_json_or_empty(directory.manifest)
     config = read_plain_config(directory.config)
-    varied = read_varied(directory)
+    all_varied = read_varied(directory)
+    varied = {key: value for key, value in all_varied.items() if not _stays_here(key)}
     folder, parent = directory.path.name, directory.path.parent.name
-    of_sweep = bool(varied) or folder.isdecimal()
+    of_sweep = bool(all_varied) or folder.isdecimal()
     git = manifest.get("git")
     commit = git.get("commit") if isinstance(git, dict) else None
-    origin = {name: manifest.get(name) for name in ("command", "host", "user")} | {"git_commit": commit}
+    origin = {name: manifest.get(name) for name in ("host", "user")} | {"git_commit": commit}
+    origin["command"] = _sent_command(str(manifest.get("command") or ""))
     logger = config.get("logger")
     started = manifest.get("time")
     return Description(
         digest=_digest(manifest, folder),
         name=" ".join(filter(None, [f"{parent}/{folder}", varied_text(varied)]))[:NAME_CHARS],
         group=parent if of_sweep else "",
-        config={key: value for key, value in flat_values(config).items() if key and not key.startswith(NOT_SENT)},
+        config={key: value for key, value in flat_values(config).items() if key and not _stays_here(key)},
         varied=varied,
         started=float(started) if isinstance(started, int | float) else 0.0,
         origin={name: str(value) for name, value in origin.items() if value},
@@ -119,6 +123,31 @@ def describe_ending(directory: RunDirectory, state: str) -> Ending:
     last = [record.step for record in read_metrics(directory.metrics, last_bytes=TAIL_BYTES)]
     kept = {name: value for name, value in summary.items() if not isinstance(value, float) or math.isfinite(value)}
     return Ending(state=state, step=max(last, default=0), summary=kept)
+
+
+def _stays_here(key: str) -> bool:
+    return any(key == kept or key.startswith(f"{kept}.") for kept in NOT_SENT)
+
+
+def _sent_command(command: str) -> str:
+    """A command line as typed, without the values of keys that stay here."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return ""
+    # only changed words are spelled anew
+    blanked = [_blanked(word) for word in words]
+    return command if blanked == words else " ".join(word if "***" in word else shlex.quote(word) for word in blanked)
+
+
+def _blanked(word: str) -> str:
+    key = re.match(r"[-+~]*([\w.]+)[^=]*=", word)
+    if key and _stays_here(key[1]):
+        return f"{key[0]}***"
+    # a whole group, or a program's text
+    inside = any(kept in word for kept in NOT_SENT)
+    group = any(word.lstrip("+").startswith(f"{kept.partition('.')[0]}={{") for kept in NOT_SENT)
+    return "***" if inside or group else word
 
 
 def _digest(manifest: Mapping[str, Any], folder: str) -> str:

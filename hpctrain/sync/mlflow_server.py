@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import time
@@ -20,6 +21,9 @@ MAX_VALUE_CHARS = 500
 """Characters of a parameter that every version of the server takes."""
 MAX_TAG_CHARS = 5000
 MAX_KEY_CHARS = 250
+HASH_CHARS = 8
+REFUSED = "INVALID_PARAMETER_VALUE"
+"""MLflow's error code for a metric that it will never take."""
 DIGEST_TAG = "hpctrain.digest"
 VARIABLES = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
@@ -46,6 +50,7 @@ class MLflowServer:
         self._client: Any = None
         self._run_id = ""
         self._found_again = False
+        self._left_out: set[str] = set()
 
     def open(self, run: Description, known_id: str) -> tuple[str, str]:
         """Find the run by its id or its digest, or make it; see `Service`."""
@@ -72,7 +77,7 @@ class MLflowServer:
                 there = self._there({metric.key for metric in metrics})
                 metrics = [metric for metric in metrics if (metric.key, metric.step) not in there]
             for first in range(0, len(metrics), MAX_METRICS):
-                self._client.log_batch(self._run_id, metrics=metrics[first : first + MAX_METRICS])
+                self._log(metrics[first : first + MAX_METRICS])
             for row in rows:
                 self._send_media(row)
         except Exception as error:
@@ -108,7 +113,8 @@ class MLflowServer:
             )
             self._run_id = made.info.run_id
         self._describe(run)
-        return self._run_id, f"{address.rstrip('/')}/#/experiments/{experiment}/runs/{self._run_id}"
+        server = without_user(address).rstrip("/")
+        return self._run_id, f"{server}/#/experiments/{experiment}/runs/{self._run_id}"
 
     def _experiment(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
@@ -144,6 +150,29 @@ class MLflowServer:
         self._client.log_batch(self._run_id, tags=[RunTag(name, value[:MAX_TAG_CHARS]) for name, value in tags.items()])
         self._client.update_run(self._run_id, status="RUNNING")
 
+    def _log(self, metrics: Sequence[Any]) -> None:
+        """Send metrics; one that MLflow refuses is left out, so that it doesn't hold up all others."""
+        kept = [metric for metric in metrics if metric.key not in self._left_out]
+        if not kept:
+            return
+        try:
+            self._client.log_batch(self._run_id, metrics=kept)
+        except Exception as error:
+            # a deleted run has the same error code: then no metric is to blame
+            if getattr(error, "error_code", "") != REFUSED or not self._is_active():
+                raise
+            names = sorted({metric.key for metric in kept})
+            if len(names) == 1:
+                self._left_out.add(names[0])
+                print(f"MLflow: {names[0]} is left out: {_explained(error)}", flush=True)
+                return
+            half = set(names[: len(names) // 2])
+            self._log([metric for metric in kept if metric.key in half])
+            self._log([metric for metric in kept if metric.key not in half])
+
+    def _is_active(self) -> bool:
+        return bool(self._client.get_run(self._run_id).info.lifecycle_stage == "active")
+
     def _there(self, keys: set[str]) -> set[tuple[str, int]]:
         return {
             (key, metric.step) for key in sorted(keys) for metric in self._client.get_metric_history(self._run_id, key)
@@ -157,8 +186,19 @@ class MLflowServer:
                 self._client.log_artifact(self._run_id, str(medium.path), artifact_path=f"media/{phase}")
 
 
+def without_user(text: str) -> str:
+    """Remove user names and passwords from the addresses in a text."""
+    return re.sub(r"://[^/?#\s]*@", "://", text)
+
+
 def _key(name: str) -> str:
-    return re.sub(r"[^\w.\- /]", "_", name)[:MAX_KEY_CHARS]
+    """A name as MLflow takes it: a relative path of plain characters. Names that differ get keys that differ."""
+    parts = re.sub(r"[^\w.\- /]", "_", name).split("/")
+    key = "/".join(part for part in parts if part not in ("", ".", ".."))
+    if key == name and 0 < len(key) <= MAX_KEY_CHARS:
+        return key
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:HASH_CHARS]
+    return f"{key[: MAX_KEY_CHARS - HASH_CHARS - 1]}_{digest}"
 
 
 def _text(value: object) -> str:
@@ -167,5 +207,5 @@ def _text(value: object) -> str:
 
 
 def _explained(error: Exception) -> ServiceError:
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = without_user(" ".join(str(error).split())) or type(error).__name__
     return ServiceError(text[:500])

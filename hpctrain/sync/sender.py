@@ -36,7 +36,8 @@ class Sender:
         self._claim = claim
         self._cursor = Cursor.read(directory, name)
         after = NOTHING if service.starts_over else self._cursor.after
-        self._doubtful_step = self._cursor.handed_over_step or NOTHING
+        handed_over = self._cursor.handed_over_step
+        self._doubtful_step = NOTHING if handed_over is None else handed_over
         self._rows = Rows(directory, after)
         self._handed_over = after
 

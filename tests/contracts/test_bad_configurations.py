@@ -44,6 +44,21 @@ MISTAKES = {
         "logger.mlflow.tracking_uri=***",
         "MLFLOW_TRACKING_PASSWORD",
     ),
+    "a token as user": (
+        ["logger.mlflow.tracking_uri=http://secret@host"],
+        "logger.mlflow.tracking_uri=***",
+        "MLFLOW_TRACKING_PASSWORD",
+    ),
+    "a password with a slash": (
+        ["logger.mlflow.tracking_uri=http://me:sec/ret@host"],
+        "logger.mlflow.tracking_uri=***",
+        "is not an address",
+    ),
+    "an address that isn't one": (
+        ["logger.mlflow.tracking_uri='http://[x'"],
+        "logger.mlflow.tracking_uri=http://[x",
+        "write it as http://login1:5000",
+    ),
     "a long wait at the end": (["logger.sync_wait_s=60"], "logger.sync_wait_s=60", "[0, 10]"),
     "a task without a loss": (
         ["task=custom", "task._target_=hpctrain.tasks.task.Task"],

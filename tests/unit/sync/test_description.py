@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 
@@ -21,7 +22,7 @@ MANIFEST = {
 CONFIG = {
     "name": "made",
     "optimizer": {"lr": 0.1},
-    "cluster": {"env": {"TOKEN": "secret"}},
+    "cluster": {"env": {"TOKEN": "secret"}, "setup": ["export TOKEN=secret"]},
     "logger": {"every_steps": 5, "wandb": {"project": "p"}},
 }
 
@@ -46,6 +47,29 @@ def test_a_run_of_a_sweep(made_run):
     assert found.config == {"name": "made", "optimizer.lr": 0.1, "logger.every_steps": 5}
     assert found.origin == {"command": MANIFEST["command"], "host": "login1", "user": "me", "git_commit": "abc"}
     assert (found.started, found.key("wandb", "project"), found.key("mlflow", "experiment")) == (1000.5, "p", None)
+    assert "secret" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "cluster.env.TOKEN=secret",
+        "+cluster.env.TOKEN='a secret'",
+        "cluster.env={TOKEN:secret}",
+        "cluster.setup=['export A=secret']",
+        "cluster={env:{TOKEN:secret}}",
+        "--with=cluster.env.TOKEN=secret",
+        "hpctrain.compose({'cluster.env.TOKEN': 'secret'})",
+        "logger.mlflow.tracking_uri=http://secret@host",
+    ],
+)
+def test_the_command_has_no_values_that_stay_here(made_run, word):
+    command = shlex.join(["python", "-m", "hpctrain", "name=a b", word, "seed=3"])
+    varied = {"cluster.env.TOKEN": "secret", "seed": "3"}
+    found = describe(made_run("0", MANIFEST | {"command": command, "varied": varied}))
+    sent = found.origin["command"]
+    assert sent.startswith("python -m hpctrain 'name=a b' ")
+    assert sent.endswith("*** seed=3")
     assert "secret" not in repr(found)
 
 

@@ -128,6 +128,17 @@ def test_a_cursor_that_is_torn_or_lost_costs_nothing(run, service, damage):
     assert again.arrived() == run.logged()
 
 
+def test_a_sender_killed_at_step_zero_leaves_it_in_doubt(run, service):
+    run.train(0, 1)
+    run.directory.metrics.write_text('{"step": 0, "eval/loss": 1}\n{"step": 1, "eval/loss": 1}\n')
+    run.end(Reason.COMPLETED, 1)
+    Cursor(run_id="x", handed_over_step=0).write(run.directory, "wandb")
+    made = service()
+    made.path.write_text('{"step": 0, "eval/loss": 1}\n')
+    send(run, made)
+    assert steps(made) == [0, 1]
+
+
 def test_a_service_that_refuses_is_recorded_and_gets_the_rest_later(run, service):
     run.train(0, 20)
     run.end(Reason.COMPLETED, 20)

@@ -1,0 +1,139 @@
+"""What MLflow's client is asked for; the client itself, of which the gate has none, is replaced."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from hpctrain.run.directory import RunDirectory
+from hpctrain.sync.description import describe
+from hpctrain.sync.mlflow_server import MAX_KEY_CHARS, MLflowServer
+from hpctrain.sync.rows import Row
+from hpctrain.sync.service import ServiceError
+
+SECRET_ADDRESS = "https://bob:s3cret@host:5000/"
+
+
+class RefusedError(Exception):
+    error_code = "INVALID_PARAMETER_VALUE"
+
+
+class Client:
+    """A server that refuses metrics whose name contains `bad`."""
+
+    stage = "active"
+    down = False
+
+    def __init__(self, tracking_uri):
+        self.address = tracking_uri
+        self.keys = []
+
+    def get_experiment_by_name(self, name):
+        if self.down:
+            raise OSError(f"{self.address}api/{name} doesn't answer")
+        return SimpleNamespace(experiment_id="7")
+
+    def search_runs(self, *_, **__):
+        return []
+
+    def create_run(self, *_, **__):
+        return SimpleNamespace(info=SimpleNamespace(run_id="abc"))
+
+    def get_run(self, _):
+        return SimpleNamespace(data=SimpleNamespace(params={}), info=SimpleNamespace(lifecycle_stage=self.stage))
+
+    def update_run(self, *_, **__):
+        pass
+
+    def log_batch(self, _, *, metrics=(), params=(), tags=()):
+        del params, tags
+        if self.stage != "active" or any("bad" in metric.key for metric in metrics):
+            raise RefusedError("no")
+        self.keys += [metric.key for metric in metrics]
+
+
+@pytest.fixture
+def client(monkeypatch):
+    """The class of the client, from a package `mlflow` of this test."""
+    package, entities = ModuleType("mlflow"), ModuleType("mlflow.entities")
+    package.MlflowClient = type("Client", (Client,), {})
+    for name in ("Metric", "Param", "RunTag"):
+        fields = ("key", "value", "time", "step")
+        setattr(entities, name, lambda *given, fields=fields: SimpleNamespace(**dict(zip(fields, given, strict=False))))
+    monkeypatch.setitem(sys.modules, "mlflow", package)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    monkeypatch.setattr("hpctrain.sync.mlflow_server.VARIABLES", {})
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", SECRET_ADDRESS)
+    return package.MlflowClient
+
+
+@pytest.fixture
+def opened(client, tmp_path):
+    """An open server, and what was returned for it."""
+    del client
+    return open_server(tmp_path)
+
+
+def open_server(tmp_path):
+    directory = RunDirectory.at(tmp_path / "run")
+    directory.create(0o750)
+    directory.config.write_text(json.dumps({"name": "made"}))
+    server = MLflowServer(directory)
+    return server, server.open(describe(directory), "")
+
+
+def sent_keys(server, *names):
+    server.send([Row(1, 5.0, dict.fromkeys(names, 1.0))], in_doubt=False)
+    return list(server._client.keys)
+
+
+def test_the_password_of_the_address_is_for_the_client_alone(client, tmp_path):
+    server, (run_id, address) = open_server(tmp_path)
+    assert server._client.address == SECRET_ADDRESS
+    assert (run_id, address) == ("abc", "https://host:5000/#/experiments/7/runs/abc")
+    client.down = True
+    with pytest.raises(ServiceError) as raised:
+        open_server(tmp_path)
+    assert str(raised.value) == "https://host:5000/api/hpctrain doesn't answer"
+
+
+def test_plain_names_stay_and_others_get_keys_of_their_own(opened):
+    long = "x" * MAX_KEY_CHARS
+    names = [
+        "eval/acc_1",
+        "eval/acc@1",
+        "eval/acc#1",
+        f"{long}a",
+        f"{long}b",
+        "a//b",
+        "a/b",
+        "../x",
+        "/x",
+        "x",
+        "..",
+        "",
+    ]
+    keys = sent_keys(opened[0], *names)
+    assert len(set(keys)) == len(names)
+    assert [key for key in keys if key in names] == ["eval/acc_1", "a/b", "x"]
+    for key in keys:
+        assert 0 < len(key) <= MAX_KEY_CHARS
+        assert not {"", ".", ".."} & set(key.split("/"))
+
+
+def test_a_metric_that_is_refused_is_left_out_with_one_line(opened, capsys):
+    server, _ = opened
+    assert sorted(sent_keys(server, "a", "bad", "b", "c")) == ["a", "b", "c"]
+    assert capsys.readouterr().out == "MLflow: bad is left out: no\n"
+    assert sent_keys(server, "bad", "d")[3:] == ["d"]
+    assert capsys.readouterr().out == ""
+
+
+def test_a_run_that_was_deleted_leaves_nothing_out(opened):
+    server, _ = opened
+    server._client.stage = "deleted"
+    with pytest.raises(ServiceError, match="no"):
+        sent_keys(server, "a")
