@@ -16,8 +16,9 @@ from hpctrain.config.schedule import AnySchedule, Plateau, Schedule
 from hpctrain.config.target import NEEDS_THE_METRIC
 from hpctrain.errors import ConfigError
 from hpctrain.train.build import instantiate, locate
-from hpctrain.train.learning_rate import GroupsBefore, LearningRate, PlateauLearningRate, TorchLearningRate
+from hpctrain.train.learning_rate import LearningRate, PlateauLearningRate
 from hpctrain.train.schedule import Factor, learning_rate_factor
+from hpctrain.train.torch_learning_rate import GroupsBefore, TorchLearningRate
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,8 @@ class Ema:
         if saved.keys() != set(self._names):
             raise CheckpointError(
                 f"the checkpoint's moving average has {len(saved)} parameters, the model {len(self._names)}, "
-                "or they have other names; resume with the model and the trainer.ema_decay that were saved"
+                "or they have other names; frozen ones aren't averaged: resume with the model, "
+                "optimizer.groups and trainer.ema_decay that were saved"
             )
         for name, average in zip(self._names, self._averages, strict=True):
             average.copy_(saved[name])

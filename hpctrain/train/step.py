@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.train.ema import Ema
@@ -47,6 +47,16 @@ class TrainStep:
         """The names under which the turns log, with `train/`."""
         of_turns = [name for turn in self.turns for name in (turn.loss_name, turn.scale_name)]
         return of_turns + [name for update in self.updates for name in (update.norm_name, *update.metrics)]
+
+    def total_loss(self, means: Mapping[str, float]) -> float:
+        """Return the sum of the turns' mean losses.
+
+        Turns that don't take part in every step are left out: the sum would depend on the steps since the last record.
+
+        Args:
+            means: since the last record, by logged name.
+        """
+        return sum(means[turn.loss_name] for turn in self.turns if turn.every_steps == 1)
 
     def prepare(self, step: int) -> list[Turn]:
         """Build the replicas for the parameters that are trained from step ``step`` on; collective.

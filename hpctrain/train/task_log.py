@@ -48,6 +48,7 @@ class AttachedLog(TaskLog):
         self._pending: dict[str, Captured] = {}
         self._pending_step = 0
         self._kinds: dict[str, str] = {}
+        self._methods: dict[str, str] = {}
         self._kind = kind
         self._position = position
         self._total_steps = total_steps
@@ -111,6 +112,21 @@ class AttachedLog(TaskLog):
             if num_samples:
                 meter.add_value(f"{self._prefix}{name}", value, num_samples if given is None else given)
         self.scalars.clear()
+
+    def require_one_turn(self, method: str, returned: Iterable[str]) -> None:
+        """Refuse names that another loss logs, too: the mean over both would be neither's.
+
+        Args:
+            method: the task's class and the method that computed a loss.
+            returned: names of the values that it returned; the collected scalars count as well.
+
+        Raises:
+            TaskError: another method has logged or returned one of them.
+        """
+        for name in (*returned, *(name for name, _, _ in self.scalars)):
+            other = self._methods.setdefault(name, method)
+            if other != method:
+                raise TaskError(f"{method} logs {name!r}, as {other} does: choose another name for one of them")
 
     @contextmanager
     def training(self, media: MediaWriter | None = None) -> Iterator[None]:

@@ -123,8 +123,7 @@ class TrainingLog:
         values = parts.meter.means()
         parts.meter.reset()
         if len(parts.step.turns) > 1:
-            # a turn that took part in no step since the last record has no loss
-            values["train/loss"] = sum(values.get(turn.loss_name, 0.0) for turn in parts.step.turns)
+            values["train/loss"] = parts.step.total_loss(values)
         samples_per_s = self._throughput.rate(parts.plan.samples_seen(step))
         values |= parts.step.metrics
         values["train/epoch"] = step / parts.plan.steps_per_epoch

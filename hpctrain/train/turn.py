@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpctrain.data.micro_batch import MicroBatch
+from hpctrain.data.micro_batch import MicroBatch, map_tensors
 from hpctrain.distributed.replica import LossModule, dismantle
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.loss_contract import Scalar, split_loss
@@ -229,14 +229,19 @@ class Turn:
         batch = micro_batch.batch
         if self._device.type != "cpu" and not micro_batch.on_device:
             batch = self._to_device(batch, self._device)
+        elif self.name:
+            # the turns share the tensors only: what a loss does to a dict or a list of the batch is its own
+            batch = map_tensors(lambda tensor: tensor, batch)
         self.computing = True
-        with self._autocast:
-            if self.name and model is None:
-                # the whole loss is one forward pass of the replica: it may call parts of the module, also repeatedly
-                loss = self.model(lambda module: self._loss(module, batch))
-            else:
-                loss = self._loss(self.model if model is None else model, batch)
-        self.computing = False
+        try:
+            with self._autocast:
+                if self.name and model is None:
+                    # the whole loss is one forward pass of the replica: it may call parts of the module repeatedly
+                    loss = self.model(lambda module: self._loss(module, batch))
+                else:
+                    loss = self._loss(self.model if model is None else model, batch)
+        finally:
+            self.computing = False
         if isinstance(loss, Tensor) and not loss.ndim:
             return loss, None
         return split_loss(self.method, loss, self._checked, self._task_log.own_names)
@@ -245,6 +250,8 @@ class Turn:
         loss, others = self._computed(micro_batch)
         if timer is not None:
             timer.forward_done(self.awake, synchronises=self._replica is not None and micro_batch.is_last)
+        if self.name and (others or self._task_log.scalars):
+            self._task_log.require_one_turn(self.method, others or ())
         self.backward(loss if micro_batch.divisor == 1 else loss / micro_batch.divisor)
         # a stand-in, on a rank without samples in this turn, only takes part in the sum of the gradients
         if micro_batch.num_samples:

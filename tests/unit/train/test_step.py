@@ -414,6 +414,69 @@ def test_a_turn_of_every_third_step_follows_its_schedule_by_the_steps_of_the_run
     assert rates == [0.5, 0.5, 0.5 / 3, 0.5 / 3, 0.5 / 3, 0.5 / 6]
 
 
+class SameName(Duel):
+    def loss(self, model, batch):
+        return {"loss": super().loss(model, batch), "extra": 1.0}
+
+
+class SameLogged(Duel):
+    def loss(self, model, batch):
+        self.log.scalar("extra", 1.0)
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize("kind", [SameName, SameLogged])
+def test_a_name_that_two_turns_log_is_refused(kind):
+    bench, model, task = Bench(), Parts(), kind()
+    step = duel(model, task, Meter(CPU))
+    before = model.second.weight.detach().clone()
+    log = step.turns[0]._task_log
+    attach(task, log, Position())
+    with (
+        log.training(),
+        pytest.raises(TaskError, match=r"other_loss logs 'extra', as Same.*\.loss does: choose another"),
+    ):
+        step(0, bench.micro_batches(4, 8))
+    assert torch.equal(model.second.weight, before)
+
+
+class Popping(Duel):
+    def loss(self, model, batch):
+        features, _ = batch["inputs"].pop(), batch.pop("labels")
+        return super().loss(model, (features,))
+
+    def other_loss(self, model, batch):
+        assert set(batch) == {"inputs", "labels"}
+        return super().other_loss(model, batch["inputs"])
+
+
+def test_what_one_turn_does_to_the_containers_of_a_batch_is_its_own():
+    bench, model, plain = Bench(), Parts(), Parts()
+    held = [
+        micro_batch._replace(batch={"inputs": [micro_batch.batch[0]], "labels": micro_batch.batch[1]})
+        for micro_batch in bench.micro_batches(4, 8)
+    ]
+    duel(model, Popping(), Meter(CPU))(0, iter(held))
+    duel(plain, Duel(), Meter(CPU))(0, bench.micro_batches(4, 8))
+    assert torch.equal(model.second.weight, plain.second.weight)
+
+
+def test_the_total_loss_is_that_of_the_turns_of_every_step():
+    means = {"train/loss/a": 1.0, "train/loss/b": 2.0}
+    assert duel(Parts(), Duel(), Meter(CPU)).total_loss(means) == 3.0
+    assert duel(Parts(), Duel(), Meter(CPU), every=3).total_loss(means) == 1.0
+
+
+def test_a_loss_that_raises_no_longer_computes():
+    def fail(logits):
+        raise LookupError
+
+    bench = Bench(task=Odd(fail))
+    with pytest.raises(LookupError):
+        bench.moved(12)
+    assert not bench.turn.computing
+
+
 def test_each_turn_has_a_loss_scale_and_skipped_updates_of_its_own():
     bench, model = Bench(), Parts()
     step = duel(model, Duel(), Meter(CPU), scaled=True)
