@@ -132,6 +132,7 @@ def test_a_sender_killed_at_step_zero_leaves_it_in_doubt(run, service):
     run.train(0, 1)
     run.directory.metrics.write_text('{"step": 0, "eval/loss": 1}\n{"step": 1, "eval/loss": 1}\n')
     run.end(Reason.COMPLETED, 1)
+    run.directory.sync.mkdir()
     Cursor(run_id="x", handed_over_step=0).write(run.directory, "wandb")
     made = service()
     made.path.write_text('{"step": 0, "eval/loss": 1}\n')
