@@ -24,7 +24,8 @@ log = logging.getLogger("hpctrain.train")
 class AverageWeights(Callback):
     """Averages weights over steps, and writes the average when the run ends (Izmailov et al., UAI 2018).
 
-    Buffers of floating-point numbers are averaged too; others are those of the last step.
+    Buffers of floating-point numbers are averaged too; others are those of the last step. A step whose update fp16
+    skipped counts like the others, with the weights that it left unchanged.
 
     Args:
         start: completed part of the run, from 0 to 1, after which it begins.
@@ -62,7 +63,14 @@ class AverageWeights(Callback):
 
     def on_end(self, training: Training) -> None:
         """Write the average."""
-        if training.rank or not self.kept:
+        if training.rank:
+            return
+        if not self.kept:
+            log.warning(
+                "average_weights: no weights were averaged, and %s is not written: the run ended at %.0f%% of its "
+                "steps (start=%g, every_steps=%d)",
+                *(FILE_NAME, 100 * training.position.progress, self.start, self.every_steps),
+            )
             return
         means = {name: torch.stack([kept[name].double() for kept in self.kept]).mean(0) for name in self.kept[0]}
         weights = {

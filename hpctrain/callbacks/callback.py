@@ -78,7 +78,8 @@ class Callback:
         """Called when the run is complete and its last checkpoint is on the disk.
 
         It is called again if the attempt is killed during the call, and each time the run is trained further and ends.
-        Nothing can be logged here; log in `after_evaluation`, which also follows the last step.
+        Nothing can be logged here; log in `after_evaluation`, which also follows the last step. An error here makes the
+        run `failed`, but loses nothing: a resume trains no further step, and calls this hook again.
         """
 
     def state_dict(self) -> dict[str, Any]:

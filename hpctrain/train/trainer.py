@@ -188,12 +188,13 @@ class Trainer:
             with closing(self._micro_batches()) as micro_batches, foreign_steps_refused(self._parts.step):
                 finished = self._loop.run(micro_batches)
             self._saver.finish()
-            self._loop.conclude(finished=finished)
             if self.why_ended:
                 log.info("to train on: %s", train_on_command(self._directory, self.why_ended))
             self._profiler.finish(self.step)
             if finished:
                 self._log.complete()
+            # last: an error in a callback must not keep anything above from being written
+            self._loop.conclude(finished=finished)
         return finished
 
     def finish_save_within(self, seconds: float) -> None:

@@ -47,8 +47,10 @@ def test_counts_are_not_averaged(training):
     assert saved["running_mean"].tolist() == [1.5, 1.5]
 
 
-def test_a_run_that_ends_before_its_start_writes_nothing(training):
+def test_a_run_that_ends_before_its_start_writes_nothing_and_says_so(training, caplog):
     watched, callback = training(), AverageWeights(0.9)
     step_to(callback, watched, range(1, 4))
     callback.on_end(watched)
     assert not (watched.run_dir / FILE_NAME).exists()
+    (said,) = caplog.messages
+    assert said.endswith("averaged.pt is not written: the run ended at 30% of its steps (start=0.9, every_steps=1)")

@@ -118,6 +118,11 @@ class Seeing(Callback):
         training.log.scalar("mine", 1.0)
 
 
+class FailingAtTheEnd(Callback):
+    def on_end(self, training):
+        raise ValueError("a mistake at the end")
+
+
 class Unsaveable(Callback):
     def state_dict(self):
         return {"file": object()}

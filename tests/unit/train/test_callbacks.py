@@ -13,6 +13,8 @@ from hpctrain.errors import ConfigError, TaskError
 from hpctrain.files import read_json_lines
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.train.callbacks import Callbacks
+from hpctrain.train.profiling.profiler import Profiler
+from hpctrain.train.training_log import TrainingLog
 
 RECORDER = "+callbacks.seen._target_=small_callbacks.Recorder"
 
@@ -172,6 +174,19 @@ def test_a_callback_that_evaluates_leaves_what_others_log(attempt, directory):
 def test_an_error_in_a_callback_passes_through(attempt):
     with pytest.raises(ValueError, match="a mistake in a callback"):
         attempt("+callbacks.bad._target_=small_callbacks.Failing").run()
+
+
+def test_an_error_at_the_end_loses_nothing_and_a_resume_calls_the_hook_again(attempt, directory, calls, monkeypatch):
+    monkeypatch.setattr(TrainingLog, "complete", lambda log: calls.append(("complete", 0)))
+    monkeypatch.setattr(Profiler, "finish", lambda profiler, step: calls.append(("finish", step)))
+    with pytest.raises(ValueError, match="a mistake at the end"):
+        attempt("+callbacks.bad._target_=small_callbacks.FailingAtTheEnd").run()
+    assert calls == [("finish", 10), ("complete", 0)]
+    before, metrics = digests(directory), directory.metrics.read_bytes()
+    assert attempt(RECORDER).run()
+    assert calls[-1] == ("on_end", 10)
+    assert not any(hook == "before_step" for hook, _ in calls)
+    assert (digests(directory), directory.metrics.read_bytes()) == (before, metrics)
 
 
 def test_a_state_that_cant_be_saved_is_refused_before_the_first_step(attempt):
