@@ -20,12 +20,16 @@ logger = logging.getLogger(__name__)
 MAX_WAITING = 100_000
 """Records to keep while the file can't be replaced; later ones are left out until the next attempt."""
 
+TIME_SHARE = 0.01
+"""Largest share of the time that may be spent on adding columns, but for those that a `flush` adds."""
+
 
 class CsvSink:
     """Writes a row for each record of metrics.jsonl: step, time in epoch seconds, and the values by name.
 
-    A record without a value leaves its cell empty. The first record with a new name adds a column, for which the whole
-    file is replaced. While the file system fails, training continues, and the first failure is logged as a warning.
+    A record without a value leaves its cell empty. A new name adds a column, for which the whole file is replaced, in
+    at most a hundredth of the time: until then rows wait, or until `flush`. While the file system fails, training
+    continues, and the first failure is logged as a warning.
 
     Args:
         path: the file, which is replaced.
@@ -41,10 +45,11 @@ class CsvSink:
         self._clock = clock
         self._waiting: list[tuple[int, float | None, Mapping[str, float]]] = []
         self._written_at = float("-inf")
+        self._next_columns_s = 0.0
         self._failing = False
         before = [(record.step, record.time, record.values) for record in records]
         self._columns = list(dict.fromkeys(name for _, _, values in before for name in values))
-        self._file = self._replaced([_row(self._columns, *record) for record in before])
+        self._file = self._replaced(_header(self._columns) + _text([_row(self._columns, *record) for record in before]))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Append one row."""
@@ -56,19 +61,19 @@ class CsvSink:
 
     def flush(self) -> None:
         """Make the rows durable; a failure is a warning."""
-        self._write()
+        self._write(at_once=True)
         self._file.sync()
 
     def close(self) -> None:
         """Flush and close the file."""
-        self._write()
+        self._write(at_once=True)
         self._file.close()
 
-    def _write(self) -> None:
+    def _write(self, *, at_once: bool = False) -> None:
         self._written_at = self._clock()
         names = dict.fromkeys(name for _, _, values in self._waiting for name in values)
         new = [name for name in names if name not in self._columns]
-        if new and not self._add_columns(new):
+        if new and not ((at_once or time.perf_counter() >= self._next_columns_s) and self._add_columns(new)):
             return
         if self._waiting:
             self._file.append(_text([_row(self._columns, *record) for record in self._waiting]))
@@ -77,28 +82,49 @@ class CsvSink:
     def _add_columns(self, names: list[str]) -> bool:
         """Replace the file by one with more columns; return whether that succeeded."""
         self._file.append(b"")
+        if self._file.is_behind:
+            return False
+        columns = [*self._columns, *names]
+        begin_s = time.perf_counter()
         try:
-            if self._file.is_behind:
-                return False
-            with self._path.open(newline="") as file:
-                _, *rows = csv.reader(file)
-            columns = [*self._columns, *names]
-            replaced = self._replaced([row + [""] * len(names) for row in rows], columns)
+            # numbers have no line end, so the rows need not be parsed, which takes seconds for a long file
+            rows = self._rows_so_far().replace(b"\n", b"," * len(names) + b"\n")
+            replaced = self._replaced(_header(columns) + rows)
         except OSError as error:
             if not self._failing:
                 logger.warning("%s can't be replaced (%s): records wait in memory", self._path, error.strerror)
             self._failing = True
             return False
-        self._file.close()
-        self._file = replaced
-        self._columns = columns
-        self._failing = False
-        return True
+        else:
+            self._file.close()
+            self._file = replaced
+            self._columns = columns
+            self._failing = False
+            return True
+        finally:
+            # after a failure, too
+            now_s = time.perf_counter()
+            self._next_columns_s = now_s + (now_s - begin_s) / TIME_SHARE
 
-    def _replaced(self, rows: list[list[str]], columns: list[str] | None = None) -> RecordFile:
+    def _rows_so_far(self) -> bytes:
+        content = self._path.read_bytes() if self._path.exists() else b""
+        header = _header(self._columns)
+        if content.startswith(header):
+            return content[len(header) :]
+        logger.warning(
+            "%s was changed by something else: its rows so far are left out; the next attempt writes them again",
+            self._path,
+        )
+        return b""
+
+    def _replaced(self, content: bytes) -> RecordFile:
         # replaced, never truncated: a superseded attempt that still appends then writes to the old, unlinked file
-        write_atomic(self._path, _text([["step", "time", *(self._columns if columns is None else columns)], *rows]))
+        write_atomic(self._path, content, durable=False)  # `flush` makes it durable
         return RecordFile(self._path)
+
+
+def _header(columns: list[str]) -> bytes:
+    return _text([["step", "time", *columns]])
 
 
 def _row(columns: list[str], step: int, logged_at: float | None, values: Mapping[str, float]) -> list[str]:
@@ -110,4 +136,4 @@ def _row(columns: list[str], step: int, logged_at: float | None, values: Mapping
 def _text(rows: list[list[str]]) -> bytes:
     written = io.StringIO()
     csv.writer(written, lineterminator="\n").writerows(rows)
-    return written.getvalue().encode()
+    return written.getvalue().encode(errors="replace")
