@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpctrain.tasks.task import Task
+
+PLAIN_KEY = re.compile(r"(?!(?:null|true|false|nan|inf)$)[a-z_][\w./*$@-]*", re.ASCII | re.IGNORECASE)
+"""Keys of a mapping that Hydra's grammar takes as they are; it has no quotes for others."""
 
 _composing = threading.RLock()
 
@@ -77,7 +81,7 @@ def as_words(overrides: Sequence[str] | Mapping[str, object]) -> list[str]:
 
     Raises:
         ConfigError: they are a single string, or a value is neither a string, a number, a boolean, None, nor a list or
-            mapping of these.
+            mapping of these; or a mapping has a key that isn't a plain word.
     """
     if isinstance(overrides, str):
         raise ConfigError("overrides", overrides, "is a string, expected a list of strings", f"write [{overrides!r}]")
@@ -90,18 +94,30 @@ def as_words(overrides: Sequence[str] | Mapping[str, object]) -> list[str]:
 
 def _spelled(key: str, value: object) -> str:
     """Spell a value in Hydra's grammar."""
+    item = getattr(value, "item", None)
+    if item is not None and getattr(value, "shape", None) == ():
+        value = item()  # a number of NumPy or torch becomes Python's
     match value:
         case None:
             return "null"
         case bool():
             return str(value).lower()
         case int() | float():
-            return repr(value)
+            # a subclass may have another repr
+            return repr(int(value) if isinstance(value, int) else float(value))
         case str() | PurePath():
             return QuotedString(str(value), Quote.single).with_quotes()
         case Mapping():
-            return "{" + ",".join(f"{name}:{_spelled(key, inside)}" for name, inside in value.items()) + "}"
+            pairs = [f"{_plain(key, name)}:{_spelled(key, inside)}" for name, inside in value.items()]
+            return "{" + ",".join(pairs) + "}"
         case list() | tuple():
             return "[" + ",".join(_spelled(key, inside) for inside in value) + "]"
     problem = f"is a {type(value).__name__}, which a configuration can't hold"
     raise ConfigError(key, value, problem, "use strings, numbers, booleans, None, lists and mappings")
+
+
+def _plain(key: str, name: object) -> str:
+    if isinstance(name, str) and PLAIN_KEY.fullmatch(name):
+        return name
+    problem = f"has the key {name!r}, which isn't a plain word"
+    raise ConfigError(key, "{...}", problem, "use letters, digits and _ - . / in keys, with a letter or _ first")

@@ -77,7 +77,7 @@ class Run:
         """Wait until the run is over, across all requeues; a run whose state is unknown isn't over.
 
         Args:
-            timeout_s: the most seconds to wait; None for no bound.
+            timeout_s: the most seconds to wait; None for no bound. A run that has just ended counts as over then.
             check: raise an error unless the run has completed; False returns the status in any case.
 
         Returns:
@@ -93,9 +93,12 @@ class Run:
         while not watch.is_over(status := watch.look()):
             if status.state is RunState.PREPARED:
                 raise RunDirectoryError(f"{self.path} has not been started: call hpctrain.submit or resume() first")
-            if deadline is not None and time.monotonic() >= deadline:
+            left_s = pause_s if deadline is None else deadline - time.monotonic()
+            if left_s <= 0:
+                if watch.may_be_over:
+                    break
                 raise TimeoutError(f"{self.path} is {status.described} after {timeout_s:g} s")
-            time.sleep(pause_s)
+            time.sleep(min(pause_s, left_s))
             pause_s = min(LONGEST_PAUSE_S, 1.1 * pause_s)
         if check and status.state is not RunState.COMPLETED:
             raise RunFailedError(self._describe_end(status))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from enum import IntEnum
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,29 @@ import hpctrain
 from hpctrain.api.composition import as_words
 from hpctrain.config.cluster import Slurm
 from hpctrain.errors import ConfigError
+
+
+class Float(float):
+    """A float as NumPy's, which is a subclass of Python's."""
+
+    def __repr__(self):
+        return f"np.float64({float(self)})"
+
+
+class Scalar:
+    """A number as those of NumPy that are no subclass."""
+
+    shape = ()
+
+    def __init__(self, value):
+        self.value = value
+
+    def item(self):
+        return self.value
+
+
+class Level(IntEnum):
+    HIGH = 2
 
 
 def test_words_are_those_of_the_command_line():
@@ -32,6 +56,11 @@ def test_words_are_those_of_the_command_line():
         ("it's", r"'it\'s'"),
         ([1, "a,b", [None]], "[1,'a,b',[null]]"),
         ({"a": (1, 2)}, "{a:[1,2]}"),
+        ({"a-b": 1, "head.*": 2, "_c/d": 3}, "{a-b:1,head.*:2,_c/d:3}"),
+        (Float(1e-05), "1e-05"),
+        (Level.HIGH, "2"),
+        (Scalar(7), "7"),
+        ([Scalar(True), Scalar(0.5)], "[true,0.5]"),
     ],
 )
 def test_values_become_words(value, word):
@@ -54,6 +83,9 @@ def test_values_mean_themselves():
         ("nodes=4", r"overrides=nodes=4: is a string, expected a list of strings; write \['nodes=4'\]"),
         ({"nodes": {1, 2}}, "nodes={1, 2}: is a set, which a configuration can't hold"),
         (["nodes=1,2"], "nodes=1,2: has several values"),
+        ({"task.x": {"c:d": 2}}, "task.x={...}: has the key 'c:d', which isn't a plain word; use letters"),
+        ({"task.x": [{"null": 1}]}, "task.x={...}: has the key 'null'"),
+        ({"task.x": {1: 1}}, "task.x={...}: has the key 1,"),
         ({"optimizer.lrr": 1}, "did you mean optimizer.lr"),
     ],
 )

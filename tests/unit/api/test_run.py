@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 
 import pytest
 
@@ -70,6 +71,15 @@ def test_a_completed_run_is_waited_for(directory):
     end(directory, Reason.COMPLETED, step=9)
     status = hpctrain.Run("mine").wait()
     assert (status.state, status.step, status.name) == ("completed", 9, "mine")
+
+
+def test_a_run_that_is_over_needs_no_time_to_settle_and_the_bound_holds(directory, monkeypatch):
+    pauses, sleep = [], time.sleep
+    monkeypatch.setattr("hpctrain.api.run.time.sleep", lambda s: (pauses.append(s), sleep(s)))
+    end(directory, Reason.COMPLETED, step=9)
+    assert hpctrain.Run("mine").wait(0).state == "completed"
+    assert hpctrain.Run("mine").wait(0.01).state == "completed"
+    assert max(pauses) <= 0.01
 
 
 def test_a_failed_run_raises_its_error(directory):
