@@ -6,7 +6,8 @@ import io
 import json
 import math
 import wave
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -68,8 +69,19 @@ class _WrongError(Exception):
     """What was expected and found."""
 
 
+def _copied(content: Any) -> HostArray:
+    if isinstance(content, Tensor):
+        return HostArray(content)
+    try:
+        return HostArray(content)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise _WrongError(
+            f"expected a tensor, or what numpy.asarray takes, found a {type(content).__name__} ({error})"
+        ) from None
+
+
 def _image(image: Any) -> Captured:
-    copy = HostArray(image)
+    copy = _copied(image)
     if not has_pictures_shape(copy.shape):
         raise _WrongError(
             "expected the shape [H, W], [C, H, W] or [H, W, C] with 1, 3 or 4 channels, or a batch of such images, "
@@ -97,8 +109,8 @@ def _text(text: Any) -> Captured:
 
 
 def _histogram(values: Any, *, bins: int) -> Captured:
-    copy = HostArray(values)
-    if copy.dtype() in ("object", "complex64", "complex128") or copy.dtype().startswith("<U"):
+    copy = _copied(values)
+    if not copy.is_real():
         raise _WrongError(f"expected real numbers, found {copy.dtype()}")
     if not isinstance(bins, int) or bins < 1:
         raise _WrongError(f"expected a positive number of bins, found {bins!r}")
@@ -108,19 +120,32 @@ def _histogram(values: Any, *, bins: int) -> Captured:
 def _counted(values: Array, bins: int) -> bytes:
     flat = values.astype(np.float64).ravel()
     flat = flat[np.isfinite(flat)]
-    counts, edges = np.histogram(flat, bins) if flat.size else (np.zeros(0, np.int64), np.zeros(0))
+    with np.errstate(over="ignore", invalid="ignore"):
+        counts, edges = _binned(flat, bins)
+        sums = {"sum": float(flat.sum()), "sum_squares": float(np.square(flat).sum())}
     record = {
-        "counts": counts.tolist(),
-        "edges": edges.tolist(),
-        "sum": float(flat.sum()),
-        "sum_squares": float(np.square(flat).sum()),
+        "counts": counts,
+        "edges": edges,
+        # JSON has no infinity
+        **{name: value if math.isfinite(value) else None for name, value in sums.items()},
         "left_out": values.size - flat.size,
     }
-    return json.dumps(record).encode()
+    return json.dumps(record, allow_nan=False).encode()
+
+
+def _binned(flat: Array, bins: int) -> tuple[list[int], list[float]]:
+    if not flat.size:
+        return [], []
+    try:
+        counts, edges = np.histogram(flat, bins)
+    except ValueError:
+        # the range has no such number of different edges, or is too wide
+        return [flat.size], [float(flat.min()), float(flat.max())]
+    return counts.tolist(), edges.tolist()
 
 
 def _audio(audio: Any, *, sample_rate: int) -> Captured:
-    copy = HostArray(audio)
+    copy = _copied(audio)
     if len(copy.shape) not in (1, 2) or 0 in copy.shape or (len(copy.shape) == 2 and copy.shape[0] > MOST_CHANNELS):
         raise _WrongError(f"expected the shape [samples] or [channels, samples], found {list(copy.shape)}")
     if not copy.is_floating() and copy.dtype() != "int16":
@@ -145,12 +170,22 @@ def _wav(values: Array, sample_rate: int) -> bytes:
 
 
 def _table(rows: Iterable[Sequence[Any]], *, columns: Sequence[str]) -> Captured:
-    titles = [str(title) for title in columns]
-    kept = [[_cell(value) for value in row] for row in rows]
-    for number, row in enumerate(kept):
+    titles = [str(title) for title in _items(columns, "columns, a list or tuple of titles")]
+    kept = []
+    for number, values in enumerate(_items(rows, "rows, each a list or tuple of values")):
+        row = [_cell(value) for value in _items(values, "a list or tuple of values", f" in row {number}")]
+        kept.append(row)
         if len(row) != len(titles):
             raise _WrongError(f"expected {len(titles)} values per row, found {len(row)} in row {number}")
     return Captured("table", 64 * len(titles) * (len(kept) + 1), lambda: _split(titles, kept))
+
+
+def _items(values: Any, expected: str, where: str = "") -> Iterator[Any]:
+    # a string's characters and a mapping's keys are hardly meant
+    if not isinstance(values, str | bytes | Mapping):
+        with suppress(TypeError):
+            return iter(values)
+    raise _WrongError(f"expected {expected}, found a {type(values).__name__}{where}")
 
 
 def _cell(value: Any) -> Any:
@@ -172,8 +207,9 @@ def _split(columns: list[str], rows: list[list[Any]]) -> bytes:
 
 def _plain(cell: Any) -> Any:
     value = cell.values().item() if isinstance(cell, HostArray) else cell
-    # JSON has no NaN and no infinity
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    # JSON has no NaN, no infinity and no complex numbers
+    is_json = not isinstance(value, complex) and (not isinstance(value, float) or math.isfinite(value))
+    return value if is_json else str(value)
 
 
 _CAPTURES: Mapping[Kind, Callable[..., Captured]] = {

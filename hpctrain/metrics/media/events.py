@@ -31,7 +31,7 @@ def add_medium(summary: Any, medium: Medium) -> None:
     elif medium.kind == "text":
         _add_text(summary.value.add(tag=medium.name), medium.data)
     else:
-        _add_text(summary.value.add(tag=medium.name), markdown(json.loads(medium.data)).encode())
+        _add_text(summary.value.add(tag=medium.name), markdown(json.loads(medium.data)).encode(errors="replace"))
 
 
 def markdown(table: dict[str, Any]) -> str:
@@ -56,8 +56,10 @@ def _add_audio(audio: Any, data: bytes) -> None:
 def _add_histogram(histogram: Any, record: dict[str, Any]) -> None:
     counts, edges = record["counts"], record["edges"]
     histogram.num = sum(counts)
-    histogram.sum = record["sum"]
-    histogram.sum_squares = record["sum_squares"]
+    for name in ("sum", "sum_squares"):
+        # null is beyond what JSON has
+        if record[name] is not None:
+            setattr(histogram, name, record[name])
     if counts:
         histogram.min = edges[0]
         histogram.max = edges[-1]

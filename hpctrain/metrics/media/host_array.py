@@ -46,6 +46,12 @@ class HostArray:
             return self._held.is_floating_point()
         return np.issubdtype(self._held.dtype, np.floating)
 
+    def is_real(self) -> bool:
+        """Whether the values are booleans or real numbers."""
+        if isinstance(self._held, Tensor):
+            return not self._held.is_complex()
+        return self._held.dtype.kind in "biuf"
+
     def dtype(self) -> str:
         """The dtype's name, such as ``uint8``."""
         return str(self._held.dtype).removeprefix("torch.")

@@ -82,6 +82,26 @@ def test_a_histogram_counts_what_is_finite():
     assert json.loads(encoded("histogram", torch.full((3,), float("inf")), bins=4))["counts"] == []
 
 
+@pytest.mark.parametrize(
+    ("values", "counts", "sums"),
+    [
+        ([1.0, 1 + 2.3e-16], [2], (2.0, 2 + 4.5e-16)),
+        ([-1.7e308, 1.7e308], [2], (0.0, None)),
+        ([1e300, 2e300], [1, 0, 0, 1], (3e300, None)),
+        ([1.7e308, 1.7e308], [2], (None, None)),
+        ([1e300], [1], (1e300, None)),
+    ],
+)
+def test_a_histogram_of_any_finite_numbers_is_json(values, counts, sums):
+    def fail(constant):
+        raise AssertionError(constant)
+
+    record = json.loads(encoded("histogram", np.array(values), bins=4), parse_constant=fail)
+    assert (record["counts"], (record["sum"], record["sum_squares"])) == (counts, sums)
+    assert (record["edges"][0], record["edges"][-1]) == (min(values), max(values))
+    assert len(record["edges"]) == len(counts) + 1
+
+
 def test_a_sound_is_a_wav_file():
     channels = torch.tensor([[0.0, 1.0, -2.0], [0.5, 0.0, 0.0]])
     with wave.open(io.BytesIO(encoded("audio", channels, sample_rate=8000))) as file:
@@ -91,10 +111,10 @@ def test_a_sound_is_a_wav_file():
 
 
 def test_a_table_is_one_for_pandas():
-    rows = [[1, torch.tensor(2.5)], ["x", None], (np.float64("nan"), True)]
+    rows = [[1, torch.tensor(2.5)], ["x", None], (np.float64("nan"), True), [torch.tensor(1j), torch.tensor(3)]]
     assert json.loads(encoded("table", rows, columns=["a", "b"])) == {
         "columns": ["a", "b"],
-        "data": [[1, 2.5], ["x", None], ["nan", True]],
+        "data": [[1, 2.5], ["x", None], ["nan", True], ["1j", 3]],
     }
 
 
@@ -121,6 +141,22 @@ def test_a_figure_is_drawn_at_once():
         ("text", 7, {}, "expected a string, found a int"),
         ("histogram", torch.ones(3, dtype=torch.complex64), {"bins": 3}, "expected real numbers"),
         ("histogram", ["a"], {"bins": 3}, "expected real numbers"),
+        ("image", [[1.0], [1.0, 2.0]], {}, "expected a tensor, or what numpy.asarray takes, found a list"),
+        ("histogram", [[1.0], [1.0, 2.0]], {"bins": 3}, "expected a tensor, or what numpy.asarray takes, found a list"),
+        ("histogram", [torch.ones(1, requires_grad=True)], {"bins": 3}, "expected a tensor, or what .* found a list"),
+        (
+            "histogram",
+            np.array(["2026"], "datetime64[D]"),
+            {"bins": 3},
+            r"expected real numbers, found datetime64\[D\]",
+        ),
+        ("histogram", [b"a"], {"bins": 3}, r"expected real numbers, found \|S1"),
+        ("audio", [[1.0], [1.0, 2.0]], {"sample_rate": 8000}, "expected a tensor, or what .* found a list"),
+        ("table", 5, {"columns": ["a"]}, "expected rows, each a list or tuple of values, found a int"),
+        ("table", [5], {"columns": ["a"]}, "expected a list or tuple of values, found a int in row 0"),
+        ("table", ["a"], {"columns": ["a"]}, "expected a list or tuple of values, found a str in row 0"),
+        ("table", [{"a": 1}], {"columns": ["a"]}, "expected a list or tuple of values, found a dict in row 0"),
+        ("table", [[1]], {"columns": "a"}, "expected columns, a list or tuple of titles, found a str"),
         ("histogram", [1.0], {"bins": 0}, "positive number of bins, found 0"),
         ("figure", 7, {}, "expected a figure with a method savefig, found a int"),
         ("audio", torch.ones(100, 2), {"sample_rate": 8000}, r"\[channels, samples\], found \[100, 2\]"),

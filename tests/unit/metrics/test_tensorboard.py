@@ -202,6 +202,17 @@ def test_media_are_read_back(tmp_path):
     assert [*table.tensor_proto.string_val] == [b"|x|y|\n|---|---|\n|1|a\\|b|\n||2.5|"]
 
 
+def test_odd_media_are_written(tmp_path):
+    sink = TensorBoardSink(tmp_path, 0)
+    odd = {"histogram": ([1e300, 2e300], {"bins": 2}), "table": ([["\ud800"]], {"columns": ["x"]})}
+    for kind, (value, options) in odd.items():
+        sink.media(Medium(7, 1763.0, f"train/{kind}", kind, capture("T.log", kind, value, options).encode()))
+    sink.close()
+    found = accumulated(tmp_path)
+    assert [*found.Histograms("train/histogram")[0].histogram_value.bucket] == [1, 1]
+    assert [*found.Tensors("train/table")[0].tensor_proto.string_val] == [b"|x|\n|---|\n|?|"]
+
+
 def test_a_resume_drops_later_media(tmp_path):
     for resume_step, steps in ((0, (10, 20, 30)), (20, (30, 40))):
         sink = TensorBoardSink(tmp_path, resume_step)
