@@ -119,6 +119,11 @@ class Explainer:
             return self._about(key, f"exists only with the callback {chosen}", f"add callbacks=[{chosen}]")
         if group == "schedule" and name in Plateau.__dataclass_fields__:
             return self._about(key, "exists only with schedule=plateau", "add schedule=plateau")
+        option = self._value(group)
+        if self._file is not None and option is not None and key in self.keys():
+            where = f"conf/{self._file[0]}/NAME.yaml"
+            remedy = f"leave out {group}={option}, or copy the file to {where} without {key}"
+            return self._about(key, f"{group}={option} doesn't have", remedy)
         return self._about(key, "is not a known key", self._suggest(key))
 
     def _undeletable(self, match: re.Match[str]) -> ConfigError:

@@ -400,6 +400,11 @@ MISTAKES = {
     "weights without a name": (["init_from="], "init_from=: is empty", "name a run"),
     "a moving average above one": (["trainer.ema_decay=1.5"], "trainer.ema_decay=1.5", "set trainer.ema_decay"),
     "data that must be given": (["task=image_folder"], "task.data=???", "add task.data=VALUE"),
+    "an optimizer without what the task's file sets": (
+        ["task=tokens", "task.data=.", "optimizer=sgd"],
+        "task=tokens: contains optimizer.betas, which optimizer=sgd doesn't have",
+        "leave out optimizer=sgd, or copy the file to conf/task/NAME.yaml without optimizer.betas",
+    ),
     "data that are not there": (["task=tokens", "task.data=nowhere"], "task.data=nowhere", "set it to the folder"),
     "a depth that is none": (["task=image_folder", "task.data=.", "model.depth=42"], "model.depth=42", "18, 34, 50"),
     "two numbers for three channels": (
