@@ -12,7 +12,7 @@ from typing import Any
 from hpctrain.run.directory import RunDirectory
 from hpctrain.sync.description import Description, Ending
 from hpctrain.sync.rows import Row
-from hpctrain.sync.service import ServiceError
+from hpctrain.sync.service import ServiceError, ServiceSetupError
 
 MAX_METRICS = 1000
 """The server's bound on the metrics of a request."""
@@ -58,7 +58,7 @@ class MLflowServer:
             os.environ.setdefault(name, value)
         try:
             return self._open(run, known_id)
-        except ServiceError:
+        except ServiceSetupError:
             raise
         except Exception as error:  # of many classes: MLflow's own, and those of the libraries that it uses
             raise _explained(error) from error
@@ -101,7 +101,7 @@ class MLflowServer:
 
         address = run.key("mlflow", "tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI")
         if not address:
-            raise ServiceError("no server is known: set logger.mlflow.tracking_uri, or export MLFLOW_TRACKING_URI")
+            raise ServiceSetupError("no server is known: set logger.mlflow.tracking_uri, or export MLFLOW_TRACKING_URI")
         self._client = MlflowClient(tracking_uri=address)
         experiment = self._experiment(run.key("mlflow", "experiment") or "hpctrain")
         self._run_id = known_id or self._search(experiment, run.digest)

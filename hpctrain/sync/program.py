@@ -16,9 +16,11 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.status.report import read_statuses
 from hpctrain.status.state import RunState
 from hpctrain.sync.claim import BusyError, SenderClaim
+from hpctrain.sync.cursor import NOTHING
 from hpctrain.sync.parent import Parent
+from hpctrain.sync.rows import Rows
 from hpctrain.sync.sender import Sender
-from hpctrain.sync.service import SHOWN_AS, Service, ServiceError, make_service
+from hpctrain.sync.service import SHOWN_AS, Service, ServiceError, ServiceSetupError, make_service
 
 LOOK_EVERY_S = 5.0
 """Seconds between two looks for a new checkpoint."""
@@ -61,7 +63,7 @@ class Job:
         """Make the service's client.
 
         Raises:
-            ServiceError: its package isn't installed.
+            ServiceSetupError: its package isn't installed.
         """
         return make_service(self.service, self.directory, offline=self.offline)
 
@@ -80,17 +82,21 @@ class Job:
             claim.release()
 
 
-def send_once(job: Job, make: Callable[[], Service] | None = None, *, quiet: bool = False) -> ExitCode:
+def send_once(
+    job: Job, make: Callable[[], Service] | None = None, *, quiet: bool = False, rows: Rows | None = None
+) -> ExitCode:
     """Send what may be sent now, and print what was sent.
 
     Args:
         job: what to send.
         make: makes the client; None for `Job.make`.
         quiet: print only if something was sent.
+        rows: those that an earlier call left, so that it doesn't read everything again.
 
     Raises:
         BusyError: another process sends it.
         ServiceError: the service can't be reached, or refuses.
+        ServiceSetupError: its package isn't installed, or no server is known.
         RunDirectoryError: everything is asked for, but the run may continue.
         OSError: the file system's error.
     """
@@ -99,7 +105,7 @@ def send_once(job: Job, make: Callable[[], Service] | None = None, *, quiet: boo
         raise RunDirectoryError(f"{job.directory.path} is {status.state}: --all is for runs that have stopped")
     limit = None if job.everything or status.state is RunState.COMPLETED else saved_step(job.directory)
     with job.claimed() as claim:
-        sender = Sender(job.directory, job.cursor, (make or job.make)(), claim)
+        sender = Sender(job.directory, job.cursor, (make or job.make)(), claim, rows)
         if sender.is_up_to_date(limit, status.state.value):
             if not quiet:
                 print(f"{job.shown}: nothing to send{_upto(sender)}; the run is {status.state}")
@@ -130,14 +136,16 @@ def follow(
         sleep: waits for some seconds.
 
     Raises:
+        ServiceSetupError: its package isn't installed, or no server is known.
         RunDirectoryError: everything is asked for, but the run may continue.
     """
     pause_s, stopped = FIRST_PAUSE_S, False
+    rows = Rows(job.directory, NOTHING)
     while True:
         (status,) = read_statuses([job.directory])
         code = ExitCode.FINISHED
         try:
-            send_once(job, make, quiet=True)
+            send_once(job, make, quiet=True, rows=rows)
             pause_s = FIRST_PAUSE_S
         except (BusyError, ServiceError, OSError) as error:
             code = ExitCode.FAILED
@@ -158,7 +166,7 @@ def follow(
 def accompany(job: Job, parent: Parent, make: Callable[[], Service] | None = None) -> ExitCode:
     """Send what lies before each new checkpoint while the parent trains, and the rest if it completes the run.
 
-    Nothing is raised: each problem is a line of the log, and is tried again.
+    Nothing is raised: each problem is a line of the log, and is tried again unless its user has to mend it.
 
     Args:
         job: what to send.
@@ -180,6 +188,9 @@ def accompany(job: Job, parent: Parent, make: Callable[[], Service] | None = Non
                 print(f"{SHOWN_AS[job.service]}: {error}; waiting", flush=True)
             waits = True
             time.sleep(BUSY_PAUSE_S)
+        except ServiceSetupError as error:
+            print(f"{SHOWN_AS[job.service]}: {error}", flush=True)
+            return ExitCode.FAILED
         except (HpctrainError, OSError) as error:
             # a run that was completed meanwhile gets one more try, at once
             ends = knew is not None or parent.end == Parent.LEFT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,11 +119,21 @@ class Rows:
         """Return the rows before a step, or all of them, in the order of their steps."""
         return [self._rows[number] for number in sorted(self._rows) if step is None or number < step]
 
-    def taken(self, step: int) -> None:
-        """Forget the rows up to a step: they were sent."""
-        self._after = max(self._after, step)
+    def taken(self, rows: Sequence[Row]) -> None:
+        """Forget the first rows that `before` returned: they were sent."""
+        for row in rows:
+            del self._rows[row.step]
+        self._after = max(self._after, rows[-1].step)
+
+    def continue_after(self, step: int) -> None:
+        """Have the rows after a step, up to which all were sent; what was read isn't read again if it isn't needed."""
+        if step < self._after:
+            self._metrics = GrowingFile(self._directory.metrics)
+            self._media = GrowingFile(self._directory.media_records)
+            self._rows.clear()
         for number in [number for number in self._rows if number <= step]:
             del self._rows[number]
+        self._after = step
 
     @property
     def last_step(self) -> int | None:

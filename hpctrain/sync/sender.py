@@ -23,12 +23,15 @@ class Sender:
         name: of the service.
         service: its client.
         claim: held.
+        rows: those that an earlier sender of this process left, to be continued; None to read all.
 
     Attributes:
         num_sent: rows that this sender handed over.
     """
 
-    def __init__(self, directory: RunDirectory, name: str, service: Service, claim: SenderClaim) -> None:
+    def __init__(
+        self, directory: RunDirectory, name: str, service: Service, claim: SenderClaim, rows: Rows | None = None
+    ) -> None:
         self.num_sent = 0
         self._directory = directory
         self._name = name
@@ -38,7 +41,8 @@ class Sender:
         after = NOTHING if service.starts_over else self._cursor.after
         handed_over = self._cursor.handed_over_step
         self._doubtful_step = NOTHING if handed_over is None else handed_over
-        self._rows = Rows(directory, after)
+        self._rows = Rows(directory, after) if rows is None else rows
+        self._rows.continue_after(after)
         self._handed_over = after
 
     def is_up_to_date(self, limit: int | None, state: str) -> bool:
@@ -92,7 +96,7 @@ class Sender:
             self._write()
             self._service.send(batch, in_doubt=batch[0].step <= self._doubtful_step)
             self._handed_over = last
-            self._rows.taken(last)
+            self._rows.taken(batch)
             self.num_sent += len(batch)
             if not self._service.confirms_at_close:
                 self._confirm(last)

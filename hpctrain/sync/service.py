@@ -26,6 +26,10 @@ class ServiceError(HpctrainError):
     """A service can't be reached, or refuses; sending again may succeed."""
 
 
+class ServiceSetupError(HpctrainError):
+    """A service can't be used from here until its user installs or sets something."""
+
+
 class Service(Protocol):
     """A run at a service, in one process. No method is called again after one of them has raised an error.
 
@@ -49,6 +53,7 @@ class Service(Protocol):
 
         Raises:
             ServiceError: the service can't be reached, or refuses.
+            ServiceSetupError: no server is known.
         """
         ...
 
@@ -86,10 +91,10 @@ def make_service(name: str, directory: RunDirectory, *, offline: bool = False) -
         offline: write the service's offline files; for W&B alone.
 
     Raises:
-        ServiceError: its package isn't installed.
+        ServiceSetupError: its package isn't installed.
     """
     if importlib.util.find_spec(name) is None:
-        raise ServiceError(f'{SHOWN_AS[name]} needs the package {name}: pip install "hpctrain[{name}]"')
+        raise ServiceSetupError(f'{SHOWN_AS[name]} needs the package {name}: pip install "hpctrain[{name}]"')
     module, class_name = _CLASSES[f"{name}_offline" if offline else name]
     made: Service = getattr(importlib.import_module(module), class_name)(directory)
     return made

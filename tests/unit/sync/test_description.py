@@ -105,9 +105,42 @@ def test_rows_are_read_as_they_come_and_void_ones_are_forgotten(made_run):
     rows.read()
     assert [row.step for row in rows.before(4)] == [2, 3]
     assert repr(rows.before(None)[-1].values) == "{'a': nan}"
-    rows.taken(2)
+    rows.taken(rows.before(3))
     replaced = directory.metrics.with_name("new")
     replaced.write_text('{"step": 1, "a": 1}\n{"step": 2, "a": 2}\n{"step": 3, "b": 4}\n')
     replaced.replace(directory.metrics)
     rows.read()
     assert [(row.step, row.values) for row in rows] == [(3, {"b": 4})]
+
+
+def test_taking_rows_costs_as_much_as_there_are_rows(made_run):
+    class Counted(dict):
+        num_seen = 0
+
+        def __iter__(self):
+            for key in super().__iter__():
+                self.num_seen += 1
+                yield key
+
+    directory = made_run("0")
+    directory.metrics.write_text("".join(f'{{"step": {step}}}\n' for step in range(600)))
+    rows = Rows(directory, after=-1)
+    rows.read()
+    read = rows._rows = Counted(rows._rows)
+    found = rows.before(None)
+    for first in range(0, 600, 10):
+        rows.taken(found[first : first + 10])
+    assert list(rows) == []
+    assert read.num_seen <= 600
+
+
+@pytest.mark.parametrize(("after", "steps"), [(-1, [0, 1, 2, 3]), (1, [2, 3]), (2, [3])])
+def test_rows_continue_after_what_another_sender_has_sent_or_not(made_run, after, steps):
+    directory = made_run("0")
+    directory.metrics.write_text("".join(f'{{"step": {step}}}\n' for step in range(4)))
+    rows = Rows(directory, after=-1)
+    rows.read()
+    rows.taken(rows.before(2))
+    rows.continue_after(after)
+    rows.read()
+    assert [row.step for row in rows] == steps

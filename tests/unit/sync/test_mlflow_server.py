@@ -12,7 +12,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.sync.description import describe
 from hpctrain.sync.mlflow_server import MAX_KEY_CHARS, MLflowServer
 from hpctrain.sync.rows import Row
-from hpctrain.sync.service import ServiceError
+from hpctrain.sync.service import ServiceError, ServiceSetupError
 
 SECRET_ADDRESS = "https://bob:s3cret@host:5000/"
 
@@ -98,6 +98,13 @@ def test_the_password_of_the_address_is_for_the_client_alone(client, tmp_path):
     with pytest.raises(ServiceError) as raised:
         open_server(tmp_path)
     assert str(raised.value) == "https://host:5000/api/hpctrain doesn't answer"
+
+
+def test_without_a_server_its_user_has_to_name_one(client, tmp_path, monkeypatch):
+    del client
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    with pytest.raises(ServiceSetupError, match="no server is known"):
+        open_server(tmp_path)
 
 
 def test_plain_names_stay_and_others_get_keys_of_their_own(opened):

@@ -18,7 +18,8 @@ from hpctrain.sync import program
 from hpctrain.sync.claim import BusyError, SenderClaim
 from hpctrain.sync.cursor import Cursor, cursor_path
 from hpctrain.sync.program import Job, send_once
-from hpctrain.sync.service import ServiceError
+from hpctrain.sync.rows import GrowingFile
+from hpctrain.sync.service import ServiceError, ServiceSetupError
 
 KINDS = (True, False)
 
@@ -218,6 +219,32 @@ def test_a_run_is_followed_to_its_end_while_the_service_fails_now_and_then(run, 
     out = capsys.readouterr().out
     assert "503: come back later; trying again in 10 s" in out
     assert out.splitlines()[-1].endswith("W&B: the run is completed")
+
+
+def test_following_reads_each_record_once(run, service, monkeypatch):
+    from hpctrain.run.owner import Owner
+
+    num_read, read = [], GrowingFile.read
+    monkeypatch.setattr(GrowingFile, "read", lambda file: (num_read.append(len((found := read(file))[1])), found)[1])
+    run.train(0, 10)
+    Owner.write(run.directory.claim(run.attempt))
+    pauses = []
+
+    def elapse(s):
+        pauses.append(s)
+        if len(pauses) == 3:
+            run.end(Reason.COMPLETED, 10)
+
+    program.follow(Job(directory=run.directory, service="wandb"), service, elapse)
+    assert sum(num_read) == len(run.directory.metrics.read_text().splitlines())
+    assert service().arrived() == run.logged()
+
+
+def test_what_its_user_has_to_mend_is_not_tried_again(run, monkeypatch):
+    run.train(0, 10)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ServiceSetupError, match="W&B needs the package wandb"):
+        program.follow(Job(directory=run.directory, service="wandb"), sleep=pytest.fail)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=["as W&B", "as MLflow"])
