@@ -42,7 +42,7 @@ class TarDataset(Dataset[Any]):
 
     Args:
         shards: the tar files, not compressed: paths, which may have ``*``, ``?`` and ``{000..099}``, in their order;
-            those that one pattern matches are sorted.
+            those that one pattern matches are sorted. A name that exists is taken literally.
         fields: the extensions of a sample, in their order, such as ("jpg;png", "cls"), where a semicolon separates
             alternatives: a sample is the tuple of their values. None: a sample is a dict of all its files' values by
             extension, and of its key as ``__key__``.
@@ -51,7 +51,8 @@ class TarDataset(Dataset[Any]):
         index: folder for the index files; None: next to each tar file.
 
     Raises:
-        TaskError: there is no such tar file, or one is damaged or compressed, or an index can't be written.
+        TaskError: there is no such tar file, or one is damaged or compressed or has links for files, or an index can't
+            be written, or `fields` isn't as described.
 
     Example:
         ImageNet in shards::
@@ -73,8 +74,14 @@ class TarDataset(Dataset[Any]):
         transform: Callable[[Any], Any] | None = None,
         index: str | Path | None = None,
     ) -> None:
+        if isinstance(fields, str):
+            raise TaskError(f'fields="{fields}" is a string: write fields=("{fields}",)')
+        if fields is not None and not fields:
+            raise TaskError("fields=() names no extension: name some, or leave it out for all (fields=None)")
         patterns = [shards] if isinstance(shards, str | Path) else shards
         self.paths = tuple(path for pattern in patterns for path in _matching(str(pattern)))
+        if not self.paths:
+            raise TaskError("TarDataset needs one tar file or more, got none")
         folder = None if index is None else Path(index)
         with ThreadPoolExecutor(INDEXED_AT_ONCE) as threads:
             self._indices = tuple(threads.map(lambda path: index_of(path, folder), self.paths))
@@ -173,9 +180,14 @@ class TarDataset(Dataset[Any]):
 
 
 def _matching(pattern: str) -> Iterator[Path]:
+    if Path(pattern).exists():
+        yield Path(pattern)
+        return
     found = _RANGE.search(pattern)
     if found is not None:
         first, last = found.groups()
+        if int(first) > int(last):
+            raise TaskError(f"the range {found[0]} of {pattern} is empty: write the smaller number first")
         for number in range(int(first), int(last) + 1):
             yield from _matching(f"{pattern[: found.start()]}{number:0{len(first)}d}{pattern[found.end() :]}")
         return

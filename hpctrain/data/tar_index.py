@@ -25,6 +25,8 @@ log = logging.getLogger("hpctrain.data")
 
 SUFFIX = ".index"
 BLOCK_BYTES = tarfile.BLOCKSIZE
+MAX_EXTENSIONS = 2**16
+"""Extensions in a tar file, as `TarIndex.kinds` counts them."""
 
 _FORMAT = 1
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")
@@ -78,7 +80,8 @@ def index_of(path: Path, folder: Path | None = None) -> TarIndex:
         folder: of the indices; None: that of the tar file.
 
     Raises:
-        TaskError: the tar file can't be read, is damaged or compressed, or the index can't be written.
+        TaskError: the tar file can't be read, is damaged or compressed, or has links for files, or the index can't be
+            written.
     """
     place = _place(path, folder)
     try:
@@ -144,6 +147,8 @@ def _scan(path: Path, file: BinaryIO, state: IntArray) -> TarIndex:
         name = _NAME.fullmatch(member.name)
         if name is None or _META.match(member.name):
             continue
+        if not member.isreg():
+            raise TaskError(_has_link(path, member))
         key, extension = name[1], name[2].lower()
         if key != current:
             current = key
@@ -155,6 +160,11 @@ def _scan(path: Path, file: BinaryIO, state: IntArray) -> TarIndex:
             raise TaskError(f"{path} has {key}.{extension} twice, again at byte {member.offset}: make it anew")
         in_sample.add(extension)
         kinds.append(extensions.setdefault(extension, len(extensions)))
+        if len(extensions) > MAX_EXTENSIONS:
+            raise TaskError(
+                f"{path} has more than {MAX_EXTENSIONS} extensions, such as {extension} of {member.name}: a sample's "
+                "key ends at the first dot of the name, so replace that dot, as in img-000001.txt"
+            )
         offsets.append(member.offset_data)
         sizes.append(member.size)
     if not key_ends:
@@ -172,7 +182,7 @@ def _scan(path: Path, file: BinaryIO, state: IntArray) -> TarIndex:
 
 
 def _members(path: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
-    """The regular files.
+    """The regular files and the links.
 
     Raises:
         TaskError: the tar file is damaged, compressed or sparse.
@@ -185,7 +195,7 @@ def _members(path: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
                 tar.members.clear()  # type: ignore[attr-defined]  # they would fill the memory
                 if member.issparse():
                     raise TaskError(f"{path} has the sparse file {member.name} at byte {member.offset}: make it anew")
-                if member.isreg():
+                if member.isreg() or member.islnk() or member.issym():
                     yield member
     except tarfile.TarError as error:
         file.seek(0)
@@ -196,6 +206,14 @@ def _members(path: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
     file.seek(offset)
     if file.read(BLOCK_BYTES).strip(b"\0"):
         raise TaskError(_damaged(path, offset, "no header where the next file should begin"))
+
+
+def _has_link(path: Path, member: tarfile.TarInfo) -> str:
+    kind = "hard" if member.islnk() else "symbolic"
+    return (
+        f"{path} has a {kind} link at byte {member.offset}, {member.name} to {member.linkname}, rather than a file: "
+        "make it anew with tar --dereference --hard-dereference"
+    )
 
 
 def _damaged(path: Path, offset: int, how: str) -> str:

@@ -205,6 +205,52 @@ def test_what_is_no_sample_is_said(tmp_path):
         TarDataset(write_tar(tmp_path / "b.tar", [("1.txt", b"a"), ("1.TXT", b"b")]))
 
 
+def test_a_name_whose_numbers_follow_a_dot_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("hpctrain.data.tar_index.MAX_EXTENSIONS", 3)
+    files = [(f"img.{number:06d}.txt", b"") for number in range(4)]
+    assert len(TarDataset(write_tar(tmp_path / "a.tar", files[:3]))) == 1
+    with pytest.raises(
+        TaskError, match=r"b\.tar has more than 3 extensions, such as 000003\.txt of img\.000003\.txt: "
+    ):
+        TarDataset(write_tar(tmp_path / "b.tar", files))
+
+
+@pytest.mark.parametrize(("kind", "word"), [(tarfile.LNKTYPE, "hard"), (tarfile.SYMTYPE, "symbolic")])
+def test_a_link_is_said(tmp_path, kind, word):
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in ("0.txt", "latest", "1.txt"):
+            member = tarfile.TarInfo(name)
+            if name != "0.txt":
+                member.type, member.linkname = kind, "0.txt"
+            tar.addfile(member)
+    with pytest.raises(TaskError, match=rf"a\.tar has a {word} link at byte 1024, 1\.txt to 0\.txt, .*dereference"):
+        TarDataset(tmp_path / "a.tar")
+
+
+def test_a_name_that_exists_is_taken_literally(shards):
+    (shards / "[b]").mkdir()
+    for name in ("[b]/s-00.tar", "s-{00..01}.tar"):
+        (shards / "s-00.tar").rename(shards / name)
+        assert TarDataset(shards / name).paths == (shards / name,)
+        (shards / name).rename(shards / "s-00.tar")
+    (shards / "s-00.tar").rename(shards / "[b]/s-00.tar")
+    assert TarDataset(shards / "[b]/s-{00..00}.tar").paths == (shards / "[b]/s-00.tar",)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([],), r"TarDataset needs one tar file or more, got none"),
+        (("s-{002..000}.tar",), r"the range \{002\.\.000\} of s-\{002\.\.000\}\.tar is empty: write the smaller"),
+        (("s.tar", "txt"), r'fields="txt" is a string: write fields=\("txt",\)'),
+        (("s.tar", ()), r"fields=\(\) names no extension: .*fields=None"),
+    ],
+)
+def test_arguments_without_a_meaning_are_said(arguments, message):
+    with pytest.raises(TaskError, match=message):
+        TarDataset(arguments[0], **({"fields": arguments[1]} if len(arguments) > 1 else {}))
+
+
 def test_a_file_that_was_cut_since_is_not_read_silently(shards):
     data = TarDataset(shards / "s-02.tar", fields=("txt",))
     os.truncate(shards / "s-02.tar", 20_000)
