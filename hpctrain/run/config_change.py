@@ -14,17 +14,18 @@ from hpctrain.run.directory import RunDirectory
 
 
 def change_config(directory: RunDirectory, text: str) -> None:
-    """Store a configuration, and keep the one before it until an attempt trains with it.
+    """Store a configuration, and keep the one before it until an attempt trains with it; the same one is no change.
 
     Raises:
         OSError: it can't be written; the stored one is unchanged.
     """
     # after a resume that was cancelled in the queue, the file is there already: keep it, the last one that worked
     if directory.config.exists() and not directory.config_before.exists():
-        found = directory.config.stat()
-        write_atomic(directory.config_before, directory.config.read_bytes())
-        # `status` sorts the runs by it
-        os.utime(directory.config_before, ns=(found.st_atime_ns, found.st_mtime_ns))
+        found, before = directory.config.stat(), directory.config.read_bytes()
+        if before != text.encode():
+            write_atomic(directory.config_before, before)
+            # `status` sorts the runs by it
+            os.utime(directory.config_before, ns=(found.st_atime_ns, found.st_mtime_ns))
     write_atomic(directory.config, text)
 
 

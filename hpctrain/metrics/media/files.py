@@ -54,23 +54,23 @@ class MediaFiles:
 
     Args:
         folder: of the media; the first one makes it.
-        records: media.jsonl; the first medium makes it.
+        records: media.jsonl; made if it is missing.
         resume_step: records of later steps are dropped, and their files removed.
         evaluation_due: whether `resume_step` will be evaluated again: then those of its evaluation are dropped, too.
 
     Raises:
-        OSError: the records can't be replaced.
+        OSError: the records can't be made or replaced.
     """
 
     def __init__(self, folder: Path, records: Path, resume_step: int, *, evaluation_due: bool = False) -> None:
         self._folder = folder
         self._path = records
-        self._records: RecordFile | None = None
         self._waiting: deque[Medium] = deque()
         self._failing = False
         self._dropping = False
-        if records.exists():
-            self._drop(resume_step, evaluation_due)
+        self._drop(resume_step, evaluation_due)
+        # opened at once: a superseded attempt that writes its first medium later must not find a newer attempt's file
+        self._records = RecordFile(records)
 
     def write(self, medium: Medium) -> None:
         """Write a medium, after any that wait in memory."""
@@ -90,15 +90,12 @@ class MediaFiles:
     def sync(self) -> None:
         """Make the media durable; a failure is a warning."""
         self._write_waiting()
-        if self._records is not None:
-            self._records.sync()
+        self._records.sync()
 
     def close(self) -> None:
         """Sync and close."""
         self._write_waiting()
-        if self._records is not None:
-            self._records.close()
-            self._records = None
+        self._records.close()
 
     def of_step(self, step: int) -> Iterator[Medium]:
         """The media that are recorded for a step, as far as their files can be read."""
@@ -134,13 +131,10 @@ class MediaFiles:
         path.parent.mkdir(parents=True, exist_ok=True)
         # durable here, in the background, rather than in a save, which the training waits for
         write_atomic(path, medium.data)
-        if self._records is None:
-            self._path.touch()
-            self._records = RecordFile(self._path)
         self._records.append(_line(medium, f"{self._folder.name}/{name}"))
 
     def _drop(self, resume_step: int, evaluation_due: bool) -> None:
-        before = self._path.read_bytes()
+        before = self._path.read_bytes() if self._path.exists() else b""
         kept = kept_lines(before, resume_step, lambda record: evaluation_due and _is_of_evaluation(record))
         # replaced, never truncated: a superseded attempt that still appends then writes to the old, unlinked file
         write_atomic(self._path, kept)

@@ -193,9 +193,24 @@ def test_a_medium_is_a_file_and_a_record(files_at, tmp_path):
     assert (tmp_path / "media/train/a_00000020.txt").read_bytes() == b"data"
 
 
-def test_without_media_there_is_nothing(files_at, tmp_path):
+def test_without_media_there_is_an_empty_file(files_at, tmp_path):
     files_at().close()
-    assert list(tmp_path.iterdir()) == []
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("media.jsonl", b"")]
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_the_first_medium_of_a_superseded_attempt_isnt_recorded(files_at, tmp_path, earlier):
+    if earlier:
+        before = files_at()
+        before.write(medium(5))
+        before.close()
+    superseded, newer = files_at(5), files_at(5)
+    newer.write(medium(10))
+    superseded.write(medium(20))
+    superseded.close()
+    newer.close()
+    steps = [record["step"] for record in read_json_lines(tmp_path / "media.jsonl")]
+    assert steps == ([5, 10] if earlier else [10])
 
 
 def test_a_resume_drops_later_records_with_their_files_and_a_repeated_evaluation(files_at, tmp_path):

@@ -37,6 +37,13 @@ def test_a_change_is_taken_back_with_its_time(directory):
     assert not revert_config(directory)
 
 
+def test_the_same_configuration_is_no_change(directory):
+    change(directory)
+    keep_config(directory)
+    change_config(directory, "lr: 2\n")
+    assert files(directory) == {"config.yaml": "lr: 2\n"}
+
+
 def test_a_second_change_before_an_attempt_began_goes_back_to_the_last_that_worked(directory):
     change(directory)
     change_config(directory, "lr: 3\n")
