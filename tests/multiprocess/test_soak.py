@@ -6,6 +6,7 @@ again, though the signals won't come in the same microsecond.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import os
@@ -268,6 +269,15 @@ def interrupt_until_completed(run, expected, limit):
         assert time.monotonic() < deadline, f"still running: {left}"
         time.sleep(0.05)
     return [attempt for attempt in run.history if attempt.sent]
+
+
+@pytest.mark.parametrize("place", sorted({name for places in PHASES.values() for name, _ in places}))
+def test_every_place_where_signals_are_sent_exists(place):
+    module, _, path = place.partition(":")
+    found = importlib.import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    assert callable(found)
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,8 @@ PHASES = {
     ],
     "evaluation": [
         ("hpctrain.train.evaluation:Evaluation.__call__", 2),
-        ("hpctrain.train.evaluation:Evaluation._add", 4),
-        ("hpctrain.train.evaluation:Evaluation._names_everywhere", 2),
+        ("hpctrain.train.tally:Tally.add", 4),
+        ("hpctrain.train.tally:Tally.reduce", 2),
     ],
     "save": [
         ("hpctrain.train.loop:Loop._save", 3),
@@ -62,7 +62,7 @@ PHASES = {
     ],
     "last step": [("hpctrain.train.step:TrainStep.__call__", 0), ("hpctrain.train.update:Update.__call__", 0)],
     "after it": [
-        ("hpctrain.train.checkpointing:Checkpointing.finish", 1),
+        ("hpctrain.checkpoint.saver:CheckpointSaver.finish", 1),
         ("hpctrain.distributed.world:World.close", 1),
         ("hpctrain.worker.rank:Rank.write_exit_record", 1),
         ("hpctrain.worker.entry:close_log_files", 1),
