@@ -104,7 +104,7 @@ def _start_launcher(run: RunPlan) -> None:
     threading.Thread(target=process.wait, name="hpctrain-launcher", daemon=True).start()
     deadline = time.monotonic() + BEGIN_S
     # with its owner's record, so that nothing takes the run for one that has stopped
-    while (claimed := ledger.last_claim()) == before or Owner.read(directory.claim(claimed)) is None:
+    while (claimed := ledger.last_claim()) == before or not _is_owned_by(process, directory.claim(claimed)):
         if process.poll() is not None or time.monotonic() > deadline:
             why = f"ended with exit code {process.returncode}" if process.returncode is not None else "hangs"
             process.kill()
@@ -113,3 +113,17 @@ def _start_launcher(run: RunPlan) -> None:
             where = directory.launcher_log
             raise RunFailedError(f"{directory.path}: its launcher {why} before an attempt began: {said}; see {where}")
         time.sleep(LOOK_EVERY_S)
+
+
+def _is_owned_by(process: subprocess.Popen[bytes], claim: Path) -> bool:
+    """Whether the launcher made the claim, and not another one that began at the same moment."""
+    owner = Owner.read(claim)
+    if owner is None or not owner.is_here:
+        return False
+    if owner.pid == process.pid:
+        return True
+    try:
+        # the interpreter may be a script that starts Python as its child, in the session that was made for it
+        return os.getsid(owner.pid) == process.pid
+    except OSError:
+        return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -16,6 +17,7 @@ from hpctrain.errors import HpctrainError, SchedulerError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.run.ledger import Attempt, Ledger
+from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobState
 from hpctrain.scheduler.slurm import Slurm
@@ -115,6 +117,11 @@ class UnrecordedEnds:
         return Outcome(found.reason, outcome.step, f"ended without a record: {found.why}")
 
     def _ask(self, entry: Attempt) -> _Explanation:
+        owner = Owner.read(self.directory.claim(entry.attempt))
+        # a program outlives its runs
+        if owner is not None and owner.alive and not owner.in_program and owner.pid != os.getpid():
+            why = f"process {owner.pid} still runs, and this attempt takes over from it"
+            return _Explanation(Reason.INTERRUPTED, why)
         if self._requeued(entry):
             return self._ask_before_requeue(entry)
         killed = _Explanation(Reason.INFRASTRUCTURE, "its processes were killed, or their machine stopped")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+
 import pytest
 
 from hpctrain.attempt.termination import Termination
@@ -131,3 +135,20 @@ def test_attempts_that_have_an_end_are_left_alone(directory):
     before = directory.attempts.read_text()
     UnrecordedEnds(directory, Slurm({"PATH": ""})).close(1)
     assert directory.attempts.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("alive", "reason", "words"),
+    [(True, Reason.INTERRUPTED, "takes over from it"), (False, Reason.INFRASTRUCTURE, "its processes were killed")],
+)
+def test_an_attempt_that_another_launch_supersedes_was_not_killed(directory, slurm, alive, reason, words):
+    ledger = Ledger(directory)
+    number = ledger.claim()
+    # two launches at the same moment: the launcher of the first still runs
+    pid = os.getppid() if alive else 2**22 + 1
+    owner = directory.claim(number) / "owner.json"
+    owner.write_text(json.dumps({"host": socket.gethostname(), "pid": pid}))
+    UnrecordedEnds(directory, Slurm(slurm.environ, run=slurm.run)).close(1)
+    (closed,) = ledger.attempts()
+    assert closed.reason == reason
+    assert words in closed.detail
