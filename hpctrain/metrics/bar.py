@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from hpctrain.metrics.console import duration, epoch, log_line, own_metrics, speed
+from hpctrain.metrics.display import Display
 from hpctrain.run.evaluation import is_evaluation
 from hpctrain.terminal import visible
-
-logger = logging.getLogger(__name__)
 
 CLEAR_LINE = "\r\x1b[K"
 REDRAW_S = 0.05
@@ -49,7 +48,7 @@ class Bar:
         self._work = ""
         self._work_done = 0.0
         self._work_began = 0.0
-        self._gone = False
+        self._display = Display(stream)
 
     @property
     def is_due(self) -> bool:
@@ -94,7 +93,7 @@ class Bar:
 
     def print_line(self, line: str) -> None:
         """Print a line that stays."""
-        self._put(f"{CLEAR_LINE}{visible(line)}\n")
+        self._display.put(f"{CLEAR_LINE}{visible(line)}\n")
         self._open_line = ""
 
     def close(self) -> None:
@@ -102,7 +101,7 @@ class Bar:
         if not self._open_line:
             return
         # drawn again, since the terminal may have echoed ^C at its end
-        self._put(CLEAR_LINE if self._work else f"{CLEAR_LINE}{self._open_line}\n")
+        self._display.put(CLEAR_LINE if self._work else f"{CLEAR_LINE}{self._open_line}\n")
         self._open_line = ""
 
     def make_room(self, _record: logging.LogRecord) -> bool:
@@ -139,7 +138,7 @@ class Bar:
             line += f"  {word}"
         self._drawn_at = self._clock()
         self._open_line = line[:columns]
-        self._put(CLEAR_LINE + self._open_line)
+        self._display.put(CLEAR_LINE + self._open_line)
 
     def _columns(self) -> int:
         # queried for each line, since windows change; a longer line would wrap, and "\r" would not reach its start
@@ -147,16 +146,6 @@ class Bar:
             return os.get_terminal_size(self._stream.fileno()).columns or 80
         except OSError:
             return 80
-
-    def _put(self, text: str) -> None:
-        if self._gone:
-            return
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except OSError as error:
-            self._gone = True
-            logger.warning("can't show progress any longer (%s); training continues", error.strerror)
 
 
 class BarSink:

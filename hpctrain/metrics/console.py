@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
+from hpctrain.metrics.display import Display
 from hpctrain.phrases import local_time
 from hpctrain.run.evaluation import is_evaluation
 from hpctrain.terminal import visible
-
-logger = logging.getLogger(__name__)
 
 MOST_METRICS = 12
 """Metrics of the task in a line; metrics.jsonl has all."""
@@ -46,14 +44,13 @@ class ConsoleSink:
         stamped: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stream = stream
         self._total_steps = total_steps
         self._start_step = step
         self._start_time = clock()
         self._clock = clock
         self._stamped = stamped
         self._printed_at = float("-inf")
-        self._gone = False
+        self._display = Display(stream)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Print a step."""
@@ -67,23 +64,13 @@ class ConsoleSink:
         if not evaluated and done > 0 and step < self._total_steps:
             line += f"  eta {duration((self._total_steps - step) * seconds / done)}"
         line = visible(line)
-        self._put(f"{local_time(time.time())} {line}\n" if self._stamped else f"{line}\n")
+        self._display.put(f"{local_time(time.time())} {line}\n" if self._stamped else f"{line}\n")
 
     def flush(self) -> None:
         """Do nothing: every line is written at once."""
 
     def close(self) -> None:
         """Do nothing: every line is complete."""
-
-    def _put(self, text: str) -> None:
-        if self._gone:
-            return
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except OSError as error:
-            self._gone = True
-            logger.warning("can't show progress any longer (%s); training continues", error.strerror)
 
 
 def log_line(step: int, total_steps: int, values: Mapping[str, float]) -> str:
