@@ -264,6 +264,7 @@ def test_what_is_asked_for_reaches_slurm_and_the_ranks(
     assert "unrecognized option '--no-such-option'" in refused.stdout
 
 
+@pytest.mark.nightly
 def test_from_inside_an_allocation(sandbox: SlurmSandbox, work: Path) -> None:
     train = " ".join([*HPCTRAIN, *QUICK, "trainer.max_steps=3"])
     (work / "job.sh").write_text(f"""#!/bin/bash

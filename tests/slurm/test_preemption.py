@@ -42,7 +42,7 @@ def on_sandbox(*options: str, nightly: bool = False) -> Any:
 
 
 @pytest.mark.parametrize(
-    (), [on_sandbox("--preempt-mode=CANCEL"), on_sandbox("--preempt-send-user-signal", nightly=True)]
+    (), [on_sandbox(mode, nightly=True) for mode in ("--preempt-mode=CANCEL", "--preempt-send-user-signal")]
 )
 def test_preempted_by_other_rules(runs: SubmittedRuns) -> None:
     run = runs.train(nodes=1)

@@ -24,6 +24,7 @@ def run_pipeline(sandbox: SlurmSandbox, folder: Path, *words: str) -> dict[str, 
     return found
 
 
+@pytest.mark.nightly
 def test_a_program_submits_a_run_and_loads_its_model(sandbox: SlurmSandbox, tmp_path: Path) -> None:
     found = run_pipeline(sandbox, tmp_path)
     assert found.pop("submitted") in ("queued", "starting", "running")

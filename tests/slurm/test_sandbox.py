@@ -142,6 +142,7 @@ def test_a_process_that_hides_from_its_parent_dies_with_its_job(sandbox: SlurmSa
         time.sleep(0.2)
 
 
+@pytest.mark.nightly
 def test_preemption_requeues_a_job_of_the_low_partition(start_sandbox: StartSandbox) -> None:
     small = start_sandbox("--nodes=2", "--grace-time=0")
     low = small.submit("--nodes=2", "--wrap=srun sleep 100")
@@ -153,6 +154,7 @@ def test_preemption_requeues_a_job_of_the_low_partition(start_sandbox: StartSand
     assert small.wait_job(low, "RUNNING")["Partition"] == "low"
 
 
+@pytest.mark.nightly
 def test_slurm_loses_a_killed_and_a_cut_node_and_takes_them_back(start_sandbox: StartSandbox, tmp_path: Path) -> None:
     small = start_sandbox("--nodes=3", "--node-timeout=4")
     dying, cut = tmp_path / "dying", tmp_path / "cut"

@@ -125,6 +125,7 @@ def test_they_train_and_resume_after_a_requeue_as_one_uninterrupted_run(
     assert len({checkpoints[-1].weights_digest for checkpoints in kept}) == 1
 
 
+@pytest.mark.nightly
 def test_a_dead_rank_is_replaced_in_the_same_allocation(sandbox: SlurmSandbox, submit: Submit, tmp_path: Path) -> None:
     """Two ranks on each node, in an allocation with one task per node."""
     words = ["task._target_=own.DiesOnce", "trainer.max_steps=20", "checkpoint.every_steps=5", "run_dir=run"]
@@ -140,6 +141,7 @@ def test_a_dead_rank_is_replaced_in_the_same_allocation(sandbox: SlurmSandbox, s
     assert sandbox.job(job)["Restarts"] == "0"
 
 
+@pytest.mark.nightly
 def test_an_error_of_one_rank_fails_the_job(sandbox: SlurmSandbox, submit: Submit, tmp_path: Path) -> None:
     scripts = ["train.sbatch", "torchrun.sbatch"]
     jobs = [submit(script, "task._target_=own.RaisesOnRankOne", f"run_dir={script}") for script in scripts]

@@ -214,6 +214,7 @@ def assert_commands_cope():
         assert type_in("resume", "odd")[0] in (1, 2)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)  # many examples at night
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(fields()), st.sampled_from(ODD))

@@ -68,5 +68,5 @@ def test_the_path_of_what_has_no_name_of_its_own():
 
 @pytest.mark.parametrize("task", [3, Own()])
 def test_a_task_that_exists_already_is_refused(task):
-    with pytest.raises(ConfigError, match="each attempt makes its task anew"):
+    with pytest.raises(ConfigError, match="each attempt makes its own"):
         require_maker(task)
