@@ -69,7 +69,6 @@ def open_run(run: Description, run_id: str, *, folder: Path, mode: str) -> Any:
             resume="allow",
             mode=mode,
             dir=str(folder),
-            save_code=False,
             settings=settings,
         )
     except Exception as error:  # of many classes, which wandb doesn't document

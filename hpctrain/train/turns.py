@@ -54,9 +54,7 @@ def build_turns(
         TaskError: the task has no method of that name.
         ConfigError: a loss trains nothing at first.
     """
-    losses: dict[str, list[BuiltOptimizer]] = {}
-    for each in optimizers:
-        losses.setdefault(each.named.loss, []).append(each)
+    losses = _by_loss(optimizers)
     computing = ModelNames(network.model).parameters if network.master is not None else {}
     turns = []
     for method, own in losses.items():
@@ -90,12 +88,18 @@ def build_turns(
 
 def loss_names(optimizers: Sequence[BuiltOptimizer]) -> list[str]:
     """Return the names under which the losses of the turns of every step are logged."""
-    first: dict[str, BuiltOptimizer] = {}
-    for each in optimizers:
-        first.setdefault(each.named.loss, each)
-    if len(first) == 1:
+    losses = [own[0].named for own in _by_loss(optimizers).values()]
+    if len(losses) == 1:
         return ["train/loss"]
-    return [f"train/loss/{each.named.name}" for each in first.values() if each.named.every_steps == 1]
+    return [f"train/loss/{named.name}" for named in losses if named.every_steps == 1]
+
+
+def _by_loss(optimizers: Sequence[BuiltOptimizer]) -> dict[str, list[BuiltOptimizer]]:
+    """Return the optimizers that step for each loss, by the task's method, in the configuration's order."""
+    losses: dict[str, list[BuiltOptimizer]] = {}
+    for each in optimizers:
+        losses.setdefault(each.named.loss, []).append(each)
+    return losses
 
 
 def _update(config: Config, built: BuiltOptimizer, scaler: torch.amp.GradScaler | None, span: Span) -> Update:
