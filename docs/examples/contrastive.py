@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from hpctrain.distributed.all_gather import all_gather_with_grad
 from hpctrain.models.convnet import ConvNet
+from hpctrain.tasks import Sums
 from hpctrain.tasks.digits import Digits
-from hpctrain.tasks.task import Sums
 
 
 class Contrastive(Digits):

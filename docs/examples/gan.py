@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hpctrain.tasks import Sums
 from hpctrain.tasks.digits import Digits
-from hpctrain.tasks.task import Sums
 
 
 class Networks(nn.Module):

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpctrain.models.keras_module import KerasModule, import_keras
+from hpctrain.tasks import classification_sums
 from hpctrain.tasks.digits import Digits
-from hpctrain.tasks.task import classification_sums
 
 keras = import_keras()
 layers = keras.layers

@@ -5,9 +5,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from hpctrain.tasks import Task
+from hpctrain.tasks import Sums, Task, classification_sums
 from hpctrain.tasks.digits import read_digits
-from hpctrain.tasks.task import Sums, classification_sums
 
 Batch = dict[str, Tensor]
 

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hpctrain.data.tensors import TensorBatches
-from hpctrain.tasks import Task
-from hpctrain.tasks.task import Sums
+from hpctrain.data import TensorBatches
+from hpctrain.tasks import Sums, Task
 
 EPISODE = 200
 """Steps after which a pendulum starts anew."""

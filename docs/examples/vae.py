@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hpctrain.tasks import Sums
 from hpctrain.tasks.digits import Digits
-from hpctrain.tasks.task import Sums
 
 
 class Autoencoder(nn.Module):

@@ -28,15 +28,15 @@ class AverageWeights(Callback):
     skipped counts like the others, with the weights that it left unchanged.
 
     Args:
-        start: completed part of the run, from 0 to 1, after which it begins.
+        start_fraction: completed part of the run, from 0 to 1, after which it begins.
         every_steps: steps between the weights that are averaged.
-        last: average only the last so many; None for all.
+        num_last: average only the last so many; None for all.
     """
 
-    def __init__(self, start: float = 0.75, every_steps: int = 1, last: int | None = None) -> None:
-        self.start = start
+    def __init__(self, start_fraction: float = 0.75, every_steps: int = 1, num_last: int | None = None) -> None:
+        self.start_fraction = start_fraction
         self.every_steps = every_steps
-        self.last = last
+        self.num_last = num_last
         self.count = 0
         self.kept: list[dict[str, Tensor]] = []
 
@@ -49,12 +49,12 @@ class AverageWeights(Callback):
     def after_step(self, training: Training) -> None:
         """Take the weights into the average, if it is their turn."""
         position = training.position
-        if training.rank or position.progress <= self.start or position.step % self.every_steps:
+        if training.rank or position.progress <= self.start_fraction or position.step % self.every_steps:
             return
         weights = {name: value for name, value in training.weights().items() if value.is_floating_point()}
         self.count += 1
-        if self.last is not None:
-            self.kept = [*self.kept, {name: value.clone() for name, value in weights.items()}][-self.last :]
+        if self.num_last is not None:
+            self.kept = [*self.kept, {name: value.clone() for name, value in weights.items()}][-self.num_last :]
         elif not self.kept:
             self.kept = [{name: value.double() for name, value in weights.items()}]
         else:
@@ -68,8 +68,8 @@ class AverageWeights(Callback):
         if not self.kept:
             log.warning(
                 "average_weights: no weights were averaged, and %s is not written: the run ended at %.0f%% of its "
-                "steps (start=%g, every_steps=%d)",
-                *(FILE_NAME, 100 * training.position.progress, self.start, self.every_steps),
+                "steps (start_fraction=%g, every_steps=%d)",
+                *(FILE_NAME, 100 * training.position.progress, self.start_fraction, self.every_steps),
             )
             return
         means = {name: torch.stack([kept[name].double() for kept in self.kept]).mean(0) for name in self.kept[0]}
@@ -80,7 +80,7 @@ class AverageWeights(Callback):
         buffer = io.BytesIO()
         torch.save(weights, buffer)
         write_atomic(training.run_dir / FILE_NAME, buffer.getvalue())
-        number = self.count if self.last is None else len(self.kept)
+        number = self.count if self.num_last is None else len(self.kept)
         log.info("the average over the weights of %s is in %s", counted(number, "step"), training.run_dir / FILE_NAME)
 
     def state_dict(self) -> dict[str, Any]:

@@ -21,23 +21,23 @@ class LogText(Callback):
     tokens; otherwise numbers are logged. The draws depend on the run's seed and the step alone.
 
     Args:
-        number: of samples.
+        num_samples: how many, from the first one on.
         prompt_tokens: tokens of each sample that the model is given.
         new_tokens: tokens to generate.
         temperature: divides the logits; 0 for the most probable token.
     """
 
     def __init__(
-        self, number: int = 2, prompt_tokens: int = 32, new_tokens: int = 64, temperature: float = 0.8
+        self, num_samples: int = 2, prompt_tokens: int = 32, new_tokens: int = 64, temperature: float = 0.8
     ) -> None:
-        self.number = number
+        self.num_samples = num_samples
         self.prompt_tokens = prompt_tokens
         self.new_tokens = new_tokens
         self.temperature = temperature
 
     def after_evaluation(self, training: Training, metrics: Mapping[str, float]) -> None:  # noqa: ARG002 - of the hook
         """Generate and log, on rank zero."""
-        if training.rank or (batch := training.samples(self.number)) is None:
+        if training.rank or (batch := training.eval_samples(self.num_samples)) is None:
             return
         given = batch[0] if isinstance(batch, list | tuple) else batch
         if not isinstance(given, Tensor) or given.ndim != 2 or given.is_floating_point():
@@ -45,7 +45,7 @@ class LogText(Callback):
         draws = torch.Generator().manual_seed(training.config.seed + training.position.step)
         context = given.shape[1]
         tokens = given[:, : self.prompt_tokens]
-        with training.evaluating():
+        with training.evaluation_mode():
             for _ in range(self.new_tokens):
                 logits = training.model(tokens[:, -context:])[:, -1].float().cpu()
                 tokens = torch.cat([tokens, self._draw(logits, draws).to(tokens.device)], 1)

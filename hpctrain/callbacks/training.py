@@ -62,7 +62,7 @@ class Training(ABC):
         """The weights that are trained, by the names that a checkpoint has; in `after_backward` with gradients."""
 
     @abstractmethod
-    def samples(self, number: int) -> Any | None:
+    def eval_samples(self, number: int) -> Any | None:
         """Return the first held-out samples as a batch, on the device; not collective.
 
         Args:
@@ -73,7 +73,7 @@ class Training(ABC):
         """
 
     @abstractmethod
-    def evaluating(self) -> AbstractContextManager[None]:
+    def evaluation_mode(self) -> AbstractContextManager[None]:
         """Make passes in this context as an evaluation does; it leaves no trace. Not collective.
 
         The model is in evaluation mode, with the averaged weights if they are evaluated, without gradients, and in the

@@ -63,15 +63,15 @@ class LogWeights(require.Checked):
 
 
 @dataclass(kw_only=True, slots=True)
-class LogPictures(require.Checked):
-    """Log held-out pictures with the classes that the model predicts for them, after each evaluation."""
+class LogImages(require.Checked):
+    """Log held-out images with the classes that the model predicts for them, after each evaluation."""
 
-    prefix = "callbacks.log_pictures."
+    prefix = "callbacks.log_images."
 
-    _target_: str = "hpctrain.callbacks.log_pictures.LogPictures"
+    _target_: str = "hpctrain.callbacks.log_images.LogImages"
     """Class to instantiate."""
-    number: Annotated[int, require.at_least(1)] = 16
-    """Number of held-out pictures, from the first one on."""
+    num_images: Annotated[int, require.at_least(1)] = 16
+    """Number of held-out images, from the first one on."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -82,7 +82,7 @@ class LogText(require.Checked):
 
     _target_: str = "hpctrain.callbacks.log_text.LogText"
     """Class to instantiate."""
-    number: Annotated[int, require.at_least(1)] = 2
+    num_samples: Annotated[int, require.at_least(1)] = 2
     """Number of held-out samples to continue, from the first one on."""
     prompt_tokens: Annotated[int, require.at_least(1)] = 32
     """Tokens of each sample that the model gets as a prompt."""
@@ -100,11 +100,11 @@ class AverageWeights(require.Checked):
 
     _target_: str = "hpctrain.callbacks.average_weights.AverageWeights"
     """Class to instantiate."""
-    start: Annotated[float, require.half_open(0, 1)] = 0.75
-    """Part of the run, from 0 to 1, after which the averaging begins."""
+    start_fraction: Annotated[float, require.half_open(0, 1)] = 0.75
+    """Fraction of the run, from 0 to 1, after which the averaging begins."""
     every_steps: Annotated[int, require.at_least(1)] = 1
     """Steps from one set of weights in the average to the next."""
-    last: Annotated[int | None, require.at_least(1)] = None
+    num_last: Annotated[int | None, require.at_least(1)] = None
     """Average only this many of the newest weights, all of which are kept in memory; null: all."""
 
 

@@ -44,7 +44,7 @@ DECIDES_THE_WEIGHTS = (
 UNUSED: Mapping[str, object] = {
     "optimizer.groups": [],
     "optimizer.layer_decay": None,
-    "optimizer.layer_list": "blocks",
+    "optimizer.layer_decay_module": "blocks",
 }
 """Keys that earlier versions didn't store, and the values with which they change nothing. They are left out, so that
 runs of those versions stay the same runs."""

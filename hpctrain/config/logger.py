@@ -104,5 +104,5 @@ class Logger(require.Checked):
     """Weights & Biases."""
     mlflow: MLflow = field(default_factory=MLflow)
     """MLflow."""
-    sync_wait_s: Annotated[float, require.between(0, LONGEST_WAIT_S)] = LONGEST_WAIT_S
+    sync_timeout_s: Annotated[float, require.between(0, LONGEST_WAIT_S)] = LONGEST_WAIT_S
     """Most seconds that rank zero waits at the end of a completed run for W&B and MLflow to get everything."""

@@ -1,4 +1,4 @@
-"""``optimizer=several``: optimizers by name, each with its own class, parameters, schedule, clipping and loss."""
+"""``optimizer=named``: optimizers by name, each with its own class, parameters, schedule, clipping and loss."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Named(Handling):
 
 
 @dataclass(kw_only=True, slots=True)
-class Several(require.Checked):
-    """Several optimizers, by name; put them into a file of your own, with `defaults: [several, _self_]`."""
+class NamedOptimizers(require.Checked):
+    """Several optimizers, by name; put them into a file of your own, with `defaults: [named, _self_]`."""
 
     named: dict[str, Any] = field(default_factory=dict)
     """An entry per optimizer, by name: _target_, the arguments of that class, and the keys of an entry."""

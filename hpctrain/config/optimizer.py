@@ -30,7 +30,7 @@ class Handling(require.Checked):
     aren't trained; with unfreeze_at_step or unfreeze_at_epoch they are trained after that number of steps or epochs."""
     layer_decay: Annotated[float | None, BETWEEN_0_AND_1] = None
     """Learning rate of a block relative to that of the next one, such as 0.75; null: the same for all."""
-    layer_list: Annotated[str, require.not_empty] = "blocks"
+    layer_decay_module: Annotated[str, require.not_empty] = "blocks"
     """For layer_decay: name of the module whose children are the numbered blocks, such as blocks or encoder.layer; may
     have * and ?."""
 

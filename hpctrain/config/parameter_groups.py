@@ -86,7 +86,7 @@ def _entry(key: str, entry: object) -> GroupEntry:
     values = {str(name): value for name, value in entry.items()}
     if "_target_" in values:
         problem = "groups share the class of their optimizer"
-        raise ConfigError(f"{key}._target_", values["_target_"], problem, "use optimizer=several for another class")
+        raise ConfigError(f"{key}._target_", values["_target_"], problem, "use optimizer=named for another class")
     found = GroupEntry(
         key=key,
         match=patterns(f"{key}.match", values.get("match")),

@@ -15,7 +15,7 @@ OPTIONS: dict[str, dict[str, type]] = {
     "callbacks": {
         "average_weights": callbacks.AverageWeights,
         "early_stopping": callbacks.EarlyStopping,
-        "log_pictures": callbacks.LogPictures,
+        "log_images": callbacks.LogImages,
         "log_text": callbacks.LogText,
         "log_weights": callbacks.LogWeights,
     },
@@ -31,7 +31,7 @@ OPTIONS: dict[str, dict[str, type]] = {
     "optimizer": {
         "adamw": optimizer.AdamW,
         "custom": optimizer.Custom,
-        "several": named_optimizers.Several,
+        "named": named_optimizers.NamedOptimizers,
         "sgd": optimizer.SGD,
     },
     "schedule": {"schedule": schedule.Schedule, "plateau": schedule.Plateau, "custom": schedule.Custom},

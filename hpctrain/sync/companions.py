@@ -68,7 +68,7 @@ class Companions:
             )
 
     def complete(self, is_stopping: Callable[[], bool]) -> None:
-        """Have the rest of a completed run sent, and wait for that, up to `logger.sync_wait_s`.
+        """Have the rest of a completed run sent, and wait for that, up to `logger.sync_timeout_s`.
 
         What is missing is a warning, with the command that sends it.
 
@@ -80,7 +80,7 @@ class Companions:
                 assert process.stdin is not None
                 process.stdin.write(Parent.COMPLETED.encode())
                 process.stdin.flush()
-        deadline = time.monotonic() + self.logger.sync_wait_s
+        deadline = time.monotonic() + self.logger.sync_timeout_s
         while self._any_runs() and time.monotonic() < deadline and not is_stopping():
             time.sleep(POLL_S)
         for name, process in self.processes.items():

@@ -64,16 +64,18 @@ def checked_results(task: Task, returned: Any, num_samples: int) -> Results:
 
 
 def checked_metrics(task: Task) -> dict[str, Any]:
-    """Call `Task.metrics`, and check the result.
+    """Call `Task.build_metrics`, and check the result.
 
     Raises:
         TaskError: it isn't a dict of metric objects, or one object has two names.
     """
-    method = f"{type(task).__name__}.metrics"
-    if not callable(task.metrics):
-        raise TaskError(f"{method} must be a method that returns metrics by name: rename this {_kind(task.metrics)}")
+    method = f"{type(task).__name__}.build_metrics"
+    if not callable(task.build_metrics):
+        raise TaskError(
+            f"{method} must be a method that returns metrics by name: rename this {_kind(task.build_metrics)}"
+        )
     problem = f"{method} must return a dict of torchmetrics' metrics, or of subclasses of hpctrain.tasks.Metric"
-    found = task.metrics()
+    found = task.build_metrics()
     if not isinstance(found, Mapping):
         raise TaskError(f"{problem}, but it returned {_shown(found)}")
     for name, metric in found.items():
@@ -111,12 +113,14 @@ def checked_values(task: Task, returned: Any) -> dict[str, float]:
 
 
 def checked_scores(task: Task, returned: Any) -> dict[str, float]:
-    """Check the result of `Task.score`, and return its values as floats; a value of a vector or dict is NAME/KEY.
+    """Check the result of `Task.compute_metrics`, and return its values as floats.
+
+    A value of a vector or dict is NAME/KEY.
 
     Raises:
         TaskError: it isn't a dict of numbers, vectors and dicts of them.
     """
-    method = f"{type(task).__name__}.score"
+    method = f"{type(task).__name__}.compute_metrics"
     if not isinstance(returned, Mapping):
         raise TaskError(f"{method} must return a dict of numbers by metric, but it returned {_shown(returned)}")
     return {name: value for key, found in returned.items() for name, value in _flattened(method, key, found)}

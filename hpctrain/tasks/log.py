@@ -22,12 +22,12 @@ class TaskLog:
     are copied during the call, without waiting for the device. A mistake in a call raises a TaskError.
 
     Attributes:
-        due: whether hpctrain writes a record after this step; in `loss`, test it before you make media. Always true in
-            `evaluate`, and false where everything is discarded; the same on all ranks.
+        will_record: whether hpctrain writes a record after this step; in `loss`, test it before you make media. Always
+            true in `evaluate`, and false where everything is discarded; the same on all ranks.
     """
 
     @property
-    def due(self) -> bool:
+    def will_record(self) -> bool:
         """Whether a record of metrics follows this step."""
         return False
 

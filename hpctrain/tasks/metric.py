@@ -16,7 +16,7 @@ REDUCTIONS: tuple[Reduction, ...] = ("sum", "min", "max", "cat")
 
 @dataclass(frozen=True, slots=True)
 class PerSample:
-    """A value for each sample of a batch, which `Task.evaluate` returns beside its sums, for `Task.score`.
+    """A value for each sample of a batch, which `Task.evaluate` returns beside its sums, for `Task.compute_metrics`.
 
     Attributes:
         values: a tensor of shape [n, ...] for a batch of n samples, of any dtype, on any device; or, if the shapes of
@@ -29,8 +29,8 @@ class PerSample:
 class Metric(ABC):
     """A metric whose states the trainer adds up over batches and ranks: the base class of your own.
 
-    `Task.metrics` returns it, and `Task.evaluate` calls `update`. The trainer moves the states to the rank's device,
-    resets them before each evaluation, reduces them over all ranks, and calls `compute` on rank zero.
+    `Task.build_metrics` returns it, and `Task.evaluate` calls `update`. The trainer moves the states to the rank's
+    device, resets them before each evaluation, reduces them over all ranks, and calls `compute` on rank zero.
 
     Example:
         The largest error, and a histogram::

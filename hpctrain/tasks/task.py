@@ -162,8 +162,8 @@ class Task(ABC):
 
         Returns:
             By metric, the sum over the batch and the number of summed values, each a number or a tensor with one
-            element; the same metrics for every batch. Also values per sample, for `score`. It may be empty if the task
-            has `metrics`.
+            element; the same metrics for every batch. Also values per sample, for `compute_metrics`. It may be empty if
+            the task has `build_metrics`.
         """
         count = self.num_samples(batch)
         loss, others = split_loss(f"{type(self).__name__}.loss", self.loss(model, batch))
@@ -177,7 +177,7 @@ class Task(ABC):
         """
         return {}
 
-    def metrics(self) -> Mapping[str, Any]:
+    def build_metrics(self) -> Mapping[str, Any]:
         """Metric objects by name, which `evaluate` updates; called once, on each rank, after the model is built.
 
         The trainer resets them before each evaluation, reduces their states over all ranks, and logs what they compute.
@@ -187,7 +187,7 @@ class Task(ABC):
         """
         return {}
 
-    def score(self, samples: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002 - for those who override it
+    def compute_metrics(self, samples: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002 - for those who override it
         """Metrics over all held-out samples together, such as an AUC; called on rank zero, without gradients.
 
         Args:
@@ -201,7 +201,9 @@ class Task(ABC):
             TaskError: the task doesn't define it.
         """
         name = type(self).__name__
-        raise TaskError(f"{name}.evaluate returns a PerSample: define {name}.score, which computes metrics from it")
+        raise TaskError(
+            f"{name}.evaluate returns a PerSample: define {name}.compute_metrics, which computes metrics from it"
+        )
 
     def num_samples(self, batch: Any) -> int:
         """Samples in a batch; the default is the first dimension of its first tensor.

@@ -148,7 +148,7 @@ class Callbacks:
         """
         assert self._training is not None
         task_log = self._training.own_log
-        with task_log.evaluating():
+        with task_log.evaluation_mode():
             self._call(self.after_evaluation, {name.removeprefix(EVAL_PREFIX): mean for name, mean in means.items()})
             task_log.count(meter, 1, {name.removeprefix(EVAL_PREFIX) for name in means})
         return meter.means()

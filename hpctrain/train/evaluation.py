@@ -125,7 +125,7 @@ class Evaluation:
         before = rng_state(self._world.gpus)
         task_state = self._task_state.snapshot()
         tally = self._new_tally()
-        with self._task_log.evaluating(), self._evaluating():
+        with self._task_log.evaluation_mode(), self._evaluating():
             stop = self._evaluate(tally, agreement.restarted())
         if stop is not None:
             self._metrics.reset()

@@ -30,7 +30,7 @@ def foreign_steps_refused(step: TrainStep) -> Iterator[None]:
                 raise TaskError(
                     f"{turn.method} steps an optimizer of its own ({type(optimizer).__name__}), whose gradients the "
                     "ranks don't share and whose state no checkpoint has: name it in the configuration "
-                    "(optimizer=several), with a method of the task that returns its loss"
+                    "(optimizer=named), with a method of the task that returns its loss"
                 )
 
     handle = register_optimizer_step_pre_hook(check)

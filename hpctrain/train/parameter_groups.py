@@ -136,14 +136,14 @@ def split(groups: Iterable[ParameterGroup], handling: Handling, names: ModelName
     """
     found = list(groups)
     if handling.layer_decay is not None:
-        factors = layer_factors(list(names.parameters), handling.layer_decay, handling.layer_list, key)
+        factors = layer_factors(list(names.parameters), handling.layer_decay, handling.layer_decay_module, key)
         found = [part for group in found for part in _by_layer(group, factors)]
     if handling.no_decay_norm_bias:
         found = [part for group in found for part in _by_weight_decay(group)]
     return found
 
 
-def layer_factors(names: Sequence[str], decay: float, layer_list: str, key: str) -> dict[str, float]:
+def layer_factors(names: Sequence[str], decay: float, layer_decay_module: str, key: str) -> dict[str, float]:
     """Return the learning rate's factor of each parameter under layer-wise decay.
 
     Of L blocks, block i (from 0) has the factor decay^(L - i). Parameters before the first block, in the model's order,
@@ -153,7 +153,7 @@ def layer_factors(names: Sequence[str], decay: float, layer_list: str, key: str)
     Args:
         names: of all parameters, in the model's order.
         decay: per block.
-        layer_list: a pattern for the name of the module whose children are the blocks.
+        layer_decay_module: a pattern for the name of the module whose children are the blocks.
         key: full name of the optimizer's node.
 
     Raises:
@@ -163,13 +163,15 @@ def layer_factors(names: Sequence[str], decay: float, layer_list: str, key: str)
     for name in names:
         # the outermost number: a block may have a list of its own
         for part in re.finditer(r"\.(\d+)\.", name):
-            if fnmatchcase(name[: part.start()], layer_list):
+            if fnmatchcase(name[: part.start()], layer_decay_module):
                 blocks[name] = int(part[1])
                 break
     if not blocks:
         numbered = sorted({name[: found.start()] for name in names if (found := re.search(r"\.(\d+)\.", name))})
         remedy = f"numbered modules are in {listed(numbered)}" if numbered else "remove layer_decay"
-        raise ConfigError(f"{key}.layer_list", layer_list, "the model has no numbered blocks of that name", remedy)
+        raise ConfigError(
+            f"{key}.layer_decay_module", layer_decay_module, "the model has no numbered blocks of that name", remedy
+        )
     count = max(blocks.values()) + 1
     first = next(number for number, name in enumerate(names) if name in blocks)
     return {

@@ -55,7 +55,7 @@ class RunningTraining(Watched):
         """See `Training`."""
         return {self._plain_names(name): parameter for name, parameter in self._parts.module.named_parameters()}
 
-    def samples(self, number: int) -> Any | None:
+    def eval_samples(self, number: int) -> Any | None:
         """See `Training`."""
         dataset = self._parts.eval_data
         if dataset is None:
@@ -66,7 +66,7 @@ class RunningTraining(Watched):
         return None if batch is None else self.task.to_device(batch, self.device)
 
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluation_mode(self) -> Iterator[None]:
         """See `Training`."""
         parts = self._parts
         averaged = parts.ema if self.config.trainer.eval_ema else None

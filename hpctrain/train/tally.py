@@ -154,7 +154,7 @@ class Tally:
         # after the last collective: `derive` may fail on a single rank
         derived = checked_values(self._task, self._task.derive(plain))
         if error is not None:
-            self.doing = f"{self._kind}.score, or a metric of {self._kind}.metrics,"
+            self.doing = f"{self._kind}.compute_metrics, or a metric of {self._kind}.build_metrics,"
             raise error
         self._require_own_names({**plain, **derived}, others)
         return {f"{EVAL_PREFIX}{name}": value for name, value in {**derived, **others}.items()}
@@ -179,7 +179,7 @@ class Tally:
     @torch.no_grad()
     def _scored(self) -> dict[str, float]:
         values = self._metrics.compute()
-        scores = checked_scores(self._task, self._task.score(self._samples)) if self._samples else {}
+        scores = checked_scores(self._task, self._task.compute_metrics(self._samples)) if self._samples else {}
         self._require_own_names(values, scores)
         return {**values, **scores}
 

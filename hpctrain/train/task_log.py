@@ -65,7 +65,7 @@ class AttachedLog(TaskLog):
         self.own_names |= {name.removeprefix(TRAIN_PREFIX) for name in names}
 
     @property
-    def due(self) -> bool:
+    def will_record(self) -> bool:
         """Whether a record follows this step."""
         if self._prefix != TRAIN_PREFIX:
             return bool(self._prefix)
@@ -144,7 +144,7 @@ class AttachedLog(TaskLog):
             self._pending.clear()
 
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluation_mode(self) -> Iterator[None]:
         """Log as an evaluation in the context, if the training has begun; its media wait for `release` or `drop`."""
         self.release()
         with self._in(EVAL_PREFIX if self._prefix else ""):
@@ -155,7 +155,7 @@ class AttachedLog(TaskLog):
         """Log media of the evaluation in the context, after its last batch; scalars are refused."""
         self._is_deriving = True
         try:
-            with self.evaluating():
+            with self.evaluation_mode():
                 yield
         finally:
             self._is_deriving = False

@@ -30,11 +30,11 @@ class TaskMetrics:
     """The metric objects of a task.
 
     Args:
-        task: has its model; its `metrics` is called.
+        task: has its model; its `build_metrics` is called.
         world: the ranks.
 
     Raises:
-        TaskError: `Task.metrics` broke its contract.
+        TaskError: `Task.build_metrics` broke its contract.
     """
 
     def __init__(self, task: Task, world: World) -> None:

@@ -11,7 +11,7 @@ from hpctrain.config.cluster import Cluster, Requeue, Slurm
 from hpctrain.config.field_docs import own_fields, purpose_of
 from hpctrain.config.folders import conf_dir
 from hpctrain.config.logger import MLflow, Wandb
-from hpctrain.config.named_optimizers import Named, Several
+from hpctrain.config.named_optimizers import Named, NamedOptimizers
 from hpctrain.config.root import Config
 from hpctrain.config.schema import GROUPS, LIST_GROUPS
 
@@ -70,7 +70,7 @@ def reference() -> str:
                 declaring.remove(Cluster)
             prefix = f"{group}.{name}." if group in LIST_GROUPS else f"{group}."
             lines += _table(prefix, *declaring)
-            if schema is Several:
+            if schema is NamedOptimizers:
                 lines += ["Keys of an entry; its other keys are arguments of its class:", ""]
                 lines += _table("optimizer.named.NAME.", *(base for base in Named.__mro__ if is_dataclass(base)))
     return "\n".join(lines).rstrip() + "\n"

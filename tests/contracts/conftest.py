@@ -9,7 +9,7 @@ NEEDED = {
     "task=custom": ["task._target_=hpctrain.tasks.digits.Digits"],
     "task=image_folder": ["task.data=."],
     "task=tokens": ["task.data=."],
-    "optimizer=several": ["optimizer.named.all={_target_: torch.optim.SGD, lr: 0.1}"],
+    "optimizer=named": ["optimizer.named.all={_target_: torch.optim.SGD, lr: 0.1}"],
     "optimizer=custom": ["optimizer._target_=torch.optim.RMSprop"],
     "schedule=custom": ["schedule._target_=torch.optim.lr_scheduler.StepLR", "+schedule.step_size=2"],
     "schedule=step": ["schedule.drop_at_epochs=[3,6]"],

@@ -13,7 +13,7 @@ from hpctrain.config.compose import Composer
 from hpctrain.config.identity import flat
 from hpctrain.errors import ConfigError
 
-ONE_NAMED = ("optimizer=several", "optimizer.named.a={_target_: torch.optim.SGD, lr: 0.1}")
+ONE_NAMED = ("optimizer=named", "optimizer.named.a={_target_: torch.optim.SGD, lr: 0.1}")
 MISTAKES = {
     "unknown key": (["trainer.max_step=3"], "trainer.max_step=3", "did you mean trainer.max_steps"),
     "unknown top-level key": (["foo=bar"], "foo=bar", "--help"),
@@ -59,7 +59,7 @@ MISTAKES = {
         "logger.mlflow.tracking_uri=http://[x",
         "write it as http://login1:5000",
     ),
-    "a long wait at the end": (["logger.sync_wait_s=60"], "logger.sync_wait_s=60", "[0, 10]"),
+    "a long wait at the end": (["logger.sync_timeout_s=60"], "logger.sync_timeout_s=60", "[0, 10]"),
     "a task without a loss": (
         ["task=custom", "task._target_=hpctrain.tasks.task.Task"],
         "task._target_=hpctrain.tasks.task.Task: has no method loss",
@@ -216,9 +216,9 @@ MISTAKES = {
         "remove one of them",
     ),
     "a decay over layers above one": (["optimizer.layer_decay=1.5"], "optimizer.layer_decay=1.5: must be above 0", ""),
-    "several optimizers, but none": (["optimizer=several"], "optimizer.named={}: must have an entry per optimizer", ""),
+    "several optimizers, but none": (["optimizer=named"], "optimizer.named={}: must have an entry per optimizer", ""),
     "a named optimizer without a class": (
-        ["optimizer=several", "optimizer.named.a.lr=0.1"],
+        ["optimizer=named", "optimizer.named.a.lr=0.1"],
         "optimizer.named.a._target_=null: must name a class",
         "set optimizer.named.a._target_=module.Class",
     ),

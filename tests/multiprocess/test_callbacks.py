@@ -30,9 +30,9 @@ PLATEAU = ("schedule=plateau", "schedule.patience=0", "schedule.threshold=0.5", 
 OWN = ("schedule=custom", "schedule._target_=watching.triangular")
 ONE_CYCLE = ("schedule=custom", "schedule._target_=torch.optim.lr_scheduler.OneCycleLR", "+schedule.max_lr=0.2")
 IN_TURN = ("schedule=custom", "schedule._target_=watching.in_turn")
-AVERAGE = ("callbacks=[average_weights]", "callbacks.average_weights.start=0.2")
+AVERAGE = ("callbacks=[average_weights]", "callbacks.average_weights.start_fraction=0.2")
 SEVERAL = (
-    "optimizer=several",
+    "optimizer=named",
     "+optimizer.named.first={_target_: torch.optim.SGD, lr: 0.1, match: '0.*'}",
     "+optimizer.named.first.schedule={kind: plateau, patience: 0, threshold: 0.5}",
     "+optimizer.named.rest={_target_: torch.optim.AdamW, lr: 0.01}",
@@ -41,9 +41,9 @@ SEVERAL = (
 CASES = {
     "early stopping": (*TRIAL, *STOPPING),
     "average of all": (*TRIAL, *AVERAGE),
-    "average of the last": (*TRIAL, *AVERAGE, "callbacks.average_weights.last=3"),
+    "average of the last": (*TRIAL, *AVERAGE, "callbacks.average_weights.num_last=3"),
     "weights": (*TRIAL, "callbacks=[log_weights]", "callbacks.log_weights.every_steps=3"),
-    "pictures": (*DIGITS, "callbacks=[log_pictures]", "callbacks.log_pictures.number=4"),
+    "pictures": (*DIGITS, "callbacks=[log_images]", "callbacks.log_images.num_images=4"),
     "text": (*TEXT, "callbacks=[log_text]", "callbacks.log_text.new_tokens=5", "callbacks.log_text.prompt_tokens=5"),
     "plateau": (*TRIAL, *PLATEAU),
     "own function": (*TRIAL, *OWN),

@@ -116,7 +116,7 @@ def test_metrics_of_torchmetrics_are_those_of_one_rank(score, world_size, num_sa
     from scoring import Scoring
 
     task = Scoring(with_torchmetrics=True)
-    objects = task.metrics()
+    objects = task.build_metrics()
     task.evaluate(None, torch.arange(num_samples)[:, None].float())
     for result in score(world_size, num_samples, with_torchmetrics=True):
         for kind in ("numbers", "stream"):

@@ -309,7 +309,7 @@ def test_a_service_that_fails_costs_a_training_nothing_but_the_wait_at_its_end(
     else:
         wandb_server.lock.acquire()
     given = {name: own[name] for name in ("PYTHONWARNINGS", "WANDB_API_KEY", "WANDB_BASE_URL")}
-    words = [*WORDS, "logger.wandb.enabled=true", "logger.sync_wait_s=3"]
+    words = [*WORDS, "logger.wandb.enabled=true", "logger.sync_timeout_s=3"]
     code, run, output = train("run", *words, world_size=2, **given)
     assert code == 0, output
     assert "send the rest with: python -m hpctrain sync" in output

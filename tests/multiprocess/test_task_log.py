@@ -23,7 +23,7 @@ WORDS = (
 
 
 TURNS = (
-    *("task._target_=noting.NotingRivals", "optimizer=several"),
+    *("task._target_=noting.NotingRivals", "optimizer=named"),
     "optimizer.named.critic={_target_: torch.optim.Adam, lr: 0.01, match: critic.*, loss: critic_loss}",
     "optimizer.named.generator={_target_: torch.optim.SGD, lr: 0.02, match: generator.*, loss: generator_loss}",
     "optimizer.named.generator.every_steps=2",

@@ -86,7 +86,7 @@ def test_turns_are_those_of_a_hand_written_loop(train, by_hand, world_size, accu
     expected = by_hand(world_size, "turns", order=order, every=every, **data)
     optimizers = [f"{BOTH[name][:-1]}, every_steps: {every[name]}}}" for name in order]
     # an evaluation would draw from the random numbers of the training
-    words += ["optimizer=several", *optimizers, "+task.eval_samples=0"]
+    words += ["optimizer=named", *optimizers, "+task.eval_samples=0"]
     code, run, output = train("run", *RIVALS, *words, world_size=world_size)
     assert code == 0, output
     require_equal(run, expected)
@@ -110,7 +110,7 @@ def test_groups_are_those_of_a_hand_written_loop(train, by_hand, world_size, acc
 
 SEVERAL = (
     *RIVALS,
-    "optimizer=several",
+    "optimizer=named",
     CRITIC,
     f"{GENERATOR[:-1]}, every_steps: 2}}",
     "+task.batchnorm=true",
@@ -181,7 +181,7 @@ def test_an_optimizer_that_steps_within_a_loss_is_refused(train, world_size):
 
 @pytest.mark.nightly
 def test_a_run_goes_on_only_with_the_optimizers_that_were_saved(train):
-    words = [*RIVALS, "optimizer=several", CRITIC, GENERATOR, "trainer.max_steps=4", "trainer.global_batch_size=8"]
+    words = [*RIVALS, "optimizer=named", CRITIC, GENERATOR, "trainer.max_steps=4", "trainer.global_batch_size=8"]
     code, _, output = train("run", *words)
     assert code == 0, output
     changed = [word.replace("named.critic", "named.judge") for word in words]

@@ -19,8 +19,8 @@ from hpctrain.distributed.replica import replicate
 from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.distributed.world import join
 from hpctrain.errors import TaskError
+from hpctrain.tasks import Task
 from hpctrain.tasks.position import Position
-from hpctrain.tasks.task import Task
 from hpctrain.train.evaluation import Evaluation
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.task_state import TaskState

@@ -37,7 +37,7 @@ class Measured(Trial):
         self.with_torchmetrics, self.evaluated = with_torchmetrics, 0
         self.stop_at = int(os.environ.get("MEASURED_STOP", "0"))
 
-    def metrics(self):
+    def build_metrics(self):
         self.confusion = Confusion(3)
         found = {"confusion": self.confusion}
         if self.with_torchmetrics:
@@ -59,7 +59,7 @@ class Measured(Trial):
         sums = super().evaluate(model, batch)
         return {**sums, "logits": PerSample(logits), "numbers": PerSample(numbers), "ragged": PerSample(ragged)}
 
-    def score(self, samples):
+    def compute_metrics(self, samples):
         assert samples["numbers"].tolist() == list(range(len(samples["numbers"])))
         assert [len(each) for each in samples["ragged"]] == [number % 3 for number in samples["numbers"].tolist()]
         return {"median": samples["logits"].median(0).values.max(), "tail": torch.cat(samples["ragged"]).sum()}

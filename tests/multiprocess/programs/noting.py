@@ -32,7 +32,7 @@ class Noting(Trial):
             self.log.scalar("late", features.mean(), count=features.numel())
         if self.rank == position.step % 2:
             self.log.scalar("in_turn", loss.detach() ** 2)
-        if self.log.due:
+        if self.log.will_record:
             self.log.histogram("features", features)
             self.log.table("table", ["step", "loss"], [[position.step, loss]])
         if position.step % 3 == 0:

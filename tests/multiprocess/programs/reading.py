@@ -11,11 +11,7 @@ import torch
 from torch.utils.data import IterableDataset
 from trial import Trial, table
 
-from hpctrain.data.bucket_order import BucketOrder
-from hpctrain.data.sharded_stream import ShardedStream
-from hpctrain.data.shuffled_stream import ShuffledStream
-from hpctrain.data.tar_dataset import TarDataset
-from hpctrain.data.tensors import TensorBatches
+from hpctrain.data import BucketOrder, ShardedStream, ShuffledStream, TarDataset, TensorBatches
 from hpctrain.models.gpt import GPT
 from hpctrain.tasks.tokens import Tokens
 

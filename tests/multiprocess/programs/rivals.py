@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from trial import FEATURES, Trial, table
 
-from hpctrain.data.tensors import TensorBatches
+from hpctrain.data import TensorBatches
 
 NOISE = 4
 

@@ -58,7 +58,7 @@ class Scoring(Task):
     def loss(self, model, batch):
         raise NotImplementedError
 
-    def metrics(self):
+    def build_metrics(self):
         found = {"extremes": Extremes()}
         if self.with_torchmetrics:
             found |= torchmetrics_objects()
@@ -85,7 +85,7 @@ class Scoring(Task):
             "large": PerSample(large.bfloat16()),
         }
 
-    def score(self, samples):
+    def compute_metrics(self, samples):
         if self.fails == "score":
             raise LookupError("no such class")
         self.gathered = {name: [each.flatten().tolist() for each in values] for name, values in samples.items()}

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
-from hpctrain.tasks.task import Task
+from hpctrain.tasks import Task
 
 FEATURES = 64
 

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
-from hpctrain.data.tensors import TensorBatches
-from hpctrain.tasks.task import Task
+from hpctrain.data import TensorBatches
+from hpctrain.tasks import Task
 
 FEATURES, CLASSES = 6, 3
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # its usual name
 from torch.utils.data import Dataset
 
-from hpctrain.data.tensors import TensorBatches
-from hpctrain.tasks.task import Sums, Task
+from hpctrain.data import TensorBatches
+from hpctrain.tasks import Sums, Task
 
 FEATURES, CLASSES = 6, 3
 WRITER = "checkpoint"

@@ -47,11 +47,11 @@ class Still(Training):
     def parameters(self):
         return dict(self.model.named_parameters())
 
-    def samples(self, number):
+    def eval_samples(self, number):
         return None if self.batch is None else tuple(tensor[:number] for tensor in self.batch)
 
     @contextmanager
-    def evaluating(self):
+    def evaluation_mode(self):
         with torch.no_grad():
             yield
 

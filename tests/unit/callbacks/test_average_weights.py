@@ -18,7 +18,11 @@ def step_to(callback, training, steps):
 
 @pytest.mark.parametrize(
     ("options", "mean"),
-    [({"start": 0.5}, 8.0), ({"start": 0.5, "every_steps": 2}, 8.0), ({"start": 0.0, "last": 3}, 9.0)],
+    [
+        ({"start_fraction": 0.5}, 8.0),
+        ({"start_fraction": 0.5, "every_steps": 2}, 8.0),
+        ({"start_fraction": 0.0, "num_last": 3}, 9.0),
+    ],
 )
 @pytest.mark.parametrize("stop", [3, 7, 9])
 def test_the_average_is_written_and_read(training, options, mean, stop):
@@ -53,4 +57,6 @@ def test_a_run_that_ends_before_its_start_writes_nothing_and_says_so(training, c
     callback.on_end(watched)
     assert not (watched.run_dir / FILE_NAME).exists()
     (said,) = caplog.messages
-    assert said.endswith("averaged.pt is not written: the run ended at 30% of its steps (start=0.9, every_steps=1)")
+    assert said.endswith(
+        "averaged.pt is not written: the run ended at 30% of its steps (start_fraction=0.9, every_steps=1)"
+    )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.callbacks.log_pictures import LogPictures
+from hpctrain.callbacks.log_images import LogImages
 from hpctrain.callbacks.log_text import LogText
 from hpctrain.callbacks.log_weights import LogWeights
 from hpctrain.errors import TaskError
@@ -42,8 +42,8 @@ def test_norms_and_histograms_of_weights_and_unscaled_gradients(training):
 def test_pictures_and_what_is_predicted_for_them(training):
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     watched = training(model=model, batch=(torch.randn(5, 1, 2, 2), torch.tensor([0, 1, 2, 0, 1])))
-    LogPictures(3).after_evaluation(watched, {})
-    kind, pictures = watched.log.media["pictures"]
+    LogImages(3).after_evaluation(watched, {})
+    kind, pictures = watched.log.media["images"]
     assert (kind, pictures.shape) == ("image", (3, 1, 2, 2))
     assert (pictures.amin().item(), pictures.amax().item()) == (0.0, 1.0)
     kind, rows = watched.log.media["predictions"]
@@ -51,8 +51,8 @@ def test_pictures_and_what_is_predicted_for_them(training):
 
 
 def test_what_isnt_pictures_is_refused(training):
-    with pytest.raises(TaskError, match="log_pictures expects"):
-        LogPictures().after_evaluation(training(batch=(torch.zeros(2, 3), torch.zeros(2))), {})
+    with pytest.raises(TaskError, match="log_images expects"):
+        LogImages().after_evaluation(training(batch=(torch.zeros(2, 3), torch.zeros(2))), {})
 
 
 @pytest.mark.parametrize("temperature", [0, 0.5])
@@ -70,7 +70,7 @@ def test_what_isnt_tokens_is_refused(training):
         LogText().after_evaluation(training(batch=(torch.zeros(2, 3), torch.zeros(2))), {})
 
 
-@pytest.mark.parametrize("callback", [LogPictures(), LogText()])
+@pytest.mark.parametrize("callback", [LogImages(), LogText()])
 def test_without_held_out_samples_nothing_is_logged(training, callback):
     watched = training()
     callback.after_evaluation(watched, {})

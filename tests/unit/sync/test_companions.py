@@ -107,7 +107,7 @@ def companions(run, monkeypatch):
 
     def start(what):
         monkeypatch.setenv("STUB", what)
-        started = Companions(run.directory, Logger(wandb=Wandb(enabled=True), sync_wait_s=3))
+        started = Companions(run.directory, Logger(wandb=Wandb(enabled=True), sync_timeout_s=3))
         started.start()
         return started
 

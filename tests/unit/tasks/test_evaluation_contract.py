@@ -121,14 +121,16 @@ def test_other_values_per_sample_are_refused(values, problem):
     ],
 )
 def test_metrics_are_objects_by_name(returned, problem, monkeypatch):
-    monkeypatch.setattr(Mine, "metrics", lambda task: returned)
-    with pytest.raises(TaskError, match=rf"^Mine\.metrics .*{problem}$"):
+    monkeypatch.setattr(Mine, "build_metrics", lambda task: returned)
+    with pytest.raises(TaskError, match=rf"^Mine\.build_metrics .*{problem}$"):
         checked_metrics(Mine())
 
 
 def test_an_attribute_in_the_place_of_the_method_is_named(monkeypatch):
-    monkeypatch.setattr(Mine, "metrics", {})
-    with pytest.raises(TaskError, match=r"^Mine\.metrics must be a method that returns metrics .*: rename this dict$"):
+    monkeypatch.setattr(Mine, "build_metrics", {})
+    with pytest.raises(
+        TaskError, match=r"^Mine\.build_metrics must be a method that returns metrics .*: rename this dict$"
+    ):
         checked_metrics(Mine())
 
 
@@ -145,7 +147,7 @@ def test_curves_and_texts_are_not_logged_as_numbers(value):
     expected = r"^the metric 'm' of Mine must be a number, a vector, or a dict of them, but 'm/x' is a .*: a curve or"
     with pytest.raises(TaskError, match=expected):
         checked_computed(Mine(), "m", {"x": value})
-    with pytest.raises(TaskError, match=r"^Mine\.score must be a number"):
+    with pytest.raises(TaskError, match=r"^Mine\.compute_metrics must be a number"):
         checked_scores(Mine(), {"m": value})
-    with pytest.raises(TaskError, match=r"^Mine\.score must return a dict of numbers by metric, but it returned None"):
+    with pytest.raises(TaskError, match=r"^Mine\.compute_metrics must return a dict of numbers by metric, but"):
         checked_scores(Mine(), None)

@@ -41,7 +41,7 @@ def attached(task, step=0):
 def test_outside_of_a_training_a_task_logs_into_the_void_and_is_at_the_start():
     task = Plain()
     assert task.loss(nn.Identity(), torch.ones(3))["loss"] == 1.0
-    assert not task.log.due
+    assert not task.log.will_record
     assert (task.position.step, task.position.epoch, task.position.progress) == (0, 0, 0.0)
 
 
@@ -86,7 +86,7 @@ def test_a_frozen_dataclass_gets_its_log():
         size: int = 3
 
     task = Frozen()
-    assert task.log is not attached(task) or task.log.due is False
+    assert task.log is not attached(task) or task.log.will_record is False
     assert isinstance(task.log, AttachedLog)
     assert task == Frozen()
 
@@ -142,7 +142,7 @@ def test_names_of_turns_are_refused_as_well():
 def test_in_an_evaluation_names_are_its_own():
     task = Plain()
     log = attached(task)
-    with log.training(), log.evaluating():
+    with log.training(), log.evaluation_mode():
         task.log.scalar("epoch", 1.0)
         assert log.scalars == [("epoch", 1.0, None)]
 
@@ -151,7 +151,7 @@ def test_a_context_within_another_leaves_what_was_logged_outside_of_it():
     task = Plain()
     log = attached(task)
     with log.training():
-        with log.evaluating():
+        with log.evaluation_mode():
             task.log.scalar("mine", 1.0)
             with log.discarding():
                 task.log.scalar("other", 2.0)
@@ -171,7 +171,7 @@ def test_an_abandoned_evaluation_drops_no_media_of_the_training():
     log = attached(task)
     with log.training(written):
         task.log.text("note", "of the step")
-        with log.evaluating():
+        with log.evaluation_mode():
             task.log.text("note", "of the evaluation")
         log.drop()
         log.release()

@@ -73,8 +73,8 @@ class Drawing(Callback):
     """Makes a pass as an evaluation does, which must leave no trace."""
 
     def after_evaluation(self, training, metrics):
-        batch = training.samples(3)
-        with training.evaluating():
+        batch = training.eval_samples(3)
+        with training.evaluation_mode():
             assert not torch.is_grad_enabled()
             assert not training.model.training
             training.task.loss(training.model, batch)
@@ -107,7 +107,7 @@ class Talking(Callback):
         self._log("on_end", training)
 
     def _log(self, hook, training):
-        with training.evaluating():
+        with training.evaluation_mode():
             training.log.scalar("discarded", 1.0)
         if hook == self.hook:
             getattr(training.log, self.method)("mine", 1.0 if self.method == "scalar" else "words")

@@ -117,12 +117,17 @@ def scoring(compose_small, lone_world, monkeypatch):
         task.counts.update(batch[1])
         return {"features": PerSample(batch[0])}
 
-    def score(task, samples):
+    def compute_metrics(task, samples):
         assert not torch.is_grad_enabled()
         return {"same": torch.equal(samples["features"], task.eval_dataset().tensors[0])}
 
     def build(*words, **methods):
-        for name, method in {"metrics": metrics, "evaluate": evaluate, "score": score, **methods}.items():
+        for name, method in {
+            "build_metrics": metrics,
+            "evaluate": evaluate,
+            "compute_metrics": compute_metrics,
+            **methods,
+        }.items():
             monkeypatch.setattr(Small, name, method)
         return Parts(compose_small(*words), lone_world)
 
@@ -146,13 +151,13 @@ def test_metric_objects_and_scores_are_of_all_samples_also_after_a_trial_and_an_
 
 
 def test_a_value_per_sample_without_a_score_is_refused_before_the_first_step(scoring, agreement):
-    parts = scoring(score=Task.score)
-    with pytest.raises(TaskError, match=r"^Small\.evaluate returns a PerSample: define Small\.score"):
+    parts = scoring(compute_metrics=Task.compute_metrics)
+    with pytest.raises(TaskError, match=r"^Small\.evaluate returns a PerSample: define Small\.compute_metrics"):
         parts.evaluation.try_out(agreement, 1)
 
 
 def test_two_metrics_by_one_name_are_refused(scoring, agreement):
-    parts = scoring(score=lambda task, samples: {"count": 1})
+    parts = scoring(compute_metrics=lambda task, samples: {"count": 1})
     with pytest.raises(TaskError, match=r"^Small has two metrics by the name 'count': rename one of them"):
         parts.evaluation(agreement)
 

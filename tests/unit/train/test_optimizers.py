@@ -169,7 +169,7 @@ def test_a_tied_weight_has_each_of_its_names():
 
 def test_the_learning_rate_decays_over_the_layers():
     model = Backbone()
-    found = built({**ADAMW, "layer_decay": 0.5, "layer_list": "blocks"}, model, 64).param_groups
+    found = built({**ADAMW, "layer_decay": 0.5, "layer_decay_module": "blocks"}, model, 64).param_groups
     rates = {name: group["lr"] for group in found for name in names(model, group)}
     expected = {"embedding": 0.5**4, "blocks.0": 0.5**3, "blocks.1": 0.5**2, "blocks.2": 0.5, "head": 1.0}
     for name, rate in rates.items():
@@ -179,7 +179,7 @@ def test_the_learning_rate_decays_over_the_layers():
 def test_blocks_by_a_pattern_and_a_list_that_is_not_there():
     names = ["net.encoder.layer.0.mlp.3.w", "net.encoder.layer.1.mlp.3.w"]
     assert list(layer_factors(names, 0.5, "*.layer", "optimizer").values()) == [0.25, 0.5]
-    with pytest.raises(ConfigError, match=r"layer_list=blocks: .* numbered modules are in net\.encoder\.layer"):
+    with pytest.raises(ConfigError, match=r"layer_decay_module=blocks: .* numbered modules are in net\.encoder\.layer"):
         layer_factors(names, 0.5, "blocks", "optimizer")
 
 

@@ -302,7 +302,7 @@ class Logging(Classify):
     def loss(self, model, batch):
         self.log.scalar("first", batch[0][0, 0])
         self.log.scalar("tokens", 2.0, count=torch.tensor(3))
-        self.seen = self.log.due
+        self.seen = self.log.will_record
         return super().loss(model, batch)
 
 
@@ -324,8 +324,8 @@ def test_whether_a_record_is_due():
             bench.moved(12)
             due.append(bench.task.seen)
     assert due == [False, True] * 5
-    with bench.log.training(), bench.log.evaluating():
-        assert bench.log.due
+    with bench.log.training(), bench.log.evaluation_mode():
+        assert bench.log.will_record
 
 
 def test_passes_that_leave_no_trace_log_nothing():

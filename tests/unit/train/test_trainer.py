@@ -69,9 +69,9 @@ def test_the_best_cannot_be_kept_without_an_evaluation(attempt):
 def test_callbacks_that_need_an_evaluation_are_refused_or_warned_of_without_one(attempt, caplog):
     with pytest.raises(ConfigError, match=r"^callbacks\.early_stopping\._target_=.*: nothing is evaluated: .*leave"):
         attempt("+task.eval_samples=0", "callbacks=[early_stopping]")
-    attempt("+task.eval_samples=0", "callbacks=[log_pictures,log_weights]")
+    attempt("+task.eval_samples=0", "callbacks=[log_images,log_weights]")
     (said,) = [message for message in caplog.messages if "callbacks" in message]
-    assert said.startswith("callbacks.log_pictures: its after_evaluation is never called: nothing is evaluated: ")
+    assert said.startswith("callbacks.log_images: its after_evaluation is never called: nothing is evaluated: ")
 
 
 def test_an_attempt_that_was_superseded_meanwhile_writes_nothing(attempt, directory):
@@ -101,7 +101,7 @@ def logs(monkeypatch):
     def logging_loss(task, model, batch):
         task.log.text("note", f"loss at {task.position.step}")
         task.log.scalar("step", task.position.step + 1)
-        return {"loss": loss(task, model, batch), "due": float(task.log.due)}
+        return {"loss": loss(task, model, batch), "due": float(task.log.will_record)}
 
     def logging_evaluate(task, model, batch):
         task.log.text("note", f"evaluation at {task.position.step}")

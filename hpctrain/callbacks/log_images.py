@@ -1,0 +1,46 @@
+"""Log held-out images with the classes that a model predicts for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from hpctrain.callbacks.callback import Callback
+from hpctrain.callbacks.training import Training
+from hpctrain.errors import TaskError
+
+
+class LogImages(Callback):
+    """Logs the first held-out images, and a table of their classes and the predicted ones.
+
+    For tasks whose batches are images of shape [n, C, H, W] and class numbers of shape [n], and whose model returns
+    logits of shape [n, num_classes].
+
+    Args:
+        num_images: how many, from the first one on.
+    """
+
+    def __init__(self, num_images: int = 16) -> None:
+        self.num_images = num_images
+
+    def after_evaluation(self, training: Training, metrics: Mapping[str, float]) -> None:  # noqa: ARG002 - of the hook
+        """Predict and log, on rank zero."""
+        if training.rank or (batch := training.eval_samples(self.num_images)) is None:
+            return
+        if not isinstance(batch, list | tuple) or len(batch) != 2 or batch[0].ndim != 4 or batch[1].ndim != 1:
+            raise TaskError("log_images expects batches (images [n, C, H, W], class numbers [n]) of the task")
+        images, classes = batch
+        with training.evaluation_mode():
+            probabilities = training.model(images).float().softmax(1).cpu()
+        confidence, predicted = probabilities.max(1)
+        rows = zip(range(len(classes)), classes.tolist(), predicted.tolist(), confidence.tolist(), strict=True)
+        training.log.image("images", _brightened(images.float()))
+        training.log.table("predictions", ["image", "class", "predicted", "probability"], rows)
+
+
+def _brightened(images: Tensor) -> Tensor:
+    """Stretch images to the range from 0 to 1, whatever normalization they have; as many channels as a file takes."""
+    low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
+    shown = (images - low) / (high - low).clamp(min=1e-12)
+    return shown if shown.shape[1] in (1, 3, 4) else shown[:, :1]
