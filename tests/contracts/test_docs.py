@@ -14,6 +14,7 @@ import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -42,6 +43,8 @@ SHAPING = (
 """Beginnings of words that decide which code a training runs."""
 SHOWS = {"--help", "-h", "--cfg", "--version"}
 MAKE_TOKENS = "hpctrain.tasks.make_tokens"
+REMARKS = ("norun", "nightly")
+"""First words of a remark after a block's language, where others have the name of a file."""
 FILES = {"pt", "safetensors", "py", "md", "yaml", "jsonl"}
 
 
@@ -70,11 +73,12 @@ def prose(page: Path) -> str:
     return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-def shell_commands(page: Path) -> list[list[str]]:
-    """Every command of the page's bash blocks that runs, as words."""
+def shell_commands(page: Path, *, nightly: bool = True) -> list[list[str]]:
+    """Every command of the page's bash blocks that runs, as words; those of blocks marked as nightly only then."""
+    left_out = ("norun",) if nightly else REMARKS
     found = []
     for block in blocks(page):
-        if block.language == "bash" and not block.more.startswith("norun"):
+        if block.language == "bash" and not block.more.startswith(left_out):
             for line in block.text.replace("\\\n", " ").splitlines():
                 words = shlex.split(line, comments=True)
                 while "&&" in words:
@@ -119,7 +123,7 @@ def test_every_page_is_in_the_index():
 @each_page
 def test_what_does_not_run_says_why(page):
     for block in blocks(page):
-        assert not block.more.startswith("norun") or re.match(r"norun: \w", block.more), block.info
+        assert not block.more.startswith(REMARKS) or re.match(r"\w+: \w", block.more), block.info
 
 
 @each_page
@@ -147,7 +151,7 @@ def folder(page, finished_run, tmp_path, monkeypatch):
     for variable in ("SLURM_JOB_ID", "SLURM_CONF", "RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(variable, raising=False)
     for block in blocks(page):
-        if block.more and not block.more.startswith("norun"):
+        if block.more and not block.more.startswith(REMARKS):
             path = tmp_path / block.more
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text)
@@ -218,7 +222,8 @@ class Reader:
         """A script that the page shows, or the program that makes token files."""
         if words[:2] == ["-m", MAKE_TOKENS]:
             return make_tokens(words[2:])
-        runpy.run_path(words[0], run_name="__main__")
+        with patch.object(sys, "argv", words):
+            runpy.run_path(words[0], run_name="__main__")
         return 0
 
     def compose(self, overrides: list[str]) -> int:
@@ -277,7 +282,7 @@ def test_commands_run_as_written(page, every, folder, finished_run, trained, cap
     # the trainings of how-to pages take most of the time, and differ little from those of the tutorials
     trains = every or page.parent.name != "how_to"
     reader = Reader(folder, finished_run, None if every else trained, trains=trains)
-    for command in shell_commands(page):
+    for command in shell_commands(page, nightly=every):
         code = reader.type(command)
         printed = capfd.readouterr()
         assert code == 0, f"{shlex.join(command)}\n{printed.out}\n{printed.err}"

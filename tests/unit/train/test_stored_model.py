@@ -77,6 +77,21 @@ def test_a_model_in_half_precision_takes_and_returns_what_the_task_computes_with
     assert model(torch.zeros(2, 4)).dtype == torch.float32
 
 
+def test_a_model_that_several_optimizers_trained_has_its_weights_and_their_average(trained):
+    named = {name: f"{{_target_: torch.optim.SGD, lr: 0.1, match: '{name}.*'}}" for name in ("0", "2")}
+    words = ["optimizer=named", *(f"+optimizer.named.layer{name}={value}" for name, value in named.items())]
+    parts, load = trained(*words, "trainer.ema_decay=0.5")
+    assert equal(load(averaged=False).state_dict(), parts.module.state_dict())
+    assert equal(dict(load().named_parameters()), parts.ema.state())
+
+
+def test_weights_that_checkpoints_leave_out_are_those_that_the_task_builds(trained, directory):
+    parts, load = trained("task._target_=small_task.Adapted", "trainer.ema_decay=0.5")
+    assert set(torch.load(directory.checkpoint(10) / "model.pt", weights_only=True)) == {"2.weight", "2.bias"}
+    assert equal(dict(load(averaged=False).named_parameters()), dict(parts.module.named_parameters()))
+    assert equal(dict(load()[2].named_parameters(prefix="2")), parts.ema.state())
+
+
 def test_a_step_that_was_not_saved_is_named_with_those_that_were(trained):
     _, load = trained()
     with pytest.raises(CheckpointError, match=r"expected newest, best or a saved step \(5, 10\), got 7"):
