@@ -49,12 +49,12 @@ class Divergence:
             DivergedError: names the steps and the last good checkpoint.
         """
         for turn in self._parts.step.turns:
-            if turn.loss_name in values:
-                self._require_finite(step, turn, values[turn.loss_name])
-            scale = values.get(turn.scale_name, math.inf)
+            if turn.loss.log_name in values:
+                self._require_finite(step, turn, values[turn.loss.log_name])
+            scale = values.get(turn.loss.scale_name, math.inf)
             if scale < self._min_loss_scale:
                 self._fail(
-                    f"the loss scale{turn.suffix} fell to {scale:g} by step {step}, below "
+                    f"the loss scale{turn.loss.suffix} fell to {scale:g} by step {step}, below "
                     f"precision.min_loss_scale={self._min_loss_scale:g}: gradients overflow at any scale"
                 )
         self._finite_at = step
@@ -69,7 +69,7 @@ class Divergence:
         sums = self._parts.meter.state()
         counted = False
         for turn in self._parts.step.turns:
-            total, count = sums.get(turn.loss_name, (0.0, 0.0))
+            total, count = sums.get(turn.loss.log_name, (0.0, 0.0))
             if count:
                 self._require_finite(step, turn, total / count)
                 counted = True
@@ -77,13 +77,15 @@ class Divergence:
             self._finite_at = step
 
     def _skipped_now(self) -> dict[str, int]:
-        return {turn.name: turn.num_skipped for turn in self._parts.step.turns}
+        return {turn.loss.name: turn.update.num_skipped for turn in self._parts.step.turns}
 
     def _require_finite(self, step: int, turn: Turn, loss: float) -> None:
-        if not math.isfinite(loss) and turn.num_skipped == self._num_skipped[turn.name]:
+        if not math.isfinite(loss) and turn.update.num_skipped == self._num_skipped[turn.loss.name]:
             first = self._finite_at + 1
             where = f"at step {step}" if first >= step else f"between steps {first} and {step}"
-            self._fail(f"the training loss{turn.suffix} turned {'NaN' if math.isnan(loss) else 'infinite'} {where}")
+            self._fail(
+                f"the training loss{turn.loss.suffix} turned {'NaN' if math.isnan(loss) else 'infinite'} {where}"
+            )
 
     def _fail(self, what: str) -> NoReturn:
         text = ""

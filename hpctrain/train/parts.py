@@ -136,12 +136,12 @@ class Parts:
     def settle(self, turns: Sequence[Turn]) -> None:
         """Have the replicas of these turns reach their final layout; collective."""
         for turn in turns:
-            with turn.gradients_required():
-                settle_buckets(turn.model, self.world, partial(self._throwaway_pass, turn))
+            with turn.module.gradients_required():
+                settle_buckets(turn.module.replica, self.world, partial(self._throwaway_pass, turn))
 
     def _throwaway_pass(self, turn: Turn) -> None:
         with self.task_state.restored(), closing(iter(self.loader(0))) as micro_batches:
-            torch.autograd.backward(turn.loss(next(micro_batches)))
+            torch.autograd.backward(turn.loss.compute_unlogged(turn.module.replica, next(micro_batches)))
 
     def _ema(self, network: Network) -> Ema | None:
         decay = self.config.trainer.ema_decay

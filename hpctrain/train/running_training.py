@@ -48,7 +48,7 @@ class RunningTraining(Watched):
     @property
     def loss_scale(self) -> float:
         """See `Training`."""
-        return 1.0 if self.turn.scaler is None else self.turn.scaler.get_scale()
+        return 1.0 if (scaler := self.turn.update.scaler) is None else scaler.get_scale()
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hpctrain.data.micro_batch import MicroBatch
+from hpctrain.errors import TaskError
 from hpctrain.train.ema import Ema
 from hpctrain.train.profiling.timing import PartTimer
 from hpctrain.train.turn import Turn
@@ -35,7 +41,7 @@ class TrainStep:
     @property
     def updates(self) -> list[Update]:
         """The updates of all optimizers, turn by turn."""
-        return [update for turn in self.turns for update in turn.updates]
+        return [update for turn in self.turns for update in turn.update.updates]
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -45,7 +51,7 @@ class TrainStep:
     @property
     def logged_names(self) -> list[str]:
         """The names under which the turns log, with `train/`."""
-        of_turns = [name for turn in self.turns for name in (turn.loss_name, turn.scale_name)]
+        of_turns = [name for turn in self.turns for name in (turn.loss.log_name, turn.loss.scale_name)]
         return of_turns + [name for update in self.updates for name in (update.norm_name, *update.metrics)]
 
     def total_loss(self, means: Mapping[str, float]) -> float:
@@ -56,7 +62,7 @@ class TrainStep:
         Args:
             means: since the last record, by logged name.
         """
-        return sum(means[turn.loss_name] for turn in self.turns if turn.every_steps == 1)
+        return sum(means[turn.loss.log_name] for turn in self.turns if turn.every_steps == 1)
 
     def prepare(self, step: int) -> list[Turn]:
         """Build the replicas for the parameters that are trained from step ``step`` on; collective.
@@ -67,12 +73,12 @@ class TrainStep:
         built = []
         for turn in self.turns:
             # a replica is over what requires a gradient
-            for parameter in itertools.chain.from_iterable(other.trained.all for other in self.turns):
+            for parameter in itertools.chain.from_iterable(other.module.trained for other in self.turns):
                 parameter.requires_grad = False
-            if turn.prepare(step):
+            if turn.module.prepare(step):
                 built.append(turn)
-        self.turns[-1].require_gradients(self._only is not None)
-        changes = [turn.trained.next_change(step) for turn in self.turns]
+        self.turns[-1].module.require_gradients(self._only is not None)
+        changes = [turn.module.next_change(step) for turn in self.turns]
         self._next_change = min((change for change in changes if change is not None), default=None)
         return built
 
@@ -99,11 +105,38 @@ class TrainStep:
         if len(turns) > 1:
             supply = _keeping(micro_batches, kept)
         for turn in turns:
-            turn.require_gradients(True)
+            turn.module.require_gradients(True)
             updated |= turn(step, supply, timer)
-            turn.require_gradients(False)
+            turn.module.require_gradients(False)
             supply = iter(kept)
         return updated
+
+
+@contextmanager
+def unknown_optimizers_refused(step: TrainStep) -> Iterator[None]:
+    """Inside the context, an optimizer that steps while a task computes a loss raises a TaskError.
+
+    Args:
+        step: of the training; its own optimizers may step.
+    """
+    own = {id(update.optimizer) for update in step.updates}
+
+    def check(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if id(optimizer) in own:
+            return
+        for turn in step.turns:
+            if turn.loss.is_computing:
+                raise TaskError(
+                    f"{turn.loss.method} steps an optimizer of its own ({type(optimizer).__name__}), whose gradients "
+                    "the ranks don't share and whose state no checkpoint has: name it in the configuration "
+                    "(optimizer=named), with a method of the task that returns its loss"
+                )
+
+    handle = register_optimizer_step_pre_hook(check)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _keeping(micro_batches: Iterator[MicroBatch], kept: list[MicroBatch]) -> Iterator[MicroBatch]:

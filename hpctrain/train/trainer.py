@@ -26,12 +26,12 @@ from hpctrain.run.times import Times
 from hpctrain.train.callbacks import Callbacks
 from hpctrain.train.checkpointing import Checkpointing, Start
 from hpctrain.train.divergence import Divergence
-from hpctrain.train.foreign_steps import foreign_steps_refused
 from hpctrain.train.loop import Loop
 from hpctrain.train.parts import Parts
 from hpctrain.train.profiling.profiler import Profiler
 from hpctrain.train.running_training import RunningTraining
 from hpctrain.train.start_table import log_start
+from hpctrain.train.step import unknown_optimizers_refused
 from hpctrain.train.stopping import Stopping
 from hpctrain.train.training_log import TrainingLog, log_samples
 
@@ -185,7 +185,7 @@ class Trainer:
             keep_config(self._directory)
         with self._log.opened(self._directory, self._log_stream, self._bar):
             # end the loading processes first: the last write can use their cores
-            with closing(self._micro_batches()) as micro_batches, foreign_steps_refused(self._parts.step):
+            with closing(self._micro_batches()) as micro_batches, unknown_optimizers_refused(self._parts.step):
                 finished = self._loop.run(micro_batches)
             self._saver.finish()
             if self.why_ended:

@@ -19,11 +19,14 @@ from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.task import Task
 from hpctrain.train.build import Network
 from hpctrain.train.build_learning_rate import Span, build_learning_rate
+from hpctrain.train.joint_update import JointUpdate
+from hpctrain.train.loss import Loss
 from hpctrain.train.optimizers import BuiltOptimizer
 from hpctrain.train.parameter_groups import ModelNames, ParameterGroup
 from hpctrain.train.precision import gradient_scaler
 from hpctrain.train.task_log import AttachedLog
-from hpctrain.train.turn import Trained, Turn
+from hpctrain.train.trained_module import TrainedModule
+from hpctrain.train.turn import Turn
 from hpctrain.train.update import Clipping, Update
 
 
@@ -55,34 +58,31 @@ def build_turns(
         ConfigError: a loss trains nothing at first.
     """
     losses = _by_loss(optimizers)
-    computing = ModelNames(network.model).parameters if network.master is not None else {}
     turns = []
     for method, own in losses.items():
+        name = own[0].named.name if len(losses) > 1 else ""
         if not callable(getattr(task, method, None)):
             raise TaskError(f"{type(task).__name__} has no method {method}, which {own[0].named.key}.loss names")
-        scaler = gradient_scaler(config.precision, world.device)
-        since = [(computing.get(name, parameter), step) for name, parameter, step in _trained(own, span)]
-        if all(step for _, step in since):
-            raise _asleep(own[0].groups)
-        turns.append(
-            Turn(
-                task,
-                network.model,
-                Trained(since),
-                [_update(config, each, scaler, span) for each in own],
-                meter,
-                task_log=task_log,
-                precision=config.precision.kind,
-                device=world.device,
-                wrap=partial(replicate, world=world, parallel=config.parallel),
-                method=method,
-                scaler=scaler,
-                master=network.master,
-                every_steps=own[0].named.every_steps,
-                name=own[0].named.name if len(losses) > 1 else "",
-            )
+        loss = Loss(
+            task,
+            meter,
+            task_log,
+            precision=config.precision.kind,
+            device=world.device,
+            method=method,
+            name=name,
         )
-    _require_own_rates(optimizers, [update for turn in turns for update in turn.updates], config)
+        module = TrainedModule(
+            network.model,
+            _trained_from(network, own, span),
+            wrap=partial(replicate, world=world, parallel=config.parallel),
+            whole_loss=bool(name),
+        )
+        scaler = gradient_scaler(config.precision, world.device)
+        updates = [_update(config, each, scaler, span) for each in own]
+        update = JointUpdate(updates, meter, scaler=scaler, master=network.master)
+        turns.append(Turn(loss, module, update, every_steps=own[0].named.every_steps))
+    _require_own_rates(optimizers, [update for turn in turns for update in turn.update.updates], config)
     return turns
 
 
@@ -146,15 +146,23 @@ def _bounds(trainer: Trainer, built: BuiltOptimizer) -> Trainer:
     )
 
 
-def _trained(optimizers: Sequence[BuiltOptimizer], span: Span) -> list[tuple[str, nn.Parameter, int]]:
-    """Return name and parameter of what a turn trains, and the step from which it does."""
-    return [
-        (name, parameter, _since(group, span.steps_per_epoch))
+def _trained_from(network: Network, optimizers: Sequence[BuiltOptimizer], span: Span) -> list[tuple[nn.Parameter, int]]:
+    """Return the parameters that a turn trains, of the model that computes, and the step from which it does.
+
+    Raises:
+        ConfigError: it trains none in the first step.
+    """
+    computing = ModelNames(network.model).parameters if network.master is not None else {}
+    trained_from = [
+        (computing.get(name, parameter), _since(group, span.steps_per_epoch))
         for each in optimizers
         for group in each.groups
         if not group.frozen
         for name, parameter in group.parameters.items()
     ]
+    if all(step for _, step in trained_from):
+        raise _all_frozen(optimizers[0].groups)
+    return trained_from
 
 
 def _since(group: ParameterGroup, steps_per_epoch: int) -> int:
@@ -165,7 +173,7 @@ def _since(group: ParameterGroup, steps_per_epoch: int) -> int:
     return group.entry.unfreeze_at_step or 0
 
 
-def _asleep(groups: Sequence[ParameterGroup]) -> ConfigError:
+def _all_frozen(groups: Sequence[ParameterGroup]) -> ConfigError:
     entry = next(group.entry for group in groups if group.entry is not None and not group.frozen)
     name = "unfreeze_at_step" if entry.unfreeze_at_step is not None else "unfreeze_at_epoch"
     problem = "until then, all parameters are frozen"

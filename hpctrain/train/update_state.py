@@ -23,8 +23,8 @@ def optimizers_of(step: TrainStep) -> torch.optim.Optimizer | dict[str, torch.op
 def scalers_of(step: TrainStep) -> torch.amp.GradScaler | dict[str, torch.amp.GradScaler] | None:
     """Return the scaler of the only turn, or those of all turns by name; None if there is none."""
     if len(step.turns) == 1:
-        return step.turns[0].scaler
-    return {turn.name: turn.scaler for turn in step.turns if turn.scaler is not None} or None
+        return step.turns[0].update.scaler
+    return {turn.loss.name: turn.update.scaler for turn in step.turns if turn.update.scaler is not None} or None
 
 
 def progress_of(step: TrainStep) -> dict[str, Any]:

@@ -23,10 +23,13 @@ from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.gathering import Gathering
+from hpctrain.train.joint_update import JointUpdate
 from hpctrain.train.learning_rate import LearningRate
+from hpctrain.train.loss import Loss
 from hpctrain.train.step import TrainStep
 from hpctrain.train.task_log import AttachedLog
-from hpctrain.train.turn import Trained, Turn
+from hpctrain.train.trained_module import TrainedModule
+from hpctrain.train.turn import Turn
 from hpctrain.train.update import Clipping, Update
 
 pytestmark = [
@@ -52,9 +55,9 @@ def step_over(model, device):
     update = Update(optimizer, LearningRate(optimizer, lambda _: 1.0), clipping=clipping)
     meter = Meter(device, names=("train/loss",))
     log = AttachedLog("Task", Position(), total_steps=1, every_steps=1)
-    trained = Trained((parameter, 0) for parameter in model.parameters())
-    turn = Turn(task, model, trained, [update], meter, task_log=log, precision="bf16", device=device)
-    step = TrainStep([turn])
+    loss = Loss(task, meter, log, precision="bf16", device=device)
+    module = TrainedModule(model, [(parameter, 0) for parameter in model.parameters()])
+    step = TrainStep([Turn(loss, module, JointUpdate([update], meter))])
     step.prepare(0)
     return task, step
 

@@ -198,7 +198,7 @@ def is_compiled(step: TrainStep) -> bool:
         part._compiled_call_impl is not None
         or hasattr(part, "_orig_mod")
         or hasattr(part.forward, "_torchdynamo_orig_callable")
-        for part in inner(step.turns[0].model).modules()
+        for part in inner(step.turns[0].module.replica).modules()
     )
 
 
@@ -215,7 +215,7 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> fl
     Returns:
         FLOPs; None if the model or the task fails on so few samples.
     """
-    model = inner(step.turns[0].model)
+    model = inner(step.turns[0].module.replica)
     few = min(TRIAL_SAMPLES, micro_batch.num_samples)
     if not few:
         return None
@@ -227,9 +227,10 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> fl
     try:
         with uncompiled(), buffers_and_rng_restored(model, world):
             for turn in step.turns:
-                with FlopCount() as count, turn.gradients_required():
-                    loss = turn.loss(micro_batch._replace(batch=batch, num_samples=few), model)
-                    torch.autograd.grad(loss, turn.awake, allow_unused=True)
+                with FlopCount() as count, turn.module.gradients_required():
+                    called = turn.module.callable_for_loss(model)
+                    loss = turn.loss.compute_unlogged(called, micro_batch._replace(batch=batch, num_samples=few))
+                    torch.autograd.grad(loss, turn.module.unfrozen, allow_unused=True)
                 total += (count.total or 0) / turn.every_steps
     except Exception as error:  # a user's code may fail on two samples alone; that must not end the run
         log.info("FLOPs are not counted: the model fails on %s samples alone (%s)", few, error)

@@ -79,7 +79,7 @@ class Profiler:
         if trace is not None and config.trainer.profile is not None:
             first, last = config.trainer.profile
             self._trace = TorchProfile(first, last, trace, world.device)
-        trained = [parameter for turn in parts.step.turns for parameter in turn.awake]
+        trained = [parameter for turn in parts.step.turns for parameter in turn.module.unfrozen]
         self._gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
         self._reports: list[RankReport] = []
         self._records = 0

@@ -19,12 +19,15 @@ from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.times import Times
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
+from hpctrain.train.joint_update import JointUpdate
 from hpctrain.train.learning_rate import LearningRate
+from hpctrain.train.loss import Loss
 from hpctrain.train.step import TrainStep
 from hpctrain.train.stopping import Stopping
 from hpctrain.train.task_log import AttachedLog
+from hpctrain.train.trained_module import TrainedModule
 from hpctrain.train.trainer import Trainer
-from hpctrain.train.turn import Trained, Turn
+from hpctrain.train.turn import Turn
 from hpctrain.train.update import Update
 
 sys.path.append(str(Path(__file__).parent))  # for the module `small_task`, which configurations name
@@ -70,9 +73,9 @@ def step_over():
         update = Update(optimizer, LearningRate(optimizer, lambda update: 1.0))
         meter = Meter(CPU, names=("train/loss",))
         log = AttachedLog("Sorting", Position(), total_steps=1, every_steps=1)
-        trained = Trained((parameter, 0) for parameter in model.parameters())
-        turn = Turn(task or Sorting(), model, trained, [update], meter, task_log=log, precision="fp32", device=CPU)
-        step = TrainStep([turn])
+        loss = Loss(task or Sorting(), meter, log, precision="fp32", device=CPU)
+        module = TrainedModule(model, [(parameter, 0) for parameter in model.parameters()])
+        step = TrainStep([Turn(loss, module, JointUpdate([update], meter))])
         step.prepare(0)
         return step
 

@@ -15,12 +15,14 @@ from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.ema import Ema
-from hpctrain.train.foreign_steps import foreign_steps_refused
+from hpctrain.train.joint_update import JointUpdate
 from hpctrain.train.learning_rate import LearningRate
+from hpctrain.train.loss import Loss
 from hpctrain.train.precision import gradient_scaler
-from hpctrain.train.step import TrainStep
+from hpctrain.train.step import TrainStep, unknown_optimizers_refused
 from hpctrain.train.task_log import AttachedLog, attach
-from hpctrain.train.turn import Trained, Turn
+from hpctrain.train.trained_module import TrainedModule
+from hpctrain.train.turn import Turn
 from hpctrain.train.update import Clipping, Update
 
 CPU = torch.device("cpu")
@@ -63,17 +65,9 @@ class Bench:
         self.position = Position()
         self.log = AttachedLog("Task", self.position, total_steps=10, every_steps=2)
         attach(self.task, self.log, self.position)
-        self.turn = Turn(
-            self.task,
-            self.model,
-            Trained((parameter, 0) for parameter in self.model.parameters()),
-            [self.update],
-            self.meter,
-            task_log=self.log,
-            precision=kind,
-            device=CPU,
-            scaler=scaler,
-        )
+        loss = Loss(self.task, self.meter, self.log, precision=kind, device=CPU)
+        module = TrainedModule(self.model, [(parameter, 0) for parameter in self.model.parameters()])
+        self.turn = Turn(loss, module, JointUpdate([self.update], self.meter, scaler=scaler))
         self.step = TrainStep([self.turn], self.ema)
         self.step.prepare(0)
         draws = torch.Generator().manual_seed(1)
@@ -331,7 +325,7 @@ def test_whether_a_record_is_due():
 def test_passes_that_leave_no_trace_log_nothing():
     bench = Bench(task=Logging())
     with bench.log.training():
-        bench.turn.loss(next(bench.micro_batches(12)))
+        bench.turn.loss.compute_unlogged(bench.model, next(bench.micro_batches(12)))
     assert bench.meter.names == ("train/loss",)
     assert bench.log.scalars == []
 
@@ -377,9 +371,9 @@ def duel(model, task, meter, *, every=1, scaled=False):
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0) if scaled else None
         rates = LearningRate(optimizer, lambda update: 1 / (1 + update))
         update = Update(optimizer, rates, name=name, scaler=scaler, every_steps=pace)
-        trained = Trained((parameter, 0) for parameter in part.parameters())
-        options = {"method": method, "scaler": scaler, "every_steps": pace, "name": name}
-        turns.append(Turn(task, model, trained, [update], meter, task_log=log, precision="fp32", device=CPU, **options))
+        loss = Loss(task, meter, log, precision="fp32", device=CPU, method=method, name=name)
+        module = TrainedModule(model, [(parameter, 0) for parameter in part.parameters()], whole_loss=True)
+        turns.append(Turn(loss, module, JointUpdate([update], meter, scaler=scaler), every_steps=pace))
     step = TrainStep(turns)
     step.prepare(0)
     return step
@@ -430,7 +424,7 @@ def test_a_name_that_two_turns_log_is_refused(kind):
     bench, model, task = Bench(), Parts(), kind()
     step = duel(model, task, Meter(CPU))
     before = model.second.weight.detach().clone()
-    log = step.turns[0]._task_log
+    log = step.turns[0].loss._task_log
     attach(task, log, Position())
     with (
         log.training(),
@@ -474,13 +468,14 @@ def test_a_loss_that_raises_no_longer_computes():
     bench = Bench(task=Odd(fail))
     with pytest.raises(LookupError):
         bench.moved(12)
-    assert not bench.turn.computing
+    assert not bench.turn.loss.is_computing
 
 
 def test_each_turn_has_a_loss_scale_and_skipped_updates_of_its_own():
     bench, model = Bench(), Parts()
     step = duel(model, Duel(), Meter(CPU), scaled=True)
-    step.turns[1].backward = lambda loss: torch.autograd.backward(step.turns[1].scaler.scale(loss * math.inf))
+    update = step.turns[1].update
+    update.backward = lambda loss: torch.autograd.backward(update.scaler.scale(loss * math.inf))
     step(0, bench.micro_batches(12))
     found = step.metrics
     assert (found["train/loss_scale/a"], found["train/loss_scale/b"]) == (8.0, 4.0)
@@ -490,16 +485,8 @@ def test_each_turn_has_a_loss_scale_and_skipped_updates_of_its_own():
 def test_parameters_are_trained_from_their_step_on():
     bench = Bench()
     bias = bench.model.bias
-    turn = Turn(
-        bench.task,
-        bench.model,
-        Trained([(bench.model.weight, 0), (bias, 2)]),
-        [bench.update],
-        bench.meter,
-        task_log=bench.log,
-        precision="fp32",
-        device=CPU,
-    )
+    module = TrainedModule(bench.model, [(bench.model.weight, 0), (bias, 2)])
+    turn = Turn(bench.turn.loss, module, bench.turn.update)
     step = TrainStep([turn])
     assert step.prepare(0) == [turn]
     moved = []
@@ -521,7 +508,7 @@ def test_an_optimizer_that_steps_within_a_loss_is_refused():
     task = Stepper()
     bench = Bench(task=task)
     task.optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1.0)
-    with foreign_steps_refused(bench.step):
+    with unknown_optimizers_refused(bench.step):
         task.optimizer.step()
         with pytest.raises(TaskError, match=r"Stepper\.loss steps an optimizer of its own \(SGD\)"):
             bench.moved(12)

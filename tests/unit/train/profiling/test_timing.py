@@ -73,9 +73,9 @@ def test_a_timed_step_computes_what_a_plain_one_does(step_over, supply):
     for step in range(6):
         plain(step, straight)
         other(step, mixed, timer if step % 2 else None)
-    for expected, found in zip(plain.turns[0].trained.all, other.turns[0].trained.all, strict=True):
+    for expected, found in zip(plain.turns[0].module.trained, other.turns[0].module.trained, strict=True):
         assert torch.equal(expected, found)
-    assert plain.turns[0]._meter.means() == other.turns[0]._meter.means()
+    assert plain.turns[0].loss._meter.means() == other.turns[0].loss._meter.means()
 
 
 def test_a_timed_step_takes_only_its_own_micro_batches(step_over, supply):

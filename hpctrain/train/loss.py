@@ -1,0 +1,125 @@
+"""A loss of the task: its value on this rank's micro-batches, and what the training logs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hpctrain.data.micro_batch import MicroBatch, map_tensors
+from hpctrain.metrics.meter import Meter
+from hpctrain.tasks.loss_contract import Scalar, split_loss
+from hpctrain.tasks.task import Task
+from hpctrain.train.precision import autocast
+from hpctrain.train.task_log import TRAIN_PREFIX, AttachedLog
+
+
+class Loss:
+    """Computes one loss of a task, and collects it with what else the task logs.
+
+    Args:
+        task: computes the loss.
+        meter: collects the loss and the logged scalars.
+        task_log: of the task.
+        precision: the kind, which decides the autocast.
+        device: where the model is, or its first part.
+        method: the task's method that computes the loss.
+        name: of the loss among several, for its metrics; empty for the only one. With several, the task gets the module
+            itself, so that it may call its parts.
+
+    Attributes:
+        name: as given.
+        method: the task's class and method, for messages.
+        suffix: of names under which something is logged of this loss; empty for the only one.
+        log_name: under which the mean loss is logged.
+        scale_name: under which the loss scale is logged.
+        is_computing: whether the task computes the loss at the moment.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        meter: Meter,
+        task_log: AttachedLog,
+        *,
+        precision: str,
+        device: torch.device,
+        method: str = "loss",
+        name: str = "",
+    ) -> None:
+        self.name = name
+        self.method = f"{type(task).__name__}.{method}"
+        self.suffix = f"/{name}" if name else ""
+        self.log_name = f"train/loss{self.suffix}"
+        self.scale_name = f"train/loss_scale{self.suffix}"
+        self.is_computing = False
+        self._compute: Callable[[nn.Module, Any], Any] = getattr(task, method)
+        self._to_device = task.to_device
+        self._meter = meter
+        self._task_log = task_log
+        self._device = device
+        self._autocast = autocast(precision, device)
+        self._checked: set[str] = set()
+
+    def __call__(self, model: nn.Module, micro_batch: MicroBatch) -> tuple[Tensor, dict[str, Scalar] | None]:
+        """Compute the loss in a step.
+
+        Args:
+            model: what is called: a `LossModule`, or its replica, for a loss among several.
+            micro_batch: of this rank.
+
+        Returns:
+            The mean loss over the micro-batch, 0-d, and the other scalars that the task returned, by name.
+
+        Raises:
+            TaskError: the task's loss isn't a scalar tensor, or a mapping with one; or another loss logs the same name.
+        """
+        loss, others = self._computed(model, micro_batch)
+        if self.name and (others or self._task_log.scalars):
+            self._task_log.require_one_turn(self.method, others or ())
+        return loss, others
+
+    def compute_unlogged(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
+        """Compute the mean loss, 0-d, in a pass that isn't a step's: what the task logs is discarded.
+
+        Raises:
+            TaskError: the task's loss isn't a scalar tensor, or a mapping with one.
+        """
+        with self._task_log.discarding():
+            return self._computed(model, micro_batch)[0]
+
+    def collect(self, loss: Tensor, others: Mapping[str, Scalar] | None, num_samples: int) -> None:
+        """Add to the meter a result of this loss, and what the task has logged with it.
+
+        Args:
+            loss: the mean over a micro-batch, 0-d.
+            others: scalars that the task returned with it.
+            num_samples: of the micro-batch; 0 for a stand-in, which only takes part in the sum of the gradients.
+        """
+        if num_samples:
+            self._meter.add_mean(self.log_name, loss, num_samples)
+            if others:
+                for name, value in others.items():
+                    self._meter.add_value(f"{TRAIN_PREFIX}{name}", value, num_samples)
+        if self._task_log.scalars:
+            self._task_log.count(self._meter, num_samples, others or ())
+
+    def _computed(self, model: nn.Module, micro_batch: MicroBatch) -> tuple[Tensor, dict[str, Scalar] | None]:
+        batch = micro_batch.batch
+        if self._device.type != "cpu" and not micro_batch.on_device:
+            batch = self._to_device(batch, self._device)
+        elif self.name:
+            # the turns share the tensors only: what a loss does to a dict or a list of the batch is its own
+            batch = map_tensors(lambda tensor: tensor, batch)
+        self.is_computing = True
+        try:
+            with self._autocast:
+                # among several, a whole loss is one forward pass of the replica: it may call parts of it repeatedly
+                loss = model(lambda module: self._compute(module, batch)) if self.name else self._compute(model, batch)
+        finally:
+            self.is_computing = False
+        if isinstance(loss, Tensor) and not loss.ndim:
+            return loss, None
+        return split_loss(self.method, loss, self._checked, self._task_log.own_names)

@@ -1,0 +1,93 @@
+"""The module of a turn: its replica over the ranks, and those of its parameters that the turn trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hpctrain.distributed.replica import LossModule, dismantle
+
+
+class TrainedModule:
+    """A module, and those of its parameters that a turn trains, some of them perhaps only from a later step on.
+
+    Args:
+        module: that computes the loss, without DDP's wrapper.
+        trained_from: parameters of the module, and the completed steps from which each is trained.
+        wrap: puts a module in DDP; collective.
+        whole_loss: whether a forward pass of the replica is a whole loss; see `LossModule`.
+
+    Attributes:
+        replica: what is called in training, once `prepare` was called.
+        ddp: the replica if it is in DDP, else None.
+        unfrozen: parameters that are trained in this step, once `prepare` was called.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        trained_from: Iterable[tuple[nn.Parameter, int]],
+        *,
+        wrap: Callable[[nn.Module], nn.Module] = lambda module: module,
+        whole_loss: bool = False,
+    ) -> None:
+        self.replica = module
+        self.ddp: DistributedDataParallel | None = None
+        self.unfrozen: Sequence[nn.Parameter] = ()
+        self._module = module
+        self._trained_from = list(trained_from)
+        self._wrap = wrap
+        self._whole_loss = whole_loss
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """All parameters that the turn trains, in the model's order."""
+        return [parameter for parameter, _ in self._trained_from]
+
+    def prepare(self, step: int) -> bool:
+        """Build the replica for the parameters that are trained from step ``step`` on; collective.
+
+        No other parameter may require a gradient, unless it belongs to no turn.
+
+        Args:
+            step: counted from 0.
+
+        Returns:
+            Whether it had to be built.
+        """
+        unfrozen = [parameter for parameter, since in self._trained_from if since <= step]
+        if len(unfrozen) == len(self.unfrozen):
+            return False
+        self.unfrozen = unfrozen
+        self.require_gradients(True)
+        dismantle(self.replica)
+        self.replica = self._wrap(self.callable_for_loss(self._module))
+        self.ddp = self.replica if isinstance(self.replica, DistributedDataParallel) else None
+        return True
+
+    def next_change(self, step: int) -> int | None:
+        """Return the first step after ``step`` from which more parameters are trained; None without one."""
+        return min((since for _, since in self._trained_from if since > step), default=None)
+
+    def callable_for_loss(self, module: nn.Module) -> nn.Module:
+        """Return the module as the loss calls it, outside of DDP."""
+        return LossModule(module) if self._whole_loss else module
+
+    def require_gradients(self, required: bool) -> None:
+        """Have the parameters that are trained in this step require gradients, or not."""
+        for parameter in self.unfrozen:
+            parameter.requires_grad = required
+
+    @contextmanager
+    def gradients_required(self) -> Iterator[None]:
+        """Require gradients in the context, and afterwards only if they are required now."""
+        before = [parameter.requires_grad for parameter in self.unfrozen]
+        self.require_gradients(True)
+        try:
+            yield
+        finally:
+            for parameter, required in zip(self.unfrozen, before, strict=True):
+                parameter.requires_grad = required
