@@ -14,7 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Quote, QuotedString
 
 from hpctrain.config.compose import Composer
-from hpctrain.config.program import given, path_of, require_maker
+from hpctrain.config.program import path_of, require_maker, target_bound
 from hpctrain.config.root import Config
 from hpctrain.errors import ConfigError
 
@@ -59,7 +59,7 @@ def compose(
             problem = "is a second task, next to the argument task="
             raise ConfigError("task", word.partition("=")[2], problem, "leave one of them out")
     target = path_of(task)
-    with hydra_restored(), given(target, task):
+    with hydra_restored(), target_bound(target, task):
         return Composer(folder).compose(["task=custom", f"task._target_={target}", *words])
 
 

@@ -16,7 +16,7 @@ from hpctrain.api.launching import program_command, refuse_dry_run
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.checks import check
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.program import given
+from hpctrain.config.program import target_bound
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
 from hpctrain.errors import ClusterEnvironmentError, ConfigError, HpctrainError, RunFailedError
@@ -63,7 +63,7 @@ def train_here(config: Config, task: Callable[..., Any] | None = None, *, force:
 @contextmanager
 def own_task(config: Config, task: Callable[..., Any] | None) -> Iterator[None]:
     """Inside the context, the configuration's task is made by ``task``; None: by what its path names."""
-    with given(str(config.task["_target_"]), task):
+    with target_bound(str(config.task["_target_"]), task):
         yield
 
 

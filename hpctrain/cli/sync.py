@@ -16,13 +16,13 @@ from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError, RunDirectoryE
 from hpctrain.files import describe_os_error
 from hpctrain.run.directory import RunDirectory
 from hpctrain.sync.parent import Parent
-from hpctrain.sync.program import Job, accompany, follow, send_once
 from hpctrain.sync.service import SERVICES
+from hpctrain.sync.transfer import Transfer, follow, send_during_training, send_once
 
 AT_ONCE = 4
 """Runs that are sent at the same time, each by a process of its own."""
 LEAVE_S = 15
-"""Seconds in which a sender beside a training that was stopped finishes, before it is killed."""
+"""Seconds in which the sender process of a training that was stopped finishes, before it is killed."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 _EPILOG = """\
@@ -50,21 +50,21 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--offline", action="store_true", help="write W&B's offline files into RUN/sync/wandb instead")
     # rank zero's: with it, standard input is a pipe to the training
-    parser.add_argument("--companion", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--sender-process", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.offline and options.service == "mlflow":
         parser.error("--offline writes files of W&B: use --service wandb")
-    jobs = [
-        Job(directory=directory, service=service, offline=options.offline, everything=options.all)
+    transfers = [
+        Transfer(directory=directory, service=service, offline=options.offline, everything=options.all)
         for directory in chosen_runs(options)
         for service in _services(directory, options)
     ]
-    if options.companion:
-        _accompany(jobs[0])
-    if len(jobs) == 1:
-        return _send(jobs[0], options)
+    if options.sender_process:
+        _send_during_training(transfers[0])
+    if len(transfers) == 1:
+        return _send(transfers[0], options)
     with ThreadPoolExecutor(AT_ONCE) as senders:
-        codes = list(senders.map(lambda job: _send_apart(job, options), jobs))
+        codes = list(senders.map(lambda transfer: _send_apart(transfer, options), transfers))
     return max(codes, default=ExitCode.FINISHED)
 
 
@@ -79,38 +79,38 @@ def _services(directory: RunDirectory, options: argparse.Namespace) -> Sequence[
     return [name for name in found if name == "wandb"] if options.offline else found
 
 
-def _send(job: Job, options: argparse.Namespace) -> int:
+def _send(transfer: Transfer, options: argparse.Namespace) -> int:
     try:
-        with job.directory.permissions():
-            return follow(job) if options.follow else send_once(job)
+        with transfer.directory.permissions():
+            return follow(transfer) if options.follow else send_once(transfer)
     except (HpctrainError, OSError, KeyboardInterrupt) as error:
         if "wandb" not in sys.modules:
             raise
         # at the exit of the process, wandb's client would wait for an upload that has failed
-        code = _report(job, error)
+        code = _report(transfer, error)
         sys.stdout.flush()
         os._exit(code)
 
 
-def _report(job: Job, error: BaseException) -> int:
+def _report(transfer: Transfer, error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
     text = describe_os_error(error) if isinstance(error, OSError) else str(error)
-    print(f"{ERROR_PREFIX}{job.shown}: {text}", file=sys.stderr, flush=True)
+    print(f"{ERROR_PREFIX}{transfer.shown}: {text}", file=sys.stderr, flush=True)
     return error.exit_code if isinstance(error, HpctrainError) else ExitCode.FAILED
 
 
-def _send_apart(job: Job, options: argparse.Namespace) -> int:
+def _send_apart(transfer: Transfer, options: argparse.Namespace) -> int:
     # a process for each: wandb's client has one run at a time, and one service must not hold up another
-    command = [sys.executable, "-m", "hpctrain", "sync", str(job.directory.path), "--service", job.service]
+    command = [sys.executable, "-m", "hpctrain", "sync", str(transfer.directory.path), "--service", transfer.service]
     flags = {"--follow": options.follow, "--all": options.all, "--offline": options.offline}
     return subprocess.run(
         [*command, *(flag for flag, given in flags.items() if given)], stdin=subprocess.DEVNULL, check=False
     ).returncode
 
 
-def _accompany(job: Job) -> None:
-    """Send beside a training, and exit."""
+def _send_during_training(transfer: Transfer) -> None:
+    """Send in the background of a training, and exit."""
     for number in STOP_SIGNALS:
         # the scheduler's and the user's signals are for the training, which closes the pipe when it leaves
         signal.signal(number, signal.SIG_IGN)
@@ -119,6 +119,6 @@ def _accompany(job: Job) -> None:
     with open(os.devnull) as nothing:  # noqa: PTH123 - a descriptor is needed, and wandb may ask on standard input
         os.dup2(nothing.fileno(), 0)
     parent = Parent(pipe, on_left=lambda: signal.alarm(LEAVE_S))
-    code = accompany(job, parent)
+    code = send_during_training(transfer, parent)
     sys.stdout.flush()
     os._exit(code)

@@ -13,10 +13,10 @@ from hpctrain.config.root import Config
 from hpctrain.errors import ConfigError
 
 MAIN = "__main__"
-GIVEN = f"{MAIN}.given_task"
-"""The path of a function that makes the task, and that nothing in the program names."""
+PASSED_TASK = f"{MAIN}.passed_task"
+"""The path of a function without a name that was passed as the task."""
 
-_given: ContextVar[tuple[str, Callable[..., Any]] | None] = ContextVar("given", default=None)
+_bound: ContextVar[tuple[str, Callable[..., Any]] | None] = ContextVar("bound", default=None)
 
 
 def is_own(target: object) -> TypeGuard[str]:
@@ -65,16 +65,16 @@ def require_own_targets(config: Config) -> None:
         if find_own(target) is None:
             problem = "only the program or notebook that started the run defines it"
             remedy = "resume it there, with hpctrain.Run(...).resume(); or move the class into a module, and name that"
-            if target == GIVEN:
+            if target == PASSED_TASK:
                 remedy = "there, pass the function again: fit(config, task=...), or Run(...).resume(task=...)"
             raise ConfigError(key, target, problem, remedy)
 
 
 def find_own(target: str) -> Any | None:
     """Return what an import path stands for in this program; None if the program doesn't define it."""
-    given = _given.get()
-    if given is not None and given[0] == target:
-        return given[1]
+    bound = _bound.get()
+    if bound is not None and bound[0] == target:
+        return bound[1]
     found: Any = sys.modules.get(MAIN) if is_own(target) else None
     for name in target.split(".")[1:]:
         found = getattr(found, name, None)
@@ -86,7 +86,7 @@ def path_of(maker: Callable[..., Any]) -> str:
     module, name = getattr(maker, "__module__", None), getattr(maker, "__qualname__", None)
     if isinstance(module, str) and isinstance(name, str) and "<" not in name:
         return f"{module}.{name}"
-    return GIVEN
+    return PASSED_TASK
 
 
 def require_maker(task: object) -> None:
@@ -108,17 +108,17 @@ def require_task(config: Config, task: Callable[..., Any]) -> None:
         ConfigError: the configuration was composed for another one, or it isn't a class or function.
     """
     require_maker(task)
-    target, given_path = config.task["_target_"], path_of(task)
-    if target != given_path:
-        problem = f"is not the task {given_path} that was passed"
+    target, passed_path = config.task["_target_"], path_of(task)
+    if target != passed_path:
+        problem = f"is not the task {passed_path} that was passed"
         raise ConfigError("task._target_", target, problem, "compose with hpctrain.compose([...], task=...)")
 
 
 @contextmanager
-def given(target: str, maker: Callable[..., Any] | None) -> Iterator[None]:
+def target_bound(target: str, maker: Callable[..., Any] | None) -> Iterator[None]:
     """Inside the context, and in its thread alone, an import path means ``maker``; None changes nothing."""
-    token = _given.set(None if maker is None else (target, maker))
+    token = _bound.set(None if maker is None else (target, maker))
     try:
         yield
     finally:
-        _given.reset(token)
+        _bound.reset(token)

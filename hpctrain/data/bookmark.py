@@ -49,7 +49,7 @@ class Bookmark(NamedTuple):
     Attributes:
         stream: the stream's number in a `ShardedStream`; 0 for any other stream.
         epoch: of the run.
-        pass_: of the stream; later than the epoch if a pass ended early.
+        pass_number: of the stream; later than the epoch if a pass ended early.
         begin: position at which the pass begins.
         position: of the next sample.
         state: the result of `state_dict`.
@@ -57,7 +57,7 @@ class Bookmark(NamedTuple):
 
     stream: int
     epoch: int
-    pass_: int
+    pass_number: int
     begin: int
     position: int
     state: Any

@@ -111,7 +111,7 @@ class StreamReader:
         self._name = type(stream).__name__
         self._samples: Iterator[Any] = iter(())
         self._epoch = -1  # that was asked for
-        self._pass = -1  # the stream's own epoch: later, after an early end
+        self._pass_number = -1  # the stream's own epoch: later, after an early end
         self._begin = 0  # position at which the pass begins
         self._next = 0
         self._any_read = False  # of this pass, since it was opened
@@ -150,7 +150,7 @@ class StreamReader:
         state = self._clock.take(self._opened)
         if state is None:
             return ()
-        return (Bookmark(self._number, self._epoch, self._pass, self._begin, self._next, state),)
+        return (Bookmark(self._number, self._epoch, self._pass_number, self._begin, self._next, state),)
 
     def _find(self, epoch: int, position: int) -> tuple[Any] | None:
         """The sample at a position, in a tuple; None if the pass ends before it."""
@@ -179,7 +179,7 @@ class StreamReader:
             return False
         if mark.epoch != self._epoch or mark.position > position:
             return False
-        self._pass = mark.pass_
+        self._pass_number = mark.pass_number
         self._begin = mark.begin
         self._next = mark.position
         self._any_read = False
@@ -187,7 +187,7 @@ class StreamReader:
         return True
 
     def _open(self, number: int, begin: int, position: int) -> None:
-        self._pass = number
+        self._pass_number = number
         self._begin = begin
         self._any_read = False
         if isinstance(self._stream, SeekableStream):
@@ -210,7 +210,7 @@ class StreamReader:
         # the usual name of that method, as in Hugging Face's datasets
         set_epoch = getattr(self._opened, "set_epoch", None)
         if set_epoch is not None:
-            set_epoch(self._pass)
+            set_epoch(self._pass_number)
         if mark is not None:
             # a copy: the stream may change it in place, and the bookmark may be saved once more
             self._opened.load_state_dict(deepcopy(mark.state))
@@ -220,8 +220,8 @@ class StreamReader:
         end = self._end()
         if end == self._begin:
             raise TaskError(
-                f"{self._name} has no samples in epoch {self._pass}, but some are needed: its __iter__ must start "
-                "over on each call"
+                f"{self._name} has no samples in epoch {self._pass_number}, but some are needed: its __iter__ must "
+                "start over on each call"
             )
         if hasattr(self._stream, "__len__"):
             self._warn_once(
@@ -229,9 +229,9 @@ class StreamReader:
                 "that it yields",
                 self._name,
                 end - self._begin,
-                self._pass,
+                self._pass_number,
             )
-        self._open(self._pass + 1, end, max(position, end))
+        self._open(self._pass_number + 1, end, max(position, end))
 
     def _end(self) -> int:
         """The position after the last one of this pass, which has been read to its end."""
@@ -241,7 +241,7 @@ class StreamReader:
         low, high = self._begin, self._next
         while low < high:
             middle = (low + high) // 2
-            if any(True for _ in self._stream.read_from(self._pass, middle - self._begin)):
+            if any(True for _ in self._stream.read_from(self._pass_number, middle - self._begin)):
                 low = middle + 1
             else:
                 high = middle

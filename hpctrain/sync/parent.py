@@ -1,4 +1,4 @@
-"""Rank zero, as a sender beside its training sees it: through a pipe, and by its process id."""
+"""Rank zero, as its sender process sees it: through a pipe, and by its process id."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from hpctrain.sync.service import ServiceError
 
 INIT_TIMEOUT_S = 60.0
 FINISH_TIMEOUT_S = 600.0
-"""Seconds for what is still to be uploaded; a sender beside a training is ended earlier by rank zero."""
+"""Seconds for what is still to be uploaded; rank zero ends its sender process earlier."""
 MAX_TABLE_ROWS = 10_000
 """wandb's own bound."""
 PREEMPTED = 1

@@ -25,9 +25,9 @@ from hpctrain.errors import HpctrainError, TaskError
 from hpctrain.phrases import counted
 from hpctrain.tasks.task import Task
 from hpctrain.train.ema import Ema
+from hpctrain.train.evaluation_results import EvaluationResults, OnRankZeroError
 from hpctrain.train.modes import evaluation_mode
 from hpctrain.train.precision import autocast
-from hpctrain.train.tally import OnRankZeroError, Tally
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.task_metrics import TaskMetrics
 from hpctrain.train.task_state import TaskState, remember_attributes
@@ -124,19 +124,19 @@ class Evaluation:
         broadcast_tensors(self._model.buffers(), self._world)
         before = rng_state(self._world.gpus)
         task_state = self._task_state.snapshot()
-        tally = self._new_tally()
+        results = self._new_results()
         with self._task_log.evaluation_mode(), self._evaluating():
-            stop = self._evaluate(tally, agreement.restarted())
+            stop = self._evaluate(results, agreement.restarted())
         if stop is not None:
             self._metrics.reset()
             restore_rng(before, self._world.gpus)
             self._task_state.put_back(task_state)
             self._task_log.drop()
             return Evaluated(stop=stop)
-        tally.require_room()
-        means = tally.reduce(interleaved=self._loader.is_interleaved)
+        results.require_room()
+        means = results.reduce(interleaved=self._loader.is_interleaved)
         with self._task_log.deriving():
-            found = Evaluated(means | tally.computed(means))
+            found = Evaluated(means | results.computed(means))
         self._metrics.reset()
         return found
 
@@ -158,20 +158,20 @@ class Evaluation:
             ConfigError: the values of all held-out samples would be more than `max_gathered_mb`.
         """
         self._require_same_samples(self._loader.num_samples)
-        tally, undo = self._new_tally(), remember_attributes(self._task)
+        results, undo = self._new_results(), remember_attributes(self._task)
         with self._task_state.restored(), buffers_and_rng_restored(self._model, self._world):
             with uncompiled(), self._task_log.discarding(), self._evaluating():
-                stop = self._try_out(tally, agreement, num_batches)
+                stop = self._try_out(results, agreement, num_batches)
             if stop is not None:
                 return Evaluated(stop=stop)
             self._require_same_samples(self._loader.end)
-            tally.require_room(self._loader.num_samples)
-            means = tally.reduce(interleaved=self._loader.is_interleaved)
+            results.require_room(self._loader.num_samples)
+            means = results.reduce(interleaved=self._loader.is_interleaved)
             try:
                 with self._task_log.deriving():
-                    computed = tally.computed(means)
+                    computed = results.computed(means)
             except Exception as error:
-                if not self._is_excused(error, tally.doing, num_batches):
+                if not self._is_excused(error, results.doing, num_batches):
                     raise
                 undo()
                 return Evaluated()
@@ -201,8 +201,10 @@ class Evaluation:
             )
         return is_excused
 
-    def _new_tally(self) -> Tally:
-        return Tally(self._task, self._metrics, self._task_log, self._world, max_gathered_mb=self._max_gathered_mb)
+    def _new_results(self) -> EvaluationResults:
+        return EvaluationResults(
+            self._task, self._metrics, self._task_log, self._world, max_gathered_mb=self._max_gathered_mb
+        )
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -212,30 +214,30 @@ class Evaluation:
         with evaluation_mode(self._model), weights, torch.no_grad(), self._autocast:
             yield
 
-    def _try_out(self, tally: Tally, agreement: Agreement, num_batches: int) -> Stop | None:
+    def _try_out(self, results: EvaluationResults, agreement: Agreement, num_batches: int) -> Stop | None:
         num_turns = self._loader.num_turns
         with closing(self._loader.turns(num_batches)) as turns:
             # as many agreements on every rank, wherever it finds the end of a stream
             for turn in range(num_batches if num_turns is None else min(num_batches, num_turns)):
-                self._take_turn(tally, turns, turn)
+                self._take_turn(results, turns, turn)
                 # at once, and not a turn later: a single batch can take minutes
                 if (stop := agreement.start()) is not None:
                     return stop
         return None
 
-    def _evaluate(self, tally: Tally, agreement: Agreement) -> Stop | None:
+    def _evaluate(self, results: EvaluationResults, agreement: Agreement) -> Stop | None:
         num_turns = self._loader.num_turns
         with closing(self._loader.turns()) as turns:
             # a rank without a batch in a turn still has to join the collective agreement
             for turn in itertools.count() if num_turns is None else range(num_turns):
-                is_over = not self._take_turn(tally, turns, turn) and num_turns is None
+                is_over = not self._take_turn(results, turns, turn) and num_turns is None
                 # An evaluation saves nothing, so `save` says that a rank has reached the end of a stream without a
                 # length, or keeps too much. All ranks then leave the loop together: a rank that left alone would leave
                 # the others waiting.
-                decision = agreement.decide(turn, save=is_over or tally.is_full)
+                decision = agreement.decide(turn, save=is_over or results.is_full)
                 if decision.save:
                     # refuses what is too much
-                    tally.require_room()
+                    results.require_room()
                     break
                 if decision.stop is not None:
                     return decision.stop
@@ -243,7 +245,7 @@ class Evaluation:
             self._require_same_samples(self._loader.end, unknown_allowed=False)
         return None
 
-    def _take_turn(self, tally: Tally, turns: Iterator[Any], turn: int) -> bool:
+    def _take_turn(self, results: EvaluationResults, turns: Iterator[Any], turn: int) -> bool:
         """Evaluate this rank's batch of the next turn, if it has one; return False after the last turn."""
         batch = next(turns, _OVER)
         if batch is _OVER:
@@ -251,7 +253,7 @@ class Evaluation:
         if batch is not None:
             device = self._world.device
             moved = batch if device.type == "cpu" else self._task.to_device(batch, device)
-            tally.add(turn, self._loader.num_taken, self._task.evaluate(self._model, moved))
+            results.add(turn, self._loader.num_taken, self._task.evaluate(self._model, moved))
         self.num_batches += 1
         if self.on_turn is not None:
             self.on_turn(turn + 1, self._loader.num_turns)

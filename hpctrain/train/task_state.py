@@ -21,7 +21,8 @@ from hpctrain.tasks.log import TaskLog
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 
-GIVEN = (TaskLog, Position)
+SET_BY_TRAINER = (TaskLog, Position)
+"""Attributes that the trainer sets on a task, which aren't its state."""
 METHODS = ("state_dict", "load_state_dict")
 
 CONTAINERS = (list, deque, dict, defaultdict, OrderedDict, Counter, set)
@@ -164,8 +165,8 @@ class TaskState:
         state = self._task.state_dict()
         if not self._inherits:
             # a task may return its attributes, among them what the trainer gave it
-            if isinstance(state, dict) and any(isinstance(value, GIVEN) for value in state.values()):
-                return {name: value for name, value in state.items() if not isinstance(value, GIVEN)}
+            if isinstance(state, dict) and any(isinstance(value, SET_BY_TRAINER) for value in state.values()):
+                return {name: value for name, value in state.items() if not isinstance(value, SET_BY_TRAINER)}
             return state
         return {name: value for name, value in state.items() if name.rpartition(".")[0] not in self._left_out}
 

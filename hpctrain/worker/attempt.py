@@ -101,7 +101,7 @@ def _train(rank: Rank, world: World, claim: Claim, log_stream: TextIO | None, te
     if hosts is not None:
         _record_start(rank, trainer, claim, hosts)
         trainer.log_start(hosts)
-        rank.start_companions()
+        rank.start_senders()
     finished = trainer.run()
     world.close()
     return Reason.COMPLETED if finished else stopping.reason

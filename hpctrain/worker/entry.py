@@ -70,7 +70,7 @@ def run_rank(
                 try:
                     return _run(rank, make_directory)
                 finally:
-                    rank.leave_companions()
+                    rank.leave_senders()
         finally:
             close_log_files()
             os.umask(umask)
@@ -112,7 +112,7 @@ def _run(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -> int:
     if rank.is_rank_zero:
         rank.close_attempt(reason, rank.why_ended)
         if reason is Reason.COMPLETED:
-            rank.complete_companions()
+            rank.complete_senders()
     return _exit_code(rank, reason.meaning.exit_code)
 
 

@@ -25,7 +25,7 @@ from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.run.stacks import request_stacks
 from hpctrain.run.times import Times
-from hpctrain.sync.companions import Companions, enabled_services
+from hpctrain.sync.sender_processes import SenderProcesses, enabled_services
 from hpctrain.worker.by_hand import record_own_end
 from hpctrain.worker.program import Program
 from hpctrain.worker.stacks import STDERR, Position
@@ -62,7 +62,7 @@ class Rank:
         program: in which it trains, if its process is a user's.
         world: the ranks, once they have met.
         trainer: once it is built.
-        companions: that send the run to services, once they are started; on rank zero alone.
+        senders: that send the run to services, once they are started; on rank zero alone.
     """
 
     config: Config
@@ -75,7 +75,7 @@ class Rank:
     program: Program | None = None
     world: World | None = None
     trainer: Trainer | None = None
-    companions: Companions | None = None
+    senders: SenderProcesses | None = None
 
     @property
     def is_rank_zero(self) -> bool:
@@ -198,22 +198,22 @@ class Rank:
         time.sleep(PEERS_S)
         return first_cause(read_exit_records(self.claim))
 
-    def start_companions(self) -> None:
+    def start_senders(self) -> None:
         """Start the processes that send the run to W&B and MLflow, if it enables one of them."""
         if self.directory is not None and enabled_services(self.config.logger):
-            self.companions = Companions(self.directory, self.config.logger)
-            self.companions.start()
+            self.senders = SenderProcesses(self.directory, self.config.logger)
+            self.senders.start()
 
-    def complete_companions(self) -> None:
+    def complete_senders(self) -> None:
         """Wait a few seconds until the services have the completed run, unless a signal asks this process to stop."""
-        if self.companions is not None:
+        if self.senders is not None:
             with contextlib.suppress(KeyboardInterrupt):
-                self.companions.complete(lambda: self.stop.last_signal is not None)
+                self.senders.complete(lambda: self.stop.last_signal is not None)
 
-    def leave_companions(self) -> None:
+    def leave_senders(self) -> None:
         """Let the processes that send the run end by themselves."""
-        if self.companions is not None:
-            self.companions.leave()
+        if self.senders is not None:
+            self.senders.leave()
 
     def leave_world(self) -> None:
         """Leave the world without waiting. Write the exit record first: peers look for it when they lose this rank."""

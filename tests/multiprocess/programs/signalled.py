@@ -50,8 +50,8 @@ PHASES = {
     ],
     "evaluation": [
         ("hpctrain.train.evaluation:Evaluation.__call__", 2),
-        ("hpctrain.train.tally:Tally.add", 4),
-        ("hpctrain.train.tally:Tally.reduce", 2),
+        ("hpctrain.train.evaluation_results:EvaluationResults.add", 4),
+        ("hpctrain.train.evaluation_results:EvaluationResults.reduce", 2),
     ],
     "save": [
         ("hpctrain.train.loop:Loop._save", 3),

@@ -8,7 +8,15 @@ from types import ModuleType
 import pytest
 
 from hpctrain.config.compose import Composer
-from hpctrain.config.program import GIVEN, find_own, given, own_targets, path_of, require_maker, require_own_targets
+from hpctrain.config.program import (
+    PASSED_TASK,
+    find_own,
+    own_targets,
+    path_of,
+    require_maker,
+    require_own_targets,
+    target_bound,
+)
 from hpctrain.errors import ConfigError
 
 
@@ -50,12 +58,12 @@ def test_classes_of_the_program_are_found_wherever_the_configuration_names_them(
 def test_a_path_means_what_was_given_for_it_inside_the_context_alone(program):
     made = partial(Own)
     assert find_own("__main__.Own") is Own
-    with given("__main__.Own", made):
+    with target_bound("__main__.Own", made):
         assert find_own("__main__.Own") is made
-        with given("__main__.Own", None):
+        with target_bound("__main__.Own", None):
             assert find_own("__main__.Own") is Own
     assert find_own("__main__.Own") is Own
-    assert find_own("some.module.Own") is find_own(GIVEN) is None
+    assert find_own("some.module.Own") is find_own(PASSED_TASK) is None
 
 
 def test_the_path_of_what_has_no_name_of_its_own():
@@ -63,7 +71,7 @@ def test_the_path_of_what_has_no_name_of_its_own():
         pass
 
     assert path_of(Own) == f"{__name__}.Own"
-    assert {path_of(maker) for maker in (inner, lambda: None, partial(Own))} == {GIVEN}
+    assert {path_of(maker) for maker in (inner, lambda: None, partial(Own))} == {PASSED_TASK}
 
 
 @pytest.mark.parametrize("task", [3, Own()])

@@ -14,12 +14,12 @@ from logged_run import LoggedRun
 
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.run.reason import Reason
-from hpctrain.sync import program
+from hpctrain.sync import transfer as transfers
 from hpctrain.sync.claim import BusyError, SenderClaim
 from hpctrain.sync.cursor import Cursor, cursor_path
-from hpctrain.sync.program import Job, send_once
 from hpctrain.sync.rows import GrowingFile
 from hpctrain.sync.service import ServiceError, ServiceSetupError
+from hpctrain.sync.transfer import Transfer, send_once
 
 KINDS = (True, False)
 
@@ -36,7 +36,7 @@ def service(tmp_path, request):
 
 
 def send(run, made, **options):
-    return send_once(Job(directory=run.directory, service="wandb", **options), lambda: made)
+    return send_once(Transfer(directory=run.directory, service="wandb", **options), lambda: made)
 
 
 def steps(made):
@@ -213,8 +213,8 @@ def test_a_run_is_followed_to_its_end_while_the_service_fails_now_and_then(run, 
         else:
             run.end(Reason.COMPLETED, last)
 
-    job = Job(directory=run.directory, service="wandb")
-    assert program.follow(job, lambda: next(attempts), elapse) == ExitCode.FINISHED
+    transfer = Transfer(directory=run.directory, service="wandb")
+    assert transfers.follow(transfer, lambda: next(attempts), elapse) == ExitCode.FINISHED
     assert made[0].arrived() == run.logged()
     out = capsys.readouterr().out
     assert "503: come back later; trying again in 10 s" in out
@@ -235,7 +235,7 @@ def test_following_reads_each_record_once(run, service, monkeypatch):
         if len(pauses) == 3:
             run.end(Reason.COMPLETED, 10)
 
-    program.follow(Job(directory=run.directory, service="wandb"), service, elapse)
+    transfers.follow(Transfer(directory=run.directory, service="wandb"), service, elapse)
     assert sum(num_read) == len(run.directory.metrics.read_text().splitlines())
     assert service().arrived() == run.logged()
 
@@ -244,7 +244,7 @@ def test_what_its_user_has_to_mend_is_not_tried_again(run, monkeypatch):
     run.train(0, 10)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ServiceSetupError, match="W&B needs the package wandb"):
-        program.follow(Job(directory=run.directory, service="wandb"), sleep=pytest.fail)
+        transfers.follow(Transfer(directory=run.directory, service="wandb"), sleep=pytest.fail)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=["as W&B", "as MLflow"])

@@ -1,4 +1,4 @@
-"""What `sync` does for one run and one service: send once, follow the run, or accompany its training."""
+"""What `sync` does for one run and one service: send once, follow the run, or send during its training."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 300.0
 """Seconds between attempts to reach a service, at first and at most."""
 BUSY_PAUSE_S = 1.0
-"""Seconds until a companion tries again to claim the run."""
+"""Seconds until a sender process tries again to claim the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Transfer:
     """One run and one service.
 
     Attributes:
@@ -83,13 +83,13 @@ class Job:
 
 
 def send_once(
-    job: Job, make: Callable[[], Service] | None = None, *, quiet: bool = False, rows: Rows | None = None
+    transfer: Transfer, make: Callable[[], Service] | None = None, *, quiet: bool = False, rows: Rows | None = None
 ) -> ExitCode:
     """Send what may be sent now, and print what was sent.
 
     Args:
-        job: what to send.
-        make: makes the client; None for `Job.make`.
+        transfer: what to send.
+        make: makes the client; None for `Transfer.make`.
         quiet: print only if something was sent.
         rows: those that an earlier call left, so that it doesn't read everything again.
 
@@ -100,15 +100,15 @@ def send_once(
         RunDirectoryError: everything is asked for, but the run may continue.
         OSError: the file system's error.
     """
-    (status,) = read_statuses([job.directory])
-    if job.everything and status.state.may_change:
-        raise RunDirectoryError(f"{job.directory.path} is {status.state}: --all is for runs that have stopped")
-    limit = None if job.everything or status.state is RunState.COMPLETED else saved_step(job.directory)
-    with job.claimed() as claim:
-        sender = Sender(job.directory, job.cursor, (make or job.make)(), claim, rows)
+    (status,) = read_statuses([transfer.directory])
+    if transfer.everything and status.state.may_change:
+        raise RunDirectoryError(f"{transfer.directory.path} is {status.state}: --all is for runs that have stopped")
+    limit = None if transfer.everything or status.state is RunState.COMPLETED else saved_step(transfer.directory)
+    with transfer.claimed() as claim:
+        sender = Sender(transfer.directory, transfer.cursor, (make or transfer.make)(), claim, rows)
         if sender.is_up_to_date(limit, status.state.value):
             if not quiet:
-                print(f"{job.shown}: nothing to send{_upto(sender)}; the run is {status.state}")
+                print(f"{transfer.shown}: nothing to send{_upto(sender)}; the run is {status.state}")
             return ExitCode.FINISHED
         try:
             address = sender.open()
@@ -117,22 +117,22 @@ def send_once(
         except BaseException as error:
             _leave(sender, error)
             raise
-    shown = f"{job.shown}: {_described(sender)}; the run is {status.state}{f'; {address}' if address else ''}"
+    shown = f"{transfer.shown}: {_described(sender)}; the run is {status.state}{f'; {address}' if address else ''}"
     print(shown, flush=True)
     if (step := sender.next_step) is not None and not quiet:
         rest = "--all sends it" if not status.state.may_change else "it follows once a checkpoint is saved"
-        print(f"{job.shown}: what was logged from step {step} on lies after the newest checkpoint; {rest}")
+        print(f"{transfer.shown}: what was logged from step {step} on lies after the newest checkpoint; {rest}")
     return ExitCode.FINISHED
 
 
 def follow(
-    job: Job, make: Callable[[], Service] | None = None, sleep: Callable[[float], None] = time.sleep
+    transfer: Transfer, make: Callable[[], Service] | None = None, sleep: Callable[[float], None] = time.sleep
 ) -> ExitCode:
     """Send again and again until the run has stopped; the service may fail for a while.
 
     Args:
-        job: what to send.
-        make: makes the client; None for `Job.make`.
+        transfer: what to send.
+        make: makes the client; None for `Transfer.make`.
         sleep: waits for some seconds.
 
     Raises:
@@ -140,20 +140,20 @@ def follow(
         RunDirectoryError: everything is asked for, but the run may continue.
     """
     pause_s, stopped = FIRST_PAUSE_S, False
-    rows = Rows(job.directory, NOTHING)
+    rows = Rows(transfer.directory, NOTHING)
     while True:
-        (status,) = read_statuses([job.directory])
+        (status,) = read_statuses([transfer.directory])
         code = ExitCode.FINISHED
         try:
-            send_once(job, make, quiet=True, rows=rows)
+            send_once(transfer, make, quiet=True, rows=rows)
             pause_s = FIRST_PAUSE_S
         except (BusyError, ServiceError, OSError) as error:
             code = ExitCode.FAILED
-            print(f"{job.shown}: {_text(error)}; trying again in {pause_s:.0f} s", flush=True)
+            print(f"{transfer.shown}: {_text(error)}; trying again in {pause_s:.0f} s", flush=True)
         waits = status.state.may_change or status.state in (RunState.PREPARED, RunState.UNKNOWN)
         # a run that is about to be requeued appears to be interrupted for a moment
         if code is ExitCode.FINISHED and not waits and (stopped or status.state is not RunState.INTERRUPTED):
-            print(f"{job.shown}: the run is {status.state}", flush=True)
+            print(f"{transfer.shown}: the run is {status.state}", flush=True)
             return code
         stopped = not waits
         if code is ExitCode.FINISHED:
@@ -163,59 +163,59 @@ def follow(
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-def accompany(job: Job, parent: Parent, make: Callable[[], Service] | None = None) -> ExitCode:
+def send_during_training(transfer: Transfer, parent: Parent, make: Callable[[], Service] | None = None) -> ExitCode:
     """Send what lies before each new checkpoint while the parent trains, and the rest if it completes the run.
 
     Nothing is raised: each problem is a line of the log, and is tried again unless its user has to mend it.
 
     Args:
-        job: what to send.
+        transfer: what to send.
         parent: rank zero.
-        make: makes the client; None for `Job.make`.
+        make: makes the client; None for `Transfer.make`.
     """
     pause_s, waits = FIRST_PAUSE_S, False
     while True:
         knew = parent.end
         try:
-            with job.claimed() as claim:
-                _session(job, parent, claim, make or job.make)
+            with transfer.claimed() as claim:
+                _session(transfer, parent, claim, make or transfer.make)
                 return ExitCode.FINISHED
         except BusyError as error:
-            # usually the companion of the attempt before, which is about to end; rank zero bounds the wait at the end
+            # usually that of the attempt before, which is about to end; rank zero bounds the wait at the end
             if parent.end == Parent.LEFT:
                 return ExitCode.FAILED
             if not waits:
-                print(f"{SHOWN_AS[job.service]}: {error}; waiting", flush=True)
+                print(f"{SHOWN_AS[transfer.service]}: {error}; waiting", flush=True)
             waits = True
             time.sleep(BUSY_PAUSE_S)
         except ServiceSetupError as error:
-            print(f"{SHOWN_AS[job.service]}: {error}", flush=True)
+            print(f"{SHOWN_AS[transfer.service]}: {error}", flush=True)
             return ExitCode.FAILED
         except (HpctrainError, OSError) as error:
             # a run that was completed meanwhile gets one more try, at once
             ends = knew is not None or parent.end == Parent.LEFT
             then = "" if ends else f"; trying again in {pause_s:.0f} s"
-            print(f"{SHOWN_AS[job.service]}: {_text(error)}{then}", flush=True)
+            print(f"{SHOWN_AS[transfer.service]}: {_text(error)}{then}", flush=True)
             if ends:
                 return ExitCode.FAILED
             parent.wait(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-def _session(job: Job, parent: Parent, claim: SenderClaim, make: Callable[[], Service]) -> None:
+def _session(transfer: Transfer, parent: Parent, claim: SenderClaim, make: Callable[[], Service]) -> None:
     """Send until the parent ends, or until a service that starts over is to be opened again."""
-    sender = Sender(job.directory, job.cursor, make(), claim)
+    sender = Sender(transfer.directory, transfer.cursor, make(), claim)
     try:
         address = sender.open()
-        print(f"{SHOWN_AS[job.service]}: {address or 'writing'}", flush=True)
+        print(f"{SHOWN_AS[transfer.service]}: {address or 'writing'}", flush=True)
         while True:
             end = parent.end
-            sender.send(None if end == Parent.COMPLETED else saved_step(job.directory))
+            sender.send(None if end == Parent.COMPLETED else saved_step(transfer.directory))
             if end is not None:
                 break
             parent.wait(LOOK_EVERY_S)
         sender.close("completed" if end == Parent.COMPLETED else "interrupted")
-        print(f"{SHOWN_AS[job.service]}: {_described(sender)}", flush=True)
+        print(f"{SHOWN_AS[transfer.service]}: {_described(sender)}", flush=True)
     except BaseException as error:
         _leave(sender, error)
         raise

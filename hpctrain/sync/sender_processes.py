@@ -31,7 +31,7 @@ def enabled_services(logger: Logger) -> list[str]:
 
 
 @dataclass(slots=True)
-class Companions:
+class SenderProcesses:
     """A process for each service that a run enables, from `start` to `leave`.
 
     Args:
@@ -52,7 +52,16 @@ class Companions:
                 log.warning("nothing is sent to %s: its process can't be started (%s)", SHOWN_AS[name], error)
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "hpctrain", "sync", str(self.directory.path), "--service", name, "--companion"]
+        command = [
+            sys.executable,
+            "-m",
+            "hpctrain",
+            "sync",
+            str(self.directory.path),
+            "--service",
+            name,
+            "--sender-process",
+        ]
         if self._is_offline(name):
             command.append("--offline")
         kept = {key: value for key, value in scrubbed(os.environ).items() if not key.startswith(PREFIX)}
@@ -95,7 +104,7 @@ class Companions:
                 assert process.stdin is not None
                 process.stdin.close()
             # a process that nobody waits for stays as a zombie
-            threading.Thread(target=process.wait, name="companion", daemon=True).start()
+            threading.Thread(target=process.wait, name="sender", daemon=True).start()
         self.processes.clear()
 
     def _any_runs(self) -> bool:

@@ -34,7 +34,7 @@ class OnRankZeroError(TaskError):
         super().__init__(message, elsewhere=True)
 
 
-class Tally:
+class EvaluationResults:
     """Collects what `Task.evaluate` returns on this rank, and reduces it over all ranks at the end.
 
     Args:

@@ -1,4 +1,4 @@
-"""Senders beside a training: they follow its end, and it never waits for them longer than it said."""
+"""Sender processes of a training: they follow its end, and it never waits for them longer than it said."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from logged_run import LoggedRun
 from hpctrain.config.logger import Logger, MLflow, Wandb
 from hpctrain.errors import ExitCode
 from hpctrain.run.process import process_start
-from hpctrain.sync import program
-from hpctrain.sync.companions import Companions, enabled_services
+from hpctrain.sync import transfer as transfers
 from hpctrain.sync.cursor import Cursor
 from hpctrain.sync.parent import Parent
-from hpctrain.sync.program import Job, accompany
+from hpctrain.sync.sender_processes import SenderProcesses, enabled_services
+from hpctrain.sync.transfer import Transfer, send_during_training
 
 STUB = Path(__file__).parent / "programs"
 
@@ -37,14 +37,16 @@ def pipe():
 
 
 @pytest.fixture
-def accompanied(run, pipe):
-    """Starts a sender beside a run in a thread, and returns it with what it returns."""
+def sent_during_training(run, pipe):
+    """Starts the sender of a training run in a thread, and returns it with what it returns."""
 
     def start(*services):
         made, codes = iter(services), []
-        job = Job(directory=run.directory, service="wandb")
+        transfer = Transfer(directory=run.directory, service="wandb")
         parent = Parent(pipe[0])
-        thread = threading.Thread(target=lambda: codes.append(accompany(job, parent, lambda: next(made))))
+        thread = threading.Thread(
+            target=lambda: codes.append(send_during_training(transfer, parent, lambda: next(made)))
+        )
         thread.start()
         return thread, codes
 
@@ -58,11 +60,11 @@ def until(condition):
         time.sleep(0.01)
 
 
-def test_a_completed_run_is_sent_to_its_end(run, pipe, accompanied, tmp_path, monkeypatch):
-    monkeypatch.setattr(program, "LOOK_EVERY_S", 0.02)
+def test_a_completed_run_is_sent_to_its_end(run, pipe, sent_during_training, tmp_path, monkeypatch):
+    monkeypatch.setattr(transfers, "LOOK_EVERY_S", 0.02)
     made = FakeService(tmp_path / "service", asks_at_open=True)
     run.train(0, 10)
-    thread, codes = accompanied(made)
+    thread, codes = sent_during_training(made)
     until(lambda: len(made.arrived()) == 9)
     run.train(10, 20)
     until(lambda: len(made.arrived()) == 19)
@@ -75,10 +77,10 @@ def test_a_completed_run_is_sent_to_its_end(run, pipe, accompanied, tmp_path, mo
     assert Cursor.read(run.directory, "wandb").complete
 
 
-def test_a_run_that_is_interrupted_keeps_what_lies_after_its_checkpoint(run, pipe, accompanied, tmp_path):
+def test_a_run_that_is_interrupted_keeps_what_lies_after_its_checkpoint(run, pipe, sent_during_training, tmp_path):
     made = FakeService(tmp_path / "service", asks_at_open=True)
     run.train(0, 10)
-    thread, codes = accompanied(made)
+    thread, codes = sent_during_training(made)
     os.close(pipe[1])
     thread.join(10)
     assert codes == [ExitCode.FINISHED]
@@ -86,12 +88,14 @@ def test_a_run_that_is_interrupted_keeps_what_lies_after_its_checkpoint(run, pip
     assert made.endings == ["interrupted"]
 
 
-def test_a_service_that_refused_is_tried_again_at_the_end_of_a_completed_run(run, pipe, accompanied, tmp_path, capsys):
+def test_a_service_that_refused_is_tried_again_at_the_end_of_a_completed_run(
+    run, pipe, sent_during_training, tmp_path, capsys
+):
     path = tmp_path / "service"
     refusing = FakeService(path, asks_at_open=False, refuses_after=3)
     working = FakeService(path, asks_at_open=False)
     run.train(0, 10)
-    thread, codes = accompanied(refusing, working)
+    thread, codes = sent_during_training(refusing, working)
     until(lambda: refusing.endings)
     os.write(pipe[1], Parent.COMPLETED.encode())
     thread.join(10)
@@ -102,22 +106,22 @@ def test_a_service_that_refused_is_tried_again_at_the_end_of_a_completed_run(run
 
 
 @pytest.fixture
-def companions(run, monkeypatch):
+def senders(run, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{STUB}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
     def start(what):
         monkeypatch.setenv("STUB", what)
-        started = Companions(run.directory, Logger(wandb=Wandb(enabled=True), sync_timeout_s=3))
+        started = SenderProcesses(run.directory, Logger(wandb=Wandb(enabled=True), sync_timeout_s=3))
         started.start()
         return started
 
     return start
 
 
-def test_a_service_that_hangs_costs_the_end_of_a_run_the_configured_seconds(run, companions, caplog):
+def test_a_service_that_hangs_costs_the_end_of_a_run_the_configured_seconds(run, senders, caplog):
     run.train(0, 10)
     began = time.monotonic()
-    started = companions("hangs")
+    started = senders("hangs")
     pid = started.processes["wandb"].pid
     assert time.monotonic() - began < 1
     started.complete(lambda: False)
@@ -127,9 +131,9 @@ def test_a_service_that_hangs_costs_the_end_of_a_run_the_configured_seconds(run,
     until(lambda: process_start(pid) is None)
 
 
-def test_a_service_that_refuses_is_reported_with_its_reason(run, companions, caplog):
+def test_a_service_that_refuses_is_reported_with_its_reason(run, senders, caplog):
     run.train(0, 10)
-    started = companions("refuses")
+    started = senders("refuses")
     until(lambda: "not known" in (run.directory.sync / "wandb.log").read_text())
     began = time.monotonic()
     started.complete(lambda: False)
@@ -138,9 +142,9 @@ def test_a_service_that_refuses_is_reported_with_its_reason(run, companions, cap
     assert "W&B doesn't have the whole run yet (the key is [31mnot known); send the rest with" in caplog.text
 
 
-def test_a_signal_ends_the_wait(run, companions):
+def test_a_signal_ends_the_wait(run, senders):
     run.train(0, 10)
-    started = companions("hangs")
+    started = senders("hangs")
     began = time.monotonic()
     started.complete(lambda: True)
     started.leave()
