@@ -181,14 +181,14 @@ class Loop:
         return True
 
     def _stopped_in_pending_evaluation(self) -> bool:
-        """Run the evaluation that the previous attempt didn't finish, if any; return whether a stop interrupted it."""
+        """Run and save the evaluation that the previous attempt left, if any; return whether a stop interrupted it."""
         if not self._evaluation_due:
             return False
         if stop := self._evaluate():
             self._leave(stop)
             return True
-        if self.step == self._checkpointing.best_step:
-            self._save(wait=False)
+        # the checkpoint of this step lacks its score, and the states that callbacks have after the evaluation
+        self._save(wait=self.step == self._parts.total_steps)
         return False
 
     def _leave(self, stop: Stop) -> bool:

@@ -4,6 +4,9 @@ import json
 import os
 import signal
 
+import pytest
+import torch
+
 from hpctrain.run.checkpoints import list_checkpoints
 
 
@@ -35,6 +38,37 @@ def test_an_evaluation_that_a_stop_interrupts_is_saved_as_due_and_done_first(att
     assert (stopped.step, evaluated(directory), saved(directory)) == (4, [], [4])
     assert attempt().run()
     assert evaluated(directory) == [4, 8, 10]
+
+
+def kept(directory):
+    """What the checkpoints at the steps of a straight run's hold beside weights and random states."""
+    found = {}
+    for info in list_checkpoints(directory):
+        extra = torch.load(directory.checkpoint(info.step) / "state.pt", weights_only=True)["extra"]
+        del extra["ending"]["trained_s"]
+        states = {name: str(extra[name]) for name in ("callbacks", "ending", "best", "meter", "evaluation_due")}
+        found[info.step] = info.score, info.weights_digest, states
+    return found
+
+
+@pytest.mark.parametrize("keep_best", [0, 1])
+def test_a_run_that_stops_in_each_evaluation_keeps_the_checkpoints_of_a_straight_one(
+    attempt, tmp_path, directory, keep_best
+):
+    words = ("checkpoint.every_steps=2", "checkpoint.keep=9", f"checkpoint.keep_best={keep_best}")
+    words += ("checkpoint.asynchronous=false", "trainer.sanity_batches=0")
+    words += ("callbacks=[early_stopping]", "callbacks.early_stopping.min_delta=9", "logger.every_steps=10")
+    assert attempt(*words).run()
+    straight, steps = kept(directory), evaluated(directory)
+    assert all(straight[step][0] is not None for step in steps)
+    directory.path.rename(tmp_path / "straight")
+    directory.create(0o750)
+    # the first two in the same evaluation; each has two batches
+    for call in (1, 1, 3, 3):
+        assert not attempt(*words, "+task.signal_in=evaluate", f"+task.signal_at={call}").run()
+    assert attempt(*words).run()
+    assert evaluated(directory) == steps
+    assert kept(directory) == straight
 
 
 def test_every_evaluation_among_the_best_is_saved(attempt, directory):
