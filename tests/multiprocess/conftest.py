@@ -87,7 +87,7 @@ class Run:
         return [info.step for info in list_checkpoints(self.directory) if info.intact]
 
     @property
-    def build_metrics(self):
+    def metrics(self):
         """Records without what depends on the clock."""
         return [
             {
