@@ -58,8 +58,8 @@ class Description:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """The state in which a run is when a sender leaves it.
+class ReportedState:
+    """The state of a run, as a sender reports it to a service before it leaves.
 
     Attributes:
         state: `completed`, `failed`, `cancelled`, or anything else for a run that may continue.
@@ -103,7 +103,7 @@ def describe(directory: RunDirectory) -> Description:
     )
 
 
-def describe_ending(directory: RunDirectory, state: str) -> Ending:
+def describe_state(directory: RunDirectory, state: str) -> ReportedState:
     """Describe how far a run has come.
 
     Args:
@@ -122,7 +122,7 @@ def describe_ending(directory: RunDirectory, state: str) -> Ending:
         summary["hpctrain/detail"] = attempts[-1].detail
     last = [record.step for record in read_metrics(directory.metrics, last_bytes=TAIL_BYTES)]
     kept = {name: value for name, value in summary.items() if not isinstance(value, float) or math.isfinite(value)}
-    return Ending(state=state, step=max(last, default=0), summary=kept)
+    return ReportedState(state=state, step=max(last, default=0), summary=kept)
 
 
 def _stays_here(key: str) -> bool:

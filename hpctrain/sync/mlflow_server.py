@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpctrain.run.directory import RunDirectory
-from hpctrain.sync.description import Description, Ending
+from hpctrain.sync.description import Description, ReportedState
 from hpctrain.sync.rows import Row
 from hpctrain.sync.service import ServiceError, ServiceSetupError
 
@@ -83,13 +83,13 @@ class MLflowServer:
         except Exception as error:
             raise _explained(error) from error
 
-    def close(self, ending: Ending) -> None:
+    def close(self, reported: ReportedState) -> None:
         """Report the run's state; see `Service`."""
         try:
-            for name, value in ending.summary.items():
+            for name, value in reported.summary.items():
                 self._client.set_tag(self._run_id, _key(name), str(value)[:MAX_TAG_CHARS])
-            if ending.final:
-                self._client.set_terminated(self._run_id, STATUS[ending.state])
+            if reported.final:
+                self._client.set_terminated(self._run_id, STATUS[reported.state])
         except Exception as error:
             raise _explained(error) from error
 

@@ -7,7 +7,7 @@ import time
 from hpctrain.run.directory import RunDirectory
 from hpctrain.sync.claim import SenderClaim
 from hpctrain.sync.cursor import NOTHING, Cursor
-from hpctrain.sync.description import describe, describe_ending
+from hpctrain.sync.description import describe, describe_state
 from hpctrain.sync.rows import Rows
 from hpctrain.sync.service import Service
 
@@ -113,13 +113,13 @@ class Sender:
             OSError: the file system's error.
         """
         self._claim.require()
-        ending = describe_ending(self._directory, state)
-        self._service.close(ending)
+        reported = describe_state(self._directory, state)
+        self._service.close(reported)
         self._rows.read()
         cursor = self._cursor
         cursor.state = state
         cursor.problem = ""
-        cursor.complete = ending.final and self._rows.last_step is None
+        cursor.complete = reported.final and self._rows.last_step is None
         self._confirm(self._handed_over)
 
     def fail(self, problem: str) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from hpctrain.errors import HpctrainError
 from hpctrain.run.directory import RunDirectory
-from hpctrain.sync.description import Description, Ending
+from hpctrain.sync.description import Description, ReportedState
 from hpctrain.sync.rows import Row
 
 SERVICES = ("wandb", "mlflow")
@@ -69,7 +69,7 @@ class Service(Protocol):
         """
         ...
 
-    def close(self, ending: Ending) -> None:
+    def close(self, reported: ReportedState) -> None:
         """Report the run's state, and return when the service has everything.
 
         Raises:

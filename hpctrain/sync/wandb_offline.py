@@ -9,7 +9,7 @@ from typing import Any
 
 from hpctrain.files import TEMPORARY_PREFIX, fsync_directory, temporary_name
 from hpctrain.run.directory import RunDirectory
-from hpctrain.sync.description import Description, Ending
+from hpctrain.sync.description import Description, ReportedState
 from hpctrain.sync.rows import Row
 from hpctrain.sync.wandb_run import close_run, log_row, open_run, used_id
 
@@ -48,9 +48,9 @@ class WandbOffline:
         for row in rows:
             log_row(self._run, row)
 
-    def close(self, ending: Ending) -> None:
+    def close(self, reported: ReportedState) -> None:
         """Complete the folder, and put it in the place of the earlier one; see `Service`."""
-        close_run(self._run, ending)
+        close_run(self._run, reported)
         assert self._folder is not None
         (made,) = (self._folder / "wandb").glob("offline-run-*")
         before = [path for path in self._home.glob("offline-run-*") if path.name != made.name]

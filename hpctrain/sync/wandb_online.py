@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.run.directory import RunDirectory
-from hpctrain.sync.description import Description, Ending
+from hpctrain.sync.description import Description, ReportedState
 from hpctrain.sync.rows import Row
 from hpctrain.sync.wandb_run import address_of, close_run, log_row, media_of, open_run, used_id
 
@@ -54,9 +54,9 @@ class WandbOnline:
                 # a row arrives before the files to which it refers
                 media_of(self._run, row)
 
-    def close(self, ending: Ending) -> None:
+    def close(self, reported: ReportedState) -> None:
         """Wait until W&B has everything; see `Service`."""
-        close_run(self._run, ending)
+        close_run(self._run, reported)
         self._clean()
 
     def abandon(self) -> None:

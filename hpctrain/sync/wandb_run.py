@@ -10,7 +10,7 @@ from typing import Any
 
 from hpctrain.run.directory import RunDirectory
 from hpctrain.sync.cursor import Cursor
-from hpctrain.sync.description import Description, Ending
+from hpctrain.sync.description import Description, ReportedState
 from hpctrain.sync.rows import Row, SentMedium
 from hpctrain.sync.service import ServiceError
 
@@ -114,18 +114,18 @@ def media_of(opened: Any, row: Row) -> dict[str, Any]:
     return found
 
 
-def close_run(opened: Any, ending: Ending) -> None:
+def close_run(opened: Any, reported: ReportedState) -> None:
     """Report a run's end, and wait until W&B has everything.
 
     Raises:
         ServiceError: it didn't take everything in time.
     """
     try:
-        opened.summary.update(dict(ending.summary))
-        if ending.state == "completed":
+        opened.summary.update(dict(reported.summary))
+        if reported.state == "completed":
             code = 0
         else:
-            if ending.state != "failed":
+            if reported.state != "failed":
                 opened.mark_preempting()
             code = PREEMPTED
         opened.finish(exit_code=code)

@@ -31,7 +31,7 @@ class FakeService:
         self.num_sent = 0
         self.next_step = 0
         self.opened_with: list[str] = []
-        self.endings: list[str] = []
+        self.states: list[str] = []
 
     def arrived(self) -> list[dict]:
         """Complete lines: a killed sender may have left the last one incomplete, which a service takes as none."""
@@ -60,8 +60,8 @@ class FakeService:
             self.num_sent += 1
             time.sleep(self.pause_s)
 
-    def close(self, ending):
-        self.endings.append(ending.state)
+    def close(self, reported):
+        self.states.append(reported.state)
 
     def abandon(self):
-        self.endings.append("abandoned")
+        self.states.append("abandoned")

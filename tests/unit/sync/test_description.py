@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from hpctrain.run.directory import RunDirectory
-from hpctrain.sync.description import describe, describe_ending
+from hpctrain.sync.description import describe, describe_state
 from hpctrain.sync.rows import Rows
 
 MANIFEST = {
@@ -88,7 +88,7 @@ def test_a_run_whose_files_cannot_be_read_is_described_all_the_same(made_run):
     directory.config.write_text("[")
     found = describe(directory)
     assert (found.config, found.origin, found.started) == ({}, {}, 0.0)
-    assert describe_ending(directory, "unknown").summary == {"hpctrain/attempts": 0, "hpctrain/state": "unknown"}
+    assert describe_state(directory, "unknown").summary == {"hpctrain/attempts": 0, "hpctrain/state": "unknown"}
 
 
 def test_rows_are_read_as_they_come_and_void_ones_are_forgotten(made_run):

@@ -148,7 +148,7 @@ def test_a_service_that_refuses_is_recorded_and_gets_the_rest_later(run, service
         made = service(refuses_after=refuses_after)
         with pytest.raises(ServiceError, match=r"401|503"):
             send(run, made)
-        assert made.endings == ["abandoned"]
+        assert made.states == ["abandoned"]
         assert Cursor.read(run.directory, "wandb").problem.startswith(("401", "503"))
     made = service()
     send(run, made)

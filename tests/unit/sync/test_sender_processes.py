@@ -73,7 +73,7 @@ def test_a_completed_run_is_sent_to_its_end(run, pipe, sent_during_training, tmp
     os.close(pipe[1])
     assert codes == [ExitCode.FINISHED]
     assert made.arrived() == run.logged()
-    assert made.endings == ["completed"]
+    assert made.states == ["completed"]
     assert Cursor.read(run.directory, "wandb").complete
 
 
@@ -85,7 +85,7 @@ def test_a_run_that_is_interrupted_keeps_what_lies_after_its_checkpoint(run, pip
     thread.join(10)
     assert codes == [ExitCode.FINISHED]
     assert [row["step"] for row in made.arrived()] == list(range(1, 10))
-    assert made.endings == ["interrupted"]
+    assert made.states == ["interrupted"]
 
 
 def test_a_service_that_refused_is_tried_again_at_the_end_of_a_completed_run(
@@ -96,7 +96,7 @@ def test_a_service_that_refused_is_tried_again_at_the_end_of_a_completed_run(
     working = FakeService(path, asks_at_open=False)
     run.train(0, 10)
     thread, codes = sent_during_training(refusing, working)
-    until(lambda: refusing.endings)
+    until(lambda: refusing.states)
     os.write(pipe[1], Parent.COMPLETED.encode())
     thread.join(10)
     os.close(pipe[1])
