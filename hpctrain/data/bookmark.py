@@ -112,60 +112,77 @@ class StateClock:
 
 
 def fresh_copy(stream: Any) -> Any:
-    """A copy of a stream object with its own attributes, dicts and lists, so that reading leaves the original alone.
+    """A copy of a stream object with its own attributes, so that reading leaves the original alone.
 
-    It shares what else there is, such as open files. Hugging Face's streams share their attributes with a `copy.copy`,
-    and their epoch with other processes.
+    Of the attributes, it has its own dicts, lists, tuples and stateful streams, at any depth, since the stream may hand
+    their states through; it shares all other objects, such as open files. Hugging Face's streams share their attributes
+    with a `copy.copy`, and their epoch with other processes.
 
     Raises:
         TaskError: its attributes can't be copied.
     """
+    return _copied_stream(stream, {})
+
+
+def _copied_stream(stream: Any, known: dict[int, Any]) -> Any:
     kind: Any = type(stream)
     if not hasattr(stream, "__dict__"):
         raise TaskError(
             f"the attributes of {kind.__name__} are in __slots__ alone, so a pass can't have a copy of them: remove "
             "its __slots__"
         )
-    copied = kind.__new__(kind)
-    known: dict[int, Any] = {}
+    copied = known[id(stream)] = kind.__new__(kind)
     for name, value in vars(stream).items():
         shared = isinstance(value, Tensor) and value.is_shared()  # type: ignore[no-untyped-call]  # torch's
-        copied.__dict__[name] = value.clone() if shared else _own_containers(value, known)
+        copied.__dict__[name] = value.clone() if shared else _own(value, known)
     return copied
 
 
-def _own_containers(value: Any, known: dict[int, Any]) -> Any:
-    """Copy plain dicts and lists, at any depth, and share the rest; `known` has the copies made so far, by identity."""
-    if type(value) not in (dict, list):
-        return value
+def _own(value: Any, known: dict[int, Any]) -> Any:
+    """Copy streams and plain containers, and share the rest; `known` has the copies made so far, by identity."""
     if id(value) in known:
         return known[id(value)]
+    if _is_stateful(value):
+        return _copied_stream(value, known)
+    if type(value) is tuple:
+        return tuple(_own(item, known) for item in value)
     if type(value) is list:
         items: list[Any] = []
         known[id(value)] = items
-        items += [_own_containers(item, known) for item in value]
+        items += [_own(item, known) for item in value]
         return items
-    named: dict[Any, Any] = {}
-    known[id(value)] = named
-    named |= {key: _own_containers(item, known) for key, item in value.items()}
-    return named
+    if type(value) is dict:
+        named: dict[Any, Any] = {}
+        known[id(value)] = named
+        named |= {key: _own(item, known) for key, item in value.items()}
+        return named
+    return value
+
+
+def _is_stateful(value: Any) -> bool:
+    # by its type: an attribute may also be a class that has these methods
+    return issubclass(type(value), StatefulStream)
 
 
 def loses_samples(stream: Any) -> bool:
-    """Whether the state of a stream of Hugging Face leaves out the samples in its shuffle buffer.
+    """Whether the state of a stream of Hugging Face, or of one around it, leaves out samples in a shuffle buffer.
 
     IterableDataset.state_dict of datasets 5.2: "examples from shuffle buffers are lost when resuming".
     """
-    part = getattr(stream, "_ex_iterable", None)
-    if part is None:
-        return False
-    parts = [part]
-    while parts:
-        part = parts.pop()
-        # a buffer of one sample is how its users shuffle files alone
-        if type(part).__name__ == "BufferShuffledExamplesIterable" and part.buffer_size > 1:
-            return True
-        inner = getattr(part, "ex_iterable", None)
-        parts += [] if inner is None else [inner]
-        parts += getattr(part, "ex_iterables", ())
+    seen: set[int] = set()
+    values = [stream]
+    while values:
+        value = values.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if _is_stateful(value):
+            # a buffer of one sample is how its users shuffle files alone
+            if type(value).__name__ == "BufferShuffledExamplesIterable" and value.buffer_size > 1:
+                return True
+            values += getattr(value, "__dict__", {}).values()
+        elif type(value) in (list, tuple):
+            values += value
+        elif type(value) is dict:
+            values += value.values()
     return False

@@ -240,6 +240,36 @@ def test_attributes_that_share_a_container_still_do():
     assert (copied.places, stream.places) == ([{"place": 7}], [{"place": 0}])
 
 
+class Around:
+    """Reads other streams, and hands their states through, as a user's class does."""
+
+    def __init__(self, *streams):
+        self.streams = streams
+
+    def __iter__(self):
+        for stream in self.streams:
+            yield from stream
+
+    def state_dict(self):
+        return {"states": [stream.state_dict() for stream in self.streams]}
+
+    def load_state_dict(self, state):
+        for stream, each in zip(self.streams, state["states"], strict=True):
+            stream.load_state_dict(each)
+
+
+@pytest.mark.parametrize("make", [lambda: Around(Counting()), lambda: Around(Around(Counting(20)), Counting(28, 20))])
+def test_a_class_around_streams_loses_no_samples(make):
+    straight, _ = read(make(), 15)
+    assert straight[6] == straight[0] == list(range(8))
+    for stop in (1, 4, 7):
+        _, marks = read(make(), stop)
+        stream = make()
+        assert read(stream, 15 - stop, marks, start_step=stop)[0] == straight[stop:]
+        # reading leaves the original alone
+        assert read(stream, 2)[0] == straight[:2]
+
+
 def test_the_newest_bookmark_of_each_stream_is_kept():
     old, new, other = Bookmark(0, 0, 0, 0, 4, "a"), Bookmark(0, 1, 1, 0, 2, "b"), Bookmark(3, 0, 0, 0, 1, "c")
     assert [mark.state for mark in Bookmarks([new, old, other])] == ["b", "c"]
@@ -342,16 +372,19 @@ def test_what_a_resume_costs_is_said():
     assert remark_on(Counting()) is None
     assert "has no state, and can't seek: a resume reads it again" in remark_on(Plain())
 
-    class BufferShuffledExamplesIterable:
+    class BufferShuffledExamplesIterable(Counting):
         def __init__(self, buffer_size):
+            super().__init__()
             self.buffer_size = buffer_size
 
     shuffled = Counting()
-    shuffled._ex_iterable = type("Mapped", (), {"ex_iterable": BufferShuffledExamplesIterable(1)})()
+    shuffled._ex_iterable = Counting()
+    shuffled._ex_iterable.ex_iterable = BufferShuffledExamplesIterable(1)
     assert has_bookmarks(shuffled)
     shuffled._ex_iterable.ex_iterable.buffer_size = 2
     assert "leaves out the samples in its shuffle buffer" in remark_on(shuffled)
     assert not has_bookmarks(shuffled)
+    assert not has_bookmarks(Around(Around(shuffled)))
     # without bookmarks, the same samples by replaying
     straight, marks = read(shuffled, 3)
     assert list(marks) == []
