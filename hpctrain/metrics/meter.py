@@ -79,10 +79,18 @@ class Meter:
         counts[name] = counts.get(name, 0.0) + count
 
     def add_value(self, name: str, mean: Tensor | float, count: Tensor | float) -> None:
-        """Add a mean, also a plain number, over a count, which may be a 0-d tensor, too; takes no part in autograd."""
+        """Add a mean, also a plain number, over a count, which may be a 0-d tensor, too; takes no part in autograd.
+
+        Nothing is added where the count is 0: the mean over no samples is NaN, and would be that of the whole window.
+        """
         if isinstance(count, Tensor):
-            self.add_sum(name, count.detach().double() * (mean.detach() if isinstance(mean, Tensor) else mean), count)
-        else:
+            if not self._on_host and count.device.type == self._device.type:
+                # not a comparison in Python, which would wait for the device
+                total = count.detach().double() * (mean.detach() if isinstance(mean, Tensor) else mean)
+                self.add_sum(name, torch.where(count != 0, total, 0.0), count)
+                return
+            count = count.item()
+        if count:
             self._accumulate(self._sums, name, mean, count)
             self._counts[name] = self._counts.get(name, 0.0) + count
 

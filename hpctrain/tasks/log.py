@@ -41,6 +41,7 @@ class TaskLog:
             name: logged as `train/NAME` or `eval/NAME`.
             value: a number, or a tensor with one element and without dimensions: the mean over `count`.
             count: how many values it is the mean of, such as tokens; None for the number of the batch's samples.
+                With a count of 0, `value` may be NaN and isn't added.
 
         Raises:
             TaskError: the value isn't a scalar, or hpctrain itself logs this name.

@@ -36,6 +36,21 @@ def test_sums_count_what_a_mask_left(sums_on_device):
     assert meter.means() == {"eval/accuracy": 0.5, "eval/loss": 2.0}
 
 
+@pytest.mark.parametrize("empty", [0, torch.tensor(0), torch.tensor(0.0)])
+@pytest.mark.parametrize("mean", [math.nan, torch.tensor(math.nan)])
+def test_a_mean_over_nothing_leaves_the_others_alone(sums_on_device, empty, mean):
+    meter = Meter(CPU, sums_on_device=sums_on_device)
+    meter.add_value("train/masked", mean, empty)
+    assert meter.means() == {}
+    meter.add_value("train/masked", torch.tensor(2.0), torch.tensor(3))
+    meter.add_value("train/masked", mean, empty)
+    meter.add_value("train/masked", 4.0, 1)
+    assert meter.means() == {"train/masked": 2.5}
+    # with samples, it is that of the task
+    meter.add_value("train/masked", mean, 1)
+    assert math.isnan(meter.means()["train/masked"])
+
+
 def test_reset_starts_a_new_window(sums_on_device):
     meter = Meter(CPU, names=["train/loss"], sums_on_device=sums_on_device)
     meter.add_mean("train/loss", torch.tensor(9.0), 1)
