@@ -58,6 +58,7 @@ class GrowingFile:
         self._path = path
         self._inode = -1
         self._offset = 0
+        self._last_line = b""
 
     def read(self) -> tuple[bool, list[dict[str, Any]]]:
         """Return whether the file was replaced since the last call, and the complete records since then.
@@ -70,15 +71,19 @@ class GrowingFile:
         except FileNotFoundError:
             return False, []
         with file:
-            status = os.fstat(file.fileno())
-            replaced = status.st_ino != self._inode or status.st_size < self._offset
+            inode = os.fstat(file.fileno()).st_ino
+            file.seek(self._offset - len(self._last_line))
+            # the number of a removed file may be given to the one that replaces it
+            replaced = inode != self._inode or file.read(len(self._last_line)) != self._last_line
             if replaced:
                 self._offset = 0
-            self._inode = status.st_ino
+                self._last_line = b""
+            self._inode = inode
             file.seek(self._offset)
-            complete, _, _ = file.read().rpartition(b"\n")
+            complete, end, _ = file.read().rpartition(b"\n")
         if complete:
             self._offset += len(complete) + 1
+            self._last_line = complete.rpartition(b"\n")[2] + end
         return replaced, [record for line in complete.splitlines() if (record := _record(line)) is not None]
 
 

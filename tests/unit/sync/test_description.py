@@ -113,6 +113,22 @@ def test_rows_are_read_as_they_come_and_void_ones_are_forgotten(made_run):
     assert [(row.step, row.values) for row in rows] == [(3, {"b": 4})]
 
 
+def test_a_replacement_that_got_the_inode_of_the_file_before_it_is_seen(made_run):
+    directory = made_run("0")
+    rows = Rows(directory, after=-1)
+    directory.metrics.write_text('{"step": 1, "a": 1}\n{"step": 2, "a": 2}\n{"step": 3, "a": 3}\n')
+    rows.read()
+    rows.taken(rows.before(2))
+    # in place: as a file system that gives the number of a removed file to the next one
+    directory.metrics.write_text('{"step": 1, "a": 1}\n{"step": 2, "a": 2}\n{"step": 3, "b": 4}\n{"step": 4, "b": 5}\n')
+    rows.read()
+    assert [(row.step, row.values) for row in rows] == [(2, {"a": 2}), (3, {"b": 4}), (4, {"b": 5})]
+    directory.metrics.write_text('{"step": 2')
+    rows.read()
+    rows.read()
+    assert list(rows) == []
+
+
 def test_taking_rows_costs_as_much_as_there_are_rows(made_run):
     class Counted(dict):
         num_seen = 0
