@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -18,6 +19,7 @@ TOUCH_EVERY_S = 10.0
 STALE_S = 90.0
 """Seconds without a touch after which a claim of another machine is void: nine touches, and an NFS client's cache."""
 RELEASED = "released"
+JUST_BEGUN = "another process has just begun to send it"
 
 
 class BusyError(HpctrainError):
@@ -51,26 +53,13 @@ class SenderClaim:
             OSError: the file system's error.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        newest = self._newest()
-        if newest:
-            self._require_void(self._folder / f"{newest:06d}")
-        path = self._folder / f"{newest + 1:06d}"
-        made = temporary_name(path)
-        made.mkdir()
-        Owner.write(made)
         try:
-            made.rename(path)
-        except OSError:
-            shutil.rmtree(made, ignore_errors=True)
-            # NFS repeats a request whose answer was lost, and then reports that there is nothing to rename
-            owner = Owner.read(path)
-            if owner is None or (owner.host, owner.pid) != (socket.gethostname(), os.getpid()):
-                raise BusyError("another process has just begun to send it") from None
-        self._number = newest + 1
-        self.require()  # others may have come and gone since the folder was listed
-        for earlier in self._folder.iterdir():
-            if earlier.name < path.name or earlier.name.startswith(TEMPORARY_PREFIX):
-                shutil.rmtree(earlier, ignore_errors=True)
+            path = self._make_claim()
+        except OSError as error:
+            # a process that has just claimed the run removes the unfinished claims of others, here this one
+            if error.errno not in (errno.ENOENT, errno.ESTALE) or not self._folder.exists():
+                raise
+            raise BusyError(JUST_BEGUN) from None
         threading.Thread(target=self._touch, args=(path / FILE_NAME,), name="claim", daemon=True).start()
 
     def require(self) -> None:
@@ -88,6 +77,29 @@ class SenderClaim:
         if self._number:
             with contextlib.suppress(OSError):
                 (self._folder / f"{self._number:06d}" / RELEASED).touch()
+
+    def _make_claim(self) -> Path:
+        newest = self._newest()
+        if newest:
+            self._require_void(self._folder / f"{newest:06d}")
+        path = self._folder / f"{newest + 1:06d}"
+        made = temporary_name(path)
+        made.mkdir()
+        Owner.write(made)
+        try:
+            made.rename(path)
+        except OSError:
+            shutil.rmtree(made, ignore_errors=True)
+            # NFS repeats a request whose answer was lost, and then reports that there is nothing to rename
+            owner = Owner.read(path)
+            if owner is None or (owner.host, owner.pid) != (socket.gethostname(), os.getpid()):
+                raise BusyError(JUST_BEGUN) from None
+        self._number = newest + 1
+        self.require()  # others may have come and gone since the folder was listed
+        for earlier in self._folder.iterdir():
+            if earlier.name < path.name or earlier.name.startswith(TEMPORARY_PREFIX):
+                shutil.rmtree(earlier, ignore_errors=True)
+        return path
 
     def _newest(self) -> int:
         return max((int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()), default=0)

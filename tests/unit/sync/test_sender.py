@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import time
 
@@ -13,6 +14,7 @@ from fake_service import FakeService
 from logged_run import LoggedRun
 
 from hpctrain.errors import ExitCode, RunDirectoryError
+from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.sync import transfer as transfers
 from hpctrain.sync.claim import BusyError, SenderClaim
@@ -157,8 +159,6 @@ def test_a_service_that_refuses_is_recorded_and_gets_the_rest_later(run, service
 
 
 def test_a_run_that_trains_cannot_be_sent_beyond_its_checkpoint(run, service):
-    from hpctrain.run.owner import Owner
-
     run.train(0, 10)
     Owner.write(run.directory.claim(run.attempt))
     with pytest.raises(RunDirectoryError, match="--all is for runs that have stopped"):
@@ -197,8 +197,6 @@ def test_a_sender_that_was_taken_for_dead_stops(run, service, monkeypatch):
 
 
 def test_a_run_is_followed_to_its_end_while_the_service_fails_now_and_then(run, service, capsys):
-    from hpctrain.run.owner import Owner
-
     run.train(0, 10)
     Owner.write(run.directory.claim(run.attempt))
     made = [service(), service(refuses_after=3), service(), service()]
@@ -222,8 +220,6 @@ def test_a_run_is_followed_to_its_end_while_the_service_fails_now_and_then(run, 
 
 
 def test_following_reads_each_record_once(run, service, monkeypatch):
-    from hpctrain.run.owner import Owner
-
     num_read, read = [], GrowingFile.read
     monkeypatch.setattr(GrowingFile, "read", lambda file: (num_read.append(len((found := read(file))[1])), found)[1])
     run.train(0, 10)
@@ -296,3 +292,17 @@ def test_a_claim_of_another_machine_is_void_once_it_is_not_touched(run, service)
     later.require()
     claim.release()
     later.release()
+
+
+def test_a_sender_whose_unfinished_claim_another_one_removes_finds_the_run_busy(run, monkeypatch):
+    folder, write = run.directory.sync / "wandb_claims", Owner.write
+
+    def overtaken(made):
+        (folder / "000001").mkdir()
+        shutil.rmtree(made)
+        write(made)
+
+    monkeypatch.setattr(Owner, "write", overtaken)
+    with pytest.raises(BusyError, match="another process has just begun to send it"):
+        SenderClaim(run.directory, "wandb").acquire()
+    assert [path.name for path in folder.iterdir()] == ["000001"]
