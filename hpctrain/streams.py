@@ -6,7 +6,8 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from hpctrain.terminal import GuardedStream, unguarded
@@ -41,6 +42,24 @@ def open_streams() -> None:
         if isinstance(stream, io.TextIOWrapper):
             # names of files, runs and metrics may have characters that an ASCII terminal hasn't
             stream.reconfigure(errors="backslashreplace")
+
+
+def flush_output() -> None:
+    """Flush standard output and error as far as they can be: a program may have none, or closed or replaced them."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+
+
+@contextlib.contextmanager
+def missing_output_discarded() -> Iterator[None]:
+    """Inside the context, standard output and error exist: what is printed to a missing or closed one is discarded."""
+    with contextlib.ExitStack() as stack:
+        null = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+        for stream, replaced in ((sys.stdout, contextlib.redirect_stdout), (sys.stderr, contextlib.redirect_stderr)):
+            if stream is None or getattr(stream, "closed", False):
+                stack.enter_context(replaced(null))
+        yield
 
 
 def discard_output(stream: TextIO) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -27,6 +28,28 @@ def visible(text: str) -> str:
 
 def _spelled(found: re.Match[str]) -> str:
     return found.groupdict().get("kept") or found[0].encode("unicode_escape").decode()
+
+
+def encodable(text: str, stream: TextIO) -> str:
+    r"""Escape the characters that the stream's encoding lacks, as in ``\xe4``."""
+    encoding = getattr(stream, "encoding", None)
+    try:
+        return text.encode(encoding, "backslashreplace").decode(encoding) if encoding else text
+    except LookupError:
+        return text
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a stream is a terminal; not if it is closed, or an object that can't tell."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):
+        return False
+
+
+def can_redraw(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that can replace a line; with TERM=dumb, as in an editor, it can't."""
+    return is_terminal(stream) and os.environ.get("TERM") != "dumb"
 
 
 class GuardedStream:
@@ -79,21 +102,26 @@ class LogOutput:
 
 
 class VisibleFormatter(logging.Formatter):
-    """A formatter whose records are `visible`.
+    """A formatter whose records are `visible` and `encodable`.
 
     Args:
         text: the format of a record.
         date_time: the format of its time.
         prefix: put before each record as it is, such as a sequence that clears the line.
+        stream: to which the records are written, if its encoding may lack some characters.
     """
 
-    def __init__(self, text: str, date_time: str | None = None, *, prefix: str = "") -> None:
+    def __init__(
+        self, text: str, date_time: str | None = None, *, prefix: str = "", stream: TextIO | None = None
+    ) -> None:
         super().__init__(text, date_time)
+        self._stream = stream
         self._prefix = prefix
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record."""
-        return self._prefix + visible(super().format(record))
+        text = visible(super().format(record))
+        return self._prefix + (text if self._stream is None else encodable(text, self._stream))
 
 
 def guard_output() -> None:

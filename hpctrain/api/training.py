@@ -27,6 +27,7 @@ from hpctrain.run.ledger import Ledger
 from hpctrain.run.process import may_handle_signals
 from hpctrain.run.reason import Reason
 from hpctrain.status.report import RunStatus
+from hpctrain.streams import missing_output_discarded
 from hpctrain.worker.program import Program
 
 SUBMIT = "use hpctrain.submit(config)"
@@ -104,7 +105,7 @@ def _train(run: RunPlan) -> Program:
     from hpctrain.train.process_state import process_state_restored
 
     program, directory = Program(), run.directory
-    with process_state_restored(), _logging_restored(), program.trains(directory):
+    with process_state_restored(), _logging_restored(), missing_output_discarded(), program.trains(directory):
         launch_local(run, program)
         if (last := Ledger(directory).attempts()[-1]).reason is not Reason.COMPLETED:
             log.info("%s at step %s; %s", last.reason, last.end_step, resume_hint(directory))

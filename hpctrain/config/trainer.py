@@ -63,7 +63,7 @@ class Trainer(require.Checked):
     """First and last step of a trace by torch's profiler on rank zero, such as [10,15]; null: none."""
     progress: Annotated[str, require.one_of("auto", "bar", "lines")] = "auto"
     """Progress on standard output: `lines`, at most one a second; `bar`, one line that is redrawn; `auto`: a bar if the
-    output is a terminal. Log files always have lines."""
+    output is a terminal, and TERM isn't dumb. Log files always have lines."""
     activation_checkpointing: list[str] = field(default_factory=list)
     """Modules whose activations are recomputed in the backward pass, by name, such as blocks.*: less memory, a third
     more compute. * and ? match within one part of the name, between dots."""

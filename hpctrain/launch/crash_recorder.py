@@ -6,13 +6,13 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from hpctrain.distributed.stop_request import STOP_SIGNALS
 from hpctrain.errors import ExitCode
 from hpctrain.run.process import signals_blocked
+from hpctrain.streams import flush_output
 from hpctrain.worker.entry import PR_SET_PDEATHSIG
 
 LOOK_S = 5.0
@@ -29,9 +29,7 @@ def crash_recorder(conclude: Callable[[], object]) -> Iterator[None]:
     child of this process for the whole context, so a task that waits until it has no children waits forever. If a task
     calls `os._exit(0)`, this process exits with a failure code instead.
     """
-    # otherwise the fork would write buffered output a second time
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()  # otherwise the fork would write buffered output a second time
     parent = os.getpid()
     recorder = 0
     really_exit = os._exit
@@ -89,7 +87,6 @@ def _wait_and_conclude(parent: int, is_ready: int, conclude: Callable[[], object
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
         signal.alarm(CONCLUDE_S)
         conclude()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_output()
     finally:
         os._exit(ExitCode.FAILED)

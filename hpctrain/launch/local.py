@@ -36,6 +36,7 @@ from hpctrain.run.owner import Owner
 from hpctrain.run.process import environ_replaced, handlers_restored, may_handle_signals, signals_blocked
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
+from hpctrain.terminal import can_redraw
 from hpctrain.worker.entry import run_rank
 from hpctrain.worker.program import Program
 
@@ -187,7 +188,7 @@ class LocalRanks:
                 tempfile.TemporaryDirectory(prefix="hpctrain-", dir=lockable_folder(), ignore_cleanup_errors=True)
             )
             # for a bar: what rank zero prints goes through a pipe
-            terminal = os.dup(sys.stdout.fileno()) if sys.stdout.isatty() else None
+            terminal = os.dup(sys.stdout.fileno()) if can_redraw(sys.stdout) else None
             handover = Handover(
                 attempt=self.attempt, logged=True, store=f"{folder}/store", parent=os.getpid(), terminal=terminal
             )

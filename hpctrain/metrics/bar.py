@@ -13,7 +13,7 @@ from typing import TextIO
 from hpctrain.metrics.console import duration, epoch, log_line, own_metrics, speed
 from hpctrain.metrics.display import Display
 from hpctrain.run.evaluation import is_evaluation
-from hpctrain.terminal import visible
+from hpctrain.terminal import can_redraw, visible
 
 CLEAR_LINE = "\r\x1b[K"
 REDRAW_S = 0.05
@@ -144,7 +144,7 @@ class Bar:
         # queried for each line, since windows change; a longer line would wrap, and "\r" would not reach its start
         try:
             return os.get_terminal_size(self._stream.fileno()).columns or 80
-        except OSError:
+        except (AttributeError, OSError, ValueError):  # not a file, or closed
             return 80
 
 
@@ -203,14 +203,14 @@ def open_bar(progress: str, stream: TextIO, *, is_log: bool) -> Bar | None:
         stream: standard output.
         is_log: whether it goes into the run's log.
     """
-    if is_log or progress == "lines" or (progress == "auto" and not stream.isatty()):
+    if is_log or progress == "lines" or (progress == "auto" and not can_redraw(stream)):
         return None
     return Bar(stream)
 
 
 def _shows_blocks(stream: TextIO) -> bool:
     try:
-        "█".encode(stream.encoding or "ascii")
+        "█".encode(getattr(stream, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):
         return False
     return True

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TextIO
 
+from hpctrain.errors import error_text
+from hpctrain.terminal import encodable
+
 logger = logging.getLogger(__name__)
 
 
@@ -12,20 +15,20 @@ class Display:
     """Writes to a stream until that fails (a closed pipe, a full disk): the display ends then, training continues.
 
     Args:
-        stream: where to write.
+        stream: where to write; characters that its encoding lacks are escaped.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._gone = False
+        self._failed = False
 
     def put(self, text: str) -> None:
         """Write a text at once."""
-        if self._gone:
+        if self._failed:
             return
         try:
-            self._stream.write(text)
+            self._stream.write(encodable(text, self._stream))
             self._stream.flush()
-        except OSError as error:
-            self._gone = True
-            logger.warning("can't show progress any longer (%s); training continues", error.strerror)
+        except Exception as error:  # standard output may be an object of the user's program, and raise anything
+            self._failed = True
+            logger.warning("can't show progress any longer (%s); training continues", error_text(error))

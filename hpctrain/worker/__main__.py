@@ -12,9 +12,10 @@ signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 from hpctrain.config.stored import load  # noqa: E402 - after the signals are blocked
 from hpctrain.run.directory import RunDirectory  # noqa: E402 - as above
-from hpctrain.streams import ignore_write_errors  # noqa: E402 - as above
+from hpctrain.streams import ignore_write_errors, open_streams  # noqa: E402 - as above
 from hpctrain.worker.entry import end_process, run_rank  # noqa: E402 - as above
 
+open_streams()
 ignore_write_errors()
 run_directory = RunDirectory.existing(sys.argv[1])
 end_process(run_rank(load(run_directory.config), run_directory))

@@ -73,7 +73,7 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
     terminal = _terminal(rank)
     if terminal is not None:
         # no handler of logging: what this process prints arrives there already
-        log_stream: TextIO | None = directory.rank_log(0).open("a")
+        log_stream: TextIO | None = directory.rank_log(0).open("a", encoding="utf-8", errors="backslashreplace")
     else:
         log_stream = None if rank.handover.logged else _log_to_file(directory, environment.rank)
     set_determinism(config.trainer.deterministic)
@@ -248,11 +248,11 @@ def _terminal(rank: Rank) -> TextIO | None:
     if not os.isatty(descriptor):
         return None
     os.set_inheritable(descriptor, False)
-    return os.fdopen(descriptor, "w", encoding=sys.stdout.encoding)
+    return os.fdopen(descriptor, "w", encoding=sys.stdout.encoding, errors="backslashreplace")
 
 
 def _log_to_file(directory: RunDirectory, rank: int) -> TextIO:
-    handler = logging.FileHandler(directory.rank_log(rank))
+    handler = logging.FileHandler(directory.rank_log(rank), encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", DATE_TIME))
     logging.getLogger("hpctrain").addHandler(handler)
     assert handler.stream is not None  # without delay=True it opens the file at once

@@ -21,7 +21,8 @@ from hpctrain.run.handover import Handover
 from hpctrain.run.process import handlers_restored, process_age_s
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import Times
-from hpctrain.terminal import VisibleFormatter, output_unguarded, unguarded, visible
+from hpctrain.streams import flush_output
+from hpctrain.terminal import VisibleFormatter, can_redraw, output_unguarded, unguarded, visible
 from hpctrain.worker.advice import advice
 from hpctrain.worker.classification import classify
 from hpctrain.worker.program import Program
@@ -78,8 +79,7 @@ def run_rank(
 
 def end_process(code: int) -> None:
     """End this process at once, even if threads of a broken process group or a writer would keep it alive."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     os._exit(code)
 
 
@@ -189,8 +189,8 @@ def log_to_console(rank: int, *, stamped: bool = False) -> None:
     if stamped:
         text = f"%(asctime)s {text}"
     # over the ^C that the terminal echoes
-    clear = "\r\x1b[K" if handler.stream.isatty() and not stamped else ""
-    handler.setFormatter(VisibleFormatter(text, DATE_TIME, prefix=clear))
+    clear = "\r\x1b[K" if can_redraw(handler.stream) and not stamped else ""
+    handler.setFormatter(VisibleFormatter(text, DATE_TIME, prefix=clear, stream=handler.stream))
     logger.addHandler(handler)
 
 

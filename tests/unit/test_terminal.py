@@ -50,6 +50,12 @@ def test_records_of_logging_are_visible_and_their_prefix_is_ours():
     )
 
 
+def test_records_of_logging_fit_the_encoding_of_their_stream():
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    record = logging.makeLogRecord({"msg": "präzision"})
+    assert VisibleFormatter("%(message)s", stream=stream).format(record) == r"pr\xe4zision"
+
+
 BARS = "\x1b[31mred\x1b[0m\r 10%|█ |\r\x1b[K 20%\x08\n"
 LOG = f"{BARS}\x1b]52;c;ZXZpbA==\x07\x1b[2J\x1bc\x9b1m\u202e\n".encode() + b"\xff\n"
 SHOWN = BARS.encode() + rb"\x1b]52;c;ZXZpbA==\x07\x1b[2J\x1bc\x9b1m\u202e" + b"\n\\xff\n"

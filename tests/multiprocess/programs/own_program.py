@@ -13,8 +13,9 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -70,6 +71,24 @@ class Line(Task):
 
 def failing() -> Task:
     raise ValueError("no data")
+
+
+class OnlyWrites:
+    """An object that a program has put in place of standard output, with no more than `print` needs."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+@contextmanager
+def output_to(stream: OnlyWrites | None) -> Iterator[None]:
+    """Inside the context, standard output and error are this object."""
+    before = sys.stdout, sys.stderr
+    sys.stdout = sys.stderr = stream
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
 
 
 def process_state() -> tuple[object, ...]:
@@ -179,7 +198,8 @@ def refusals(run: hpctrain.Run) -> list[str]:
 def failure(folder: Path) -> tuple[str, str, list[str]]:
     """The error of a task reaches the program as it was raised."""
     try:
-        hpctrain.fit(hpctrain.compose([f"run_dir={folder / 'failing'}"], task=failing))
+        with output_to(None):
+            hpctrain.fit(hpctrain.compose([f"run_dir={folder / 'failing'}"], task=failing))
     except ValueError as error:
         return str(error), str(hpctrain.Run(folder / "failing").state), error.__notes__
     raise AssertionError
@@ -194,7 +214,8 @@ def main(home: Path, steps: list[int]) -> None:
         assert all(torch.equal(weights, second[name]) for name, weights in first.items())
         assert not straight.load_model(STEPS).training
         maker = partial(Line, width=5)
-        given = hpctrain.fit(hpctrain.compose({**WORDS, "run_dir": home / "given"}, task=maker), task=maker)
+        with output_to(OnlyWrites()):
+            given = hpctrain.fit(hpctrain.compose({**WORDS, "run_dir": home / "given"}, task=maker), task=maker)
         assert not given.load_model(task=maker).training
         report |= {"given": summary(given), "thread": in_a_thread(home), "failure": failure(home)}
         report |= {"refusals": refusals(straight), "passed_on": passed_on(home)}

@@ -4,6 +4,7 @@ import faulthandler
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -59,6 +60,14 @@ def test_a_death_is_concluded_by_the_recorder(concluded, die, code):
 
     assert in_a_process(act) == code
     assert wait()
+
+
+def test_a_program_may_have_no_standard_output(concluded, monkeypatch):
+    conclude, wait = concluded
+    monkeypatch.setattr(sys, "stdout", None)
+    with crash_recorder(conclude):
+        pass
+    assert not wait(0.1)
 
 
 def test_an_end_leaves_no_recorder_and_nothing_changed(concluded):

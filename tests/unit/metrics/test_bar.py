@@ -193,6 +193,15 @@ def test_a_bar_is_drawn_on_a_terminal_or_where_it_is_asked_for_and_never_in_a_lo
     assert open_bar("bar", stream, is_log=True) is None
 
 
+def test_a_stream_that_cannot_tell_and_a_dumb_terminal_get_lines(terminal, monkeypatch):
+    stream, _ = terminal
+    for other in (object(), None):
+        assert open_bar("auto", other, is_log=False) is None
+    monkeypatch.setenv("TERM", "dumb")
+    assert open_bar("auto", stream, is_log=False) is None
+    assert open_bar("bar", stream, is_log=False) is not None
+
+
 def test_the_library_that_draws_is_imported_only_where_a_bar_is_drawn():
     program = "import sys, hpctrain.metrics.bar, hpctrain.metrics.console; print('tqdm' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -8,7 +8,9 @@ import torch
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
 from hpctrain.errors import ConfigError
-from hpctrain.worker.attempt import devices_of
+from hpctrain.run.directory import RunDirectory
+from hpctrain.worker.attempt import _log_to_file, devices_of
+from hpctrain.worker.entry import close_log_files
 from hpctrain.worker.rank import Rank
 
 CPU = torch.device("cpu")
@@ -68,3 +70,12 @@ def test_a_rank_without_the_gpus_it_asked_for_warns_or_refuses(rank, torch_finds
     assert "cluster.gpus_per_node=2, but torch finds no GPU on " in caplog.text
     with pytest.raises(ConfigError, match=r"precision\.kind=tf32.*see why torch finds none on"):
         devices_of(rank(*ON_SLURM, "precision=tf32"))
+
+
+def test_the_log_takes_any_text(tmp_path):
+    directory = RunDirectory.at(tmp_path)
+    directory.rank_log(0).parent.mkdir()
+    stream = _log_to_file(directory, 0)
+    stream.write("präzision \udc9b\n")
+    close_log_files()
+    assert directory.rank_log(0).read_bytes() == "präzision \\udc9b\n".encode()
