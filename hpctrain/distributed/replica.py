@@ -114,13 +114,34 @@ def buffers_and_rng_restored(model: nn.Module, world: World) -> Iterator[None]:
                 setattr(module, name, buffer)
 
 
+@contextmanager
+def training_pass_undone(model: nn.Module, world: World) -> Iterator[None]:
+    """As `buffers_and_rng_restored`; also restore the parameters that require no gradient when the context begins.
+
+    A forward pass may change them, as that of a momentum teacher does. Their copies are in the host's memory.
+    """
+    # copies on the device could exceed its memory; the host had room for the whole model when it was built
+    frozen = [
+        (parameter, parameter.detach().to("cpu", copy=True))
+        for parameter in model.parameters()
+        if not parameter.requires_grad
+    ]
+    try:
+        with buffers_and_rng_restored(model, world):
+            yield
+    finally:
+        with torch.no_grad():
+            for parameter, values in frozen:
+                parameter.copy_(values)
+
+
 def settle_buckets(model: nn.Module, world: World, backward: Callable[[], None]) -> None:
     """Have DDP reach its final bucket layout before the first step; collective.
 
     DDP reduces its first backward with one layout and rebuilds it for all later ones. With three ranks or more the
     order of summation changes with it, and a resumed run, whose first step is a later one, would differ in the last
-    bits. So every attempt starts with a throwaway backward, after which buffers, modes, gradients and the random state
-    are restored. In a world of one or two only a static graph needs it.
+    bits. So every attempt starts with a throwaway backward, after which buffers, modes, frozen parameters, gradients
+    and the random state are restored. In a world of one or two only a static graph needs it.
 
     Args:
         model: from `replicate`.
@@ -133,8 +154,10 @@ def settle_buckets(model: nn.Module, world: World, backward: Callable[[], None])
     # step with accumulation doesn't.
     if not model.static_graph and (world.size <= 2 or model.find_unused_parameters):
         return
-    with buffers_and_rng_restored(model, world):
-        backward()
+    with training_pass_undone(model, world):
+        # of a static graph, DDP rebuilds the buckets after the second backward: the first one records the graph
+        for _ in range(2 if model.static_graph else 1):
+            backward()
     for parameter in model.parameters():
         parameter.grad = None
 

@@ -124,6 +124,7 @@ UNFROZEN = (
     'optimizer.groups=[{match: "0.*", lr_factor: 0.5, unfreeze_at_step: 5}, {match: "1.*", unfreeze_at_epoch: 1}]',
     "trainer.ema_decay=0.9",
 )
+TEACHER = (*TRIAL, "task._target_=rivals.Distilled", "optimizer=sgd", "optimizer.lr=0.05")
 LENGTH = (
     "trainer.global_batch_size=12",
     "trainer.max_steps=14",
@@ -150,6 +151,9 @@ LENGTH = (
                 (UNFROZEN, 2),
                 (UNFROZEN, 3),
                 ((*UNFROZEN, "precision=fp16_master"), 2),
+                (TEACHER, 3),
+                ((*TEACHER, "parallel.static_graph=true", "trainer.micro_batch_size=2"), 3),
+                ((*SEVERAL, "parallel.static_graph=true", "trainer.micro_batch_size=2"), 3),
             )
         ),
     ],

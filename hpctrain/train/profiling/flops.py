@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hpctrain.data.micro_batch import MicroBatch, map_tensors
 from hpctrain.data.plan import BatchPlan
 from hpctrain.distributed.compiler import uncompiled
-from hpctrain.distributed.replica import buffers_and_rng_restored, inner
+from hpctrain.distributed.replica import inner, training_pass_undone
 from hpctrain.distributed.world import World
 from hpctrain.phrases import scaled
 from hpctrain.train.step import TrainStep
@@ -205,7 +205,7 @@ def is_compiled(step: TrainStep) -> bool:
 def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> float | None:
     """Count the FLOPs per sample, forward and backward, of a few samples in the uncompiled model; collective.
 
-    Weights, buffers, gradients and random state are restored. It is collective because a task's loss may be.
+    Weights, buffers, gradients and random state don't change. It is collective because a task's loss may be.
 
     Args:
         step: of the training.
@@ -225,7 +225,7 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> fl
     )
     total = 0.0
     try:
-        with uncompiled(), buffers_and_rng_restored(model, world):
+        with uncompiled(), training_pass_undone(model, world):
             for turn in step.turns:
                 with FlopCount() as count, turn.module.gradients_required():
                     called = turn.module.callable_for_loss(model)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits
-from trial import FEATURES, Trial, table
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+from trial import FEATURES, Trial, network, table
 
 from hpctrain.data import TensorBatches
 
@@ -58,6 +58,38 @@ class Rivals(Trial):
 
     def evaluate(self, model, batch):
         return {"loss": (critic_loss(model.generator, model.critic, batch[0]) * len(batch[0]), len(batch[0]))}
+
+
+class Followed(nn.Module):
+    """A student, and a teacher whose weights follow the student's in each forward pass, as MoCo's do."""
+
+    def __init__(self):
+        super().__init__()
+        self.student = network()
+        self.teacher = network().requires_grad_(False)
+
+    def forward(self, features):
+        if self.training:
+            with torch.no_grad():
+                for slow, fast in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                    slow.lerp_(fast, 0.1)
+        return self.student(features), self.teacher(features)
+
+
+class Distilled(Trial):
+    """A student learns from the labels and from its teacher."""
+
+    def build_model(self):
+        return Followed()
+
+    def loss(self, model, batch):
+        self.called()
+        student, teacher = model(batch[0])
+        return cross_entropy(student, batch[1]) + mse_loss(student, teacher)
+
+    def evaluate(self, model, batch):
+        student, _ = model(batch[0])
+        return {"loss": (cross_entropy(student, batch[1], reduction="sum"), len(batch[1]))}
 
 
 class Meddler(Trial):

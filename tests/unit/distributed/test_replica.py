@@ -12,6 +12,7 @@ from hpctrain.distributed.replica import (
     replicate,
     settle_buckets,
     synchronise_batchnorm,
+    training_pass_undone,
 )
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError
@@ -71,6 +72,19 @@ def test_the_modes_that_a_pass_changes_are_restored():
         model.train()
         model[1].eval()
     assert [module.training for module in model.modules()] == [True, False, True]
+
+
+def test_a_frozen_parameter_that_a_training_pass_changes_is_restored():
+    model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1), nn.Linear(1, 1))
+    teacher = model[2].requires_grad_(False)
+    before = [parameter.clone() for parameter in teacher.parameters()]
+    with training_pass_undone(model, ALONE):
+        model(torch.randn(4, 1))
+        with torch.no_grad():
+            teacher.weight.mul_(2)
+        teacher.bias.data = torch.ones(1)
+    assert all(map(torch.equal, before, teacher.parameters()))
+    assert model[1].num_batches_tracked == 0
 
 
 def test_batch_norms_are_replaced_wherever_they_are():

@@ -69,12 +69,13 @@ def step_over():
     """Makes a step over a model of eight features and ten classes."""
 
     def build(model, task=None):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9)
         update = Update(optimizer, LearningRate(optimizer, lambda update: 1.0))
         meter = Meter(CPU, names=("train/loss",))
         log = AttachedLog("Sorting", Position(), total_steps=1, every_steps=1)
         loss = Loss(task or Sorting(), meter, log, precision="fp32", device=CPU)
-        module = TrainedModule(model, [(parameter, 0) for parameter in model.parameters()])
+        module = TrainedModule(model, [(parameter, 0) for parameter in trained])
         step = TrainStep([Turn(loss, module, JointUpdate([update], meter))])
         step.prepare(0)
         return step

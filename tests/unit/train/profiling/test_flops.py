@@ -189,6 +189,22 @@ def test_a_trial_counts_what_a_step_counts_and_changes_nothing(step_over, supply
     assert found == count.total / 12
 
 
+class Teacher(nn.Sequential):
+    """The second layer's weights follow the first one's, as a momentum encoder's do."""
+
+    def forward(self, features):
+        with torch.no_grad():
+            self[1].weight.lerp_(self[0].weight, 0.1)
+        return super().forward(features)
+
+
+def test_a_trial_undoes_what_the_forward_pass_does_to_frozen_parameters(step_over, supply, lone_world):
+    model = Teacher(nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 10))
+    before = model[1].weight.clone()
+    assert flops_by_trial(step_over(model), next(supply()), lone_world)
+    assert torch.equal(model[1].weight, before)
+
+
 def test_a_trial_uses_the_uncompiled_model(step_over, supply, lone_world):
     plain, compiled = network(), network()
     assert not is_compiled(step_over(plain))
