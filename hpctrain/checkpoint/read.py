@@ -132,7 +132,9 @@ class LoadedCheckpoint(Snapshot):
     def _restore_scalers(self, scaler: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler]) -> None:
         saved = self.state["scaler"] or {}
         scalers = scaler if isinstance(scaler, Mapping) else {"": scaler}
-        states = saved if isinstance(scaler, Mapping) else {"": saved}
+        # of the only loss, the state is saved as it is; of several, by name
+        by_name = all(isinstance(value, Mapping | None) for value in saved.values())
+        states = saved if by_name else {"": saved}
         for name, one in scalers.items():
             state = states.get(name)
             if not one.is_enabled():
@@ -140,7 +142,8 @@ class LoadedCheckpoint(Snapshot):
             if state:
                 one.load_state_dict(state)
             else:
-                log.warning("%s holds no state of a gradient scaler: the scale starts afresh", self.path)
+                of_loss = f" of the loss of optimizer {name}" if name else ""
+                log.warning("%s holds no state of a gradient scaler%s: the scale starts afresh", self.path, of_loss)
 
 
 def load_newest(directory: RunDirectory, world: World, show: ShowRead | None = None) -> LoadedCheckpoint | None:

@@ -263,6 +263,22 @@ def test_a_scaler_that_wasn_t_saved_starts_afresh_with_a_warning(writer, snapsho
     load(path).restore(*trained(), torch.amp.GradScaler("cpu", enabled=False))
 
 
+@pytest.mark.parametrize("was_named", [True, False])
+def test_a_scale_starts_afresh_if_one_loss_becomes_several_or_the_reverse(writer, trained, caplog, was_named):
+    def scaler_of(named, scale):
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        return {"critic": scaler} if named else scaler
+
+    model, optimizer = trained()
+    head = Head(step=3, samples_seen=24, world_size=1, config_digest="c0")
+    state = LiveState(model, optimizer, scaler=scaler_of(was_named, 64.0), extra={}, head=head, rng=[rng_state()])
+    found = load(writer.write(state.capture()))
+    scaler = scaler_of(not was_named, 4.0)
+    found.restore(model, optimizer, scaler)
+    assert (scaler if was_named else scaler["critic"]).get_scale() == 4.0
+    assert "the scale starts afresh" in caplog.text
+
+
 def test_a_checkpoint_of_an_earlier_version_is_restored(trained):
     assert find_damage(FORMAT_1) == ""
     model, optimizer = trained(seed=5, steps=0)
