@@ -24,7 +24,11 @@ class StatefulStream(Protocol):
     """
 
     def __iter__(self) -> Iterator[Any]:
-        """Start a pass: the same samples each time, or those of the epoch that `set_epoch` names if it has that.
+        """Start a pass.
+
+        A stream with `set_epoch` yields the samples of the epoch that was set. Any other yields the same samples each
+        time, or counts its passes, and has their number in its state; the count must be in an object that copies of the
+        stream share (`fresh_copy`).
 
         After `load_state_dict` the first pass begins with the sample after those that the state counts as read.
         """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from copy import deepcopy
-from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import IterableDataset
@@ -123,12 +122,23 @@ class StreamReader:
         Raises:
             TaskError: an epoch has no samples.
         """
+        self._catch_up(epoch)
         samples: list[Any] = []
         for position in positions.tolist():
             while (found := self._find(epoch, position)) is None:
                 self._open_next(position)
             samples.append(found[0])
         return samples
+
+    def _catch_up(self, epoch: int) -> None:
+        """Read the epochs before this one, from the bookmark on, where the stream may count its passes itself."""
+        if not self.has_bookmarks or hasattr(self._stream, "set_epoch"):
+            return
+        first = self._epoch + 1 if self._bookmark is None else self._bookmark.epoch
+        for past in range(first, epoch):
+            end = len(self._stream)
+            while self._find(past, end) is None and self._next < end:
+                self._open_next(end)
 
     def read_once(self, epoch: int, positions: IntArray) -> list[Any]:
         """The samples at these positions, int64 of shape [n], but for those after the end; sets `num_samples` there."""
@@ -170,12 +180,6 @@ class StreamReader:
         mark = self._bookmark
         self._bookmark = None
         if mark is None:
-            return False
-        if mark.epoch == self._epoch - 1 and not hasattr(self._stream, "set_epoch"):
-            # it may count its passes itself, and shuffle each in another way: repeat the end of the one before
-            self._iterate(mark)
-            for _ in islice(self._samples, len(self._stream) - mark.position):
-                pass
             return False
         if mark.epoch != self._epoch or mark.position > position:
             return False

@@ -86,9 +86,10 @@ class Node:
 class Graph:
     """Counts its passes inside of another object, as the loader of torchdata's nodes does."""
 
-    def __init__(self):
+    def __init__(self, length=48):
         self.node = Node()
         self.state = None
+        self.length = length
 
     def __len__(self):
         return 48
@@ -96,7 +97,7 @@ class Graph:
     def __iter__(self):
         node = self.node
         node.count, node.place = (node.count + 1, 0) if self.state is None else self.state
-        while node.place < 48:
+        while node.place < self.length:
             node.place += 1
             yield torch.tensor(1000 * node.count + node.place - 1)
 
@@ -198,6 +199,15 @@ def test_a_stream_that_counts_its_passes_continues_in_the_right_one():
     for stop in range(1, 15):
         _, marks = read(Graph(), stop, world_size=1, num_workers=2 * (stop == 6))
         assert read(Graph(), 15 - stop, marks, start_step=stop, world_size=1)[0] == straight[stop:]
+
+
+@pytest.mark.parametrize("length", [48, 40])
+def test_a_stream_that_counts_its_passes_may_have_an_old_bookmark_or_none(length):
+    straight, _ = read(Graph(length), 15, world_size=1)
+    _, old = read(Graph(length), 4, world_size=1)
+    for marks in (old, None):
+        for stop in (6, 7, 13, 14):
+            assert read(Graph(length), 15 - stop, marks, start_step=stop, world_size=1)[0] == straight[stop:]
 
 
 @pytest.mark.parametrize("make", [InPlace, lambda: ShuffledStream(InPlace(23), 10, seed=1)])

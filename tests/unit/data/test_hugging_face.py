@@ -53,6 +53,23 @@ def generated():
     return pytest.importorskip("datasets").IterableDataset.from_generator(numbers, gen_kwargs={"shards": [0, 1, 2, 3]})
 
 
+class Around:
+    """What a user writes around a stream."""
+
+    def __init__(self):
+        self.inner = stream()
+
+    def __iter__(self):
+        for row in self.inner:
+            yield {"number": row["number"] * 2}
+
+    def state_dict(self):
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state):
+        self.inner.load_state_dict(state)
+
+
 STREAMS = {
     "plain": stream,
     "tensors": lambda: stream().with_format("torch"),
@@ -68,6 +85,7 @@ STREAMS = {
     "joined": joined,
     "part": lambda: stream().skip(3).take(30),
     "generated": generated,
+    "around": Around,
     "sharded": lambda: ShardedStream([stream(shards=8).shard(4, number) for number in range(4)]),
 }
 
