@@ -7,6 +7,7 @@ from typing import Any
 
 from hpctrain.callbacks.callback import Callback
 from hpctrain.callbacks.training import Training
+from hpctrain.config import callbacks
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import counted
 
@@ -19,11 +20,16 @@ class EarlyStopping(Callback):
         min_delta: an improvement is better than the best value by more than this.
         metric: name, as the evaluation returns it; None for the metric that judges the run.
         mode: `min` or `max`; None: as for the run, `min` for `loss`.
+
+    Raises:
+        ConfigError: `mode` is another word, or a number is out of range.
     """
 
     def __init__(
         self, patience: int = 5, min_delta: float = 0.0, metric: str | None = None, mode: str | None = None
     ) -> None:
+        # a subclass, or a test, calls this with values that no configuration has checked
+        callbacks.EarlyStopping(patience=patience, min_delta=min_delta, metric=metric, mode=mode)
         self.patience = patience
         self.min_delta = min_delta
         self.metric = metric
@@ -39,7 +45,7 @@ class EarlyStopping(Callback):
         self.metric = self.metric or training.metric
         if self.mode is None:
             problem = f"the task doesn't define which values of {self.metric} are better"
-            raise ConfigError("callbacks.early_stopping.mode", None, problem, "set it to min or max")
+            raise ConfigError(f"callbacks.{training.callback_name}.mode", None, problem, "set it to min or max")
         judged = {"metric": self.metric, "mode": self.mode}
         # checkpoints of earlier versions have no mode
         if any(self.restored.get(key, value) != value for key, value in judged.items()):
@@ -50,7 +56,7 @@ class EarlyStopping(Callback):
         """Compare the metric with the best one."""
         if self.metric is None or self.metric not in metrics:
             problem = f"the evaluation returns {', '.join(sorted(metrics)) or 'nothing'}"
-            raise ConfigError("callbacks.early_stopping.metric", self.metric, problem, "name one of these")
+            raise ConfigError(f"callbacks.{training.callback_name}.metric", self.metric, problem, "name one of these")
         value = metrics[self.metric]
         gain = 0.0 if self.best is None else (self.best - value) * (1 if self.mode == "min" else -1)
         # NaN is never an improvement

@@ -35,6 +35,7 @@ class Training(ABC):
         world_size: number of ranks.
         device: of this rank, the first one if it has several.
         run_dir: the run directory.
+        callback_name: of the callback whose hook runs, as the configuration has it: `slow_steps`; for messages.
         metric: name of the metric that ranks evaluations: `checkpoint.metric`, or by default the task's `metric`.
         metric_mode: `min` or `max`; None if neither the configuration nor the task defines it.
     """
@@ -48,6 +49,7 @@ class Training(ABC):
     world_size: int
     device: torch.device
     run_dir: Path
+    callback_name: str
     metric: str
     metric_mode: str | None
 

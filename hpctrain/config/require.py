@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, get_type_hints
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.errors import ConfigError
 
@@ -35,16 +38,47 @@ class Checked:
         """Check single values."""
         schema: type = type(self)
         for name, checks in _checks_of(schema).items():
-            value = getattr(self, name)
-            if value is not None:
-                key = f"{self.prefix}{name}"
-                try:
-                    for check in checks:
-                        check(key, value)
-                except (TypeError, AttributeError) as error:
-                    # OmegaConf checks the types of values, but not of what they refer to, nor of lists within lists
-                    remedy = f"see docs/reference/configuration.md for {key}"
-                    raise ConfigError(key, value, "has the wrong type", remedy) from error
+            _check_one(f"{self.prefix}{name}", getattr(self, name), checks)
+
+
+def check_given(schema: type, key: str, given: Mapping[str, Any]) -> None:
+    """Check values that a file of one's own gives to some of a schema's fields: their types, and as `Checked` does.
+
+    Args:
+        schema: a dataclass.
+        key: full name of the node that has them.
+        given: by name; others than the schema's are ignored.
+
+    Raises:
+        ConfigError: a value is wrong; names its key in the node.
+    """
+    typed = OmegaConf.structured(schema)
+    for name, checks in _checks_of(schema).items():
+        if name not in given:
+            continue
+        try:
+            typed[name] = given[name]
+        except OmegaConfBaseException as error:
+            raise _wrong_type(f"{key}.{name}", given[name]) from error
+        _check_one(f"{key}.{name}", given[name], checks)
+        # the class gets the value as it was written, and not as OmegaConf converts it
+        if OmegaConf.to_container(typed)[name] != given[name]:
+            raise _wrong_type(f"{key}.{name}", given[name])
+
+
+def _check_one(key: str, value: Any, checks: Iterable[Check]) -> None:
+    if value is None:
+        return
+    try:
+        for check in checks:
+            check(key, value)
+    except (TypeError, AttributeError) as error:
+        # OmegaConf checks the types of values, but not of what they refer to, nor of lists within lists
+        raise _wrong_type(key, value) from error
+
+
+def _wrong_type(key: str, value: object) -> ConfigError:
+    return ConfigError(key, repr(value), "has the wrong type", "see docs/reference/configuration.md")
 
 
 # resolving the annotations takes longer than the checks, and a sweep checks every run

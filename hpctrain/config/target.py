@@ -24,6 +24,7 @@ from hpctrain.config.named_optimizers import NAMED_KEYS, named_optimizers
 from hpctrain.config.optimizer import HANDLING_KEYS
 from hpctrain.config.parameter_groups import check_options, entries_of
 from hpctrain.config.program import is_own
+from hpctrain.config.require import check_given
 from hpctrain.config.schedule import WarmUp, schedule_of
 from hpctrain.config.schema import OPTIONS
 from hpctrain.config.signature import lineage, signature_of
@@ -119,12 +120,8 @@ def _check_callback(key: str, node: Any) -> None:
         raise ConfigError(key, node, problem, f"write NAME: and indent {key.rpartition('.')[2]} below it")
     _check(key, node)
     target = node["_target_"]
-    if (schema := _shipped(node)) is not None:
-        try:
-            schema(**node)
-        except ConfigError as error:
-            name = error.key.rpartition(".")[2]
-            raise ConfigError(f"{key}.{name}", error.value, error.problem, error.remedy) from error
+    if (schema := _schema_of(target, "callbacks")) is not None:
+        check_given(schema, key, node)
         return
     try:
         source, definition = _find(key, target)
@@ -178,6 +175,8 @@ def _check(
         problem = f"needs the argument{'s' * (len(missing) > 1)} {' and '.join(missing)}"
         remedy = f"add {' '.join(f'+{key}.{name}=VALUE' for name in missing)}"
         raise ConfigError(f"{key}._target_", target, problem, remedy)
+    if (schema := _schema_of(target)) is not None:
+        check_given(schema, key, given)
     return None if signature.takes_any else list(known)
 
 
@@ -190,14 +189,18 @@ def _path_of(key: str, node: Mapping[str, Any]) -> str:
     return target
 
 
+def _schema_of(target: str, *groups: str) -> type | None:
+    """Return the schema of a class that comes with hpctrain, in any group or in these; None for any other."""
+    among = groups or ("task", "model", "optimizer", "callbacks")
+    schemas = (schema for group in among for schema in OPTIONS[group].values())
+    defaults = ((schema, {field.name: field.default for field in fields(schema)}) for schema in schemas)
+    return next((schema for schema, default in defaults if default.get("_target_") == target), None)
+
+
 def _shipped(node: Mapping[str, Any]) -> type | None:
     """Return the schema of the option of hpctrain's own that has these keys: they are typed and checked already."""
-    schemas = (schema for group in ("task", "model", "optimizer", "callbacks") for schema in OPTIONS[group].values())
-    for schema in schemas:
-        known = {field.name: field.default for field in fields(schema)}
-        if known.get("_target_", node) == node["_target_"]:
-            return schema if node.keys() == known.keys() else None
-    return None
+    schema = _schema_of(node["_target_"])
+    return schema if schema is not None and node.keys() == {field.name for field in fields(schema)} else None
 
 
 def _find(key: str, target: str) -> tuple[ModuleSource, Definition]:

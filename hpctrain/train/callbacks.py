@@ -27,16 +27,14 @@ Hook = tuple[str, Callable[..., None]]
 log = logging.getLogger("hpctrain.train")
 
 
-class Watched(Training):
+class CallbackContext(Training):
     """The training for those who call the hooks.
 
     Attributes:
-        caller: name of the callback that runs.
         own_log: `log`, by its own type.
         turn: whose gradients `after_backward` sees.
     """
 
-    caller: str
     own_log: AttachedLog
     turn: Turn
 
@@ -56,7 +54,7 @@ class Callbacks:
         ConfigError: an entry isn't a callback, or has a method that looks like a hook and isn't one.
     """
 
-    def __init__(self, nodes: Mapping[str, Any] | None = None, training: Watched | None = None) -> None:
+    def __init__(self, nodes: Mapping[str, Any] | None = None, training: CallbackContext | None = None) -> None:
         self._training = training
         self._callbacks = {name: _build(f"callbacks.{name}", node) for name, node in (nodes or {}).items()}
         self.on_start = self._overridden("on_start")
@@ -120,7 +118,7 @@ class Callbacks:
         training = self._training
         for name, method in getattr(self, hook):
             assert training is not None
-            training.caller = name
+            training.callback_name = name
             with training.own_log.between_steps(f"{hook} of callbacks.{name}"):
                 method(training)
 
@@ -157,7 +155,7 @@ class Callbacks:
         training = self._training
         assert training is not None
         for name, hook in hooks:
-            training.caller = name
+            training.callback_name = name
             hook(training, *arguments)
 
     def check(self) -> None:

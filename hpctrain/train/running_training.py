@@ -15,13 +15,13 @@ from hpctrain.checkpoint.state import PlainNames
 from hpctrain.data.eval_loader import EvalLoader
 from hpctrain.distributed.replica import buffers_and_rng_restored, inner
 from hpctrain.run.directory import RunDirectory
-from hpctrain.train.callbacks import Watched
+from hpctrain.train.callbacks import CallbackContext
 from hpctrain.train.modes import evaluation_mode
 from hpctrain.train.parts import Parts
 from hpctrain.train.precision import autocast
 
 
-class RunningTraining(Watched):
+class RunningTraining(CallbackContext):
     """The training of one attempt.
 
     Args:
@@ -30,7 +30,7 @@ class RunningTraining(Watched):
     """
 
     def __init__(self, parts: Parts, directory: RunDirectory) -> None:
-        self.caller = ""
+        self.callback_name = ""
         self.turn = parts.step.turns[0]
         self.task = parts.task
         self.model = inner(parts.model)
@@ -88,4 +88,4 @@ class RunningTraining(Watched):
 
     def end(self, reason: str) -> None:
         """See `Training`."""
-        self._parts.ending.request(reason, callback=self.caller)
+        self._parts.ending.request(reason, callback=self.callback_name)

@@ -322,6 +322,26 @@ MISTAKES = {
         "callbacks.early_stopping.patience=-1",
         "1 or more",
     ),
+    "a value of a callback under a name of one's own": (
+        ["+callbacks.mine._target_=hpctrain.callbacks.early_stopping.EarlyStopping", "+callbacks.mine.mode=minimum"],
+        "callbacks.mine.mode=minimum: is not known",
+        "choose one of max, min",
+    ),
+    "a number of a callback under a name of one's own": (
+        ["+callbacks.mine._target_=hpctrain.callbacks.early_stopping.EarlyStopping", "+callbacks.mine.patience=0"],
+        "callbacks.mine.patience=0",
+        "1 or more",
+    ),
+    "a text where a callback takes a number": (
+        ["+callbacks.mine._target_=hpctrain.callbacks.log_text.LogText", "+callbacks.mine.new_tokens='3'"],
+        "callbacks.mine.new_tokens='3': has the wrong type",
+        "see docs",
+    ),
+    "a value of a model of one's own file": (
+        ["model=own", "model._target_=hpctrain.models.mlp.MLP", "+model.dropout=2"],
+        "model.dropout=2",
+        "in this range",
+    ),
     "a callback without a class": (["+callbacks.mine=3"], "callbacks.mine=3", "is not a callback"),
     "a callback of another kind": (
         ["+callbacks.mine._target_=hpctrain.tasks.digits.Digits"],

@@ -36,6 +36,7 @@ class Still(Training):
         self.config = SimpleNamespace(seed=3)
         self.rank, self.world_size, self.device = 0, 1, torch.device("cpu")
         self.run_dir = run_dir
+        self.callback_name = "my_stop"
         self.metric, self.metric_mode = "loss", "min"
         self.scale, self.reason = 1.0, ""
 

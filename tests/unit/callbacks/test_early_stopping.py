@@ -77,7 +77,14 @@ def test_a_state_without_a_mode_is_that_of_an_earlier_version(training):
 
 
 def test_a_metric_that_isnt_there_or_has_no_mode_is_refused(training):
-    with pytest.raises(ConfigError, match=r"callbacks\.early_stopping\.mode.*which values of bleu are better"):
+    with pytest.raises(ConfigError, match=r"callbacks\.my_stop\.mode.*which values of bleu are better"):
         EarlyStopping(metric="bleu").on_start(training())
-    with pytest.raises(ConfigError, match=r"callbacks\.early_stopping\.metric=loss: the evaluation returns accuracy"):
+    with pytest.raises(ConfigError, match=r"callbacks\.my_stop\.metric=loss: the evaluation returns accuracy"):
         ends_at(EarlyStopping(), training(), [1.0], "accuracy")
+
+
+@pytest.mark.parametrize("options", [{"mode": "minimum"}, {"patience": 0}, {"patience": "2"}, {"min_delta": -1.0}])
+def test_values_that_no_configuration_has_checked_are_refused(options):
+    (name,) = options
+    with pytest.raises(ConfigError, match=rf"^callbacks\.early_stopping\.{name}="):
+        EarlyStopping(**options)
