@@ -58,11 +58,12 @@ def check_given(schema: type, key: str, given: Mapping[str, Any]) -> None:
             continue
         try:
             typed[name] = given[name]
+            # the class gets the value as it was written, and not as OmegaConf converts it
+            is_converted = typed[name] != given[name]
         except OmegaConfBaseException as error:
             raise _wrong_type(f"{key}.{name}", given[name]) from error
         _check_one(f"{key}.{name}", given[name], checks)
-        # the class gets the value as it was written, and not as OmegaConf converts it
-        if OmegaConf.to_container(typed)[name] != given[name]:
+        if is_converted:
             raise _wrong_type(f"{key}.{name}", given[name])
 
 
