@@ -12,6 +12,7 @@ from typing import TextIO
 
 from hpctrain.metrics.console import duration, epoch, log_line, own_metrics, speed
 from hpctrain.metrics.display import Display
+from hpctrain.metrics.shared_terminal import output_announced, terminal_handlers
 from hpctrain.run.evaluation import is_evaluation
 from hpctrain.terminal import can_redraw, visible
 
@@ -42,9 +43,11 @@ class Bar:
         self._clock = clock
         self._is_ascii = not _shows_blocks(stream)
         self._process = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a failing stream is logged, which makes room
         self._drawn_at = float("-inf")
         self._open_line = ""
+        self._is_drawn = False
+        self._is_foreign_line_open = False
         self._work = ""
         self._work_done = 0.0
         self._work_began = 0.0
@@ -64,8 +67,9 @@ class Bar:
             total: all of it; None if that is unknown.
             words: after the bar, as many as the line has room for.
         """
-        self._work = ""
-        self._draw(label, done, total, words)
+        with self._lock:
+            self._work = ""
+            self._draw(label, done, total, words)
 
     def show(self, work: str, done: float, total: float | None, *, in_gb: bool = False) -> None:
         """Show how far something is that interrupts the training, if it takes long; not more often than necessary.
@@ -93,16 +97,20 @@ class Bar:
 
     def print_line(self, line: str) -> None:
         """Print a line that stays."""
-        self._display.put(f"{CLEAR_LINE}{visible(line)}\n")
-        self._open_line = ""
+        with self._lock:
+            self._put_on_own_line(f"{visible(line)}\n")
+            self._open_line = ""
+            self._is_drawn = False
 
     def close(self) -> None:
         """End the line: that of the training stays."""
-        if not self._open_line:
-            return
-        # drawn again, since the terminal may have echoed ^C at its end
-        self._display.put(CLEAR_LINE if self._work else f"{CLEAR_LINE}{self._open_line}\n")
-        self._open_line = ""
+        with self._lock:
+            if not self._open_line:
+                return
+            # drawn again, since the terminal may have echoed ^C at its end
+            self._put_on_own_line("" if self._work else f"{self._open_line}\n")
+            self._open_line = ""
+            self._is_drawn = False
 
     def make_room(self, _record: logging.LogRecord) -> bool:
         """End the line before something else is logged; as a filter of logging, let the record pass."""
@@ -111,14 +119,30 @@ class Bar:
             self.close()
         return True
 
+    def announce(self, text: str) -> None:
+        """Make room for a text that something else prints on the terminal; the line is drawn again below it."""
+        if os.getpid() != self._process or not text:
+            return
+        with self._lock:
+            # another bar, as of tqdm, replaces the line; this one replaces that bar
+            if self._is_drawn and not text.startswith("\r"):
+                self._display.put(CLEAR_LINE)
+                self._is_drawn = False
+            self._is_foreign_line_open = not text.endswith("\n") and "\r" not in text.rpartition("\n")[2]
+
     @contextmanager
-    def among(self, handlers: list[logging.Handler]) -> Iterator[None]:
-        """In the context, make room for what these handlers print; end the line afterwards."""
-        used = list(handlers)
+    def sharing_terminal(self, handlers: list[logging.Handler]) -> Iterator[None]:
+        """In the context, make room for what others print on terminals; end the line afterwards.
+
+        Args:
+            handlers: make room for what these print as well, wherever that is.
+        """
+        used = {*handlers, *terminal_handlers()}
         for handler in used:
             handler.addFilter(self.make_room)
         try:
-            yield
+            with output_announced(self.announce):
+                yield
         finally:
             self.close()
             for handler in used:
@@ -138,7 +162,13 @@ class Bar:
             line += f"  {word}"
         self._drawn_at = self._clock()
         self._open_line = line[:columns]
-        self._display.put(CLEAR_LINE + self._open_line)
+        self._put_on_own_line(self._open_line)
+        self._is_drawn = True
+
+    def _put_on_own_line(self, text: str) -> None:
+        # what a task printed without a line's end stays
+        self._display.put(f"\n{CLEAR_LINE}{text}" if self._is_foreign_line_open else f"{CLEAR_LINE}{text}")
+        self._is_foreign_line_open = False
 
     def _columns(self) -> int:
         # queried for each line, since windows change; a longer line would wrap, and "\r" would not reach its start

@@ -107,7 +107,7 @@ class Trainer:
             return self._checkpointing.resume()
         if self._parts.evaluation is not None:
             self._parts.evaluation.on_turn = partial(bar.show, "evaluation")
-        with bar.among(log.handlers):
+        with bar.sharing_terminal(log.handlers):
             return self._checkpointing.resume(partial(bar.show, "reading the checkpoint", in_gb=True))
 
     @property
@@ -160,7 +160,7 @@ class Trainer:
         if self._world.is_rank_zero:
             # the start may have taken long, and a later attempt may own the metrics by now
             self._claim.require_ownership()
-        room = nullcontext() if self._bar is None else self._bar.among(log.handlers)
+        room = nullcontext() if self._bar is None else self._bar.sharing_terminal(log.handlers)
         try:
             with room:
                 return self._run()

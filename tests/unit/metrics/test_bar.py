@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import logging
 import os
 import pty
@@ -10,12 +11,14 @@ import subprocess
 import sys
 import termios
 import tty
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 from fakes import Clock
 
 from hpctrain.metrics.bar import Bar, BarSink, open_bar
+from hpctrain.metrics.shared_terminal import SharedStream
 
 CLEAR = "\r\x1b[K"
 
@@ -74,7 +77,7 @@ def test_one_line_changes_and_evaluations_stay(terminal, bar):
 def test_the_line_ends_before_something_else_is_logged_and_an_echoed_ctrl_c_with_it(terminal, bar):
     stream, shown = terminal
     handler = logging.StreamHandler(stream)
-    with bar.among([handler]):
+    with bar.sharing_terminal([handler]):
         bar.draw("step 1/3", 1, 3)
         stream.write("^C")
         for text in ("stopping", "saved"):
@@ -85,11 +88,61 @@ def test_the_line_ends_before_something_else_is_logged_and_an_echoed_ctrl_c_with
     assert shown() == f"{line}^C{line}\nstopping\nsaved\n{last}{last}\n"
 
 
+@contextmanager
+def task_output(stream):
+    """Standard output and error on the terminal, and a logger that a library made before the bar was drawn."""
+    logger = logging.getLogger("a_library")
+    handler = logging.StreamHandler(stream)
+    logger.addHandler(handler)
+    with redirect_stdout(stream), redirect_stderr(stream):
+        yield logger
+    logger.removeHandler(handler)
+
+
+def test_what_a_task_prints_and_a_library_logs_has_lines_of_its_own(terminal, bar):
+    stream, shown = terminal
+    line = f"{CLEAR}step 1/3  33%|███▎      |"
+    with task_output(stream) as logger, bar.sharing_terminal([]):
+        for act in (
+            lambda: print("printed"),
+            lambda: print("to standard error", file=sys.stderr),
+            lambda: print("without an end", end="", flush=True),
+            lambda: sys.stdout.writelines(["several\n", "lines\n"]),
+            lambda: logger.warning("logged"),
+        ):
+            bar.draw("step 1/3", 1, 3)
+            act()
+            sys.stdout.flush()
+        print("last")
+    texts = ["printed\n", "to standard error\n", "without an end\n", "several\nlines\n"]
+    assert shown() == f"{''.join(f'{line}{CLEAR}{text}' for text in texts)}{line}{line}\nlogged\nlast\n"
+    assert not isinstance(sys.stdout, SharedStream)
+
+
+def test_a_bar_that_a_task_draws_takes_turns_with_this_one(terminal, bar):
+    stream, shown = terminal
+    with task_output(stream), bar.sharing_terminal([]):
+        for done in (1, 2):
+            bar.draw(f"step {done}", done, None)
+            print(f"\rmine {done}", end="", flush=True)
+        bar.draw("step 3", 3, None)
+    assert shown() == f"{CLEAR}step 1\rmine 1{CLEAR}step 2\rmine 2{CLEAR}step 3{CLEAR}step 3\n"
+
+
+def test_a_stream_that_a_task_replaced_stays(terminal, bar):
+    stream, _ = terminal
+    with task_output(stream):
+        with bar.sharing_terminal([]):
+            sys.stdout = mine = io.StringIO()
+        assert (sys.stdout, sys.stderr) == (mine, stream)
+
+
 def test_another_process_that_has_a_copy_leaves_the_line_alone(terminal, bar):
     _, shown = terminal
     bar.draw("step 1/3", 1, 3)
     bar._process = -1
     assert bar.make_room(logging.makeLogRecord({}))
+    bar.announce("text")
     assert "\n" not in shown()
 
 
