@@ -27,17 +27,32 @@ class Span:
 
     Attributes:
         total_steps: the last step of the run.
-        steps_per_epoch: steps of a pass over the training data.
+        steps_per_epoch: steps of a pass over the training data; None if these have no length.
         metric: name of the metric that judges the run.
         mode: `min` or `max`; None if it isn't defined which values are better.
         every_steps: steps from one update to the next.
     """
 
     total_steps: int
-    steps_per_epoch: int
+    steps_per_epoch: int | None
     metric: str = "loss"
     mode: str | None = "min"
     every_steps: int = 1
+
+    def epoch_for(self, key: str, value: object, remedy: str) -> int:
+        """Return the steps of an epoch, for a key that counts in epochs.
+
+        Args:
+            key: full name of the key.
+            value: of the key.
+            remedy: what to set instead, for data without a length.
+
+        Raises:
+            ConfigError: the training data have no length, so a resume with another `max_steps` would have other epochs.
+        """
+        if self.steps_per_epoch is None:
+            raise ConfigError(key, value, "counts in epochs, but the training data have no length", remedy)
+        return self.steps_per_epoch
 
 
 def build_learning_rate(
@@ -57,7 +72,7 @@ def build_learning_rate(
             schedule; the message names the key.
     """
     if isinstance(schedule, Schedule):
-        factor = learning_rate_factor(schedule, span.total_steps, span.steps_per_epoch)
+        factor = learning_rate_factor(schedule, span.total_steps, _epoch_for(key, schedule, span))
         return LearningRate(optimizer, factor, base_lr)
     if isinstance(schedule, Plateau):
         if span.mode is None:
@@ -68,10 +83,22 @@ def build_learning_rate(
             schedule,
             metric=span.metric,
             mode=span.mode,
-            steps_per_epoch=span.steps_per_epoch,
+            steps_per_epoch=_epoch_for(key, schedule, span),
             base_lr=base_lr,
         )
     return _custom(key, schedule, optimizer, span, base_lr)
+
+
+def _epoch_for(key: str, schedule: Schedule | Plateau, span: Span) -> int:
+    """Return the steps of an epoch for a schedule; 1 if it has no length in epochs."""
+    for epochs, steps in {
+        "warmup_epochs": "warmup_steps",
+        "drop_at_epochs": "drop_at_steps",
+        "decay_epochs": "decay_steps",
+    }.items():
+        if value := getattr(schedule, epochs, None):
+            return span.epoch_for(f"{key}.{epochs}", value, f"use {key}.{steps}")
+    return 1
 
 
 def _custom(
@@ -80,22 +107,20 @@ def _custom(
     target = node["_target_"]
     maker = locate(key, target)
     try:
-        names = set(inspect.signature(maker).parameters)
+        taken: Mapping[str, inspect.Parameter] = inspect.signature(maker).parameters
     except (TypeError, ValueError):  # a function or class without a signature
-        names = set()
+        taken = {}
     # a scheduler is stepped once per update, and a function of the step gets steps of the run
-    every_steps = span.every_steps if "optimizer" in names else 1
-    provided = {
-        "optimizer": optimizer,
-        "total_steps": max(1, span.total_steps // every_steps),
+    every_steps = span.every_steps if "optimizer" in taken else 1
+    provided = {"optimizer": optimizer, "total_steps": max(1, span.total_steps // every_steps)}
+    if (epoch := _epoch_given(key, node, taken.get("steps_per_epoch"), span)) is not None:
         # rounded up: OneCycleLR refuses steps after its last one
-        "steps_per_epoch": math.ceil(span.steps_per_epoch / every_steps),
-    }
+        provided["steps_per_epoch"] = math.ceil(epoch / every_steps)
     # OneCycleLR has two ways to give its length, and the configured one counts
     if "epochs" in node:
         del provided["total_steps"]
     before = GroupsBefore.of(optimizer)
-    made = instantiate(key, {**{name: value for name, value in provided.items() if name in names}, **node})
+    made = instantiate(key, {**{name: value for name, value in provided.items() if name in taken}, **node})
     if isinstance(made, ReduceLROnPlateau):
         raise ConfigError(f"{key}._target_", target, *NEEDS_THE_METRIC)
     if isinstance(made, LRScheduler):
@@ -111,6 +136,17 @@ def _custom(
     factor = _checked(key, target, made)
     factor(0)
     return LearningRate(optimizer, factor, base_lr)
+
+
+def _epoch_given(key: str, node: Mapping[str, Any], argument: inspect.Parameter | None, span: Span) -> int | None:
+    """Return the steps of an epoch that a custom schedule gets; None for its own default."""
+    if argument is None or "steps_per_epoch" in node:
+        return None
+    if "epochs" in node:
+        return span.epoch_for(f"{key}.epochs", node["epochs"], f"use {key}.total_steps")
+    if argument.default is argument.empty:
+        return span.epoch_for(f"{key}._target_", node["_target_"], "use its argument total_steps")
+    return span.steps_per_epoch
 
 
 def _checked(key: str, target: str, function: Callable[[int], Any]) -> Factor:

@@ -152,7 +152,8 @@ class Parts:
 
     def _span(self) -> Span:
         metric, mode = judged_by(self.config.checkpoint, self.task.metric, self.task.metric_mode)
-        return Span(self.total_steps, self.plan.steps_per_epoch, metric, mode)
+        has_length = dataset_length(self.train_data) is not None
+        return Span(self.total_steps, self.plan.steps_per_epoch if has_length else None, metric, mode)
 
     @cached_property
     def eval_data(self) -> Dataset[Any] | None:

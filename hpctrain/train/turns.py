@@ -154,7 +154,7 @@ def _trained_from(network: Network, optimizers: Sequence[BuiltOptimizer], span: 
     """
     computing = ModelNames(network.model).parameters if network.master is not None else {}
     trained_from = [
-        (computing.get(name, parameter), _since(group, span.steps_per_epoch))
+        (computing.get(name, parameter), _since(group, span))
         for each in optimizers
         for group in each.groups
         if not group.frozen
@@ -165,12 +165,14 @@ def _trained_from(network: Network, optimizers: Sequence[BuiltOptimizer], span: 
     return trained_from
 
 
-def _since(group: ParameterGroup, steps_per_epoch: int) -> int:
-    if group.entry is None:
+def _since(group: ParameterGroup, span: Span) -> int:
+    entry = group.entry
+    if entry is None:
         return 0
-    if group.entry.unfreeze_at_epoch is not None:
-        return max(1, round(group.entry.unfreeze_at_epoch * steps_per_epoch))
-    return group.entry.unfreeze_at_step or 0
+    if (epoch := entry.unfreeze_at_epoch) is not None:
+        steps = span.epoch_for(f"{entry.key}.unfreeze_at_epoch", epoch, "use unfreeze_at_step")
+        return max(1, round(epoch * steps))
+    return entry.unfreeze_at_step or 0
 
 
 def _all_frozen(groups: Sequence[ParameterGroup]) -> ConfigError:

@@ -18,6 +18,10 @@ def squared(total_steps, power=2.0):
     return lambda step: (1 - step / total_steps) ** power
 
 
+def by_epoch(steps_per_epoch):
+    return lambda step: 0.5 ** (step // steps_per_epoch)
+
+
 def words():
     return lambda step: "half" if step else 1.0
 
@@ -74,6 +78,31 @@ def test_a_factory_gets_the_length_of_the_run():
     assert [lr for lr, _ in rates] == [0.1 * (1 - step / 10) ** 2 for step in range(10)]
     rates = Training({"_target_": f"{__name__}.squared", "total_steps": 20, "power": 1.0}).run(5)
     assert [lr for lr, _ in rates] == [0.1 * (1 - step / 20) for step in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "key"),
+    [
+        (Schedule(warmup_epochs=1), "warmup_epochs"),
+        (Plateau(warmup_epochs=1), "warmup_epochs"),
+        (Schedule(kind="step", drop_at_epochs=[1.0]), "drop_at_epochs"),
+        (Schedule(kind="wsd", decay_epochs=1), "decay_epochs"),
+        (custom("OneCycleLR", max_lr=0.1, epochs=2), "epochs"),
+        ({"_target_": f"{__name__}.by_epoch"}, "_target_"),
+    ],
+)
+def test_lengths_in_epochs_are_refused_without_a_length_of_the_data(schedule, key):
+    # an epoch would be the whole run, and a resume with another max_steps would change what is past
+    with pytest.raises(
+        ConfigError, match=rf"^schedule\.{key}=.* counts in epochs, but the training data have no length"
+    ):
+        Training(schedule, Span(total_steps=10, steps_per_epoch=None))
+
+
+def test_schedules_without_epochs_need_no_length_of_the_data():
+    span = Span(total_steps=10, steps_per_epoch=None)
+    Training(Schedule(kind="cosine", warmup_steps=2), span)
+    Training(custom("OneCycleLR", max_lr=[0.1, 0.01]), span)
 
 
 SCHEDULES = {
