@@ -20,6 +20,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=
 BEFORE = {
     "from_accelerate": ("accelerate", ["before.py"]),
     "from_ddp": ("torch", [*TORCHRUN, "--rdzv_endpoint=127.0.0.1:0", "before.py"]),
+    "from_hf_trainer": ("transformers", ["before.py"]),
     "from_hydra_submitit": ("hydra_plugins.hydra_submitit_launcher", ["before.py", "-m", "lr=3e-3,1e-3"]),
     "from_lightning": ("lightning", ["before.py"]),
 }
@@ -58,7 +59,8 @@ def test_both_programs_reach_the_same_loss(page, tmp_path):
     loss, accuracy = result(printed)
     assert accuracy > 0.85
     processes = 2 if page == "from_ddp" else 1
-    after = ["experiment=digits_mlp", "run_dir=after", f"cluster.processes_per_node={processes}"]
+    (experiment,) = (tmp_path / "conf" / "experiment").glob("*.yaml")
+    after = [f"experiment={experiment.stem}", "run_dir=after", f"cluster.processes_per_node={processes}"]
     start(["-m", "hpctrain", *after, "logger.tensorboard=false"], tmp_path)
     last = [record for record in read_json_lines(tmp_path / "after" / "metrics.jsonl") if "eval/loss" in record][-1]
     assert last["eval/loss"] == pytest.approx(loss, abs=LOSS)
