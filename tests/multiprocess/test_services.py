@@ -194,31 +194,58 @@ def test_wandbs_own_reader_sends_the_offline_files(run, environment, wandb_serve
     assert wandb_server.rows(run_id) == as_sent(run.logged())
 
 
-def test_senders_to_wandb_killed_anywhere_double_and_miss_nothing(run, environment, wandb_server):
-    chance, environment, end = random.Random(3), environment | wandb_server.variables, 0
+def require_all_at_wandb(run, server):
+    (run_id,) = server.runs
+    rows = server.rows(run_id)
+    media = [value for row in rows for value in row.values() if isinstance(value, dict)]
+    files = server.runs[run_id]["files"]
+    assert len(media) == 5 * 5
+    assert [value["path"] for value in media if "path" in value and value["path"] not in files] == []
+    rows = [{key: value for key, value in row.items() if not isinstance(value, dict)} for row in rows]
+    assert rows == as_sent(run.logged())
+    assert server.runs[run_id]["exits"][-1] == 0
+    assert server.runs[run_id]["summary"]["hpctrain/state"] == "completed"
+
+
+def require_all_at_mlflow(run, server):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(server)
+    experiment = client.get_experiment_by_name("hpctrain")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.info.status == "FINISHED"
+    for name in ("train/loss", "train/lr", "eval/loss"):
+        history = [(metric.step, metric.value) for metric in client.get_metric_history(found.info.run_id, name)]
+        assert sorted(history) == [(row["step"], row[name]) for row in run.logged() if name in row]
+    files = {file.path for file in client.list_artifacts(found.info.run_id, "media/eval")}
+    assert len(files) == 5 * 5
+    assert found.data.params["trainer.max_steps"] == "100"
+
+
+@pytest.mark.parametrize(
+    ("service", "require_all", "seed", "longest_s"),
+    [("wandb", require_all_at_wandb, 3, 6), ("mlflow", require_all_at_mlflow, 4, 5)],
+    ids=["wandb", "mlflow"],
+)
+def test_senders_killed_anywhere_double_and_miss_nothing(
+    run, environment, request, service, require_all, seed, longest_s
+):
+    server = request.getfixturevalue(f"{service}_server")
+    environment |= server.variables if service == "wandb" else {"MLFLOW_TRACKING_URI": server}
+    chance, end = random.Random(seed), 0
     for number in range(5):
         run.train(end, end + 250, save=False)
         run.train(end, end + 200)
         end += 200
         add_media(run, end - 10)
         if number == 2:
-            cursor_path(run.directory, "wandb").unlink(missing_ok=True)
-        sync_and_kill(run, "wandb", environment, after_s=chance.uniform(1.5, 6))
+            cursor_path(run.directory, service).unlink(missing_ok=True)
+        sync_and_kill(run, service, environment, after_s=chance.uniform(1.5, longest_s))
     run.end(Reason.COMPLETED, end)
-    done = sync(run, "wandb", environment)
+    done = sync(run, service, environment)
     assert done.returncode == 0, done.stderr
-    (run_id,) = wandb_server.runs
-    rows = wandb_server.rows(run_id)
-    media = [value for row in rows for value in row.values() if isinstance(value, dict)]
-    files = wandb_server.runs[run_id]["files"]
-    assert len(media) == 5 * 5
-    assert [value["path"] for value in media if "path" in value and value["path"] not in files] == []
-    rows = [{key: value for key, value in row.items() if not isinstance(value, dict)} for row in rows]
-    assert rows == as_sent(run.logged())
-    assert wandb_server.runs[run_id]["exits"][-1] == 0
-    assert wandb_server.runs[run_id]["summary"]["hpctrain/state"] == "completed"
-    again = sync(run, "wandb", environment)
-    assert "nothing to send" in again.stdout
+    require_all(run, server)
+    assert "nothing to send" in sync(run, service, environment).stdout
 
 
 def test_a_wandb_that_refuses_is_one_line(run, environment, wandb_server):
@@ -240,33 +267,6 @@ def test_without_a_key_it_is_one_line_and_nobody_is_asked(run, environment, wand
     done = sync(run, "wandb", plain, stdin=subprocess.DEVNULL)
     assert done.returncode == 1
     assert "wandb login" in done.stderr.splitlines()[-1]
-
-
-def test_senders_to_mlflow_killed_anywhere_double_and_miss_nothing(run, environment, mlflow_server):
-    from mlflow import MlflowClient
-
-    chance, environment, end = random.Random(4), environment | {"MLFLOW_TRACKING_URI": mlflow_server}, 0
-    for number in range(5):
-        run.train(end, end + 250, save=False)
-        run.train(end, end + 200)
-        end += 200
-        add_media(run, end - 10)
-        if number == 2:
-            cursor_path(run.directory, "mlflow").unlink(missing_ok=True)
-        sync_and_kill(run, "mlflow", environment, after_s=chance.uniform(1.5, 5))
-    run.end(Reason.COMPLETED, end)
-    done = sync(run, "mlflow", environment)
-    assert done.returncode == 0, done.stderr
-    client = MlflowClient(mlflow_server)
-    experiment = client.get_experiment_by_name("hpctrain")
-    (found,) = client.search_runs([experiment.experiment_id])
-    assert found.info.status == "FINISHED"
-    for name in ("train/loss", "train/lr", "eval/loss"):
-        history = [(metric.step, metric.value) for metric in client.get_metric_history(found.info.run_id, name)]
-        assert sorted(history) == [(row["step"], row[name]) for row in run.logged() if name in row]
-    files = {file.path for file in client.list_artifacts(found.info.run_id, "media/eval")}
-    assert len(files) == 5 * 5
-    assert found.data.params["trainer.max_steps"] == "100"
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 
-import torch
+from gloo_world import joined
 
-from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.distributed.agreement import Agreement
-from hpctrain.distributed.rendezvous import meet
 from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
-from hpctrain.distributed.world import join
 
 
 class Request(StopRequest):
@@ -42,14 +38,8 @@ def be_rank(steps, interval_s, step_s, stop_at, save_at, slow=None, error_on=Non
         request to its end, and the signal that the start knew of.
     """
     slow = {int(step): seconds for step, seconds in (slow or {}).items()}
-    environment = ClusterEnvironment.from_environment(os.environ)
-    rank, size = environment.rank, environment.world_size
-    store = (
-        meet(environment, init_method="env://", secret=b"s", token=environment.token, timeout_s=30)
-        if size > 1
-        else None
-    )
-    world = join(environment, store, backend="gloo", devices=(torch.device("cpu"),), timeout_s=30)
+    world = joined()
+    rank = world.rank
     made, kinds, asked_at, save, seconds, request = [], [], None, False, step_s[rank], Request()
     asked = Stop(StopKind.ERROR if rank == error_on else StopKind.SIGNAL, 10 + rank)
     request.given = asked if stop_at[rank] < 0 else None

@@ -7,6 +7,7 @@ import os
 import signal
 
 import torch
+from gloo_world import joined
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
@@ -14,10 +15,8 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.parallel import Parallel
 from hpctrain.data.workers import Workers
 from hpctrain.distributed.agreement import Agreement
-from hpctrain.distributed.rendezvous import meet
 from hpctrain.distributed.replica import replicate
 from hpctrain.distributed.stop_request import StopRequest
-from hpctrain.distributed.world import join
 from hpctrain.errors import TaskError
 from hpctrain.tasks import Task
 from hpctrain.tasks.position import Position
@@ -96,14 +95,8 @@ class Count(Task):
 
 
 def be_rank(num_samples, micro_batch_size, num_workers, signal_at, kind, tried):
-    environment = ClusterEnvironment.from_environment(os.environ)
-    rank, size = environment.rank, environment.world_size
-    store = (
-        meet(environment, init_method="env://", secret=b"s", token=environment.token, timeout_s=30)
-        if size > 1
-        else None
-    )
-    world = join(environment, store, backend="gloo", devices=(torch.device("cpu"),), timeout_s=30)
+    world = joined()
+    rank = world.rank
     model = replicate(nn.BatchNorm1d(1), world, Parallel())
     norm = getattr(model, "module", model)
     norm.running_mean.fill_(float(rank))  # as if every rank had trained on samples of its own

@@ -7,19 +7,11 @@ import os
 import pickle
 
 import torch
+from gloo_world import joined
 
 from hpctrain.checkpoint.rng import rng_state
-from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.distributed import world as world_module
-from hpctrain.distributed.rendezvous import meet
-from hpctrain.distributed.world import join
 from hpctrain.errors import RendezvousError
-
-
-def joined(backend="gloo", init_method="env://"):
-    environment = ClusterEnvironment.from_environment(os.environ)
-    store = meet(environment, init_method=init_method, secret=b"s", token=environment.token, timeout_s=30)
-    return join(environment, store, backend=backend, devices=(torch.device("cpu"),), timeout_s=30)
 
 
 def be_rank():
@@ -41,7 +33,7 @@ def be_rank_with_device_group():
     importlib.import_module("torch.testing._internal.distributed.fake_pg")  # in place of NCCL
 
     # on a port, where others can list the keys
-    world = joined("fake", f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}")
+    world = joined(backend="fake", init_method=f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}")
     gathered, unsealed, used = world.gather(world.rank), [], 0
     for key in world.store.inner.list_keys():
         if not key.startswith("hpctrain/"):

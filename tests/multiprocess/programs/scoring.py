@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 
 import torch
 from evaluating import Numbers, Stream
+from gloo_world import joined
 from torch import nn
 
-from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.parallel import Parallel
 from hpctrain.data.workers import Workers
 from hpctrain.distributed.agreement import Agreement
-from hpctrain.distributed.rendezvous import meet
 from hpctrain.distributed.replica import replicate
 from hpctrain.distributed.stop_request import StopRequest
-from hpctrain.distributed.world import join
 from hpctrain.tasks import Metric, PerSample, Task
 from hpctrain.tasks.position import Position
 from hpctrain.train.evaluation import Evaluation
@@ -115,13 +112,7 @@ def torchmetrics_objects():
 
 
 def be_rank(num_samples, micro_batch_size, fails, with_torchmetrics, tried=0):
-    environment = ClusterEnvironment.from_environment(os.environ)
-    store = (
-        meet(environment, init_method="env://", secret=b"s", token=environment.token, timeout_s=30)
-        if environment.world_size > 1
-        else None
-    )
-    world = join(environment, store, backend="gloo", devices=(torch.device("cpu"),), timeout_s=30)
+    world = joined()
     agreement = Agreement(world, StopRequest())
     agreement.start()
     results = {}
