@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import tarfile
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,8 @@ BLOCK_BYTES = tarfile.BLOCKSIZE
 MAX_EXTENSIONS = 2**16
 """Extensions in a tar file, as `TarIndex.kinds` counts them."""
 
-_FORMAT = 1
+_FORMAT = 2
+_CHUNK_BYTES = 2**20
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")
 _META = re.compile(r"__[^/]*__(/|$)")
 
@@ -115,8 +115,8 @@ def _read(place: Path) -> TarIndex | None:
     try:
         with np.load(place, allow_pickle=False) as arrays:
             return TarIndex(**arrays)
-    except (OSError, TypeError, ValueError, EOFError, zipfile.BadZipFile):
-        # none yet, or one of another version: if it can't be made, `_write` says so
+    except Exception:  # zip raises many kinds for a damaged file
+        # none yet, or one that can't be used: if it can't be made, `_write` says so
         return None
 
 
@@ -202,10 +202,23 @@ def _members(path: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
         if file.read(2) in (b"\x1f\x8b", b"BZ", b"\xfd7", b"(\xb5"):
             raise TaskError(f"{path} is compressed, so it can't be read by position: decompress it") from None
         raise TaskError(_damaged(path, offset, str(error))) from None
-    # tarfile takes a header that isn't one for the end
+    _check_end(path, file, offset)
+
+
+def _check_end(path: Path, file: BinaryIO, offset: int) -> None:
+    """Check that zeros follow the last file: tarfile also stops at a damaged header, and at the end of what it has."""
     file.seek(offset)
-    if file.read(BLOCK_BYTES).strip(b"\0"):
+    block = file.read(BLOCK_BYTES)
+    if block.strip(b"\0"):
         raise TaskError(_damaged(path, offset, "no header where the next file should begin"))
+    if len(block) < BLOCK_BYTES:
+        raise TaskError(_damaged(path, offset, "no end marker"))
+    while block := file.read(_CHUNK_BYTES):
+        if block.strip(b"\0"):
+            raise TaskError(
+                f"{path} has more data after its end at byte {offset}: if cat joined several tar files, name them "
+                "separately, or join them with tar --concatenate"
+            )
 
 
 def _has_link(path: Path, member: tarfile.TarInfo) -> str:

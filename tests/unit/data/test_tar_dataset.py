@@ -143,6 +143,16 @@ def test_an_index_is_made_once_and_again_if_the_file_changes(shards, caplog):
     assert made.name.startswith("s-00.tar-")
 
 
+def test_a_damaged_index_is_made_again(shards):
+    TarDataset(shards / "s-00.tar")
+    index = shards / "s-00.tar.index"
+    content = bytearray(index.read_bytes())
+    content[content.index(b"PK\1\2") + 10] = 99  # an unknown kind of compression, for zip
+    index.write_bytes(content)
+    assert len(TarDataset(shards / "s-00.tar")) == 4
+    assert index.read_bytes() != content
+
+
 def test_an_index_that_cannot_be_written_names_the_remedy(shards):
     (shards / "file").touch()
     with pytest.raises(TaskError, match=r"can't be written .*TarDataset\(index=FOLDER\)"):
@@ -169,6 +179,10 @@ def broken(path: Path, how: str) -> Path:
         del content[2100:]
     elif how == "cut in a header":
         del content[1100:]
+    elif how == "cut between files":
+        del content[2048:]
+    elif how == "made by cat":
+        content *= 2
     elif how == "compressed":
         content = gzip.compress(content)
     elif how == "empty":
@@ -183,6 +197,8 @@ def broken(path: Path, how: str) -> Path:
         ("header", r"s\.tar is damaged or cut short at byte 2048 \("),
         ("cut in a file", r"s\.tar is damaged or cut short at byte \d+ \("),
         ("cut in a header", r"s\.tar is damaged or cut short at byte 1024 \("),
+        ("cut between files", r"s\.tar is damaged or cut short at byte 2048 \(no end marker\)"),
+        ("made by cat", r"s\.tar has more data after its end at byte 5120: .*tar --concatenate"),
         ("compressed", r"s\.tar is compressed, so it can't be read by position: decompress it"),
         ("empty", r"s\.tar is damaged or cut short at byte 0 \(empty file\)"),
     ],
