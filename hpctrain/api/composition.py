@@ -10,8 +10,10 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from hydra import version
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.plugins import Plugins
 
 from hpctrain.config.compose import Composer
 from hpctrain.config.program import path_of, require_maker, target_bound
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 PLAIN_KEY = re.compile(r"(?!(?:null|true|false|nan|inf)$)[a-z_][\w./*$@-]*", re.ASCII | re.IGNORECASE)
 """Keys of a mapping that Hydra's grammar takes as they are; it has no quotes for others."""
+HYDRAS = ("hydra", "_dummy_empty_config_.yaml")
+"""What Hydra itself keeps in its store."""
 
 _composing = threading.RLock()
 
@@ -65,15 +69,21 @@ def compose(
 
 @contextmanager
 def hydra_restored() -> Iterator[None]:
-    """Inside the context, this thread may use Hydra; afterwards Hydra's global state is the program's again."""
+    """Inside the context, this thread may use Hydra; afterwards Hydra's global state is the program's again.
+
+    What the program keeps in Hydra's store is out of sight: it may have our names.
+    """
     with _composing:
-        instance = GlobalHydra.instance()
-        hydra, base = instance.hydra, version.getbase()
+        Plugins.instance()  # these add to the store when they are imported, and that is to stay
+        instance, store = GlobalHydra.instance(), ConfigStore.instance()
+        hydra, base, repo = instance.hydra, version.getbase(), store.repo
+        store.repo = {name: repo[name] for name in HYDRAS if name in repo}
         try:
             yield
         finally:
             instance.hydra = hydra
             version.VersionBase.instance().version_base = base
+            store.repo = repo
 
 
 def as_words(overrides: Sequence[str] | Mapping[str, object]) -> list[str]:

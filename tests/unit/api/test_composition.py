@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from enum import IntEnum
 from pathlib import Path
 
 import pytest
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.version import getbase
 
@@ -115,6 +117,20 @@ def test_a_program_that_uses_hydra_keeps_it(tmp_path):
         assert GlobalHydra.instance().hydra is before
         assert getbase() == base
         assert hydra_compose("theirs").answer == 42
+
+
+def test_a_program_and_hpctrain_may_use_the_same_names_in_hydras_store(tmp_path, monkeypatch):
+    store = ConfigStore.instance()
+    monkeypatch.setattr(store, "repo", {**store.repo, "optimizer": {}})
+    store.store(group="optimizer", name="adamw", node={"momentum": 3})
+    store.store(group="task", name="digits", node={"answer": 42})
+    store.store(name="train", node={"answer": 42})
+    before = deepcopy(store.repo)
+    assert hpctrain.compose(["optimizer=adamw", "optimizer.lr=0.5"]).optimizer["lr"] == 0.5
+    assert store.repo == before
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(tmp_path), version_base="1.2"):
+        assert hydra_compose("train", ["+optimizer=adamw"]) == {"answer": 42, "optimizer": {"momentum": 3}}
 
 
 def test_threads_may_compose_at_the_same_time():
