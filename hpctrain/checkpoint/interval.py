@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 
 from hpctrain.run.ledger import Attempt
+
+log = logging.getLogger("hpctrain.checkpoint")
 
 PRIOR_S = 24 * 3600.0
 """Assumed mean time between failures before any was observed: one failure a day."""
@@ -37,3 +40,25 @@ def best_interval_s(save_cost_s: float, mean_time_between_failures: float) -> fl
         return m
     ratio = d / (2 * m)
     return max(1.0, math.sqrt(2 * d * m) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - d)
+
+
+def auto_interval_s(stall_s: float, takes_s: float, attempts: Sequence[Attempt], now: float) -> float:
+    """Choose, and log, the seconds of training until the next save.
+
+    Args:
+        stall_s: that a save takes from training.
+        takes_s: until a save is durable.
+        attempts: of the run, the current one included.
+        now: epoch seconds.
+    """
+    mtbf_s = mean_time_between_failures_s(attempts, now)
+    # one save at a time: the next one isn't due before this one is written
+    interval_s = max(best_interval_s(stall_s, mtbf_s), takes_s)
+    log.info(
+        "a save every %.0f s: it costs %.2f s, is written within %.1f s, and one failure in %.1f h is expected",
+        interval_s,
+        stall_s,
+        takes_s,
+        mtbf_s / 3600,
+    )
+    return interval_s

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hpctrain.checkpoint.best import Best
-from hpctrain.checkpoint.interval import best_interval_s, mean_time_between_failures_s
+from hpctrain.checkpoint.interval import auto_interval_s
 from hpctrain.checkpoint.read import LoadedCheckpoint, load_newest
 from hpctrain.checkpoint.retention import remove_leftovers, set_aside
 from hpctrain.checkpoint.rng import restore_rng, rng_state
@@ -137,8 +137,21 @@ class Checkpointing:
         parts.stream_state.restore(found.extra.get("streams"))
         if self._world.is_rank_zero:
             log.info("resuming at step %d from %s", found.step, found.path)
-            if found.config_digest != config_digest(self._config):
-                log.warning("keys that affect the weights have changed since step %d: the run is not exact", found.step)
+            self._warn_if_inexact(found)
+
+    def _warn_if_inexact(self, found: LoadedCheckpoint) -> None:
+        if found.config_digest != config_digest(self._config):
+            log.warning("keys that affect the weights have changed since step %d: the run is not exact", found.step)
+        # earlier versions didn't save it
+        before, now = found.extra.get("num_samples"), self._parts.num_samples
+        if before != now and None not in (before, now):
+            log.warning(
+                "the training data had %d samples at step %d, and have %d now: order and epochs differ from here on, "
+                "and the run is not exact; if that is a mistake, stop it, and restore the data",
+                before,
+                found.step,
+                now,
+            )
 
     def _restore_random_state(self, found: LoadedCheckpoint) -> None:
         if found.world_size == self._world.size:
@@ -260,18 +273,8 @@ class Checkpointing:
             return None if policy.every_min is None else policy.every_min * 60
         if not self._saver.stall_s:
             return FIRST_AUTO_SAVE_S
-        mtbf_s = mean_time_between_failures_s(Ledger(self._directory).attempts(), time.time())
-        stall_s, takes_s = self._saver.stall_s, self._saver.takes_s
-        # one save at a time: the next one isn't due before this one is written
-        interval_s = max(best_interval_s(stall_s, mtbf_s), takes_s)
-        log.info(
-            "a save every %.0f s: it costs %.2f s, is written within %.1f s, and one failure in %.1f h is expected",
-            interval_s,
-            stall_s,
-            takes_s,
-            mtbf_s / 3600,
-        )
-        return interval_s
+        attempts = Ledger(self._directory).attempts()
+        return auto_interval_s(self._saver.stall_s, self._saver.takes_s, attempts, time.time())
 
     @property
     def save_takes_s(self) -> float:
@@ -290,6 +293,7 @@ class Checkpointing:
     def _extra(self) -> dict[str, object]:
         return {
             "optimizer": self._config.optimizer,
+            "num_samples": self._parts.num_samples,
             "ending": self._parts.ending.state(),
             "callbacks": self._parts.callbacks.state(),
             **progress_of(self._parts.step),

@@ -58,6 +58,7 @@ class Parts:
         task_state: what the task keeps outside of the model.
         position: of the training, which the task sees.
         task_log: what the task logs; it discards until the training begins.
+        num_samples: of the training data; None for a stream without a length.
         stream_state: how far streams were read.
         plan: the batch arithmetic.
         model: which forward passes go through, without DDP's wrapper.
@@ -79,6 +80,7 @@ class Parts:
         self.task = self._prepared_task()
         self.task_state = TaskState(self.task, world)
         self.train_data = self.task.train_dataset()
+        self.num_samples = dataset_length(self.train_data)
         self.stream_state = StreamState(self.train_data, world)
         self.plan = self._batch_plan()
         self.position = Position(self.plan.steps_per_epoch, self.total_steps)
@@ -152,8 +154,8 @@ class Parts:
 
     def _span(self) -> Span:
         metric, mode = judged_by(self.config.checkpoint, self.task.metric, self.task.metric_mode)
-        has_length = dataset_length(self.train_data) is not None
-        return Span(self.total_steps, self.plan.steps_per_epoch if has_length else None, metric, mode)
+        steps_per_epoch = None if self.num_samples is None else self.plan.steps_per_epoch
+        return Span(self.total_steps, steps_per_epoch, metric, mode)
 
     @cached_property
     def eval_data(self) -> Dataset[Any] | None:
@@ -217,7 +219,7 @@ class Parts:
 
     def _batch_plan(self) -> BatchPlan:
         trainer = self.config.trainer
-        num_samples = self._num_samples()
+        num_samples = self._planned_samples()
         if num_samples < trainer.global_batch_size:
             log.warning(
                 "trainer.global_batch_size=%d is more than the %d training samples: each step takes them all",
@@ -232,10 +234,10 @@ class Parts:
             drop_last=self.config.data.drop_last,
         )
 
-    def _num_samples(self) -> int:
-        trainer, length = self.config.trainer, dataset_length(self.train_data)
-        if length is not None:
-            return length
+    def _planned_samples(self) -> int:
+        if self.num_samples is not None:
+            return self.num_samples
+        trainer = self.config.trainer
         if trainer.max_steps is None:
             kind = type(self.train_data).__name__
             raise TaskError(f"{kind} has no length: give it __len__, or set trainer.max_steps")

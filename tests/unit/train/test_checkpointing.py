@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from small_task import Small
 
 from hpctrain.checkpoint.read import load
 from hpctrain.checkpoint.saver import CheckpointSaver
@@ -66,6 +67,25 @@ def test_a_resume_restores_the_modes_of_the_modules_and_a_checkpoint_without_the
     del found.state["extra"]["evaluation_mode"]
     older._restore(found)
     assert [module.training for module in others.module] == [True, False, True]
+
+
+def test_training_data_of_another_length_are_said(checkpointing_of, directory, monkeypatch, caplog):
+    checkpointing, _ = checkpointing_of()
+    checkpointing.save(6, evaluation_due=False, wait=True)
+    with caplog.at_level(logging.WARNING, "hpctrain.train"):
+        checkpointing_of()[0].resume()
+        assert caplog.messages == []
+        monkeypatch.setattr(Small, "train_dataset", lambda self: self._samples(20, 1))
+        shrunk, _ = checkpointing_of()
+        shrunk.resume()
+    (message,) = caplog.messages
+    assert message.startswith("the training data had 24 samples at step 6, and have 20 now: ")
+    assert "the run is not exact" in message
+    older, _ = checkpointing_of()
+    found = load(directory.checkpoint(6))
+    del found.state["extra"]["num_samples"]
+    older._restore(found)
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize(
