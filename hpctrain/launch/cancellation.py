@@ -10,6 +10,7 @@ import time
 from hpctrain.errors import HpctrainError, SchedulerError
 from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.scheduler.slurm import Slurm
@@ -40,7 +41,7 @@ def cancel(directory: RunDirectory, warn: Report = print_warning) -> str:
 def _record_cancelled(directory: RunDirectory, *, cancelled: bool) -> None:
     # SLURM's record of a job that is being preempted doesn't show who ended it, so the supervisor reads this one
     with contextlib.suppress(OSError):  # a full disk must not keep a run from being cancelled
-        directory.record_job({"cancelled": cancelled, "time": time.time()})
+        JobRecords(directory).add({"cancelled": cancelled, "time": time.time()})
 
 
 def _cancel_jobs(directory: RunDirectory, warn: Report) -> list[str]:

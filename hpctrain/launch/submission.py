@@ -26,6 +26,7 @@ from hpctrain.launch.job import Job
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.phrases import numbered
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.job_records import JobRecords
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.log import SETUP_WARNING
 
@@ -224,7 +225,7 @@ def _name_by_job(text: Path, calls: Sequence[Path], job_ids: Sequence[str]) -> N
 def _record(run: RunPlan, job_id: str, log: str) -> None:
     array_id, _, task = job_id.partition("_")
     name = log.replace("%A", array_id).replace("%a", task).replace("%j", job_id)
-    run.directory.record_job({"job_id": job_id, "time": time.time(), "log": name})
+    JobRecords(run.directory).add({"job_id": job_id, "time": time.time(), "log": name})
 
 
 def _remove_files(home: RunDirectory, token: str, job_ids: Sequence[str]) -> None:

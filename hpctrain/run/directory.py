@@ -10,17 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hpctrain.errors import RunDirectoryError, RunDirectoryUnavailableError
-from hpctrain.files import append_json_line, fsync_directory, read_json_lines
-from hpctrain.run.record_fields import FLAG, PATH, TEXT, TIME, require_fields
+from hpctrain.files import fsync_directory
 
 STEP_DIGITS = 8  # so that `ls` lists checkpoints in the order of their steps
 SET_ASIDE = re.compile(rf"damaged-step_(?P<step>\d{{{STEP_DIGITS},}})-[0-9a-f]{{8}}")
 """Names of damaged checkpoints that a resume passed over."""
-
-_JOB_FIELD_TYPES = {"job_id": TEXT, "time": TIME, "log": PATH, "cancelled": FLAG}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +101,7 @@ class RunDirectory:
 
     @property
     def jobs(self) -> Path:
-        """One record per submission to a scheduler."""
+        """One record per submission to a scheduler, and per cancellation; see `JobRecords`."""
         return self.path / "jobs.jsonl"
 
     @property
@@ -269,34 +265,6 @@ class RunDirectory:
                 )
             if excess := found.st_mode & ~allowed & (stat.S_IWGRP | stat.S_IWOTH):
                 folder.chmod(stat.S_IMODE(found.st_mode) & ~excess)
-
-    def record_job(self, record: dict[str, object]) -> None:
-        """Record one submission: ``job_id``, ``time`` (epoch seconds), ``log`` (the batch script's)."""
-        with self.permissions():
-            append_json_line(self.jobs, record, durable=True)
-
-    def job_records(self) -> list[dict[str, Any]]:
-        """The submissions and cancellations, oldest first.
-
-        Raises:
-            RunDirectoryError: a record has a field that can't be.
-        """
-        records = list(read_json_lines(self.jobs))
-        for record in records:
-            require_fields(self.jobs, record, _JOB_FIELD_TYPES, required=("time",))
-        return records
-
-    @property
-    def batch_log(self) -> Path | None:
-        """The log of the newest job's batch script, whether it exists or not; None without a job."""
-        logs = [str(record["log"]) for record in self.job_records() if record.get("log")]
-        return Path(logs[-1]) if logs else None
-
-    @property
-    def cancelled_at(self) -> float | None:
-        """When the user cancelled the run, in epoch seconds; None if they didn't, or a job was submitted afterwards."""
-        last: dict[str, Any] = next(reversed(self.job_records()), {})
-        return float(last["time"]) if last.get("cancelled") else None
 
 
 def umask_of(mode: int) -> int:

@@ -11,6 +11,7 @@ from hpctrain.errors import ExitCode
 from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
+from hpctrain.run.job_records import JobRecords
 from hpctrain.run.reason import Reason
 from hpctrain.status.log import RunLog
 from hpctrain.status.report import Jobs, RunStatus, ask_slurm, job_ids, read_status
@@ -166,7 +167,7 @@ def wait_for(directory: RunDirectory, *, skip_bytes: int = 0) -> ExitCode:
     if status.state is RunState.CANCELLED:
         follower.print_message(f"the run was cancelled; {resume_advice(directory, Reason.CANCELLED)}")
         return ExitCode.CANCELLED
-    log_path = directory.batch_log
+    log_path = JobRecords(directory).batch_log
     see = f"; see {log_path}" if log_path is not None and log_path.exists() else ""
     follower.print_message(f"the run is {status.described}{see}")
     return ExitCode.FAILED

@@ -11,6 +11,7 @@ from typing import BinaryIO
 from hpctrain.errors import ERROR_PREFIX
 from hpctrain.files import open_file, read_bytes
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.job_records import JobRecords
 from hpctrain.terminal import LogOutput
 
 CHUNK_BYTES = 2**20
@@ -58,7 +59,7 @@ def batch_script_error(directory: RunDirectory, *, ran: bool) -> str:
         directory: the run.
         ran: whether the job is known to have left the queue, so that its log should exist.
     """
-    path = directory.batch_log
+    path = JobRecords(directory).batch_log
     if path is None:
         return ""
     try:
@@ -150,7 +151,7 @@ class RunLog:
     def _path(self) -> Path | None:
         paths = [self._rank_log]
         if self.rank is None:
-            jobs = reversed(self.directory.job_records())
+            jobs = reversed(JobRecords(self.directory).read())
             paths += [Path(str(record["log"])) for record in jobs if record.get("log")]
         # srun creates the ranks' logs long before anything is in them
         return next((path for path in paths if path.exists() and path.stat().st_size), None)

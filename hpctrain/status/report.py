@@ -16,6 +16,7 @@ from hpctrain.run.bottleneck import Bottleneck, last_bottleneck
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import last_evaluation
+from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.manifest import read_varied
 from hpctrain.run.owner import Owner
@@ -197,7 +198,7 @@ def ask_slurm(job_ids: Sequence[str], warn: Report = print_warning) -> Jobs | No
 
 def job_ids(directory: RunDirectory) -> list[str]:
     """The jobs of a run, from its submissions and its attempts, oldest first."""
-    submitted = [record.get("job_id") for record in directory.job_records()]
+    submitted = [record.get("job_id") for record in JobRecords(directory).read()]
     started = [attempt.job_id for attempt in Ledger(directory).attempts()]
     # one id that isn't SLURM's would spoil the query about the jobs of all runs
     ids = list(dict.fromkeys(job_id for job_id in [*submitted, *started] if job_id and JOB_ID.fullmatch(job_id)))
@@ -243,7 +244,7 @@ def read_status(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
         checkpoint_step=saved,
         set_aside=tuple(path.name for path in directory.set_aside()),
         attempts=tuple(attempts),
-        account=account(attempts, directory.job_records(), state=state, saved_step=saved or 0, now=time.time()),
+        account=account(attempts, JobRecords(directory).read(), state=state, saved_step=saved or 0, now=time.time()),
         verdict=last_bottleneck(directory),
         job_ids=facts.job_ids,
         may_start=pending[-1].start_time if pending and state is RunState.QUEUED else None,
@@ -255,12 +256,14 @@ def read_status(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
 def _facts(directory: RunDirectory, attempts: Sequence[Attempt], jobs: Jobs | None) -> RunFacts:
     number = Ledger(directory).last_claim()
     submissions = [
-        (str(record["job_id"]), float(record["time"])) for record in directory.job_records() if record.get("job_id")
+        (str(record["job_id"]), float(record["time"]))
+        for record in JobRecords(directory).read()
+        if record.get("job_id")
     ]
     return RunFacts(
         attempt=attempts[-1] if attempts and attempts[-1].attempt >= number else Attempt(attempt=number),
         owner=Owner.read(directory.claim(number)) if number else None,
-        cancelled_at=directory.cancelled_at,
+        cancelled_at=JobRecords(directory).cancelled_at,
         job_ids=tuple(job_ids(directory)),
         submission=submissions[-1] if submissions else None,
         jobs=jobs,

@@ -17,6 +17,7 @@ from hpctrain.cluster.nodelist import expand
 from hpctrain.errors import SchedulerError, SupersededError
 from hpctrain.retry import retry
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.command import SchedulerSilentError
@@ -77,13 +78,13 @@ class CurrentJob:
     @property
     def cancelled(self) -> bool:
         """Whether the user has typed `python -m hpctrain cancel` for the run since the attempt began."""
-        when = self.directory.cancelled_at
+        when = JobRecords(self.directory).cancelled_at
         return when is not None and when >= self.began
 
     @property
     def resubmittable(self) -> bool:
         """Whether hpctrain submitted the job: the lines of a script that its user wrote are unknown."""
-        return any(record.get("job_id") == self.job_id for record in self.directory.job_records())
+        return any(record.get("job_id") == self.job_id for record in JobRecords(self.directory).read())
 
     def show(self) -> JobRecord | None:
         """SLURM's record of the job; None if SLURM doesn't answer."""

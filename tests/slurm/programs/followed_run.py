@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from hpctrain.files import read_json_lines
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Attempt, Ledger
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class FollowedRun:
     @property
     def newest_job(self) -> str:
         """The job that was submitted last."""
-        ids = [str(record["job_id"]) for record in self.directory.job_records() if "job_id" in record]
+        ids = [str(record["job_id"]) for record in JobRecords(self.directory).read() if "job_id" in record]
         return ids[-1] if ids else self.job_id
 
     def rank(self, number: int) -> int:

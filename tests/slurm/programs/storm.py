@@ -17,6 +17,7 @@ from strikes import STRIKES, Strike, Striker, StruckRun
 from submitted_runs import SubmittedRuns, submitters_variables
 
 from hpctrain.files import read_json_lines
+from hpctrain.run.job_records import JobRecords
 
 if TYPE_CHECKING:
     from conftest import SlurmSandbox
@@ -215,7 +216,7 @@ class Storm:
         attempts = run.attempts
         if attempts and attempts[-1].extra.get("next") not in ("requeue", "resubmit"):
             return False
-        asked = (attempts[-1].end_time or 0.0) if attempts else float(run.directory.job_records()[-1]["time"])
+        asked = (attempts[-1].end_time or 0.0) if attempts else float(JobRecords(run.directory).read()[-1]["time"])
         return any(asked - EARLY_S <= crash <= asked + FORGETS_S for crash in self.striker.crashes)
 
     def _resume(self, struck: StruckRun) -> None:

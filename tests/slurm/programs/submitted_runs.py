@@ -17,6 +17,7 @@ from followed_run import TIMEOUT_S, FollowedRun
 from hpctrain.launch.local import free_port, rank_variables
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.job_records import JobRecords
 
 if TYPE_CHECKING:
     from conftest import SlurmSandbox
@@ -124,8 +125,8 @@ class SubmittedRuns:
             (self.folder / "waiting").open("w") as output,
             subprocess.Popen(command, cwd=self.folder, env=environ, stdout=output, stderr=output) as process,
         ):
-            run.until(lambda: run.directory.job_records() or process.poll() is not None, "the submission")
-            assert run.directory.job_records(), (self.folder / "waiting").read_text()
+            run.until(lambda: JobRecords(run.directory).read() or process.poll() is not None, "the submission")
+            assert JobRecords(run.directory).read(), (self.folder / "waiting").read_text()
             run.job_id = run.newest_job
             yield run, lambda: process.wait(TIMEOUT_S)
 

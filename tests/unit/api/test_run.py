@@ -13,6 +13,7 @@ from hpctrain.config.stored import to_yaml
 from hpctrain.errors import HpctrainError, RunDirectoryError, RunFailedError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord
+from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 
@@ -97,7 +98,7 @@ def test_waiting_has_a_bound_and_needs_a_run_that_was_started(directory, slurm):
     run = hpctrain.Run("mine")
     with pytest.raises(RunDirectoryError, match=r"has not been started: call hpctrain.submit or resume\(\) first"):
         run.wait()
-    directory.record_job({"job_id": "12", "time": 1.0})
+    JobRecords(directory).add({"job_id": "12", "time": 1.0})
     slurm.queue(j12={"State": "PENDING", "Reason": "Resources"})
     with pytest.raises(TimeoutError, match=r"is queued .* after 0 s"):
         run.wait(0)
@@ -107,7 +108,7 @@ def test_waiting_has_a_bound_and_needs_a_run_that_was_started(directory, slurm):
 
 
 def test_a_refusal_of_slurm_is_logged_and_not_printed(directory, slurm, caplog, capsys):
-    directory.record_job({"job_id": "12", "time": 1.0})
+    JobRecords(directory).add({"job_id": "12", "time": 1.0})
     slurm.script("squeue", "echo slurm_load_jobs error: Access denied >&2; exit 1")
     assert hpctrain.Run("mine").state == "unknown"
     assert "Access denied" in caplog.text

@@ -13,6 +13,7 @@ import pytest
 from hpctrain.cli.cancel import main
 from hpctrain.errors import RunDirectoryError
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.status.report import read_statuses
@@ -143,7 +144,7 @@ def test_a_run_that_is_over_stays_as_it_is(make_run, capsys):
 def test_names_are_looked_up_before_anything_is_cancelled(make_run, slurm):
     directory = make_run("digits")
     slurm.queue(j12={"State": "RUNNING"})
-    directory.record_job({"job_id": "12", "time": 1.0})
+    JobRecords(directory).add({"job_id": "12", "time": 1.0})
     with pytest.raises(RunDirectoryError, match="absent: no such path"):
         main(["digits", "absent"])
     assert slurm.cancelled == []
@@ -152,7 +153,7 @@ def test_names_are_looked_up_before_anything_is_cancelled(make_run, slurm):
 def test_a_queued_and_a_running_job_are_cancelled(make_run, slurm, capsys):
     queued, running = make_run("queued"), make_run("running")
     for directory, job_id in ((queued, "12"), (running, "13")):
-        directory.record_job({"job_id": job_id, "time": 1.0})
+        JobRecords(directory).add({"job_id": job_id, "time": 1.0})
     slurm.queue(j12={"State": "PENDING", "Reason": "Resources"}, j13={"State": "RUNNING"})
     assert main(["queued", "running"]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -167,7 +168,7 @@ def test_a_queued_and_a_running_job_are_cancelled(make_run, slurm, capsys):
 
 def test_of_an_array_only_the_runs_own_tasks_are_cancelled(make_run, slurm, capsys):
     for task in range(3):
-        make_run(f"sweep/{task}").record_job({"job_id": f"20_{task}", "time": 1.0})
+        JobRecords(make_run(f"sweep/{task}")).add({"job_id": f"20_{task}", "time": 1.0})
     Ledger(make_run("sweep/1")).start(1, job_id="20", nodes=["n1"], world_size=1, step=0)
     slurm.queue(**{f"j20_{task}": {"State": "PENDING"} for task in range(3)}, j20={"State": "RUNNING"})
     assert main(["sweep/1"]) == 0
@@ -180,7 +181,7 @@ def test_of_an_array_only_the_runs_own_tasks_are_cancelled(make_run, slurm, caps
 def test_every_job_of_a_run_that_is_still_there_is_cancelled(make_run, slurm):
     directory = make_run("digits")
     for job_id in ("12", "15", "16"):
-        directory.record_job({"job_id": job_id, "time": 1.0})
+        JobRecords(directory).add({"job_id": job_id, "time": 1.0})
     slurm.queue(j12={"State": "FAILED"}, j15={"State": "COMPLETING"}, j16={"State": "PENDING"})
     assert main(["digits"]) == 0
     assert slurm.cancelled == ["15", "16"]
@@ -189,18 +190,18 @@ def test_every_job_of_a_run_that_is_still_there_is_cancelled(make_run, slurm):
 @pytest.mark.usefixtures("no_slurm")
 def test_without_slurm_a_job_cannot_be_cancelled(make_run, capsys):
     directory = make_run("digits")
-    directory.record_job({"job_id": "12", "time": 1.0})
+    JobRecords(directory).add({"job_id": "12", "time": 1.0})
     assert main(["digits"]) == 1
     assert (
         "SLURM can't be reached from here to cancel job 12; run the command on a login node" in capsys.readouterr().err
     )
-    assert len(directory.job_records()) == 1
+    assert len(JobRecords(directory).read()) == 1
 
 
 def test_the_cancellation_is_recorded_before_slurm_cancels(make_run, slurm):
     """SLURM's record of a job that is being preempted doesn't show the supervisor who ended it."""
     directory = make_run("digits")
-    directory.record_job({"job_id": "12", "time": 1.0})
+    JobRecords(directory).add({"job_id": "12", "time": 1.0})
     slurm.queue(j12={"State": "RUNNING"})
     slurm.watch(directory.jobs)
     assert main(["digits"]) == 0
@@ -209,19 +210,19 @@ def test_the_cancellation_is_recorded_before_slurm_cancels(make_run, slurm):
 
 def test_a_cancellation_that_slurm_refused_is_revoked(make_run, slurm, capsys):
     directory = make_run("digits")
-    directory.record_job({"job_id": "12", "time": 1.0})
+    JobRecords(directory).add({"job_id": "12", "time": 1.0})
     slurm.queue(j12={"State": "RUNNING"})
     slurm.fall_silent("scancel")
     assert main(["digits"]) == 1
     assert "Unable to contact" in capsys.readouterr().err
-    assert not directory.job_records()[-1]["cancelled"]
+    assert not JobRecords(directory).read()[-1]["cancelled"]
 
 
 def test_a_job_is_cancelled_on_a_full_disk(make_run, slurm, monkeypatch):
     directory = make_run("digits")
-    directory.record_job({"job_id": "12", "time": 1.0})
+    JobRecords(directory).add({"job_id": "12", "time": 1.0})
     slurm.queue(j12={"State": "RUNNING"})
-    monkeypatch.setattr(RunDirectory, "record_job", full)
+    monkeypatch.setattr(JobRecords, "add", full)
     assert main(["digits"]) == 0
     assert slurm.cancelled == ["12"]
 
@@ -232,7 +233,7 @@ def full(*_):
 
 def test_a_run_that_cannot_be_cancelled_does_not_keep_the_others(make_run, slurm, capsys):
     own(make_run("elsewhere"), "another-host", 1)
-    make_run("queued").record_job({"job_id": "12", "time": 1.0})
+    JobRecords(make_run("queued")).add({"job_id": "12", "time": 1.0})
     slurm.queue(j12={"State": "PENDING"})
     assert main(["elsewhere", "queued"]) == 1
     out, err = capsys.readouterr()

@@ -13,6 +13,7 @@ import pytest
 from hpctrain.cli.logs import main
 from hpctrain.errors import RunDirectoryError
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 
@@ -97,7 +98,7 @@ def test_before_the_ranks_print_the_batch_script_is_shown(directory, capfdbinary
     append(old, "old\n")
     append(new, "srun: error\n")
     for job_id, log in (("11", old), ("12", new), ("13", directory.logs / "batch_13.log")):
-        directory.record_job({"job_id": job_id, "time": 1.0, "log": str(log)})
+        JobRecords(directory).add({"job_id": job_id, "time": 1.0, "log": str(log)})
     directory.rank_log(0).touch()
     assert main(["digits"]) == 0
     out, err = capfdbinary.readouterr()
@@ -115,7 +116,7 @@ def test_without_any_log_the_state_is_shown(directory, capfdbinary):
 
 
 def test_a_queued_run_shows_why_it_waits(directory, slurm, capfdbinary):
-    directory.record_job({"job_id": "12", "time": 1.0, "log": str(directory.logs / "batch_12.log")})
+    JobRecords(directory).add({"job_id": "12", "time": 1.0, "log": str(directory.logs / "batch_12.log")})
     slurm.queue(j12={"State": "PENDING", "Reason": "Resources"})
     assert main(["digits"]) == 0
     assert capfdbinary.readouterr().err.startswith(b"hpctrain: nothing was printed yet: the run is queued (")
@@ -153,7 +154,7 @@ def test_following_turns_from_the_batch_script_to_the_rank(directory, follow):
     number = begin(directory)
     batch_log = directory.logs / "batch_12.log"
     append(batch_log, "attempt 1 on n1\n")
-    directory.record_job({"job_id": None, "time": 1.0, "log": str(batch_log)})
+    JobRecords(directory).add({"job_id": None, "time": 1.0, "log": str(batch_log)})
     process = follow()
     assert process.stdout.readline() == "attempt 1 on n1\n"
     append(directory.rank_log(0), "step 10\n")
@@ -164,13 +165,13 @@ def test_following_turns_from_the_batch_script_to_the_rank(directory, follow):
 
 
 def test_following_a_queued_run_that_is_cancelled(directory, slurm, follow):
-    directory.record_job({"job_id": "12", "time": 1.0, "log": str(directory.logs / "batch_12.log")})
+    JobRecords(directory).add({"job_id": "12", "time": 1.0, "log": str(directory.logs / "batch_12.log")})
     slurm.queue(j12={"State": "PENDING", "Reason": "Resources"})
     process = follow()
     assert process.stderr.readline().startswith("hpctrain: the run is queued (")
     asked = len(slurm.questions)
     slurm.queue()
-    directory.record_job({"job_id": "13", "time": 2.0})  # a new job is a reason to ask at once
+    JobRecords(directory).add({"job_id": "13", "time": 2.0})  # a new job is a reason to ask at once
     out, err = process.communicate(timeout=60)
     assert (out, process.returncode) == ("", 0)
     assert err == "hpctrain: the run is interrupted (SLURM no longer knows job 13, and no attempt began), at step 0\n"

@@ -6,6 +6,7 @@ from hpctrain.cli import main
 from hpctrain.config.compose import Composer
 from hpctrain.launch.prepare import prepare
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
@@ -67,7 +68,7 @@ def test_what_can_t_be_resumed_is_refused_in_one_line(tmp_path, monkeypatch, cap
 
 def started_job(directory, job_id="12", reason=None):
     """An attempt in a job that was submitted."""
-    directory.record_job({"job_id": job_id, "time": 50.0, "log": None})
+    JobRecords(directory).add({"job_id": job_id, "time": 50.0, "log": None})
     ledger = Ledger(directory, clock=lambda: 100.0)
     number = ledger.claim()
     ledger.start(number, job_id=job_id, nodes=["n1"], world_size=1, step=0)

@@ -19,6 +19,7 @@ from hpctrain.run.checkpoint_manifest import MANIFEST
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord
 from hpctrain.run.exit_record import ExitRecord
+from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.score import Score
@@ -45,7 +46,7 @@ def make_run(tmp_path, monkeypatch):
         when = NOW - 60 * next(age_s)
         os.utime(directory.config, (when, when))
         if job_id is not None:
-            directory.record_job({"job_id": job_id, "time": when, "log": None})
+            JobRecords(directory).add({"job_id": job_id, "time": when, "log": None})
         return directory
 
     return make
@@ -132,7 +133,7 @@ def test_another_folder_of_runs(make_run, capsys, tmp_path, monkeypatch):
 
 def test_one_run_in_detail(make_run, capsys):
     directory = make_run("digits/a")
-    directory.record_job({"job_id": "12", "time": NOW - 4500, "log": None})
+    JobRecords(directory).add({"job_id": "12", "time": NOW - 4500, "log": None})
     begin(directory, began=NOW - 3000, job_id="12", launched=NOW - 3010, import_s=10)
     spent = {"first_step_s": 1, "train_s": 530, "eval_s": 40, "save_s": 29, "last_step": 150}
     end(directory, Reason.PREEMPTED, 150, ended=NOW - 2400, detail="by a job of a higher priority", **spent)

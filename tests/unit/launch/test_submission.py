@@ -15,6 +15,7 @@ from hpctrain.launch import submission
 from hpctrain.launch.prepare import RunPlan, plan
 from hpctrain.launch.submission import SETUP_TRAP, SHELL, script, submit
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.job_records import JobRecords
 from hpctrain.status.log import SETUP_WARNING
 from hpctrain.supervise.step import srun_command, step_name
 
@@ -222,8 +223,8 @@ def test_submitting_from_inside_an_allocation_leaks_nothing(planned, fresh, tmp_
     assert "SBATCH_PARTITION" not in seen
     assert "SLURM_CONF=/etc/slurm.conf" in seen
     assert os.environ["SLURM_JOB_ID"] == "5"
-    assert fresh.job_records()[0]["job_id"] == "77"
-    assert fresh.job_records()[0]["log"] == f"{fresh.logs}/batch_77.log"
+    assert JobRecords(fresh).read()[0]["job_id"] == "77"
+    assert JobRecords(fresh).read()[0]["log"] == f"{fresh.logs}/batch_77.log"
 
 
 @pytest.fixture
@@ -314,7 +315,7 @@ def test_an_array_gives_each_run_its_task(planned, fresh, tmp_path, monkeypatch)
     for run in runs:
         run.create(0o750)
     assert submit([planned(run) for run in runs], fresh) == ["78_0", "78_1"]
-    assert runs[1].job_records()[0]["log"] == f"{fresh.logs}/batch_78_1.log"
+    assert JobRecords(runs[1]).read()[0]["log"] == f"{fresh.logs}/batch_78_1.log"
 
 
 def test_what_sbatch_refuses_is_a_bad_configuration(planned, fresh, tmp_path, monkeypatch):
@@ -350,7 +351,7 @@ def test_an_sbatch_that_never_answers_is_killed(planned, fresh, tmp_path, monkey
         "with `squeue --me --name=digits`, cancel it with `scancel JOB`, and run the command again"
     )
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
-    assert (signal.getsignal(signal.SIGALRM), fresh.job_records()) == (before, [])
+    assert (signal.getsignal(signal.SIGALRM), JobRecords(fresh).read()) == (before, [])
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -468,7 +469,7 @@ def test_a_ctrl_c_while_the_job_is_recorded_cancels_it(planned, fresh, tmp_path,
     fake_sbatch(tmp_path, monkeypatch, "echo Submitted batch job 77\n")
     (tmp_path / "scancel").write_text(CANCELS.format(tmp_path))
     (tmp_path / "scancel").chmod(0o755)
-    monkeypatch.setattr(RunDirectory, "record_job", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(JobRecords, "add", lambda *_: signal.raise_signal(signal.SIGINT))
     with pytest.raises(SchedulerError, match=r"job 77 could not be recorded \(interrupted\), and had to be cancelled"):
         submit([planned(fresh)], fresh)
     assert (tmp_path / "cancelled").read_text() == "77\n"

@@ -10,6 +10,7 @@ from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.run.checkpoint_manifest import MANIFEST
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.job_records import JobRecords
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_what_is_created_has_the_runs_permissions_whatever_the_umask(tmp_path, u
     before = os.umask(umask)
     try:
         directory.create(0o2770)
-        directory.record_job({"job_id": "7"})
+        JobRecords(directory).add({"job_id": "7"})
         with directory.permissions():
             directory.metrics.touch()
         assert os.umask(umask) == umask
@@ -139,8 +140,8 @@ def test_checkpoints_that_were_set_aside_are_no_steps(directory):
 
 
 def test_submissions_are_kept_in_order(directory):
-    assert directory.job_records() == []
+    assert JobRecords(directory).read() == []
     records = [{"job_id": "12_0", "time": 1.5, "log": "logs/12_0.log"}, {"job_id": "17", "time": 2.5, "log": None}]
     for record in records:
-        directory.record_job(record)
-    assert directory.job_records() == records
+        JobRecords(directory).add(record)
+    assert JobRecords(directory).read() == records

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from hpctrain.errors import ExitCode
+from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.status import follow
@@ -48,7 +49,7 @@ def submitted(directory, slurm):
     """A run whose job 12 is queued, with what an attempt before it printed."""
     directory.config.write_text("name: digits\n")
     directory.rank_log(0).write_text("an earlier attempt\n")
-    directory.record_job({"job_id": "12", "time": 1.0, "log": str(directory.logs / "batch_12.log")})
+    JobRecords(directory).add({"job_id": "12", "time": 1.0, "log": str(directory.logs / "batch_12.log")})
     slurm.queue(j12={"State": "PENDING", "Reason": "Licenses"})
     return directory
 
@@ -133,7 +134,7 @@ def test_a_resume_whose_job_began_no_attempt_ends_with_that_job_s_error(submitte
     begin(submitted)
     Ledger(submitted).end(1, reason=reason, step=10)
     log = submitted.logs / "batch_13.log"
-    submitted.record_job({"job_id": "13", "time": time.time() + 1.0, "log": str(log)})
+    JobRecords(submitted).add({"job_id": "13", "time": time.time() + 1.0, "log": str(log)})
     slurm.queue(j12={"State": "TIMEOUT"}, j13={"State": "PENDING", "Reason": "Licenses"})
 
     def fail():

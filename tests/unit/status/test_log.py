@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from hpctrain.run.job_records import JobRecords
 from hpctrain.status.log import Tail, batch_script_error, start_of_last_lines
 
 
@@ -87,13 +88,13 @@ def test_last_lines_may_lie_far_back(tmp_path, monkeypatch):
 )
 def test_something_else_in_place_of_the_batch_log_has_no_error(directory, make):
     log = directory.path / "log"
-    directory.record_job({"job_id": "12", "time": 9.0, "log": str(log)})
+    JobRecords(directory).add({"job_id": "12", "time": 9.0, "log": str(log)})
     make(log)
     assert batch_script_error(directory, ran=True) == ""
 
 
 def test_the_last_error_of_a_long_batch_log_is_found(directory):
     log = directory.path / "log"
-    directory.record_job({"job_id": "12", "time": 9.0, "log": str(log)})
+    JobRecords(directory).add({"job_id": "12", "time": 9.0, "log": str(log)})
     log.write_text("hpctrain: error: first\n" + "x" * 3 * 2**20 + "\nhpctrain: error: last\n")
     assert batch_script_error(directory, ran=True) == "last"

@@ -13,6 +13,7 @@ from fakes import manifest
 from hpctrain.metrics.json_lines import JsonLinesSink
 from hpctrain.run.checkpoint_manifest import MANIFEST
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord, JobState
@@ -34,7 +35,7 @@ def directory(tmp_path):
 
 
 def test_a_run_that_was_only_submitted(directory):
-    directory.record_job({"job_id": "12", "time": 1.0, "log": "x"})
+    JobRecords(directory).add({"job_id": "12", "time": 1.0, "log": "x"})
     status = read_status(directory, {"12": job("PENDING", "Licenses", start_time=99)})
     assert (status.state, status.note, status.may_start) == (RunState.QUEUED, "it waits for a license (Licenses)", 99)
     assert (status.name, status.step, status.total_steps, status.job_ids) == ("digits", 0, 460, ("12",))
@@ -43,7 +44,7 @@ def test_a_run_that_was_only_submitted(directory):
 
 def test_a_run_in_its_second_attempt(directory):
     ledger = Ledger(directory, clock=lambda: 500.0)
-    directory.record_job({"job_id": "12", "time": 1.0})
+    JobRecords(directory).add({"job_id": "12", "time": 1.0})
     ledger.claim()
     ledger.start(1, job_id="12", nodes=["n1"], world_size=1, step=0)
     ledger.end(1, reason=Reason.PREEMPTED, step=140)
@@ -112,15 +113,15 @@ time.sleep(60)
 
 
 def test_a_job_cancelled_in_the_queue_that_slurm_forgot(directory):
-    directory.record_job({"job_id": "12", "time": 1.0})
-    directory.record_job({"cancelled": True, "time": 2.0})
+    JobRecords(directory).add({"job_id": "12", "time": 1.0})
+    JobRecords(directory).add({"cancelled": True, "time": 2.0})
     assert read_status(directory, {"12": None}).state == RunState.CANCELLED
-    directory.record_job({"job_id": "13", "time": 3.0})
+    JobRecords(directory).add({"job_id": "13", "time": 3.0})
     assert read_status(directory, {"12": None, "13": job("PENDING")}).state == RunState.QUEUED
 
 
 def test_a_whole_array_is_not_this_runs_job(directory):
-    directory.record_job({"job_id": "12_3", "time": 1.0})
+    JobRecords(directory).add({"job_id": "12_3", "time": 1.0})
     ledger = Ledger(directory)
     for attempt, job_id in enumerate(["12", "12_3", "40"], start=1):
         ledger.start(attempt, job_id=job_id, nodes=[], world_size=1, step=0)
@@ -158,7 +159,7 @@ def test_an_unreadable_configuration_leaves_the_rest(directory, config):
 )
 def test_a_job_that_ended_before_an_attempt_began_has_the_error_of_its_log(directory, log, reason):
     path = directory.logs / "batch_12.log"
-    directory.record_job({"job_id": "12", "time": 1.0, "log": str(path)})
+    JobRecords(directory).add({"job_id": "12", "time": 1.0, "log": str(path)})
     if log is not None:
         path.write_text(log)
     status = read_status(directory, {"12": job("FAILED")})

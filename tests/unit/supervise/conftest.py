@@ -12,6 +12,7 @@ from supervising import RUNNING
 
 from hpctrain.config.compose import Composer
 from hpctrain.launch.prepare import prepare
+from hpctrain.run.job_records import JobRecords
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.supervise.supervisor import Supervisor
 
@@ -39,8 +40,8 @@ def supervisor(slurm, composer, tmp_path):
         given = ["cluster=slurm", "nodes=2", "trainer.max_steps=80", f"run_dir={tmp_path}/run", *words]
         config = composer.compose(given)
         plan = prepare(config, given)
-        if submitted and not plan.directory.job_records():
-            plan.directory.record_job({"job_id": "7", "time": time.time(), "log": "batch_7.log"})
+        if submitted and not JobRecords(plan.directory).read():
+            JobRecords(plan.directory).add({"job_id": "7", "time": time.time(), "log": "batch_7.log"})
         environ = slurm.environ | variables
         return Supervisor(plan, environ, Slurm(environ, run=run), **options)
 

@@ -10,6 +10,7 @@ from supervising import STOPS
 
 from hpctrain.errors import SchedulerError
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobState
@@ -48,18 +49,18 @@ def test_only_a_cancel_since_the_attempt_began_counts(job, directory):
     one = job()
     one.claim()
     assert not one.cancelled
-    directory.record_job({"cancelled": True, "time": one.began - 1})
+    JobRecords(directory).add({"cancelled": True, "time": one.began - 1})
     assert not one.cancelled
-    directory.record_job({"cancelled": True, "time": one.began})
+    JobRecords(directory).add({"cancelled": True, "time": one.began})
     assert one.cancelled
 
 
 def test_only_a_job_that_hpctrain_submitted_can_be_submitted_again(job, directory):
     one = job()
     assert not one.resubmittable
-    directory.record_job({"job_id": "8", "time": 1.0})
+    JobRecords(directory).add({"job_id": "8", "time": 1.0})
     assert not one.resubmittable
-    directory.record_job({"job_id": "7", "time": 2.0})
+    JobRecords(directory).add({"job_id": "7", "time": 2.0})
     assert one.resubmittable
 
 

@@ -19,6 +19,7 @@ from supervising import (
 
 from hpctrain.attempt.termination import Termination
 from hpctrain.errors import ExitCode
+from hpctrain.run.job_records import JobRecords
 from hpctrain.run.reason import Reason
 
 
@@ -34,7 +35,7 @@ def test_where_the_requeue_is_refused_a_new_job_goes_on(slurm, supervisor):
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
     assert "--job-name" in slurm.submitted
-    assert one.directory.job_records()[-1]["job_id"] == "8"
+    assert JobRecords(one.directory).read()[-1]["job_id"] == "8"
 
 
 def test_a_job_that_slurm_has_requeued_already_is_not_submitted_again(slurm, supervisor):
@@ -130,7 +131,7 @@ def test_a_preempted_job_that_its_user_cancels_is_not_requeued_early(slurm, supe
     one = supervisor()
     code = in_a_thread(one.run)
     until(lambda: one.ledger.last_claim() == 1)
-    one.directory.record_job({"cancelled": True, "time": time.time()})
+    JobRecords(one.directory).add({"cancelled": True, "time": time.time()})
     send_sigterm(one).join(60)
     slurm.let_ranks_end()
     assert code() == ExitCode.CANCELLED

@@ -26,6 +26,7 @@ from supervising import (
 
 from hpctrain.errors import ExitCode
 from hpctrain.run.exit_record import ExitRecord
+from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.supervise.step import step_name
@@ -98,7 +99,7 @@ def test_a_node_that_fails_again_is_excluded_with_all_that_were_before(slurm, su
     assert "#SBATCH --exclude=n9,n4,n2" in slurm.submitted
     last = ledger.attempts()[-1]
     assert (last.extra["suspects"], last.extra["exclude"]) == (["n2"], ["n2"])
-    assert one.directory.job_records()[-1]["job_id"] == "8"
+    assert JobRecords(one.directory).read()[-1]["job_id"] == "8"
 
 
 def test_a_node_is_excluded_by_the_name_that_slurm_gives_it(slurm, supervisor):
@@ -124,7 +125,7 @@ def test_a_job_that_slurm_may_not_requeue_is_followed_by_a_new_one(slurm, superv
     assert one.run() == ExitCode.INTERRUPTED
     assert story(one) == [(0, "preempted", 14, "resubmit")]
     assert not slurm.requeued
-    assert one.directory.job_records()[-1]["job_id"] == "8"
+    assert JobRecords(one.directory).read()[-1]["job_id"] == "8"
 
 
 @pytest.mark.parametrize("reason", ["preempted", "interrupted"])
@@ -194,7 +195,7 @@ def test_a_cancelled_run_is_never_requeued_though_it_was_preempted_as_well(slurm
     one = supervisor()
     code = in_a_thread(one.run)
     until(lambda: one.ledger.last_claim() == 1)
-    one.directory.record_job({"cancelled": True, "time": time.time()})
+    JobRecords(one.directory).add({"cancelled": True, "time": time.time()})
     slurm.let_ranks_end()
     assert code() == ExitCode.CANCELLED
     assert story(one) == [(0, "cancelled", 14, None)]
