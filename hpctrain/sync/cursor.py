@@ -12,6 +12,8 @@ from hpctrain.run.record_fields import COUNT, FLAG, TEXT, TIME, describe_wrong_f
 _FIELD_TYPES = {
     "run_id": TEXT,
     "address": TEXT,
+    "digest": TEXT,
+    "destination": TEXT,
     "confirmed_step": COUNT,
     "handed_over_step": COUNT,
     "state": TEXT,
@@ -34,6 +36,8 @@ class Cursor:
     Attributes:
         run_id: the service's id of the run; empty before it was made.
         address: of the run's page; empty if unknown.
+        digest: of the run to which the file belongs: a copy of its directory has another one.
+        destination: where at the service the run is.
         confirmed_step: the service has all rows up to this step; None for none.
         handed_over_step: rows up to this step may be there, since a sender handed them over; None for none.
         state: of the run, as it was last reported.
@@ -44,6 +48,8 @@ class Cursor:
 
     run_id: str = ""
     address: str = ""
+    digest: str = ""
+    destination: str = ""
     confirmed_step: int | None = None
     handed_over_step: int | None = None
     state: str = ""

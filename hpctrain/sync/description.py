@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 import shlex
@@ -20,7 +18,6 @@ from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import read_varied, varied_text
 from hpctrain.status.metrics import read_metrics
 
-ID_CHARS = 16
 NOT_SENT = ("cluster.env", "cluster.setup", "logger.wandb", "logger.mlflow")
 """Keys that stay here, with those below them: variables and commands may be secret, the rest is about the service."""
 NAME_CHARS = 128
@@ -32,7 +29,7 @@ class Description:
     """A run.
 
     Attributes:
-        digest: identifies it: of its manifest and its folder's name, in hexadecimal.
+        digest: identifies it, as `identify` returned it.
         name: for people.
         group: the sweep's folder; empty for a run of its own.
         config: its configuration, by full key, without variables of the environment.
@@ -77,8 +74,13 @@ class ReportedState:
         return self.state in ("completed", "failed", "cancelled")
 
 
-def describe(directory: RunDirectory) -> Description:
-    """Describe a run by the files in its directory; what can't be read is left out."""
+def describe(directory: RunDirectory, digest: str) -> Description:
+    """Describe a run by the files in its directory; what can't be read is left out.
+
+    Args:
+        directory: of the run.
+        digest: identifies it.
+    """
     manifest = read_json_or_empty(directory.manifest)
     config = read_plain_config(directory.config)
     all_varied = read_varied(directory)
@@ -92,7 +94,7 @@ def describe(directory: RunDirectory) -> Description:
     logger = config.get("logger")
     started = manifest.get("time")
     return Description(
-        digest=_digest(manifest, folder),
+        digest=digest,
         name=" ".join(filter(None, [f"{parent}/{folder}", varied_text(varied)]))[:NAME_CHARS],
         group=parent if of_sweep else "",
         config={key: value for key, value in flat_values(config).items() if key and not _stays_here(key)},
@@ -148,8 +150,3 @@ def _blanked(word: str) -> str:
     inside = any(kept in word for kept in NOT_SENT)
     group = any(word.lstrip("+").startswith(f"{kept.partition('.')[0]}={{") for kept in NOT_SENT)
     return "***" if inside or group else word
-
-
-def _digest(manifest: Mapping[str, Any], folder: str) -> str:
-    text = json.dumps([manifest, folder], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:ID_CHARS]

@@ -9,10 +9,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hpctrain.run.directory import RunDirectory
+from hpctrain.sync.cursor import NOTHING
 from hpctrain.sync.description import Description, ReportedState
 from hpctrain.sync.rows import Row
-from hpctrain.sync.service import ServiceError, ServiceSetupError
+from hpctrain.sync.service import OpenedRun, ServiceError, ServiceSetupError, without_user
 
 MAX_METRICS = 1000
 """The server's bound on the metrics of a request."""
@@ -24,6 +24,8 @@ MAX_KEY_CHARS = 250
 HASH_CHARS = 8
 REFUSED = "INVALID_PARAMETER_VALUE"
 """MLflow's error code for a metric that it will never take."""
+MISSING = "RESOURCE_DOES_NOT_EXIST"
+"""MLflow's error code for a run that the server doesn't know."""
 DIGEST_TAG = "hpctrain.digest"
 VARIABLES = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
@@ -36,23 +38,21 @@ STATUS = {"completed": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 
 
 class MLflowServer:
-    """A run at a server of MLflow.
-
-    Args:
-        directory: of the run.
-    """
+    """A run at a server of MLflow."""
 
     confirms_at_close = False
-    starts_over = False
 
-    def __init__(self, directory: RunDirectory) -> None:
-        self._directory = directory
+    def __init__(self) -> None:
         self._client: Any = None
         self._run_id = ""
         self._found_again = False
         self._left_out: set[str] = set()
 
-    def open(self, run: Description, known_id: str) -> tuple[str, str]:
+    def destination(self, run: Description) -> str:
+        """Name the server and the experiment; see `Service`."""
+        return f"{without_user(_address(run)).rstrip('/')}, experiment {_experiment_name(run)}"
+
+    def open(self, run: Description, known_id: str) -> OpenedRun:
         """Find the run by its id or its digest, or make it; see `Service`."""
         for name, value in VARIABLES.items():
             os.environ.setdefault(name, value)
@@ -96,16 +96,15 @@ class MLflowServer:
     def abandon(self) -> None:
         """Do nothing: each request is complete, or not made."""
 
-    def _open(self, run: Description, known_id: str) -> tuple[str, str]:
+    def _open(self, run: Description, known_id: str) -> OpenedRun:
         from mlflow import MlflowClient
 
-        address = run.key("mlflow", "tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI")
-        if not address:
-            raise ServiceSetupError("no server is known: set logger.mlflow.tracking_uri, or export MLFLOW_TRACKING_URI")
+        address = _address(run)
         self._client = MlflowClient(tracking_uri=address)
-        experiment = self._experiment(run.key("mlflow", "experiment") or "hpctrain")
-        self._run_id = known_id or self._search(experiment, run.digest)
-        self._found_again = bool(self._run_id) and not known_id
+        experiment = self._experiment(_experiment_name(run))
+        is_known = bool(known_id) and self._is_active(known_id)
+        self._run_id = known_id if is_known else self._search(experiment, run.digest)
+        self._found_again = bool(self._run_id) and not is_known
         if not self._run_id:
             tags = {DIGEST_TAG: run.digest, **(run.key("mlflow", "tags") or {})}
             made = self._client.create_run(
@@ -114,7 +113,11 @@ class MLflowServer:
             self._run_id = made.info.run_id
         self._describe(run)
         server = without_user(address).rstrip("/")
-        return self._run_id, f"{server}/#/experiments/{experiment}/runs/{self._run_id}"
+        return OpenedRun(
+            run_id=self._run_id,
+            address=f"{server}/#/experiments/{experiment}/runs/{self._run_id}",
+            last_step=None if is_known else NOTHING,
+        )
 
     def _experiment(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
@@ -159,7 +162,7 @@ class MLflowServer:
             self._client.log_batch(self._run_id, metrics=kept)
         except Exception as error:
             # a deleted run has the same error code: then no metric is to blame
-            if getattr(error, "error_code", "") != REFUSED or not self._is_active():
+            if getattr(error, "error_code", "") != REFUSED or not self._is_active(self._run_id):
                 raise
             names = sorted({metric.key for metric in kept})
             if len(names) == 1:
@@ -170,8 +173,14 @@ class MLflowServer:
             self._log([metric for metric in kept if metric.key in half])
             self._log([metric for metric in kept if metric.key not in half])
 
-    def _is_active(self) -> bool:
-        return bool(self._client.get_run(self._run_id).info.lifecycle_stage == "active")
+    def _is_active(self, run_id: str) -> bool:
+        """Return whether the server has a run, which wasn't deleted."""
+        try:
+            return bool(self._client.get_run(run_id).info.lifecycle_stage == "active")
+        except Exception as error:
+            if getattr(error, "error_code", "") != MISSING:
+                raise
+            return False
 
     def _there(self, keys: set[str]) -> set[tuple[str, int]]:
         return {
@@ -186,9 +195,15 @@ class MLflowServer:
                 self._client.log_artifact(self._run_id, str(medium.path), artifact_path=f"media/{phase}")
 
 
-def without_user(text: str) -> str:
-    """Remove user names and passwords from the addresses in a text."""
-    return re.sub(r"://[^/?#\s]*@", "://", text)
+def _address(run: Description) -> str:
+    address = run.key("mlflow", "tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI")
+    if not address:
+        raise ServiceSetupError("no server is known: set logger.mlflow.tracking_uri, or export MLFLOW_TRACKING_URI")
+    return str(address)
+
+
+def _experiment_name(run: Description) -> str:
+    return run.key("mlflow", "experiment") or "hpctrain"
 
 
 def _key(name: str) -> str:

@@ -8,6 +8,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.sync.claim import SenderClaim
 from hpctrain.sync.cursor import NOTHING, Cursor
 from hpctrain.sync.description import describe, describe_state
+from hpctrain.sync.identity import identify
 from hpctrain.sync.rows import Rows
 from hpctrain.sync.service import Service
 
@@ -37,13 +38,20 @@ class Sender:
         self._name = name
         self._service = service
         self._claim = claim
-        self._cursor = Cursor.read(directory, name)
-        after = NOTHING if service.starts_over else self._cursor.after
-        handed_over = self._cursor.handed_over_step
-        self._doubtful_step = NOTHING if handed_over is None else handed_over
-        self._rows = Rows(directory, after) if rows is None else rows
-        self._rows.continue_after(after)
-        self._handed_over = after
+        self._run = describe(directory, identify(directory))
+        self._rows = Rows(directory, NOTHING) if rows is None else rows
+        cursor = Cursor.read(directory, name)
+        is_copied = cursor.digest not in ("", self._run.digest)
+        self._use(Cursor() if is_copied else cursor)
+
+    @property
+    def destination(self) -> str:
+        """Where the service has the run.
+
+        Raises:
+            ServiceSetupError: no server is known.
+        """
+        return self._service.destination(self._run)
 
     def is_up_to_date(self, limit: int | None, state: str) -> bool:
         """Return whether an earlier sender has sent all rows before a step, and reported the run's state.
@@ -51,25 +59,41 @@ class Sender:
         Args:
             limit: the step; None for all.
             state: as `status` names it.
+
+        Raises:
+            ServiceSetupError: no server is known.
         """
         self._rows.read()
         cursor = self._cursor
+        if cursor.destination != self.destination:
+            return False
         waiting = any(row.step > cursor.after for row in self._rows.before(limit))
         return not waiting and cursor.state == state and cursor.handed_over_step is None
 
     def open(self) -> str:
         """Find or make the run at the service; return the address of its page, or an empty text.
 
+        A cursor of another destination is ignored, and so is what it says of rows that the service reports not to
+        have: someone may have deleted the run there.
+
         Raises:
             ServiceError: the service can't be reached, or refuses.
+            ServiceSetupError: no server is known.
         """
+        destination = self.destination
+        if self._cursor.destination not in ("", destination):
+            self._use(Cursor())
         cursor = self._cursor
-        run_id, address = self._service.open(describe(self._directory), cursor.run_id)
-        if (run_id, address) != (cursor.run_id, cursor.address):
-            cursor.run_id = run_id
-            cursor.address = address
-            self._write()
-        return address
+        opened = self._service.open(self._run, cursor.run_id)
+        if opened.last_step is not None and opened.last_step < cursor.after:
+            cursor.confirmed_step = None if opened.last_step == NOTHING else opened.last_step
+            self._use(cursor)
+        cursor.run_id = opened.run_id
+        cursor.address = opened.address
+        cursor.digest = self._run.digest
+        cursor.destination = destination
+        self._write()
+        return opened.address
 
     def send(self, limit: int | None) -> int:
         """Send the rows before a step, or all of them.
@@ -146,6 +170,12 @@ class Sender:
     def next_step(self) -> int | None:
         """The step of the first row that waits; None if none does."""
         return next((row.step for row in self._rows), None)
+
+    def _use(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+        self._doubtful_step = NOTHING if cursor.handed_over_step is None else cursor.handed_over_step
+        self._rows.continue_after(cursor.after)
+        self._handed_over = cursor.after
 
     def _confirm(self, step: int) -> None:
         if step != NOTHING:

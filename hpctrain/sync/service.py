@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from hpctrain.errors import HpctrainError
@@ -30,26 +32,46 @@ class ServiceSetupError(HpctrainError):
     """A service can't be used from here until its user installs or sets something."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedRun:
+    """A run, as a service has found or made it.
+
+    Attributes:
+        run_id: the service's id of it.
+        address: of its page; empty if it has none.
+        last_step: of which the service has a row, `NOTHING` for none; None if it has the known run, and doesn't report
+            its last step.
+    """
+
+    run_id: str
+    address: str
+    last_step: int | None
+
+
 class Service(Protocol):
     """A run at a service, in one process. No method is called again after one of them has raised an error.
 
     Attributes:
         confirms_at_close: whether only `close` waits until the service has what it was sent.
-        starts_over: whether each sender sends all rows.
     """
 
     confirms_at_close: bool
-    starts_over: bool
 
-    def open(self, run: Description, known_id: str) -> tuple[str, str]:
+    def destination(self, run: Description) -> str:
+        """Return where `open` finds or makes the run, such as a server and a project; without any password.
+
+        Raises:
+            ServiceSetupError: no server is known.
+        """
+        ...
+
+    def open(self, run: Description, known_id: str) -> OpenedRun:
         """Find the run at the service, or make it.
 
         Args:
             run: the run.
-            known_id: the service's id of it; empty if no sender knows one.
-
-        Returns:
-            The service's id of the run, and the address of its page, or an empty text.
+            known_id: the service's id of it at this destination, where the run may have been deleted; empty if no
+                sender knows one.
 
         Raises:
             ServiceError: the service can't be reached, or refuses.
@@ -82,6 +104,11 @@ class Service(Protocol):
         ...
 
 
+def without_user(text: str) -> str:
+    """Remove user names and passwords from the addresses in a text."""
+    return re.sub(r"://[^/?#\s]*@", "://", text)
+
+
 def make_service(name: str, directory: RunDirectory, *, offline: bool = False) -> Service:
     """Make the client of a service.
 
@@ -96,5 +123,5 @@ def make_service(name: str, directory: RunDirectory, *, offline: bool = False) -
     if importlib.util.find_spec(name) is None:
         raise ServiceSetupError(f'{SHOWN_AS[name]} needs the package {name}: pip install "hpctrain[{name}]"')
     module, class_name = _CLASSES[f"{name}_offline" if offline else name]
-    made: Service = getattr(importlib.import_module(module), class_name)(directory)
+    made: Service = getattr(importlib.import_module(module), class_name)(*([directory] if offline else []))
     return made

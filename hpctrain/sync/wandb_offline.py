@@ -9,9 +9,11 @@ from typing import Any
 
 from hpctrain.files import TEMPORARY_PREFIX, fsync_directory, temporary_name
 from hpctrain.run.directory import RunDirectory
+from hpctrain.sync.cursor import NOTHING
 from hpctrain.sync.description import Description, ReportedState
 from hpctrain.sync.rows import Row
-from hpctrain.sync.wandb_run import close_run, log_row, open_run, used_id
+from hpctrain.sync.service import OpenedRun
+from hpctrain.sync.wandb_run import close_run, log_row, open_run
 
 
 class WandbOffline:
@@ -24,7 +26,6 @@ class WandbOffline:
     """
 
     confirms_at_close = True
-    starts_over = True
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
@@ -32,16 +33,19 @@ class WandbOffline:
         self._folder: Path | None = None
         self._run: Any = None
 
-    def open(self, run: Description, known_id: str) -> tuple[str, str]:
+    def destination(self, run: Description) -> str:  # noqa: ARG002 - the same for every run
+        """Name the folder of the files; see `Service`."""
+        return "sync/wandb"
+
+    def open(self, run: Description, known_id: str) -> OpenedRun:  # noqa: ARG002 - the digest is the id at W&B
         """Begin a folder; see `Service`."""
         self._home.mkdir(parents=True, exist_ok=True)
         for leftover in self._home.glob(f"{TEMPORARY_PREFIX}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         self._folder = temporary_name(self._home / "offline")
         self._folder.mkdir()
-        run_id = used_id(run, self._directory, known_id)
-        self._run = open_run(run, run_id, folder=self._folder, mode="offline")
-        return run_id, ""
+        self._run = open_run(run, folder=self._folder, mode="offline")
+        return OpenedRun(run_id=run.digest, address="", last_step=NOTHING)
 
     def send(self, rows: Sequence[Row], *, in_doubt: bool) -> None:  # noqa: ARG002 - the folder is new
         """Write the rows; see `Service`."""

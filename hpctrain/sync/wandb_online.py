@@ -2,47 +2,47 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpctrain.run.directory import RunDirectory
 from hpctrain.sync.description import Description, ReportedState
 from hpctrain.sync.rows import Row
-from hpctrain.sync.wandb_run import address_of, close_run, log_row, media_of, open_run, used_id
+from hpctrain.sync.service import OpenedRun, without_user
+from hpctrain.sync.wandb_run import address_of, close_run, log_row, media_of, open_run, project_of
 
 
 class WandbOnline:
-    """A run at W&B. The run's steps are W&B's own, by which it reports how much it has.
-
-    Args:
-        directory: of the run.
-    """
+    """A run at W&B. The run's steps are W&B's own, by which it reports how much it has."""
 
     confirms_at_close = True
-    starts_over = False
 
-    def __init__(self, directory: RunDirectory) -> None:
-        self._directory = directory
+    def __init__(self) -> None:
         self._folder: Path | None = None
         self._run: Any = None
         self._next_step = 0
 
-    def open(self, run: Description, known_id: str) -> tuple[str, str]:
+    def destination(self, run: Description) -> str:
+        """Name the server, the entity and the project, as far as they are set; see `Service`."""
+        server = without_user(os.environ.get("WANDB_BASE_URL", "")).rstrip("/")
+        entity = run.key("wandb", "entity") or os.environ.get("WANDB_ENTITY")
+        return "/".join(filter(None, (server, entity, project_of(run))))
+
+    def open(self, run: Description, known_id: str) -> OpenedRun:  # noqa: ARG002 - the digest is the id at W&B
         """Resume the run at W&B, or begin it; see `Service`."""
-        run_id = used_id(run, self._directory, known_id)
         # wandb's own files: what matters of them is in the run directory already
         self._folder = Path(tempfile.mkdtemp(prefix="hpctrain-wandb-"))
         try:
-            self._run = open_run(run, run_id, folder=self._folder, mode="online")
+            self._run = open_run(run, folder=self._folder, mode="online")
         except BaseException:
             self._clean()
             raise
-        # one after the last that W&B has; if it has none, 0
-        self._next_step = int(self._run.step)
-        return run_id, address_of(self._run)
+        # one after the last that W&B has, and 0 if it has none; `step` is 0 in any run that hasn't logged yet
+        self._next_step = int(self._run.starting_step)
+        return OpenedRun(run_id=run.digest, address=address_of(self._run), last_step=self._next_step - 1)
 
     def send(self, rows: Sequence[Row], *, in_doubt: bool) -> None:
         """Queue the rows that W&B doesn't have; see `Service`."""

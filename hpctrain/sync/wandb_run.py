@@ -8,8 +8,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hpctrain.run.directory import RunDirectory
-from hpctrain.sync.cursor import Cursor
 from hpctrain.sync.description import Description, ReportedState
 from hpctrain.sync.rows import Row, SentMedium
 from hpctrain.sync.service import ServiceError
@@ -23,12 +21,11 @@ PREEMPTED = 1
 """Any exit code but 0: after `mark_preempting`, W&B then shows the run as preempted, and not as failed."""
 
 
-def open_run(run: Description, run_id: str, *, folder: Path, mode: str) -> Any:
-    """Begin or resume a run of wandb.
+def open_run(run: Description, *, folder: Path, mode: str) -> Any:
+    """Begin or resume a run of wandb; its id is the run's digest.
 
     Args:
         run: the run.
-        run_id: its id at W&B.
         folder: where wandb writes its files.
         mode: `online` or `offline`.
 
@@ -60,8 +57,8 @@ def open_run(run: Description, run_id: str, *, folder: Path, mode: str) -> Any:
     try:
         return wandb.init(
             entity=run.key("wandb", "entity"),
-            project=run.key("wandb", "project") or "hpctrain",
-            id=run_id,
+            project=project_of(run),
+            id=run.digest,
             name=run.name,
             group=run.key("wandb", "group") or run.group or None,
             tags=run.key("wandb", "tags") or None,
@@ -73,6 +70,11 @@ def open_run(run: Description, run_id: str, *, folder: Path, mode: str) -> Any:
         )
     except Exception as error:  # of many classes, which wandb doesn't document
         raise ServiceError(one_line(error)) from error
+
+
+def project_of(run: Description) -> str:
+    """The project at W&B that gets the run."""
+    return run.key("wandb", "project") or "hpctrain"
 
 
 def log_row(opened: Any, row: Row) -> None:
@@ -137,12 +139,6 @@ def one_line(error: BaseException) -> str:
     """An error of a client in one line, without what a terminal needs to colour it."""
     text = " ".join(str(error).split()) or type(error).__name__
     return "".join(char for char in text if char.isprintable())[:500]
-
-
-def used_id(run: Description, directory: RunDirectory, known_id: str) -> str:
-    """The id of a run at W&B: that of a cursor, online or offline, since the run may have been moved; or its digest."""
-    known = (known_id, *(Cursor.read(directory, name).run_id for name in ("wandb", "wandb_offline")))
-    return next(filter(None, known), run.digest)
 
 
 def _converted(medium: SentMedium) -> Any:

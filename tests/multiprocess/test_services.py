@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -267,6 +268,93 @@ def test_without_a_key_it_is_one_line_and_nobody_is_asked(run, environment, wand
     done = sync(run, "wandb", plain, stdin=subprocess.DEVNULL)
     assert done.returncode == 1
     assert "wandb login" in done.stderr.splitlines()[-1]
+
+
+def copy_of(run, path):
+    shutil.copytree(run.directory.path, path)
+    return LoggedRun.at(RunDirectory.at(path))
+
+
+def test_another_wandb_server_and_a_copy_get_the_whole_run_and_none_gets_a_row_twice(
+    run, environment, wandb_server, tmp_path
+):
+    def steps(server, of):
+        return [row["_step"] for row in server.rows(Cursor.read(of.directory, "wandb").run_id)]
+
+    run.train(0, 10)
+    assert sync(run, "wandb", environment | wandb_server.variables).returncode == 0
+    copy = copy_of(run, tmp_path / "copy" / "run")
+    copy.train(10, 30)
+    assert sync(copy, "wandb", environment | wandb_server.variables).returncode == 0
+    other = WandbServer()
+    run.train(10, 20)
+    assert sync(run, "wandb", environment | other.variables).returncode == 0
+    assert steps(other, run) == list(range(1, 20))
+    other.close()
+    run.end(Reason.COMPLETED, 20)
+    assert sync(run, "wandb", environment | wandb_server.variables).returncode == 0
+    assert steps(wandb_server, run) == list(range(1, 21))
+    assert steps(wandb_server, copy) == list(range(1, 30))
+    assert len(wandb_server.runs) == 2
+    program = """if True:
+        import sys
+        from hpctrain.run.directory import RunDirectory
+        from hpctrain.sync.description import describe
+        from hpctrain.sync.identity import identify
+        from hpctrain.sync.wandb_online import WandbOnline
+        directory = RunDirectory.at(sys.argv[1])
+        service = WandbOnline()
+        print(service.open(describe(directory, identify(directory)), "").last_step)
+        service.abandon()
+    """
+    command = [sys.executable, "-c", program, str(run.directory.path)]
+    asked = subprocess.run(
+        command,
+        env=environment | wandb_server.variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SUPPORT_S,
+    )
+    assert asked.stdout.splitlines()[-1] == "20", asked.stderr
+
+
+def test_another_mlflow_experiment_a_deleted_run_and_a_copy_get_the_whole_run(
+    run, environment, mlflow_server, tmp_path
+):
+    from mlflow import MlflowClient
+
+    client, environment = MlflowClient(mlflow_server), environment | {"MLFLOW_TRACKING_URI": mlflow_server}
+
+    def sent(of):
+        assert sync(of, "mlflow", environment).returncode == 0
+        run_id = Cursor.read(of.directory, "mlflow").run_id
+        steps = sorted(metric.step for metric in client.get_metric_history(run_id, "train/loss"))
+        return run_id, steps
+
+    def choose(experiment):
+        logger = {"mlflow": {"experiment": experiment}}
+        run.directory.config.write_text(json.dumps({"name": "made", "logger": logger}))
+
+    choose("first")
+    run.train(0, 10)
+    first, steps = sent(run)
+    assert steps == list(range(1, 10))
+    copy = copy_of(run, tmp_path / "copy" / "run")
+    copy.train(10, 30)
+    second, steps = sent(copy)
+    assert (second != first, steps) == (True, list(range(1, 30)))
+    client.delete_run(first)
+    run.train(10, 20)
+    third, steps = sent(run)
+    assert (third not in (first, second), steps) == (True, list(range(1, 20)))
+    choose("second")
+    fourth, steps = sent(run)
+    assert (fourth != third, steps) == (True, list(range(1, 20)))
+    choose("first")
+    run.end(Reason.COMPLETED, 20)
+    assert sent(run) == (third, list(range(1, 21)))
+    assert "nothing to send" in sync(run, "mlflow", environment).stdout
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

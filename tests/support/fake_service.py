@@ -7,7 +7,8 @@ import os
 import time
 from pathlib import Path
 
-from hpctrain.sync.service import ServiceError
+from hpctrain.sync.cursor import NOTHING
+from hpctrain.sync.service import OpenedRun, ServiceError
 
 
 class FakeService:
@@ -24,12 +25,12 @@ class FakeService:
         self, path: Path, *, asks_at_open: bool, pause_s: float = 0.0, refuses_after: int | None = None
     ) -> None:
         self.confirms_at_close = asks_at_open
-        self.starts_over = False
         self.path = path
         self.pause_s = pause_s
         self.refuses_after = refuses_after
         self.num_sent = 0
         self.next_step = 0
+        self.found_again = False
         self.opened_with: list[str] = []
         self.states: list[str] = []
 
@@ -38,15 +39,24 @@ class FakeService:
         lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
         return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
+    def destination(self, _):
+        return str(self.path)
+
     def open(self, run, known_id):
         self.opened_with.append(known_id)
         if self.refuses_after == 0:
             raise ServiceError("401: who are you?")
-        self.next_step = max((row["step"] for row in self.arrived()), default=-1) + 1
-        return known_id or run.digest, "https://service/run"
+        there = self.arrived()
+        self.next_step = max((row["step"] for row in there), default=NOTHING) + 1
+        is_known = bool(known_id and there)
+        self.found_again = bool(there) and not is_known
+        last_step = self.next_step - 1 if self.confirms_at_close else None if is_known else NOTHING
+        run_id = known_id if is_known else run.digest
+        return OpenedRun(run_id=run_id, address="https://service/run", last_step=last_step)
 
     def send(self, rows, *, in_doubt):
-        there = {row["step"] for row in self.arrived()} if in_doubt and not self.confirms_at_close else set()
+        asks = (in_doubt or self.found_again) and not self.confirms_at_close
+        there = {row["step"] for row in self.arrived()} if asks else set()
         for row in rows:
             if row.step in there or (self.confirms_at_close and row.step < self.next_step):
                 continue

@@ -42,7 +42,8 @@ def made_run(tmp_path):
 
 
 def test_a_run_of_a_sweep(made_run):
-    found = describe(made_run("0"))
+    found = describe(made_run("0"), "abc")
+    assert found.digest == "abc"
     assert (found.name, found.group) == ("sweep/0 optimizer.lr=0.1", "sweep")
     assert found.config == {"name": "made", "optimizer.lr": 0.1, "logger.every_steps": 5}
     assert found.origin == {"command": MANIFEST["command"], "host": "login1", "user": "me", "git_commit": "abc"}
@@ -66,27 +67,18 @@ def test_a_run_of_a_sweep(made_run):
 def test_the_command_has_no_values_that_stay_here(made_run, word):
     command = shlex.join(["python", "-m", "hpctrain", "name=a b", word, "seed=3"])
     varied = {"cluster.env.TOKEN": "secret", "seed": "3"}
-    found = describe(made_run("0", MANIFEST | {"command": command, "varied": varied}))
+    found = describe(made_run("0", MANIFEST | {"command": command, "varied": varied}), "abc")
     sent = found.origin["command"]
     assert sent.startswith("python -m hpctrain 'name=a b' ")
     assert sent.endswith("*** seed=3")
     assert "secret" not in repr(found)
 
 
-def test_the_digest_is_that_of_the_manifest_and_the_folder(made_run, tmp_path):
-    first, second = made_run("0"), made_run("1")
-    digest = describe(first).digest
-    assert len(digest) == 16
-    assert describe(second).digest != digest
-    (tmp_path / "sweep").rename(tmp_path / "moved")
-    assert describe(RunDirectory.at(tmp_path / "moved" / "0")).digest == digest
-
-
 def test_a_run_whose_files_cannot_be_read_is_described_all_the_same(made_run):
     directory = made_run("0")
     directory.manifest.write_text("{")
     directory.config.write_text("[")
-    found = describe(directory)
+    found = describe(directory, "abc")
     assert (found.config, found.origin, found.started) == ({}, {}, 0.0)
     assert describe_state(directory, "unknown").summary == {"hpctrain/attempts": 0, "hpctrain/state": "unknown"}
 

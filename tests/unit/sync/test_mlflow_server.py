@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from hpctrain.run.directory import RunDirectory
+from hpctrain.sync.cursor import NOTHING
 from hpctrain.sync.description import describe
 from hpctrain.sync.mlflow_server import MAX_KEY_CHARS, MLflowServer
 from hpctrain.sync.rows import Row
@@ -21,6 +22,10 @@ class RefusedError(Exception):
     error_code = "INVALID_PARAMETER_VALUE"
 
 
+class MissingError(Exception):
+    error_code = "RESOURCE_DOES_NOT_EXIST"
+
+
 class Client:
     """A server that refuses metrics whose name contains `bad`."""
 
@@ -30,6 +35,7 @@ class Client:
     def __init__(self, tracking_uri):
         self.address = tracking_uri
         self.keys = []
+        self.made = []
 
     def get_experiment_by_name(self, name):
         if self.down:
@@ -40,10 +46,14 @@ class Client:
         return []
 
     def create_run(self, *_, **__):
+        self.made.append("abc")
         return SimpleNamespace(info=SimpleNamespace(run_id="abc"))
 
-    def get_run(self, _):
-        return SimpleNamespace(data=SimpleNamespace(params={}), info=SimpleNamespace(lifecycle_stage=self.stage))
+    def get_run(self, run_id):
+        if run_id not in ("abc", "deleted"):
+            raise MissingError(f"Run with id={run_id} not found")
+        stage = "deleted" if run_id == "deleted" else self.stage
+        return SimpleNamespace(data=SimpleNamespace(params={}), info=SimpleNamespace(lifecycle_stage=stage))
 
     def update_run(self, *_, **__):
         pass
@@ -77,12 +87,12 @@ def opened(client, tmp_path):
     return open_server(tmp_path)
 
 
-def open_server(tmp_path):
+def open_server(tmp_path, known_id=""):
     directory = RunDirectory.at(tmp_path / "run")
     directory.create(0o750)
     directory.config.write_text(json.dumps({"name": "made"}))
-    server = MLflowServer(directory)
-    return server, server.open(describe(directory), "")
+    server = MLflowServer()
+    return server, server.open(describe(directory, "digest"), known_id)
 
 
 def sent_keys(server, *names):
@@ -91,9 +101,9 @@ def sent_keys(server, *names):
 
 
 def test_the_password_of_the_address_is_for_the_client_alone(client, tmp_path):
-    server, (run_id, address) = open_server(tmp_path)
+    server, found = open_server(tmp_path)
     assert server._client.address == SECRET_ADDRESS
-    assert (run_id, address) == ("abc", "https://host:5000/#/experiments/7/runs/abc")
+    assert (found.run_id, found.address) == ("abc", "https://host:5000/#/experiments/7/runs/abc")
     client.down = True
     with pytest.raises(ServiceError) as raised:
         open_server(tmp_path)
@@ -105,6 +115,24 @@ def test_without_a_server_its_user_has_to_name_one(client, tmp_path, monkeypatch
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     with pytest.raises(ServiceSetupError, match="no server is known"):
         open_server(tmp_path)
+
+
+@pytest.mark.parametrize("known_id", ["lost", "deleted"])
+def test_a_run_that_the_server_does_not_have_any_more_is_made_anew(client, tmp_path, known_id):
+    del client
+    server, found = open_server(tmp_path, known_id)
+    assert (server._client.made, found.run_id, found.last_step) == (["abc"], "abc", NOTHING)
+
+
+def test_a_run_that_the_server_has_is_continued(client, tmp_path):
+    del client
+    server, found = open_server(tmp_path, "abc")
+    assert (server._client.made, found.run_id, found.last_step) == ([], "abc", None)
+
+
+def test_a_destination_is_the_server_and_the_experiment(client, directory):
+    del client
+    assert MLflowServer().destination(describe(directory, "digest")) == "https://host:5000, experiment hpctrain"
 
 
 def test_plain_names_stay_and_others_get_keys_of_their_own(opened):

@@ -14,11 +14,13 @@ from fake_service import FakeService
 from logged_run import LoggedRun
 
 from hpctrain.errors import ExitCode, RunDirectoryError
+from hpctrain.run.directory import RunDirectory
 from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.sync import transfer as transfers
 from hpctrain.sync.claim import BusyError, SenderClaim
 from hpctrain.sync.cursor import Cursor, cursor_path
+from hpctrain.sync.identity import identify
 from hpctrain.sync.rows import GrowingFile
 from hpctrain.sync.service import ServiceError, ServiceSetupError
 from hpctrain.sync.transfer import Transfer, send_once
@@ -121,14 +123,68 @@ def test_a_cursor_that_is_torn_or_lost_costs_nothing(run, service, damage):
     made = service()
     send(run, made)
     path = cursor_path(run.directory, "wandb")
-    if damage is None and not made.confirms_at_close:
-        return  # MLflow's client finds the run by its tag, and then doubts as well: tests/nightly/test_mlflow.py
     path.unlink() if damage is None else path.write_bytes(damage)
     run.train(10, 20)
     run.end(Reason.COMPLETED, 20)
     again = service()
     send(run, again)
     assert again.arrived() == run.logged()
+
+
+def test_another_destination_gets_the_whole_run(run, service, tmp_path):
+    run.train(0, 10)
+    send(run, service())
+    other = service()
+    other.path = tmp_path / "other"
+    run.train(10, 20)
+    run.end(Reason.COMPLETED, 20)
+    send(run, other)
+    assert other.arrived() == run.logged()
+    back = service()
+    send(run, back)
+    assert back.arrived() == run.logged()
+    assert Cursor.read(run.directory, "wandb").destination == str(back.path)
+
+
+def test_a_run_that_was_removed_at_the_service_is_sent_anew(run, service):
+    run.train(0, 10)
+    made = service()
+    send(run, made)
+    made.path.unlink()
+    run.train(10, 20)
+    send(run, service())
+    assert steps(made) == list(range(1, 20))
+
+
+def test_a_copy_of_a_run_is_a_run_of_its_own_at_the_service(run, service, tmp_path):
+    run.train(0, 10)
+    send(run, service())
+    shutil.copytree(run.directory.path, tmp_path / "copy")
+    copy = LoggedRun.at(RunDirectory.at(tmp_path / "copy"))
+    run.train(10, 20)
+    copy.train(10, 30)
+    send(run, service())
+    of_copy = service()
+    of_copy.path = tmp_path / "run of the copy"
+    send(copy, of_copy)
+    assert of_copy.opened_with == [""]
+    assert steps(of_copy) == list(range(1, 30))
+    first, second = (Cursor.read(made.directory, "wandb") for made in (run, copy))
+    assert first.run_id != second.run_id
+    assert (first.digest, second.digest) == (identify(run.directory), identify(copy.directory))
+
+
+def test_a_moved_run_continues_at_the_service(run, service, tmp_path):
+    run.train(0, 10)
+    send(run, service())
+    run_id = Cursor.read(run.directory, "wandb").run_id
+    run.directory.path.rename(tmp_path / "moved")
+    moved = LoggedRun.at(RunDirectory.at(tmp_path / "moved"))
+    moved.train(10, 20)
+    made = service()
+    send(moved, made)
+    assert made.opened_with == [run_id]
+    assert (steps(made), Cursor.read(moved.directory, "wandb").run_id) == (list(range(1, 20)), run_id)
 
 
 def test_a_sender_killed_at_step_zero_leaves_it_in_doubt(run, service):
