@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from hpctrain.config import require
+from hpctrain.config.signature import unfit
 from hpctrain.errors import ConfigError
 
 BASE = "hpctrain.callbacks.callback.Callback"
@@ -117,14 +118,10 @@ def cant_be_called(key: str, target: str, hook: str, why: str) -> ConfigError:
 
 def wrong_arguments(key: str, target: str, method: ast.FunctionDef) -> ConfigError | None:
     """Return the error for a hook that doesn't take its arguments, as its source shows them; None for any other."""
-    given, own = 1 + len(ARGUMENTS.get(method.name, ("training",))), method.args
-    if method.name not in HOOKS or method.decorator_list:
+    if method.name not in HOOKS:
         return None
-    names = [one.arg for one in (*own.posonlyargs, *own.args)]
-    needed = len(names) - len(own.defaults) + sum(default is None for default in own.kw_defaults)
-    if needed <= given and (given <= len(names) or own.vararg is not None):
-        return None
-    return cant_be_called(key, target, method.name, f"it takes {', '.join(names)}")
+    why = unfit(method, 1 + len(ARGUMENTS.get(method.name, ("training",))))
+    return None if why is None else cant_be_called(key, target, method.name, why)
 
 
 def not_a_callback(key: str, target: str) -> ConfigError:

@@ -17,6 +17,7 @@ from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
 from hpctrain.config.target import check_targets
 from hpctrain.config.task import EXTRAS, missing_folder
+from hpctrain.config.task_methods import check_task
 from hpctrain.config.turns import check_turns
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import counted
@@ -65,6 +66,7 @@ def check(config: Config, environ: Mapping[str, str] = os.environ, *, world_size
     _check_services(config, environ)
     for group in ("task", "model", "optimizer", "schedule", "callbacks"):
         check_targets(group, getattr(config, group))
+    check_task(config)
     check_turns(config)
     target = str(config.task["_target_"])
     if (needed := EXTRAS.get(target.rpartition(".")[0])) is not None:

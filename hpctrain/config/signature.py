@@ -61,6 +61,21 @@ def signature_of(source: ModuleSource, definition: Definition) -> Signature:
         raise UnknownError from error
 
 
+def unfit(method: ast.FunctionDef, given: int) -> str | None:
+    """Return why a method can't be called with so many arguments in order; None if it can, or isn't plain.
+
+    Args:
+        method: in the body of a class.
+        given: arguments, with `self`.
+    """
+    own = method.args
+    names = [one.arg for one in (*own.posonlyargs, *own.args)]
+    needed = len(names) - len(own.defaults) + sum(default is None for default in own.kw_defaults)
+    if method.decorator_list or (needed <= given and (given <= len(names) or own.vararg is not None)):
+        return None
+    return f"it takes {', '.join(names)}"
+
+
 def _of_function(node: ast.FunctionDef, *, method: bool = False) -> Signature:
     arguments = node.args
     if node.decorator_list or (method and not (arguments.posonlyargs or arguments.args)):

@@ -32,6 +32,7 @@ from hpctrain.train.precision import (
     poor_fit,
     set_matmul_precision,
 )
+from hpctrain.train.task_class import check_class
 
 log = logging.getLogger("hpctrain.train")
 
@@ -77,12 +78,18 @@ def build_task(node: Mapping[str, Any]) -> Task:
 
     Raises:
         TaskError: the class isn't a `Task`.
+        ConfigError: it lacks a method, or has one that can't be called or would never be.
     """
+    kind = locate("task", node["_target_"])
+    if isinstance(kind, type) and issubclass(kind, Task):
+        check_class(kind, node["_target_"])
     task = instantiate("task", node)
     if not isinstance(task, Task):
         raise TaskError(
             f"task._target_={node['_target_']} made a {type(task).__name__}: derive it from hpctrain.tasks.Task"
         )
+    if not isinstance(kind, type):  # a function that makes a task
+        check_class(type(task), node["_target_"])
     return task
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from hpctrain.config.root import Config
 from hpctrain.config.schedule import schedule_of
+from hpctrain.config.task_methods import lacks
 from hpctrain.config.trainer import Trainer
 from hpctrain.distributed.replica import replicate
 from hpctrain.distributed.world import World
@@ -55,12 +56,14 @@ def build_turns(
 
     Raises:
         TaskError: the task has no method of that name.
-        ConfigError: a loss trains nothing at first.
+        ConfigError: a loss trains nothing at first, or the task has none.
     """
     losses = _by_loss(optimizers)
     turns = []
     for method, own in losses.items():
         name = own[0].named.name if len(losses) > 1 else ""
+        if not own[0].named.name and not callable(task.loss):
+            raise lacks(config.task["_target_"], method)
         if not callable(getattr(task, method, None)):
             raise TaskError(f"{type(task).__name__} has no method {method}, which {own[0].named.key}.loss names")
         loss = Loss(

@@ -11,6 +11,7 @@ from hpctrain.tasks import Task
 
 class Plain(Task):
     def loss(self, model, batch): ...
+    def train_dataset(self): ...
 
 
 class Set(Plain):

@@ -1,0 +1,186 @@
+"""Check the methods of a task's class: those it needs, what they are called with, and names that nothing would call."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from hpctrain.config.module_source import ModuleSource, UnknownError, bindings, find_definition, find_module
+from hpctrain.config.named_optimizers import NamedOptimizer, named_optimizers
+from hpctrain.config.root import Config
+from hpctrain.config.signature import lineage, unfit
+from hpctrain.errors import ConfigError
+from hpctrain.phrases import listed
+
+BASE = ("hpctrain.tasks.task", "Task")
+METHODS: Mapping[str, Sequence[str]] = {
+    "prepare": (),
+    "build_model": (),
+    "place": ("model", "devices"),
+    "train_dataset": (),
+    "order": ("num_samples", "seed"),
+    "eval_dataset": (),
+    "loss": ("model", "batch"),
+    "evaluate": ("model", "batch"),
+    "derive": ("means",),
+    "build_metrics": (),
+    "compute_metrics": ("samples",),
+    "num_samples": ("batch",),
+    "to_device": ("batch", "device"),
+    "state_dict": (),
+    "load_state_dict": ("state",),
+}
+"""The methods of a task that the training calls, and with what."""
+OF_LIGHTNING = {
+    "training_step": "define loss(self, model, batch)",
+    "validation_step": "define evaluate(self, model, batch)",
+    "test_step": "define evaluate(self, model, batch)",
+    "configure_optimizers": "choose optimizer=NAME and schedule=NAME",
+    "train_dataloader": "define train_dataset(self)",
+    "val_dataloader": "define eval_dataset(self)",
+    "test_dataloader": "define eval_dataset(self)",
+    "prepare_data": "define prepare(self)",
+    "setup": "build the data in train_dataset and eval_dataset",
+    "configure_model": "define build_model(self)",
+    "configure_callbacks": "choose callbacks=[NAME]",
+    "configure_gradient_clipping": "set trainer.clip_grad_norm",
+    "transfer_batch_to_device": "define to_device(self, batch, device)",
+    "on_save_checkpoint": "define state_dict(self)",
+    "on_load_checkpoint": "define load_state_dict(self, state)",
+}
+"""Methods of a LightningModule or LightningDataModule, and what does the same here."""
+HOOK_OF_LIGHTNING = re.compile(r"on_(fit|train|validation|test|before|after)_\w+|(training|validation|test)_epoch_end")
+CLOSE = 0.85
+"""Similarity (`difflib`) from which a name is taken for a typo of a method: `evalute`, but not `d_loss` or `losses`."""
+
+Chain = Sequence[tuple[ModuleSource, ast.ClassDef]]
+
+
+def check_task(config: Config) -> None:
+    """Check the class of the task as far as its source shows it; the ranks check the class itself.
+
+    Raises:
+        ConfigError: it isn't a task, lacks a method, or has one that can't be called or would never be.
+    """
+    target = str(config.task["_target_"])
+    optimizers = named_optimizers(config.optimizer)
+    try:
+        chain = _lineage(target)
+    except (UnknownError, SyntaxError):
+        return
+    if BASE not in [(source.name, one.name) for source, one in chain]:
+        raise not_a_task(target)
+    own = [one for source, one in chain if (source.name, one.name) != BASE]
+    require_methods(target, _methods(own), optimizers)
+    known = {**METHODS, **{each.loss: METHODS["loss"] for each in optimizers}}
+    mentioned = set(known) | {name for one in own for name in _mentioned(one)}
+    for one in own:
+        for name, statement in bindings(one.body):
+            if isinstance(statement, ast.FunctionDef) and (mistake := never_called(target, name, mentioned)):
+                raise mistake
+            if isinstance(statement, ast.FunctionDef) and name in known:
+                why = unfit(statement, 1 + len(known[name]))
+                if why is not None:
+                    raise cant_be_called(target, name, known[name], why)
+
+
+def require_methods(target: str, methods: Collection[str], optimizers: Sequence[NamedOptimizer]) -> None:
+    """Require the data and the losses.
+
+    Args:
+        target: the task's class.
+        methods: that it has.
+        optimizers: of the configuration, whose losses they have to include.
+
+    Raises:
+        ConfigError: it lacks one.
+    """
+    for each in optimizers:
+        if each.loss in methods:
+            continue
+        if not each.name:
+            raise lacks(target, each.loss)
+        public = [name for name in methods if not name.startswith("_")]
+        near = difflib.get_close_matches(each.loss, public, n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"define it; the class has {listed(public)}"
+        raise ConfigError(f"{each.key}.loss", each.loss, f"{target} has no such method", remedy)
+    if "train_dataset" not in methods:
+        raise lacks(target, "train_dataset")
+
+
+def lacks(target: str, method: str) -> ConfigError:
+    """Return the error for a class without a method that it needs."""
+    arguments = ", ".join(("self", *METHODS.get(method, ())))
+    return ConfigError("task._target_", target, f"has no method {method}", f"define {method}({arguments})")
+
+
+def never_called(target: str, method: str, mentioned: Collection[str]) -> ConfigError | None:
+    """Return the error for a method that looks as if the training called it, and that nothing calls; else None.
+
+    Args:
+        target: the task's class.
+        method: name of a method.
+        mentioned: names that the class itself uses, and those that the training calls.
+    """
+    if method in mentioned or method.startswith("_"):
+        return None
+    near = difflib.get_close_matches(method, METHODS, n=1, cutoff=CLOSE)
+    if method in OF_LIGHTNING:
+        remedy = OF_LIGHTNING[method]
+    elif HOOK_OF_LIGHTNING.fullmatch(method):
+        remedy = "write a callback"
+    elif near:
+        remedy = f"did you mean {near[0]}?"
+    else:
+        return None
+    problem = f"has {method}, which is not a method of hpctrain's tasks: nothing calls it"
+    return ConfigError("task._target_", target, problem, f"{remedy} (begin the name of a method of your own with _)")
+
+
+def cant_be_called(target: str, method: str, arguments: Sequence[str], why: str) -> ConfigError:
+    """Return the error for a method with other arguments."""
+    problem = f"its {method} can't be called: {why}"
+    return ConfigError("task._target_", target, problem, f"write def {method}({', '.join(('self', *arguments))})")
+
+
+def not_a_task(target: str) -> ConfigError:
+    """Return the error for a class that isn't a task."""
+    return ConfigError("task._target_", target, "is not a subclass of hpctrain.tasks.Task", "derive the class from it")
+
+
+def _lineage(target: str) -> Chain:
+    found = find_module(target.rpartition(".")[0])
+    if found is None or found[1]:
+        raise UnknownError
+    source, definition = find_definition(found[0], target.rpartition(".")[2])
+    if not isinstance(definition, ast.ClassDef):
+        raise UnknownError
+    return lineage(source, definition)[0]
+
+
+def _methods(classes: Sequence[ast.ClassDef]) -> list[str]:
+    """Return the names that classes define, but for those that the first class to define them sets to a constant."""
+    methods: dict[str, bool] = {}
+    for one in classes:
+        constants = _constants(one)
+        for name, _ in bindings(one.body):
+            methods.setdefault(name, name not in constants)
+    return [name for name, is_method in methods.items() if is_method]
+
+
+def _constants(node: ast.ClassDef) -> set[str]:
+    return {
+        target.id
+        for statement in node.body
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Constant)
+        for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
+        if isinstance(target, ast.Name)
+    }
+
+
+def _mentioned(node: ast.ClassDef) -> Iterator[str]:
+    for each in ast.walk(node):
+        if isinstance(each, ast.Attribute | ast.Name) and isinstance(each.ctx, ast.Load):
+            yield each.attr if isinstance(each, ast.Attribute) else each.id

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+
+from hpctrain.config.compose import Composer
+from hpctrain.errors import ConfigError
+
+PLAIN = """\
+from hpctrain.tasks import Task
+
+
+class Plain(Task):
+    def train_dataset(self): ...
+
+    def loss(self, model, batch): ...
+
+
+class Own(Plain):
+    {}
+"""
+
+
+def composed(tmp_path, monkeypatch, source: str) -> None:
+    (tmp_path / "own_tasks.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    Composer().compose(["task=custom", "task._target_=own_tasks.Own"])
+
+
+@pytest.mark.parametrize(
+    ("method", "problem"),
+    [
+        ("def validation_step(self, batch, index): ...", "has validation_step, .*define evaluate"),
+        ("def configure_optimizers(self): ...", "has configure_optimizers, .*choose optimizer=NAME"),
+        ("def on_train_epoch_end(self): ...", "has on_train_epoch_end, .*write a callback"),
+        ("def eval_datset(self): ...", "has eval_datset, .*did you mean eval_dataset?"),
+        ("def evalute(self, model, batch): ...", "has evalute, .*did you mean evaluate?"),
+        (
+            "def loss(self, model, batch, index): ...",
+            r"its loss can't be called: .*write def loss\(self, model, batch\)",
+        ),
+        ("def derive(self): ...", r"its derive can't be called: it takes self; write def derive\(self, means\)"),
+        ("loss = None", r"has no method loss; define loss\(self, model, batch\)"),
+        ("train_dataset = None", r"has no method train_dataset; define train_dataset\(self\)"),
+    ],
+)
+def test_a_method_that_cannot_be_called_or_never_is_refused(tmp_path, monkeypatch, method, problem):
+    with pytest.raises(ConfigError, match=problem) as found:
+        composed(tmp_path, monkeypatch, PLAIN.format(method))
+    assert found.value.key == "task._target_"
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "def d_loss(self, model, batch): ...",
+        "def losses(self): ...",
+        "def test_dataset(self): ...",
+        "def _evalute(self): ...",
+        "def prepared(self): ...\n    def eval_dataset(self): return self.prepared()",
+        "def setup(self): ...\n    def prepare(self): self.setup()",
+        "def loss(self, *arguments): ...",
+        "def loss(self, model, batch, weight=1): ...",
+        "@staticmethod\n    def loss(model, batch): ...",
+        "loss = Plain.loss",
+    ],
+)
+def test_methods_of_ones_own_are_accepted(tmp_path, monkeypatch, method):
+    composed(tmp_path, monkeypatch, PLAIN.format(method))
+
+
+def test_a_class_of_another_kind_is_refused(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"is not a subclass of hpctrain\.tasks\.Task"):
+        composed(tmp_path, monkeypatch, "class Own:\n    def loss(self, model, batch): ...")
