@@ -80,12 +80,21 @@ def read_exit_records(claim: Path) -> dict[int, ExitRecord]:
 def first_cause(records: Mapping[int, ExitRecord]) -> ExitRecord | None:
     """The record that explains a failure: the earliest that doesn't blame a peer, else the earliest.
 
-    If all blame a peer, a rank that hangs precedes those that lost it when its watchdog ended it. None if no rank
-    recorded a failure.
+    If all blame a peer, a rank that hangs precedes those that lost it when its watchdog ended it. Of ranks that failed
+    with the same error as rank zero, it is rank zero's, which has printed that error. None if no rank recorded a
+    failure.
     """
     wrong = [record for record in records.values() if not record.reason.meaning.orderly]
-    return min(
+    first = min(
         wrong,
         key=lambda record: (record.blames_peer, record.blames_peer and record.reason is not Reason.HANG, record.time),
         default=None,
     )
+    zero = records.get(0)
+    return zero if first is not None and zero is not None and _failed_alike(zero, first) else first
+
+
+def _failed_alike(one: ExitRecord, other: ExitRecord) -> bool:
+    """Whether two ranks failed with the same error, which isn't that of a machine or of another rank."""
+    failures = {(record.reason, record.message, record.blames_peer) for record in (one, other)}
+    return failures == {(Reason.FAILED, other.message, False)}

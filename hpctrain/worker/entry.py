@@ -146,7 +146,8 @@ def _fail(rank: Rank, error: BaseException) -> int:
         rank.close_attempt_for_peer(found.reason, detail)
     else:
         rank.close_attempt(found.reason, detail)
-    code = error.exit_code if isinstance(error, HpctrainError) else ExitCode.FAILED
+    # once an attempt has begun, the run exists, and has failed whatever the error is
+    code = error.exit_code if isinstance(error, HpctrainError) and rank.attempt is None else ExitCode.FAILED
     return _exit_code(rank, code) if rank.superseded else code
 
 

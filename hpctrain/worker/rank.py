@@ -7,9 +7,9 @@ import logging
 import os
 import socket
 import time
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import format_exception
 from typing import TYPE_CHECKING
 
 from hpctrain.attempt.outcome import Outcome, record_end, resume_command
@@ -146,7 +146,8 @@ class Rank:
         record = self._exit_record(
             reason,
             message=self.why_ended if error is None else headline(error, advice),
-            trace="" if error is None else "".join(traceback.format_exception(error)),
+            # the message of an error of hpctrain says what to do; where in hpctrain it was raised doesn't help
+            trace="" if error is None or isinstance(error, HpctrainError) else "".join(format_exception(error)),
             blames_peer=blames_peer,
             stop_signal=self.stop.last_signal,
         )

@@ -18,12 +18,14 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
 from hpctrain.distributed.private_folder import lockable_folder
 from hpctrain.distributed.stop_request import STOP_SIGNALS, StopRequest
+from hpctrain.errors import ExitCode
 from hpctrain.launch import local
 from hpctrain.launch.local import LocalRanks, free_port, launch_local, rank_variables
 from hpctrain.launch.prepare import prepare
 from hpctrain.launch.rank_output import copy_output
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.handover import Handover
+from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import Times
 from hpctrain.worker.rank import Rank
@@ -338,6 +340,21 @@ def test_an_error_while_they_start_leaves_no_process(ranks, there, directory):
 
 def test_a_free_port_can_be_bound():
     assert 1024 <= free_port() < 65536
+
+
+def test_an_error_that_all_ranks_raise_is_not_printed_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = prepare(Composer().compose(["run_dir=R", "cluster.processes_per_node=2"]), ["python"])
+    attempt = Ledger(run.directory).claim()
+    for rank in (1, 0):
+        record = ExitRecord(
+            rank=rank, host="n", reason=Reason.FAILED, step=3, message="ConfigError: no", time=2.0 - rank
+        )
+        record.write(run.directory.claim(attempt))
+    assert local._conclude(run, attempt, kills=0, codes=[1, 1]) == ExitCode.FAILED
+    ended, advice = capsys.readouterr().err.splitlines()
+    assert ended == "hpctrain: failed after step 3"
+    assert advice.startswith("once the cause is fixed, resume with: ")
 
 
 @pytest.mark.parametrize("hangs", [True, False])

@@ -47,6 +47,29 @@ def test_the_cause_is_the_earliest_failure_that_blames_no_peer():
     assert cause.rank == 2
 
 
+def test_of_ranks_that_failed_alike_rank_zero_is_named_which_printed_the_error():
+    records = [record(0, message="ConfigError: no", time=2.0), record(1, message="ConfigError: no", time=1.0)]
+    assert first_cause(dict(enumerate(records))) is records[0]
+
+
+@pytest.mark.parametrize(
+    ("reason", "fields"),
+    [
+        (Reason.FAILED, {"message": "ValueError: other"}),
+        (Reason.FAILED, {"message": "no", "blames_peer": True}),
+        (Reason.COMPLETED, {"message": "no"}),
+    ],
+)
+def test_a_rank_zero_that_ended_otherwise_is_not_named(reason, fields):
+    records = [record(0, reason, time=2.0, **fields), record(1, message="no", time=1.0)]
+    assert first_cause(dict(enumerate(records))) is records[1]
+
+
+def test_of_broken_machines_the_first_is_named():
+    records = [record(rank, Reason.INFRASTRUCTURE, message="no", time=2.0 - rank) for rank in range(2)]
+    assert first_cause(dict(enumerate(records))) is records[1]
+
+
 def test_where_all_blame_a_peer_the_earliest_is_the_best_guess():
     cause = first_cause({rank: record(rank, time=9.0 - rank, blames_peer=True) for rank in range(3)})
     assert cause is not None

@@ -12,7 +12,7 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
 from hpctrain.config.root import Config
 from hpctrain.distributed.stop_request import StopRequest
-from hpctrain.errors import ClusterEnvironmentError, ExitCode
+from hpctrain.errors import ClusterEnvironmentError, ConfigError, ExitCode
 from hpctrain.launch.local import rank_variables
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.handover import Handover
@@ -98,3 +98,13 @@ def test_exit_codes_that_srun_sees(tmp_path, monkeypatch, handover, claims, stop
     rank = Rank(Config(), environment, handover, StopRequest(), Times(0.0), directory=directory, attempt=1)
     assert entry._exit_code(rank, ExitCode.INTERRUPTED) == stopped
     assert entry._fail(rank, RuntimeError("Connection closed by peer")) == lost_a_peer
+
+
+@pytest.mark.parametrize(("attempt", "code"), [(None, ExitCode.BAD_CONFIGURATION), (1, ExitCode.FAILED)])
+def test_a_bad_configuration_that_the_ranks_find_fails_the_run_once_it_has_begun(tmp_path, attempt, code):
+    directory = RunDirectory.at(tmp_path / "R")
+    directory.create(0o750)
+    Ledger(directory).claim()
+    environment = ClusterEnvironment.from_environment(rank_variables(1, 2, 29123))
+    rank = Rank(Config(), environment, Handover(), StopRequest(), Times(0.0), directory=directory, attempt=attempt)
+    assert entry._fail(rank, ConfigError("data.batch", 1, "is odd", "make it even")) == code

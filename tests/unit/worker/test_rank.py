@@ -8,6 +8,7 @@ import pytest
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.distributed.stop_request import StopRequest
+from hpctrain.errors import TaskError
 from hpctrain.run.config_change import change_config, keep_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, read_exit_records
@@ -73,6 +74,14 @@ def test_a_rank_records_its_end_in_its_attempt(make, directory):
     assert record.host == socket.gethostname()
     assert "ValueError: wrong" in record.traceback
     assert rank.description == f"rank 1 of 2 on {socket.gethostname()}, attempt 1, step 0"
+
+
+def test_the_record_of_an_error_of_hpctrain_is_one_line(make, directory):
+    rank = make()
+    enter(rank, directory)
+    rank.write_exit_record(Reason.FAILED, TaskError("expected a scalar"))
+    record = read_exit_records(directory.claim(1))[1]
+    assert (record.message, record.traceback) == ("TaskError: expected a scalar", "")
 
 
 def test_a_file_system_that_refuses_the_exit_record_is_a_warning(make, directory, caplog):
