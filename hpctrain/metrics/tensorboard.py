@@ -42,7 +42,8 @@ class TensorBoardSink:
     curve never doubles back. TensorBoard can't drop the evaluation of a step and keep its other records: if the
     evaluation will be repeated, all of `resume_step` is dropped, and `repeat` has to bring back the rest.
 
-    Of records within 0.1 s of each other only the first is written, and every evaluation; the metrics file has all.
+    Of training records within 0.1 s of each other, the first and the last before a `flush` or `close` are written; the
+    metrics file has all of them. Evaluations are written at once.
     While the file system fails, training continues (see `RecordFile`). Threads may share the sink.
 
     Args:
@@ -69,14 +70,18 @@ class TensorBoardSink:
         self._file: RecordFile | None = None
         self._failing = False
         self._logged_at = float("-inf")
+        self._left_out: tuple[int, float, Mapping[str, float]] | None = None
         # media come from the thread that writes them
         self._lock = threading.Lock()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Append one event with all values of the step, unless it comes too soon after the last one."""
+        """Append one event with all values of the step; one that comes too soon after the last one may be left out."""
         now = self._clock()
-        if 0 <= now - self._logged_at < _PAUSE_S and not is_evaluation(values):
-            return
+        if not is_evaluation(values):
+            is_early = 0 <= now - self._logged_at < _PAUSE_S
+            self._left_out = (step, now, values) if is_early else None
+            if is_early:
+                return
         self._logged_at = now
         self.repeat(step, now, values)
 
@@ -106,16 +111,23 @@ class TensorBoardSink:
 
     def flush(self) -> None:
         """Make the events durable; a failure is a warning."""
+        self._append_left_out()
         with self._lock:
             if self._file is not None:
                 self._file.sync()
 
     def close(self) -> None:
         """Flush and close the file."""
+        self._append_left_out()
         with self._lock:
             if self._file is not None:
                 self._file.close()
                 self._file = None
+
+    def _append_left_out(self) -> None:
+        if self._left_out is not None:
+            self.repeat(*self._left_out)
+            self._left_out = None
 
     def _append(self, event: Any) -> None:
         with self._lock:

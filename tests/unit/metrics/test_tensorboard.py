@@ -67,6 +67,19 @@ def test_no_close_is_needed_to_read_a_killed_run(tmp_path):
     sink.close()
 
 
+def test_the_last_record_is_there_however_fast_they_follow(tmp_path):
+    sink = TensorBoardSink(tmp_path, 0, clock=itertools.count(1763, 0.01).__next__)
+    for step in range(1, 6):
+        sink.log(step, {"train/loss": float(step)})
+    sink.log(5, {"eval/loss": 5.5})
+    sink.flush()  # before a checkpoint, from which a resume continues
+    assert read(tmp_path) == {"train/loss": [(1, 1.0), (5, 5.0)], "eval/loss": [(5, 5.5)]}
+    for step in range(6, 8):
+        sink.log(step, {"train/loss": float(step)})
+    sink.close()
+    assert read(tmp_path)["train/loss"] == [(1, 1.0), (5, 5.0), (7, 7.0)]
+
+
 def test_a_curve_never_doubles_back(tmp_path):
     for resume_step, logged in ((0, (10, 20, 30)), (20, (30, 40, 50)), (40, (50,))):
         sink = TensorBoardSink(tmp_path, resume_step, clock=itertools.count(1763).__next__)
