@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpctrain.callbacks.callback import Callback
 from hpctrain.callbacks.early_stopping import EarlyStopping
@@ -21,8 +21,23 @@ from hpctrain.train.build import instantiate
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.turn import Turn
 
-Hook = tuple[str, Callable[..., None]]
-"""The name of a callback's entry, and its method."""
+
+class Hook(NamedTuple):
+    """A hook that a callback overrides.
+
+    Attributes:
+        callback: the name of its entry.
+        name: of the hook.
+        call: the method.
+    """
+
+    callback: str
+    name: str
+    call: Callable[..., None]
+
+
+Hooks = tuple[Hook, ...]
+"""Those of one name, in the order of the callbacks."""
 
 log = logging.getLogger("hpctrain.train")
 
@@ -80,22 +95,22 @@ class Callbacks:
         Raises:
             ConfigError: early stopping would never act.
         """
-        for name, hook in self.after_evaluation:
+        for name, hook, _ in self.after_evaluation:
             callback = self._callbacks[name]
             if isinstance(callback, EarlyStopping):
                 target = f"{type(callback).__module__}.{type(callback).__qualname__}"
                 raise ConfigError(f"callbacks.{name}._target_", target, why_none, f"leave {name} out of callbacks")
             if self._training is not None and self._training.rank == 0:
-                log.warning("callbacks.%s: its %s is never called: %s", name, hook.__name__, why_none)
+                log.warning("callbacks.%s: its %s is never called: %s", name, hook, why_none)
 
-    def _overridden(self, hook: str) -> tuple[Hook, ...]:
+    def _overridden(self, hook: str) -> Hooks:
         return tuple(
-            (name, getattr(callback, hook))
+            Hook(name, hook, getattr(callback, hook))
             for name, callback in self._callbacks.items()
             if getattr(type(callback), hook) is not getattr(Callback, hook)
         )
 
-    def run(self, hooks: tuple[Hook, ...], meter: Meter, *, computing: bool = False) -> None:
+    def run(self, hooks: Hooks, meter: Meter, *, computing: bool = False) -> None:
         """Call hooks of a step.
 
         Args:
@@ -104,23 +119,19 @@ class Callbacks:
             computing: whether what they log belongs to the step that is computed.
         """
         assert self._training is not None
-        task_log = self._training.own_log
-        with task_log.watched(computing=computing):
-            self._call(hooks)
-            task_log.count(meter, 1, ())
+        with self._training.own_log.in_hooks(computing=computing):
+            self._call(hooks, meter)
 
-    def run_between_steps(self, hook: str) -> None:
-        """Call the hooks that belong to no step, in which nothing may be logged.
+    def run_between_steps(self, hooks: Hooks) -> None:
+        """Call hooks that belong to no step, in which nothing may be logged.
 
         Args:
-            hook: `on_start`, `after_save`, `on_stop` or `on_end`.
+            hooks: `on_start`, `after_save`, `on_stop` or `on_end` of this object.
         """
-        training = self._training
-        for name, method in getattr(self, hook):
-            assert training is not None
-            training.callback_name = name
-            with training.own_log.between_steps(f"{hook} of callbacks.{name}"):
-                method(training)
+        for hook in hooks:
+            assert self._training is not None
+            with self._training.own_log.logging_refused(hook.name):
+                self._call((hook,), None)
 
     def watch_backward(self, turns: Sequence[Turn], meter: Meter) -> None:
         """Have the turns of the step call `after_backward`.
@@ -145,18 +156,27 @@ class Callbacks:
             means: of the evaluation, by logged name.
         """
         assert self._training is not None
-        task_log = self._training.own_log
-        with task_log.evaluation_mode():
-            self._call(self.after_evaluation, {name.removeprefix(EVAL_PREFIX): mean for name, mean in means.items()})
-            task_log.count(meter, 1, {name.removeprefix(EVAL_PREFIX) for name in means})
+        with self._training.own_log.evaluation_mode():
+            self._call(self.after_evaluation, meter, {name.removeprefix(EVAL_PREFIX): means[name] for name in means})
         return meter.means()
 
-    def _call(self, hooks: tuple[Hook, ...], *arguments: object) -> None:
+    def _call(self, hooks: Hooks, meter: Meter | None, *means: Mapping[str, float]) -> None:
+        """Call hooks, and add to the meter what each of them logs.
+
+        Args:
+            hooks: of one name.
+            meter: None where nothing may be logged.
+            means: of the evaluation, whose names are taken; none for other hooks.
+        """
         training = self._training
         assert training is not None
-        for name, hook in hooks:
-            training.callback_name = name
-            hook(training, *arguments)
+        taken = means[0] if means else ()
+        for hook in hooks:
+            training.callback_name = hook.callback
+            with training.own_log.in_callback(hook.callback):
+                hook.call(training, *means)
+                if meter is not None:
+                    training.own_log.add_to_meter(meter, 1, taken)
 
     def check(self) -> None:
         """Check that the states can be saved.

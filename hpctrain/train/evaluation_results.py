@@ -84,7 +84,7 @@ class EvaluationResults:
         for name, (total, count) in found.sums.items():
             self._meter.add_sum(f"{EVAL_PREFIX}{name}", total, count)
         if self._task_log.scalars:
-            self._task_log.count(self._meter, num_samples, (*found.sums, *found.per_sample))
+            self._task_log.add_to_meter(self._meter, num_samples, (*found.sums, *found.per_sample))
         self._gathering.add(turn, num_samples, found.per_sample)
         self._num_samples += num_samples
 

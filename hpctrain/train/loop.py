@@ -145,14 +145,14 @@ class Loop:
 
     def conclude(self, *, finished: bool) -> None:
         """Call the last hooks, once everything is saved."""
-        self._callbacks.run_between_steps("on_end" if finished else "on_stop")
+        self._callbacks.run_between_steps(self._callbacks.on_end if finished else self._callbacks.on_stop)
 
     def _begin(self) -> None:
         """Call the first hooks, and count the training time from now on."""
         callbacks = self._callbacks
         if callbacks.after_backward:
             callbacks.watch_backward(self._parts.step.turns, self._parts.meter)
-        callbacks.run_between_steps("on_start")
+        callbacks.run_between_steps(callbacks.on_start)
         self._ending.begin()
 
     def _ends_before_a_step(self) -> bool:
@@ -204,7 +204,7 @@ class Loop:
             self._log.flush()
             self._divergence.check_before_save(self.step)
             self._checkpointing.save(self.step, evaluation_due=self._evaluation_due, wait=wait)
-            self._callbacks.run_between_steps("after_save")
+            self._callbacks.run_between_steps(self._callbacks.after_save)
         self._times.record(self.step, due=True)
 
     def _evaluate(self) -> Stop | None:

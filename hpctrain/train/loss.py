@@ -101,10 +101,12 @@ class Loss:
         if num_samples:
             self._meter.add_mean(self.log_name, loss, num_samples)
             if others:
+                if self._task_log.names.of_callbacks:
+                    self._task_log.require_not_of_callbacks(others)
                 for name, value in others.items():
                     self._meter.add_value(f"{TRAIN_PREFIX}{name}", value, num_samples)
         if self._task_log.scalars:
-            self._task_log.count(self._meter, num_samples, others or ())
+            self._task_log.add_to_meter(self._meter, num_samples, others or ())
 
     def _computed(self, model: nn.Module, micro_batch: MicroBatch) -> tuple[Tensor, dict[str, Scalar] | None]:
         batch = micro_batch.batch

@@ -19,6 +19,7 @@ from hpctrain.tasks.log import Kind, TaskLog
 from hpctrain.tasks.loss_contract import OWN_NAMES, Scalar, check_name, checked_scalar, is_scalar
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
+from hpctrain.train.logged_names import REMEDY, LoggedNames
 
 TRAIN_PREFIX = "train/"
 
@@ -34,8 +35,9 @@ class AttachedLog(TaskLog):
         is_rank_zero: whether media are written here, and not discarded.
 
     Attributes:
-        scalars: logged since the last `count`: name, value, and the number of values if the task gave it.
+        scalars: logged since the last `add_to_meter`: name, value, and the number of values if the task gave it.
         own_names: what hpctrain itself logs as `train/NAME`.
+        names: that were logged so far.
     """
 
     def __init__(
@@ -43,19 +45,19 @@ class AttachedLog(TaskLog):
     ) -> None:
         self.scalars: list[tuple[str, Scalar, Scalar | None]] = []
         self.own_names = OWN_NAMES
+        self.names = LoggedNames()
         self._is_rank_zero = is_rank_zero
         self._writer: MediaWriter | None = None
         self._pending: dict[str, Captured] = {}
         self._pending_step = 0
-        self._kinds: dict[str, str] = {}
-        self._methods: dict[str, str] = {}
         self._kind = kind
+        self._source = kind
         self._position = position
         self._total_steps = total_steps
         self._every_steps = every_steps
         self._prefix = ""
         self._is_deriving = False
-        self._between_steps = ""
+        self._refusing_hook = ""
         self._is_ahead = True
         self._checked: set[str] = set()
         self._process = os.getpid()
@@ -81,7 +83,7 @@ class AttachedLog(TaskLog):
         """Collect a scalar."""
         if self._is_deriving:
             raise TaskError(f"{self._where('scalar')} was called after the last batch: return {name!r} from derive")
-        if self._between_steps:
+        if self._refusing_hook:
             raise self._refused("scalar", name)
         if name not in self._checked:
             check_name(self._where("scalar"), name, self.own_names if self._prefix != EVAL_PREFIX else frozenset())
@@ -95,8 +97,8 @@ class AttachedLog(TaskLog):
         if self._prefix and self._process == os.getpid():
             self.scalars.append((name, value, count))
 
-    def count(self, meter: Meter, num_samples: int, returned: Container[str]) -> None:
-        """Add the collected scalars of one batch to a meter.
+    def add_to_meter(self, meter: Meter, num_samples: int, returned: Container[str]) -> None:
+        """Add the collected scalars of one batch, or of one hook, to a meter.
 
         Args:
             meter: of the training or of an evaluation.
@@ -104,17 +106,19 @@ class AttachedLog(TaskLog):
             returned: names of the values that the method returned for the batch.
 
         Raises:
-            TaskError: the method returned a value of the same name.
+            TaskError: the method returned a value of the same name, or a callback and another one log it.
         """
         for name, value, given in self.scalars:
             if name in returned:
-                raise TaskError(f"{self._kind} both returns {name!r} and logs it: choose another name for one of them")
+                raise self._twice(name)
+            if self.names.of_callbacks or self._source != self._kind:
+                self._require_one_source(name)
             if num_samples:
                 meter.add_value(f"{self._prefix}{name}", value, num_samples if given is None else given)
         self.scalars.clear()
 
     def require_one_turn(self, method: str, returned: Iterable[str]) -> None:
-        """Refuse names that another loss logs, too: the mean over both would be neither's.
+        """Refuse names that another loss logs, too.
 
         Args:
             method: the task's class and the method that computed a loss.
@@ -123,10 +127,25 @@ class AttachedLog(TaskLog):
         Raises:
             TaskError: another method has logged or returned one of them.
         """
-        for name in (*returned, *(name for name, _, _ in self.scalars)):
-            other = self._methods.setdefault(name, method)
-            if other != method:
-                raise TaskError(f"{method} logs {name!r}, as {other} does: choose another name for one of them")
+        self.names.require_one_method(method, (*returned, *(name for name, _, _ in self.scalars)))
+
+    def require_not_of_callbacks(self, returned: Iterable[str]) -> None:
+        """Refuse names of values that the task returned if a callback logs them.
+
+        Raises:
+            TaskError: a callback has logged one of them.
+        """
+        for name in returned:
+            self._require_one_source(name)
+
+    def _require_one_source(self, name: str) -> None:
+        is_callback = self._source != self._kind
+        self.names.require_one_source(self._source, f"{self._prefix}{name}", is_callback=is_callback)
+
+    def _twice(self, name: str) -> TaskError:
+        if self._source == self._kind:
+            return TaskError(f"{self._kind} both returns {name!r} and logs it: {REMEDY}")
+        return TaskError(f"{self._source} logs {self._prefix + name!r}, as {self._kind} does: {REMEDY}")
 
     @contextmanager
     def training(self, media: MediaWriter | None = None) -> Iterator[None]:
@@ -178,8 +197,17 @@ class AttachedLog(TaskLog):
         self._pending.clear()
 
     @contextmanager
-    def watched(self, *, computing: bool) -> Iterator[None]:
-        """Log what a callback logs in the context, if the training has begun.
+    def in_callback(self, name: str) -> Iterator[None]:
+        """Name a callback in the messages about what is logged in the context."""
+        self._source = f"callbacks.{name}"
+        try:
+            yield
+        finally:
+            self._source = self._kind
+
+    @contextmanager
+    def in_hooks(self, *, computing: bool) -> Iterator[None]:
+        """Log what callbacks log in the context, if the training has begun.
 
         Args:
             computing: whether it belongs to the step that is being computed, and not to the last complete one.
@@ -192,43 +220,44 @@ class AttachedLog(TaskLog):
                 self._is_ahead = True
 
     @contextmanager
-    def between_steps(self, where: str) -> Iterator[None]:
+    def logging_refused(self, hook: str) -> Iterator[None]:
         """Refuse what a callback logs in the context: it would depend on the run's interruptions, or reach no record.
 
         Args:
-            where: the hook and the callback, for the message.
+            hook: the name of its method, for the message.
         """
         with self._in(self._prefix):
-            self._between_steps = where
+            self._refusing_hook = hook
             yield
 
     def _refused(self, method: str, name: str) -> TaskError:
-        problem = f"log.{method}({name!r}) was called in {self._between_steps}, which belongs to no step"
+        place = f"{self._refusing_hook} of {self._source}"
+        problem = f"log.{method}({name!r}) was called in {place}, which belongs to no step"
         return TaskError(f"{problem}: log in before_step, after_backward, after_step or after_evaluation")
 
     @contextmanager
     def _in(self, prefix: str) -> Iterator[None]:
-        before, outer, hook = self._prefix, self.scalars, self._between_steps
+        before, outer, hook = self._prefix, self.scalars, self._refusing_hook
         self._prefix = prefix
         self.scalars = []
-        self._between_steps = ""
+        self._refusing_hook = ""
         self._checked.clear()
         try:
             yield
         finally:
             self._prefix = before
             self.scalars = outer
-            self._between_steps = hook
+            self._refusing_hook = hook
             self._checked.clear()
 
     def _media(self, kind: Kind, name: str, content: Any, **options: Any) -> None:
         if self._process != os.getpid():
             return
-        if self._between_steps:
+        if self._refusing_hook:
             raise self._refused(kind, name)
         check_name(self._where(kind), name, frozenset())
         if self._prefix:
-            self._require_one_kind(f"{self._prefix}{name}", kind)
+            self.names.require_one_kind(self._source, f"{self._prefix}{name}", kind)
         if not self._is_rank_zero:
             return
         # also where it is discarded: the evaluation before the first step shows mistakes
@@ -243,19 +272,12 @@ class AttachedLog(TaskLog):
         """Refuse logged names of values that are those of media, too: sinks have one kind of thing under a name.
 
         Raises:
-            TaskError: the task has logged a medium under one of them.
+            TaskError: a medium was logged under one of them.
         """
-        for name in names:
-            if name in self._kinds:
-                self._require_one_kind(name, "value")
-
-    def _require_one_kind(self, name: str, kind: str) -> None:
-        found = self._kinds.setdefault(name, kind)
-        if found != kind:
-            raise TaskError(f"{self._kind} logs {name!r} as {found} and as {kind}: choose another name for one of them")
+        self.names.require_no_medium(self._source, names)
 
     def _where(self, method: str) -> str:
-        return f"{self._kind}.log.{method}"
+        return f"{self._source}.log.{method}"
 
 
 def attach(task: Task, log: AttachedLog, position: Position) -> None:

@@ -101,7 +101,7 @@ def one_at_a_time(plain: Side, both: Side, log_every: int) -> None:
         log.scalar("one", loss)
         log.scalar("two", loss)
         log.scalar("three", loss)
-        log.count(meter, 32, ())
+        log.add_to_meter(meter, 32, ())
 
     def mapping() -> None:
         _, others = split_loss("Work.loss", {"loss": loss, "a": loss, "b": loss, "c": loss}, checked)

@@ -118,6 +118,25 @@ class Seeing(Callback):
         training.log.scalar("mine", 1.0)
 
 
+class Naming(Callback):
+    """Logs a scalar in one hook."""
+
+    def __init__(self, name, hook="before_step", value=1.0):
+        self.name = name
+        self.hook = hook
+        self.value = value
+
+    def before_step(self, training):
+        self._log("before_step", training)
+
+    def after_evaluation(self, training, metrics):
+        self._log("after_evaluation", training)
+
+    def _log(self, hook, training):
+        if hook == self.hook:
+            training.log.scalar(self.name, self.value)
+
+
 class FailingAtTheEnd(Callback):
     def on_end(self, training):
         raise ValueError("a mistake at the end")

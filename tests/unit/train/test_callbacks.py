@@ -6,6 +6,7 @@ import logging
 
 import pytest
 import small_callbacks
+from small_task import Small
 
 from hpctrain.callbacks import Callback
 from hpctrain.config.callbacks import ARGUMENTS, BASE, HOOKS
@@ -169,6 +170,44 @@ def test_a_callback_that_evaluates_leaves_what_others_log(attempt, directory):
     words = ("+callbacks.seeing._target_=small_callbacks.Seeing", "+callbacks.draw._target_=small_callbacks.Drawing")
     assert attempt(*words, "trainer.max_steps=4").run()
     assert records(directory, "eval/mine") == [(4, 1.0)]
+
+
+def naming(entry, name, *words):
+    target = f"+callbacks.{entry}._target_=small_callbacks.Naming"
+    return (target, f"+callbacks.{entry}.name={name}", *(f"+callbacks.{entry}.{word}" for word in words))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (naming("a", "returned"), "Small logs 'train/returned', as callbacks.a does"),
+        (naming("a", "logged"), "Small logs 'train/logged', as callbacks.a does"),
+        ((*naming("a", "x"), *naming("b", "x")), "callbacks.b logs 'train/x', as callbacks.a does"),
+        (naming("a", "loss", "hook=after_evaluation"), "callbacks.a logs 'eval/loss', as Small does"),
+    ],
+)
+def test_two_sources_of_one_name_are_refused(attempt, monkeypatch, words, said):
+    plain = Small.loss
+
+    def loss(task, model, batch):
+        task.log.scalar("logged", 3.0)
+        return {"loss": plain(task, model, batch), "returned": 3.0}
+
+    monkeypatch.setattr(Small, "loss", loss)
+    with pytest.raises(TaskError) as caught:
+        # with a record per step, the meter is empty whenever a callback logs
+        attempt(*words, "logger.every_steps=1").run()
+    assert str(caught.value) == f"{said}: choose another name for one of them"
+
+
+def test_two_callbacks_log_different_names(attempt, directory):
+    assert attempt(*naming("a", "x"), *naming("b", "y"), "trainer.max_steps=3").run()
+    assert records(directory, "train/x", "train/y") == [(3, 1.0), (3, 1.0)]
+
+
+def test_a_mistake_in_what_a_callback_logs_names_the_callback(attempt):
+    with pytest.raises(TaskError, match=r"^callbacks\.a\.log\.scalar: expected a number or a scalar tensor as 'v'"):
+        attempt(*naming("a", "v", "value=words")).run()
 
 
 def test_an_error_in_a_callback_passes_through(attempt):
