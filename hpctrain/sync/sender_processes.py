@@ -42,9 +42,11 @@ class SenderProcesses:
     directory: RunDirectory
     logger: Logger
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict, init=False)
+    _started: float = field(default=0.0, init=False)
 
     def start(self) -> None:
         """Start the processes; a failure is a warning."""
+        self._started = time.time()
         for name in enabled_services(self.logger):
             try:
                 self.processes[name] = self._start(name)
@@ -89,13 +91,16 @@ class SenderProcesses:
                 assert process.stdin is not None
                 process.stdin.write(Parent.COMPLETED.encode())
                 process.stdin.flush()
-        deadline = time.monotonic() + self.logger.sync_timeout_s
+        began = time.monotonic()
+        deadline = began + self.logger.sync_timeout_s
         while self._any_runs() and time.monotonic() < deadline and not is_stopping():
             time.sleep(POLL_S)
         for name, process in self.processes.items():
+            late = ""
             if process.poll() is None:
                 process.kill()
-            self._warn(name)
+                late = f"its sender process hadn't finished after {time.monotonic() - began:.0f} s"
+            self._warn(name, late)
 
     def leave(self) -> None:
         """Let the processes end by themselves; at once."""
@@ -113,10 +118,12 @@ class SenderProcesses:
     def _is_offline(self, name: str) -> bool:
         return name == "wandb" and self.logger.wandb.mode == "offline"
 
-    def _warn(self, name: str) -> None:
+    def _warn(self, name: str, late: str) -> None:
         with contextlib.suppress(OSError):
             cursor = Cursor.read(self.directory, f"{name}_offline" if self._is_offline(name) else name)
-            if not cursor.complete:
-                why = f" ({cursor.problem})" if cursor.problem else ""
+            # a cursor from before a resume may be complete
+            if not cursor.complete or cursor.problem or cursor.time < self._started:
+                reasons = "; ".join(filter(None, (cursor.problem, late)))
+                why = f" ({reasons})" if reasons else ""
                 command = f"python -m hpctrain sync {self.directory.as_typed} --service {name}"
                 log.warning("%s doesn't have the whole run yet%s; send the rest with: %s", SHOWN_AS[name], why, command)

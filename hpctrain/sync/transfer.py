@@ -206,6 +206,8 @@ def _session(transfer: Transfer, parent: Parent, claim: SenderClaim, make: Calla
     """Send until the parent ends, or until a service that starts over is to be opened again."""
     sender = Sender(transfer.directory, transfer.cursor, make(), claim)
     try:
+        # before the service is asked: its client may hang, and rank zero then kills this process
+        print(f"{SHOWN_AS[transfer.service]}: opening {sender.destination}", flush=True)
         address = sender.open()
         print(f"{SHOWN_AS[transfer.service]}: {address or 'writing'}", flush=True)
         while True:

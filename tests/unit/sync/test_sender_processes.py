@@ -120,6 +120,9 @@ def senders(run, monkeypatch):
 
 def test_a_service_that_hangs_costs_the_end_of_a_run_the_configured_seconds(run, senders, caplog):
     run.train(0, 10)
+    run.directory.sync.mkdir()
+    # of the run before it was resumed
+    Cursor(complete=True, time=time.time() - 100).write(run.directory, "wandb")
     began = time.monotonic()
     started = senders("hangs")
     pid = started.processes["wandb"].pid
@@ -127,7 +130,9 @@ def test_a_service_that_hangs_costs_the_end_of_a_run_the_configured_seconds(run,
     started.complete(lambda: False)
     started.leave()
     assert 3 <= time.monotonic() - began < 8
+    assert "W&B doesn't have the whole run yet (its sender process hadn't finished after 3 s" in caplog.text
     assert f"send the rest with: python -m hpctrain sync {run.directory.path} --service wandb" in caplog.text
+    assert "W&B: opening hpctrain\n" in (run.directory.sync / "wandb.log").read_text()
     until(lambda: process_start(pid) is None)
 
 
