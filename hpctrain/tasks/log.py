@@ -48,7 +48,7 @@ class TaskLog:
         """
 
     def image(self, name: str, image: Any) -> None:
-        """Log a picture as PNG.
+        """Log an image as PNG.
 
         Args:
             name: logged as `train/NAME` or `eval/NAME`.

@@ -18,7 +18,7 @@ from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.replica import replicate
 from hpctrain.distributed.world import World, choose_devices, join
 from hpctrain.metrics.media.captured import capture
-from hpctrain.metrics.media.picture import png_of
+from hpctrain.metrics.media.png import png_of
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hpctrain.errors import TaskError
 from hpctrain.metrics.media.host_array import Array, HostArray
-from hpctrain.metrics.media.picture import has_pictures_shape, png_of
+from hpctrain.metrics.media.png import has_image_shape, png_of
 from hpctrain.tasks.log import Kind
 
 SUFFIXES: Mapping[Kind, str] = {
@@ -82,7 +82,7 @@ def _copied(content: Any) -> HostArray:
 
 def _image(image: Any) -> Captured:
     copy = _copied(image)
-    if not has_pictures_shape(copy.shape):
+    if not has_image_shape(copy.shape):
         raise _WrongError(
             "expected the shape [H, W], [C, H, W] or [H, W, C] with 1, 3 or 4 channels, or a batch of such images, "
             f"found {list(copy.shape)}"

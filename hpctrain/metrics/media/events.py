@@ -8,7 +8,7 @@ import wave
 from typing import Any
 
 from hpctrain.metrics.media.files import Medium
-from hpctrain.metrics.media.picture import size_of
+from hpctrain.metrics.media.png import size_of
 
 
 def add_medium(summary: Any, medium: Medium) -> None:

@@ -14,7 +14,7 @@ from hpctrain.errors import TaskError
 from hpctrain.files import read_json_lines
 from hpctrain.metrics.media.captured import capture
 from hpctrain.metrics.media.files import MediaFiles, Medium, file_name
-from hpctrain.metrics.media.picture import png_of, size_of
+from hpctrain.metrics.media.png import png_of, size_of
 from hpctrain.metrics.media.writer import MediaWriter
 
 

@@ -12,7 +12,7 @@ import torch
 
 from hpctrain.metrics.media.captured import capture
 from hpctrain.metrics.media.files import Medium
-from hpctrain.metrics.media.picture import png_of
+from hpctrain.metrics.media.png import png_of
 from hpctrain.metrics.tensorboard import TensorBoardSink, event_files, frame, make_event_file, masked_crc32c
 
 

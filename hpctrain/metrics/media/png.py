@@ -1,4 +1,4 @@
-"""Pictures as PNG (W3C, Portable Network Graphics, second edition), a batch as a grid."""
+"""Images as PNG (W3C, Portable Network Graphics, second edition), a batch as a grid."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ CHANNELS = {1: 0, 3: 2, 4: 6}
 """PNG's colour type by the number of channels."""
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GAP = 2
-"""Pixels between the pictures of a grid."""
+"""Pixels between the images of a grid."""
 
 
-def has_pictures_shape(shape: tuple[int, ...]) -> bool:
-    """Whether it is that of a picture, or of a batch: [H, W], [C, H, W] or [H, W, C] with C of 1, 3 or 4, or one more.
+def has_image_shape(shape: tuple[int, ...]) -> bool:
+    """Whether it is that of an image, or of a batch: [H, W], [C, H, W] or [H, W, C] with C of 1, 3 or 4, or one more.
 
     A batch has its channels, too: [N, C, H, W] or [N, H, W, C].
     """
@@ -28,10 +28,10 @@ def has_pictures_shape(shape: tuple[int, ...]) -> bool:
 
 
 def png_of(values: Array) -> bytes:
-    """Encode a picture, or a batch of them as a grid.
+    """Encode an image, or a batch of them as a grid.
 
     Args:
-        values: of a shape that `has_pictures_shape` accepts; uint8, bool, or floats, which are clipped to [0, 1].
+        values: of a shape that `has_image_shape` accepts; uint8, bool, or floats, which are clipped to [0, 1].
     """
     if values.ndim == 2:
         values = values[None]
