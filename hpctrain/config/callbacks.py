@@ -2,31 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import difflib
-import re
 from dataclasses import dataclass
 from typing import Annotated
 
 from hpctrain.config import require
-from hpctrain.config.signature import unfit
-from hpctrain.errors import ConfigError
-
-BASE = "hpctrain.callbacks.callback.Callback"
-"""The class that callbacks derive from."""
-HOOKS = (
-    "on_start",
-    "before_step",
-    "after_backward",
-    "after_step",
-    "after_evaluation",
-    "after_save",
-    "on_stop",
-    "on_end",
-)
-"""The methods that the training calls."""
-ARGUMENTS = {"after_evaluation": ("training", "metrics")}
-"""What hooks are called with, where it isn't the training alone."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -107,40 +86,3 @@ class AverageWeights(require.Checked):
     """Steps from one set of weights in the average to the next."""
     num_last: Annotated[int | None, require.at_least(1)] = None
     """Average only this many of the newest weights, all of which are kept in memory; null: all."""
-
-
-def cant_be_called(key: str, target: str, hook: str, why: str) -> ConfigError:
-    """Return the error for a hook with other arguments."""
-    arguments = ", ".join(("self", *ARGUMENTS.get(hook, ("training",))))
-    problem = f"its {hook} can't be called: {why}"
-    return ConfigError(f"{key}._target_", target, problem, f"write def {hook}({arguments})")
-
-
-def wrong_arguments(key: str, target: str, method: ast.FunctionDef) -> ConfigError | None:
-    """Return the error for a hook that doesn't take its arguments, as its source shows them; None for any other."""
-    if method.name not in HOOKS:
-        return None
-    why = unfit(method, 1 + len(ARGUMENTS.get(method.name, ("training",))))
-    return None if why is None else cant_be_called(key, target, method.name, why)
-
-
-def not_a_callback(key: str, target: str) -> ConfigError:
-    """Return the error for a class that isn't a callback."""
-    problem = "is not a subclass of hpctrain.callbacks.Callback"
-    return ConfigError(f"{key}._target_", target, problem, "derive the class from it")
-
-
-def not_a_hook(key: str, target: str, method: str) -> ConfigError | None:
-    """Return the error for a method that looks like a hook and isn't one; None for any other.
-
-    Args:
-        key: full name of the callback's entry.
-        target: its class.
-        method: name of a method.
-    """
-    if method in HOOKS or not re.match("(on|before|after)_", method):
-        return None
-    (near,) = difflib.get_close_matches(method, HOOKS, n=1, cutoff=0)
-    problem = f"has {method}, which is not a hook and would never be called"
-    remedy = f"did you mean {near}? The hooks are {', '.join(HOOKS)}; begin any other method's name with _"
-    return ConfigError(f"{key}._target_", target, problem, remedy)

@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hpctrain.config.callbacks import BASE, not_a_callback, not_a_hook, wrong_arguments
+from hpctrain.config.hooks import BASE, not_a_callback, not_a_hook, wrong_arguments
 from hpctrain.config.module_source import (
     AbsentError,
     Definition,

@@ -12,7 +12,7 @@ from hpctrain.callbacks.callback import Callback
 from hpctrain.callbacks.early_stopping import EarlyStopping
 from hpctrain.callbacks.training import Training
 from hpctrain.checkpoint.host_memory import HostCopy
-from hpctrain.config.callbacks import HOOKS, cant_be_called, not_a_callback, not_a_hook
+from hpctrain.config.hooks import HOOKS, cant_be_called, not_a_callback, not_a_hook
 from hpctrain.data.micro_batch import map_tensors
 from hpctrain.errors import CheckpointError, ConfigError, TaskError
 from hpctrain.metrics.meter import Meter

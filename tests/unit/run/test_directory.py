@@ -137,11 +137,3 @@ def test_checkpoints_that_were_set_aside_are_no_steps(directory):
         (directory.checkpoints / name).mkdir()
     assert [path.name for path in directory.set_aside()] == aside
     assert directory.checkpoint_steps() == [200]
-
-
-def test_submissions_are_kept_in_order(directory):
-    assert JobRecords(directory).read() == []
-    records = [{"job_id": "12_0", "time": 1.5, "log": "logs/12_0.log"}, {"job_id": "17", "time": 2.5, "log": None}]
-    for record in records:
-        JobRecords(directory).add(record)
-    assert JobRecords(directory).read() == records

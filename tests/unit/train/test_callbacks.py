@@ -9,7 +9,7 @@ import small_callbacks
 from small_task import Small
 
 from hpctrain.callbacks import Callback
-from hpctrain.config.callbacks import ARGUMENTS, BASE, HOOKS
+from hpctrain.config.hooks import ARGUMENTS, BASE, HOOKS
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.files import read_json_lines
 from hpctrain.run.checkpoints import list_checkpoints
