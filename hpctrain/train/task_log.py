@@ -59,7 +59,7 @@ class AttachedLog(TaskLog):
         self._is_deriving = False
         self._refusing_hook = ""
         self._is_ahead = True
-        self._checked: set[str] = set()
+        self._checked: set[tuple[str, str]] = set()
         self._process = os.getpid()
 
     def reserve(self, names: Iterable[str]) -> None:
@@ -85,9 +85,9 @@ class AttachedLog(TaskLog):
             raise TaskError(f"{self._where('scalar')} was called after the last batch: return {name!r} from derive")
         if self._refusing_hook:
             raise self._refused("scalar", name)
-        if name not in self._checked:
+        if (self._prefix, name) not in self._checked:
             check_name(self._where("scalar"), name, self.own_names if self._prefix != EVAL_PREFIX else frozenset())
-            self._checked.add(name)
+            self._checked.add((self._prefix, name))
         # called in each step: the place is put into words only where a check may fail
         if not is_scalar(value):
             value = checked_scalar(self._where("scalar"), name, value)
@@ -241,14 +241,12 @@ class AttachedLog(TaskLog):
         self._prefix = prefix
         self.scalars = []
         self._refusing_hook = ""
-        self._checked.clear()
         try:
             yield
         finally:
             self._prefix = before
             self.scalars = outer
             self._refusing_hook = hook
-            self._checked.clear()
 
     def _media(self, kind: Kind, name: str, content: Any, **options: Any) -> None:
         if self._process != os.getpid():

@@ -45,6 +45,22 @@ def test_outside_of_a_training_a_task_logs_into_the_void_and_is_at_the_start():
     assert (task.position.step, task.position.epoch, task.position.progress) == (0, 0, 0.0)
 
 
+def test_a_name_is_checked_once_per_kind_of_record(monkeypatch):
+    checked = []
+    monkeypatch.setattr(
+        "hpctrain.train.task_log.check_name", lambda where, name, own: checked.append((name, "lr" in own))
+    )
+    log = attached(Plain())
+    with log.training():
+        for _ in range(3):
+            log.scalar("kl", 1.0)
+            with log.in_hooks(computing=True):
+                log.scalar("norm", 1.0)
+            with log.evaluation_mode():
+                log.scalar("kl", 1.0)
+    assert checked == [("kl", True), ("norm", True), ("kl", False)]
+
+
 def test_the_default_evaluation_has_the_values_of_the_mapping():
     sums = Plain().evaluate(nn.Identity(), torch.ones(3))
     assert {name: (float(total), count) for name, (total, count) in sums.items()} == {
