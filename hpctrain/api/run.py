@@ -13,6 +13,7 @@ from hpctrain.config.root import Config
 from hpctrain.config.stored import load
 from hpctrain.errors import HpctrainError, RunDirectoryError, RunFailedError
 from hpctrain.run.checkpoints import CheckpointInfo, list_checkpoints
+from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.status.follow import LOOK_EVERY_S, RunWatch
 from hpctrain.status.metrics import read_metrics
@@ -69,9 +70,13 @@ class Run:
         return self.status().state
 
     def status(self) -> RunStatus:
-        """Read the status, from the run directory and SLURM: state, step, last metrics, best score, attempts, jobs."""
+        """Read the status, from the run directory and SLURM: state, step, last metrics, best score, attempts, jobs.
+
+        Raises:
+            RunDirectoryError: the run directory is gone.
+        """
         (status,) = read_statuses([self._directory], log.warning)
-        return status
+        return self._if_there(status)
 
     def wait(self, timeout_s: float | None = None, *, check: bool = True) -> RunStatus:
         """Wait until the run is over, across all requeues; a run whose state is unknown isn't over.
@@ -85,12 +90,12 @@ class Run:
 
         Raises:
             RunFailedError: the run ended without completing; the message has the failed rank's error.
-            RunDirectoryError: the run was never started, so that it would never end.
+            RunDirectoryError: the run was never started, so that it would never end; or its directory is gone.
             TimeoutError: the run isn't over after `timeout_s`.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         watch, pause_s = RunWatch(self._directory, warn=log.warning), LOOK_EVERY_S
-        while not watch.is_over(status := watch.look()):
+        while not watch.is_over(status := self._if_there(watch.look())):
             if status.state is RunState.PREPARED:
                 raise RunDirectoryError(f"{self.path} has not been started: call hpctrain.submit or resume() first")
             left_s = pause_s if deadline is None else deadline - time.monotonic()
@@ -263,6 +268,11 @@ class Run:
         total = "" if status.total_steps is None else f"/{status.total_steps}"
         best = "" if status.best is None else f", best {status.best.name} {status.best.value:.4g}"
         printer.text(f"{self!r}: {status.described}, step {status.step}{total}{best}")
+
+    def _if_there(self, status: RunStatus) -> RunStatus:
+        if status.state is RunState.PREPARED:  # so does a run without any record look
+            RunDirectory.existing(self.path)
+        return status
 
     def _describe_end(self, status: RunStatus) -> str:
         cause = None

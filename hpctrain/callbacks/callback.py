@@ -83,7 +83,11 @@ class Callback:
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: tensors, numbers, strings, dicts, lists and tuples."""
+        """Return the state for a checkpoint: tensors, numbers, strings, dicts, lists and tuples.
+
+        Called on every rank before a state is restored, to check that it can be saved; then on rank zero alone, at each
+        save.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

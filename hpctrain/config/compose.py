@@ -194,10 +194,13 @@ class Composer:
         if key in schema.LIST_GROUPS and isinstance(value, list) and all(isinstance(name, str) for name in value):
             return True
         if not (override.is_delete() or isinstance(value, str)):
-            raise ConfigError(key, value, f"is not an option of the group {key}", self._remedy(key))
+            raise ConfigError(key, value, f"is not an option of the group {key}", self._remedy(key, value))
         return True
 
-    def _remedy(self, group: str) -> str:
+    def _remedy(self, group: str, value: object) -> str:
+        if isinstance(value, dict) and value and group not in schema.LIST_GROUPS:
+            keys = [f"{group}.{name}" for name in value]
+            return f"set its keys one by one: {', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''}"
         names = ", ".join(self.options(group))
         if group in schema.LIST_GROUPS:
             return f"write {group}=[] for none, or choose from {names}: {group}=[NAME,NAME]"

@@ -13,7 +13,10 @@ from hpctrain.checkpoint.rng import restore_rng, rng_state
 
 @contextmanager
 def process_state_restored() -> Iterator[None]:
-    """After the context, random states and torch's global settings are those from before it."""
+    """After the context, random states and torch's global settings are those from before it.
+
+    Inside of it gradients are computed, also where the program turned that off (`torch.no_grad`).
+    """
     gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())] if _uses_cuda() else []
     rng = rng_state(gpus)
     current = torch.cuda.current_device() if gpus else None
@@ -22,7 +25,8 @@ def process_state_restored() -> Iterator[None]:
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     try:
-        yield
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
     finally:
         restore_rng(rng, gpus)
         if current is not None:

@@ -90,7 +90,7 @@ def choose(directory: RunDirectory, which: Which) -> Path:
         return directory.checkpoint(best[0])
     if which not in (steps := directory.checkpoint_steps()):
         known = listed(map(str, steps)) or "none"
-        raise CheckpointError(f"{directory.path}: expected newest, best or a saved step ({known}), got {which}")
+        raise CheckpointError(f"{directory.path}: expected newest, best or a saved step ({known}), got {which!r}")
     return directory.checkpoint(which)
 
 

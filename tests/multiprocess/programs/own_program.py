@@ -214,7 +214,7 @@ def main(home: Path, steps: list[int]) -> None:
         assert all(torch.equal(weights, second[name]) for name, weights in first.items())
         assert not straight.load_model(STEPS).training
         maker = partial(Line, width=5)
-        with output_to(OnlyWrites()):
+        with output_to(OnlyWrites()), torch.inference_mode():
             given = hpctrain.fit(hpctrain.compose({**WORDS, "run_dir": home / "given"}, task=maker), task=maker)
         assert not given.load_model(task=maker).training
         report |= {"given": summary(given), "thread": in_a_thread(home), "failure": failure(home)}

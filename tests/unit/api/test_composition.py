@@ -89,6 +89,8 @@ def test_values_mean_themselves():
         ({"task.x": [{"null": 1}]}, "task.x={...}: has the key 'null'"),
         ({"task.x": {1: 1}}, "task.x={...}: has the key 1,"),
         ({"optimizer.lrr": 1}, "did you mean optimizer.lr"),
+        ({"trainer": {"max_steps": 3, "profile": None}}, "set its keys one by one: trainer.max_steps, trainer.profile"),
+        ({"optimizer": {}}, "choose one of adamw, "),
     ],
 )
 def test_a_mistake_is_one_line(overrides, problem):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 import time
 
@@ -105,6 +106,14 @@ def test_waiting_has_a_bound_and_needs_a_run_that_was_started(directory, slurm):
     assert run.cancel() == "cancelled job 12, which was pending"
     assert slurm.cancelled == ["12"]
     assert run.state == "cancelled"
+
+
+def test_a_run_that_was_removed_meanwhile_is_not_there(directory):
+    run = hpctrain.Run("mine")
+    shutil.rmtree(directory.path)
+    for look in (run.status, run.wait):
+        with pytest.raises(RunDirectoryError, match="mine is not a run directory: no such directory"):
+            look()
 
 
 def test_a_refusal_of_slurm_is_logged_and_not_printed(directory, slurm, caplog, capsys):

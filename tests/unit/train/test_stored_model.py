@@ -55,6 +55,12 @@ def test_without_a_score_there_is_no_best(trained):
         load("best")
 
 
+def test_a_step_is_a_number(trained):
+    _, load = trained()
+    with pytest.raises(CheckpointError, match=r"a saved step \(.*5.*\), got '5'"):
+        load("5")
+
+
 def test_a_moving_average_is_loaded_where_the_run_evaluates_it(trained):
     parts, load = trained("trainer.ema_decay=0.5")
     average = parts.ema.state()
@@ -131,3 +137,13 @@ def test_random_states_and_settings_of_the_process_stay(compose_small):
         torch.rand(1), np.random.rand(), random.random()
         assert state() != before
     assert state() == before
+
+
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_gradients_are_computed_although_the_program_turned_that_off(off):
+    weight = torch.ones(1, requires_grad=True)
+    with off():
+        with process_state_restored():
+            (2 * weight).sum().backward()
+        assert not torch.is_grad_enabled()
+    assert weight.grad == 2
