@@ -8,7 +8,6 @@ from contextlib import closing
 from functools import cached_property, partial
 from typing import Any
 
-import torch
 from torch.utils.data import Dataset
 
 from hpctrain.checkpoint.best import judged_by
@@ -40,6 +39,7 @@ from hpctrain.train.task_log import AttachedLog, attach
 from hpctrain.train.task_state import TaskState
 from hpctrain.train.turn import Turn
 from hpctrain.train.turns import build_turns, loss_names
+from hpctrain.train.unused_parameters import report_unused
 from hpctrain.train.update import parameters_of
 
 log = logging.getLogger("hpctrain.train")
@@ -138,12 +138,14 @@ class Parts:
     def settle(self, turns: Sequence[Turn]) -> None:
         """Have the replicas of these turns reach their final layout; collective."""
         for turn in turns:
+            if self.world.is_rank_zero:
+                turn.after_first_backward = partial(report_unused, turn, self.config.parallel)
             with turn.module.gradients_required():
                 settle_buckets(turn.module.replica, self.world, partial(self._throwaway_pass, turn))
 
     def _throwaway_pass(self, turn: Turn) -> None:
         with self.task_state.restored(), closing(iter(self.loader(0))) as micro_batches:
-            torch.autograd.backward(turn.loss.compute_unlogged(turn.module.replica, next(micro_batches)))
+            turn.try_out(next(micro_batches))
 
     def _ema(self, network: Network) -> Ema | None:
         decay = self.config.trainer.ema_decay

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hpctrain.checkpoint.state import PlainNames
 from hpctrain.distributed.replica import LossModule, dismantle
 
 
@@ -46,6 +47,12 @@ class TrainedModule:
     def trained(self) -> list[nn.Parameter]:
         """All parameters that the turn trains, in the model's order."""
         return [parameter for parameter, _ in self._trained_from]
+
+    def names_of(self, parameters: Iterable[nn.Parameter]) -> list[str]:
+        """Return the plain names of parameters of the module."""
+        plain = PlainNames(self._module)
+        names = {parameter: plain(name) for name, parameter in self._module.named_parameters()}
+        return [names[parameter] for parameter in parameters]
 
     def prepare(self, step: int) -> bool:
         """Build the replica for the parameters that are trained from step ``step`` on; collective.

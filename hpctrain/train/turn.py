@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import torch
+from torch import Tensor
+
 from hpctrain.data.micro_batch import MicroBatch
+from hpctrain.errors import TaskError
+from hpctrain.phrases import listed
 from hpctrain.train.joint_update import JointUpdate
 from hpctrain.train.loss import Loss
 from hpctrain.train.profiling.timing import PartTimer
@@ -28,6 +33,7 @@ class Turn:
         module: as given.
         update: as given.
         every_steps: as given.
+        after_first_backward: called once, after the first global batch's last backward pass; None for nothing.
         after_backward: called after the last backward pass, before gradients are clipped; None for nothing.
     """
 
@@ -36,6 +42,7 @@ class Turn:
         self.module = module
         self.update = update
         self.every_steps = every_steps
+        self.after_first_backward: Callable[[], None] | None = None
         self.after_backward: Callable[[], None] | None = None
 
     @property
@@ -68,6 +75,8 @@ class Turn:
                     self._accumulate(micro_batch, timer)
             if micro_batch.is_last:
                 break
+        if self.after_first_backward is not None:
+            self._call_after_first_backward()
         self.update.collect_gradients()
         if self.after_backward is not None:
             self.after_backward()
@@ -76,12 +85,38 @@ class Turn:
             timer.mark("optimizer")
         return updated
 
+    def try_out(self, micro_batch: MicroBatch) -> None:
+        """Compute the gradients of a micro-batch in a pass that isn't a step's, under no loss scale; collective."""
+        loss = self.loss.compute_unlogged(self.module.replica, micro_batch)
+        self._require_dependence(loss)
+        torch.autograd.backward(loss)
+        if self.after_first_backward is not None:
+            self._call_after_first_backward()
+
+    def _call_after_first_backward(self) -> None:
+        assert self.after_first_backward is not None
+        self.after_first_backward()
+        self.after_first_backward = None
+
+    def _require_dependence(self, loss: Tensor) -> None:
+        if loss.requires_grad:
+            return
+        names = listed(self.module.names_of(self.module.unfrozen), shown=3)
+        raise TaskError(
+            f"{self.loss.method} depends on none of the parameters that it trains ({names}): compute it from them, "
+            "without detach() and no_grad()"
+        ) from None
+
     def _accumulate(self, micro_batch: MicroBatch, timer: PartTimer | None) -> None:
         module = self.module
         loss, others = self.loss(module.replica, micro_batch)
         if timer is not None:
             timer.forward_done(module.unfrozen, synchronises=module.ddp is not None and micro_batch.is_last)
-        self.update.backward(loss if micro_batch.divisor == 1 else loss / micro_batch.divisor)
+        try:
+            self.update.backward(loss if micro_batch.divisor == 1 else loss / micro_batch.divisor)
+        except RuntimeError:
+            self._require_dependence(loss)
+            raise
         self.loss.collect(loss, others, micro_batch.num_samples)
         if timer is not None:
             timer.backward_done()

@@ -85,6 +85,7 @@ def test_a_parameter_without_a_gradient_names_the_key(train):
         in attempt.detail
     )
     assert "not used in producing loss" in attempt.detail
+    assert "Unused.loss gave no gradient to unused, which it trains: freeze them, or set parallel." in output
     assert output.count("some parameters did not contribute to the loss") >= 1
     code, _, output = train("again", *words, "parallel.find_unused_parameters=true", world_size=2)
     assert code == 0, output

@@ -6,6 +6,7 @@ from itertools import islice
 import pytest
 import torch
 from small_task import Small
+from torch import nn
 
 from hpctrain.data.bucket_order import BucketOrder
 from hpctrain.distributed.agreement import Agreement
@@ -112,3 +113,18 @@ def test_a_task_with_half_of_a_state_is_refused_before_its_data_is_read(compose_
     monkeypatch.setattr("small_task.Small.train_dataset", lambda task: pytest.fail("the data is read"))
     with pytest.raises(TaskError, match="Small has state_dict, but no load_state_dict"):
         Parts(compose_small(), lone_world)
+
+
+def test_parameters_that_the_loss_does_not_reach_are_named(compose_small, lone_world, monkeypatch, caplog):
+    def build_with_another(task):
+        model = build(task)
+        model.register_parameter("unused", nn.Parameter(torch.zeros(3)))
+        return model
+
+    build = Small.build_model
+    monkeypatch.setattr(Small, "build_model", build_with_another)
+    parts = Parts(compose_small(), lone_world)
+    parts.prepare(0)
+    parts.step(0, iter(parts.loader(0)))
+    (message,) = caplog.messages
+    assert message.startswith("Small.loss gave no gradient to unused, which it trains: ")

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from hpctrain.config.parallel import Parallel
 from hpctrain.config.precision import Precision
 from hpctrain.config.trainer import Trainer
 from hpctrain.data.micro_batch import MicroBatch
@@ -23,6 +25,7 @@ from hpctrain.train.step import TrainStep, unknown_optimizers_refused
 from hpctrain.train.task_log import AttachedLog, attach
 from hpctrain.train.trained_module import TrainedModule
 from hpctrain.train.turn import Turn
+from hpctrain.train.unused_parameters import report_unused
 from hpctrain.train.update import Clipping, Update
 
 CPU = torch.device("cpu")
@@ -496,6 +499,37 @@ def test_parameters_are_trained_from_their_step_on():
         moved.append(not torch.equal(before, bias))
     assert moved == [False, False, True]
     assert step.prepare(2) == []
+
+
+class Detached(Classify):
+    def loss(self, model, batch):
+        return super().loss(model, batch).detach()
+
+
+def test_a_loss_that_depends_on_no_parameter_is_refused():
+    bench = Bench(task=Detached())
+    problem = r"^Detached\.loss depends on none of the parameters that it trains \(weight, bias\): "
+    with pytest.raises(TaskError, match=problem):
+        bench.moved(12)
+    with pytest.raises(TaskError, match=problem):
+        bench.turn.try_out(next(bench.micro_batches(12)))
+
+
+class Half(Duel):
+    def other_loss(self, model, batch):
+        return (batch[0] @ model.second.weight.T).square().mean()
+
+
+def test_parameters_without_a_gradient_are_reported_once(caplog):
+    bench = Bench()
+    step = duel(Parts(), Half(), Meter(CPU))
+    for turn in step.turns:
+        turn.after_first_backward = partial(report_unused, turn, Parallel())
+    step(0, bench.micro_batches(4, 8))
+    step(1, bench.micro_batches(12))
+    (message,) = caplog.messages
+    problem = "Half.other_loss gave no gradient to second.bias, which optimizer.named.b trains for it: "
+    assert message.startswith(problem)
 
 
 class Stepper(Classify):
