@@ -180,6 +180,22 @@ class HostCopy:
         return self._memory.empty_like(source)
 
 
+class _NoCopy(HostCopy):
+    """Visits a tree as a copy does, and leaves its tensors where they are."""
+
+    def _target(self, source: Tensor, kept: Any) -> Tensor:  # noqa: ARG002 - as in the base class
+        return source
+
+
+def require_storable(value: Any, name: str) -> None:
+    """Check that a checkpoint can hold a tree of values, without copying its tensors.
+
+    Raises:
+        CheckpointError: a value can't be stored; the message names its place, beginning with ``name``.
+    """
+    _NoCopy().of(value, name=name)
+
+
 def _plain_key(key: object, name: str) -> str | int:
     if isinstance(key, str):
         return str.__str__(key)

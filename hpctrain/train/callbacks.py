@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from hpctrain.callbacks.callback import Callback
 from hpctrain.callbacks.early_stopping import EarlyStopping
 from hpctrain.callbacks.training import Training
-from hpctrain.checkpoint.host_memory import HostCopy
+from hpctrain.checkpoint.host_memory import require_storable
 from hpctrain.config.hooks import HOOKS, cant_be_called, not_a_callback, not_a_hook
 from hpctrain.data.micro_batch import map_tensors
 from hpctrain.errors import CheckpointError, ConfigError, TaskError
@@ -190,7 +190,7 @@ class Callbacks:
             if not isinstance(state, Mapping):
                 raise TaskError(f"{where} must return a dict, but it returned a {type(state).__name__}")
             try:
-                HostCopy().of(state, name=where)
+                require_storable(state, where)
             except CheckpointError as error:
                 raise TaskError(str(error)) from None
 

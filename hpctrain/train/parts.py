@@ -33,6 +33,7 @@ from hpctrain.train.ema import Ema
 from hpctrain.train.ending import Ending
 from hpctrain.train.evaluation import Evaluation
 from hpctrain.train.optimizers import build_optimizers
+from hpctrain.train.state_check import StateCheck
 from hpctrain.train.step import TrainStep
 from hpctrain.train.stream_state import StreamState
 from hpctrain.train.task_log import AttachedLog, attach
@@ -134,6 +135,8 @@ class Parts:
         """Build the replicas for a training that starts after ``step`` steps, and have them settle; collective."""
         self.step.prepare(step)
         self.settle(self.step.turns)
+        for update in self.step.updates:
+            update.state_check = StateCheck(update, warns=self.world.is_rank_zero)
 
     def settle(self, turns: Sequence[Turn]) -> None:
         """Have the replicas of these turns reach their final layout; collective."""

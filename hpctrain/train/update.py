@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -61,6 +63,7 @@ class Update:
         learning_rate: sets the optimizer's learning rates; skipped updates don't advance it.
         name: of the optimizer.
         num_skipped: updates since the start of the run that were skipped because gradients overflowed.
+        state_check: called after updates that weren't skipped, until it returns True; None for nothing.
         norm: of the last update's gradients before clipping, 0-d; None if it wasn't measured, or the update was
             skipped.
     """
@@ -79,6 +82,7 @@ class Update:
         self.learning_rate = learning_rate
         self.name = name
         self.num_skipped = 0
+        self.state_check: Callable[[], bool] | None = None
         self.norm: Tensor | None = None
         self.norm_name = f"train/grad_norm{self._suffix}"
         follows = type(learning_rate).after_update is not LearningRate.after_update
@@ -130,6 +134,8 @@ class Update:
             self.num_skipped += 1
         elif self._after_update is not None:
             self._after_update()
+        if self.state_check is not None and updated and self.state_check():
+            self.state_check = None
         return updated
 
     @property
