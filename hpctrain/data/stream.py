@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import IterableDataset
@@ -80,6 +81,36 @@ def remark_on(stream: Any) -> str | None:
     return f"{name} has no state, and can't seek: {how}; define read_from, or state_dict and load_state_dict"
 
 
+@dataclass(slots=True)
+class Pass:
+    """One iteration over a stream, from its beginning or from a later position on.
+
+    Attributes:
+        number: the stream's own epoch: later than the run's, after an early end.
+        begin: position in the run's epoch at which the pass begins.
+        next: position of the next sample.
+        stream: the object that is iterated over.
+        samples: the rest.
+        any_read: whether a sample was read since the pass was opened.
+    """
+
+    number: int
+    begin: int
+    next: int
+    stream: Any
+    samples: Iterator[Any]
+    any_read: bool = False
+
+    def read_to(self, position: int) -> tuple[Any] | None:
+        """The sample at a position, in a tuple; None if the pass ends before it."""
+        for sample in self.samples:
+            self.any_read = True
+            self.next += 1
+            if self.next > position:
+                return (sample,)
+        return None
+
+
 class StreamReader:
     """Reads samples at increasing positions of a stream, and skips those in between, which belong to other ranks.
 
@@ -106,14 +137,9 @@ class StreamReader:
         self._bookmark = bookmarks.of(number) if bookmarks is not None and self.has_bookmarks else None
         self._clock = StateClock()
         self._stream = stream
-        self._opened = stream
         self._name = type(stream).__name__
-        self._samples: Iterator[Any] = iter(())
         self._epoch = -1  # that was asked for
-        self._pass_number = -1  # the stream's own epoch: later, after an early end
-        self._begin = 0  # position at which the pass begins
-        self._next = 0
-        self._any_read = False  # of this pass, since it was opened
+        self._pass = Pass(-1, 0, 0, stream, iter(()))
         self._warned: set[str] = set()
 
     def read(self, epoch: int, positions: IntArray) -> list[Any]:
@@ -137,7 +163,7 @@ class StreamReader:
         first = self._epoch + 1 if self._bookmark is None else self._bookmark.epoch
         for past in range(first, epoch):
             end = len(self._stream)
-            while self._find(past, end) is None and self._next < end:
+            while self._find(past, end) is None and self._pass.next < end:
                 self._open_next(end)
 
     def read_once(self, epoch: int, positions: IntArray) -> list[Any]:
@@ -155,49 +181,36 @@ class StreamReader:
     def bookmark(self) -> tuple[Bookmark, ...]:
         """The stream's state at the position up to which it was read, if it has one and it is time to ask for it."""
         # before the first sample of a pass there is nothing to remember, and a state isn't always defined
-        if not self.has_bookmarks or not self._any_read:
+        opened = self._pass
+        if not self.has_bookmarks or not opened.any_read:
             return ()
-        state = self._clock.take(self._opened)
+        state = self._clock.take(opened.stream)
         if state is None:
             return ()
-        return (Bookmark(self._number, self._epoch, self._pass_number, self._begin, self._next, state),)
+        return (Bookmark(self._number, self._epoch, opened.number, opened.begin, opened.next, state),)
 
     def _find(self, epoch: int, position: int) -> tuple[Any] | None:
         """The sample at a position, in a tuple; None if the pass ends before it."""
-        if epoch != self._epoch or position < self._next:
+        if epoch != self._epoch or position < self._pass.next:
             self._epoch = epoch
-            if not self._open_at_bookmark(position):
-                self._open(epoch, 0, position)
-        for sample in self._samples:
-            self._any_read = True
-            self._next += 1
-            if self._next > position:
-                return (sample,)
-        return None
+            self._pass = self._opened_at_bookmark(position) or self._opened(epoch, 0, position)
+        return self._pass.read_to(position)
 
-    def _open_at_bookmark(self, position: int) -> bool:
-        """Continue from the bookmark, which counts only for the first pass that is opened; return whether it fits."""
+    def _opened_at_bookmark(self, position: int) -> Pass | None:
+        """The pass that continues from the bookmark, which counts only for the first pass; None if it doesn't fit."""
         mark = self._bookmark
         self._bookmark = None
-        if mark is None:
-            return False
-        if mark.epoch != self._epoch or mark.position > position:
-            return False
-        self._pass_number = mark.pass_number
-        self._begin = mark.begin
-        self._next = mark.position
-        self._any_read = False
-        self._iterate(mark)
-        return True
+        if mark is None or mark.epoch != self._epoch or mark.position > position:
+            return None
+        stream = self._stream_of(mark.pass_number)
+        # a copy: the stream may change it in place, and the bookmark may be saved once more
+        stream.load_state_dict(deepcopy(mark.state))
+        return Pass(mark.pass_number, mark.begin, mark.position, stream, iter(stream))
 
-    def _open(self, number: int, begin: int, position: int) -> None:
-        self._pass_number = number
-        self._begin = begin
-        self._any_read = False
+    def _opened(self, number: int, begin: int, position: int) -> Pass:
         if isinstance(self._stream, SeekableStream):
-            self._samples = iter(self._stream.read_from(number, position - begin))
-            self._next = position
-            return
+            samples = iter(self._stream.read_from(number, position - begin))
+            return Pass(number, begin, position, self._stream, samples)
         if position - begin > TOLERATED_REPLAY:
             self._warn_once(
                 "%s can't seek: %d samples are read and discarded to reach the position of the run; a method "
@@ -205,26 +218,23 @@ class StreamReader:
                 self._name,
                 position - begin,
             )
-        self._iterate()
-        self._next = begin
+        stream = self._stream_of(number)
+        return Pass(number, begin, begin, stream, iter(stream))
 
-    def _iterate(self, mark: Bookmark | None = None) -> None:
+    def _stream_of(self, pass_number: int) -> Any:
         # a copy, as the state of one pass must not decide where the next one begins
-        self._opened = fresh_copy(self._stream) if self._stateful else self._stream
+        stream = fresh_copy(self._stream) if self._stateful else self._stream
         # the usual name of that method, as in Hugging Face's datasets
-        set_epoch = getattr(self._opened, "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(self._pass_number)
-        if mark is not None:
-            # a copy: the stream may change it in place, and the bookmark may be saved once more
-            self._opened.load_state_dict(deepcopy(mark.state))
-        self._samples = iter(self._opened)
+        if hasattr(stream, "set_epoch"):
+            stream.set_epoch(pass_number)
+        return stream
 
     def _open_next(self, position: int) -> None:
         end = self._end()
-        if end == self._begin:
+        number, begin = self._pass.number, self._pass.begin
+        if end == begin:
             raise TaskError(
-                f"{self._name} has no samples in epoch {self._pass_number}, but some are needed: its __iter__ must "
+                f"{self._name} has no samples in epoch {number}, but some are needed: its __iter__ must "
                 "start over on each call"
             )
         if hasattr(self._stream, "__len__"):
@@ -232,20 +242,21 @@ class StreamReader:
                 "%s ended after %d samples of epoch %d: its next epoch begins; make its __len__ the number of samples "
                 "that it yields",
                 self._name,
-                end - self._begin,
-                self._pass_number,
+                end - begin,
+                number,
             )
-        self._open(self._pass_number + 1, end, max(position, end))
+        self._pass = self._opened(number + 1, end, max(position, end))
 
     def _end(self) -> int:
         """The position after the last one of this pass, which has been read to its end."""
-        if self._any_read or self._next == self._begin or not isinstance(self._stream, SeekableStream):
-            return self._next
+        ended = self._pass
+        if ended.any_read or ended.next == ended.begin or not isinstance(self._stream, SeekableStream):
+            return ended.next
         # opened after its end: a resumed run has to find the same end as one that read up to it
-        low, high = self._begin, self._next
+        low, high = ended.begin, ended.next
         while low < high:
             middle = (low + high) // 2
-            if any(True for _ in self._stream.read_from(self._pass_number, middle - self._begin)):
+            if any(True for _ in self._stream.read_from(ended.number, middle - ended.begin)):
                 low = middle + 1
             else:
                 high = middle
