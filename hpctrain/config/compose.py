@@ -170,7 +170,7 @@ class Composer:
         values: list[Override] = []
         for override in map(require_single_value, self.parse(overrides)):
             (choices if self._is_choice(override) else values).append(override)
-        chosen, task = self._chosen(tuple(str(choice.input_line) for choice in choices))
+        chosen, task = self._chosen(choices)
         node: DictConfig = pickle.loads(chosen)  # five times as fast as a deepcopy of OmegaConf's nodes
         for override in values:
             apply_override(override, node)
@@ -206,17 +206,39 @@ class Composer:
             return f"write {group}=[] for none, or choose from {names}: {group}=[NAME,NAME]"
         return f"choose one of {names}"
 
-    def _chosen(self, choices: tuple[str, ...]) -> tuple[bytes, str]:
+    def _chosen(self, choices: Sequence[Override]) -> tuple[bytes, str]:
         """Return the configuration of these options without Hydra's part, pickled, and the option of the task."""
         # a sweep over values composes only once, since Hydra needs a tenth of a second
-        if choices not in self._composed:
-            node = self.hydras(choices, RunMode.RUN)
+        words = tuple(str(choice.input_line) for choice in choices)
+        if words not in self._composed:
+            node = self.hydras(words, RunMode.RUN)
+            for choice in choices:
+                self._require_own_names(choice)
             task = Path(str(node.hydra.runtime.choices.get("task"))).name
             # three quarters of the keys are Hydra's own, and every run would copy them
             with open_dict(node):
                 del node["hydra"]
-            self._composed[choices] = pickle.dumps(node), task
-        return self._composed[choices]
+            self._composed[words] = pickle.dumps(node), task
+        return self._composed[words]
+
+    def _require_own_names(self, choice: Override) -> None:
+        """Refuse several options of a list whose files have an entry by the same name: the last would replace the rest.
+
+        Entries that a file has from its own defaults list don't count: it is meant to change them.
+        """
+        group, options = choice.key_or_group, choice.value()
+        if group not in schema.LIST_GROUPS or not isinstance(options, list):
+            return
+        sources, owners = self.hydra.config_loader.get_sources(), dict[object, str]()
+        for option in map(str, options):
+            path = f"{group}/{option}"
+            # Hydra, too, takes the first source that has it
+            found = next((source.load_config(path).config for source in sources if source.is_config(path)), None)
+            for name in set(found or ()) - {"defaults"}:
+                if name in owners:
+                    problem = f"{owners[name]} and {option} both have the entry {name}, and only one would count"
+                    raise ConfigError(group, f"[{','.join(options)}]", problem, "rename the entry in one of them")
+                owners[name] = option
 
 
 def _name_of(option: str, node: DictConfig) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
+from collections.abc import Collection
 
 from hpctrain.config.signature import unfit
 from hpctrain.errors import ConfigError
@@ -22,6 +23,8 @@ HOOKS = (
     "on_end",
 )
 """The methods that the training calls."""
+STATE_METHODS = ("state_dict", "load_state_dict")
+"""The methods that save and restore a callback's state."""
 ARGUMENTS = {"after_evaluation": ("training", "metrics")}
 """What hooks are called with, where it isn't the training alone."""
 
@@ -55,9 +58,42 @@ def not_a_hook(key: str, target: str, method: str) -> ConfigError | None:
         target: its class.
         method: name of a method.
     """
-    if method in HOOKS or not re.match("(on|before|after)_", method):
+    known = (*HOOKS, *STATE_METHODS)
+    if method in known or method.startswith("_"):
         return None
-    (near,) = difflib.get_close_matches(method, HOOKS, n=1, cutoff=0)
+    looks_like_a_hook = re.match("(on|before|after)_", method)
+    near = difflib.get_close_matches(method, known, n=1, cutoff=0.0 if looks_like_a_hook else 0.8)
+    if not near:
+        return None
     problem = f"has {method}, which is not a hook and would never be called"
-    remedy = f"did you mean {near}? The hooks are {', '.join(HOOKS)}; begin any other method's name with _"
+    remedy = f"did you mean {near[0]}? The hooks are {', '.join(HOOKS)}; begin any other method's name with _"
     return ConfigError(f"{key}._target_", target, problem, remedy)
+
+
+def runs_nothing(key: str, target: str, hook: str, kind: str) -> ConfigError:
+    """Return the error for a hook whose call would only make an object, and run nothing.
+
+    Args:
+        key: full name of the callback's entry.
+        target: its class.
+        hook: the name of its method.
+        kind: what it is instead of a plain function: `a coroutine` or `a generator`.
+    """
+    problem = f"its {hook} is {kind}, so calling it would run nothing"
+    return ConfigError(f"{key}._target_", target, problem, f"write a plain def {hook}, without async and yield")
+
+
+def half_a_state(key: str, target: str, defined: Collection[str]) -> ConfigError | None:
+    """Return the error for a class that saves a state and doesn't restore it, or the other way round; None if not.
+
+    Args:
+        key: full name of the callback's entry.
+        target: its class.
+        defined: names of the methods that it overrides.
+    """
+    own = [name for name in STATE_METHODS if name in defined]
+    if len(own) != 1:
+        return None
+    (missing,) = set(STATE_METHODS) - set(own)
+    problem = f"has {own[0]} and not {missing}, so a resume would lose the state"
+    return ConfigError(f"{key}._target_", target, problem, f"define {missing}, too")

@@ -10,7 +10,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hpctrain.config.hooks import BASE, not_a_callback, not_a_hook, wrong_arguments
+from hpctrain.config.hooks import (
+    BASE,
+    HOOKS,
+    half_a_state,
+    not_a_callback,
+    not_a_hook,
+    runs_nothing,
+    wrong_arguments,
+)
 from hpctrain.config.module_source import (
     AbsentError,
     Definition,
@@ -133,12 +141,17 @@ def _check_callback(key: str, node: Any) -> None:
     names = [f"{module.name}.{one.name}" for module, one in chain]
     if BASE not in names:
         raise not_a_callback(key, target)
-    for _, one in chain[: names.index(BASE)]:
-        for name, statement in bindings(one.body):
-            if isinstance(statement, ast.FunctionDef):
-                mistake = not_a_hook(key, target, name) or wrong_arguments(key, target, statement)
-                if mistake is not None:
-                    raise mistake
+    bound = [binding for _, one in chain[: names.index(BASE)] for binding in bindings(one.body)]
+    for name, statement in bound:
+        mistake = None
+        if isinstance(statement, ast.FunctionDef):
+            mistake = not_a_hook(key, target, name) or wrong_arguments(key, target, statement)
+        elif isinstance(statement, ast.AsyncFunctionDef) and name in HOOKS and not statement.decorator_list:
+            mistake = runs_nothing(key, target, name, "a coroutine")
+        if mistake is not None:
+            raise mistake
+    if (mistake := half_a_state(key, target, [name for name, _ in bound])) is not None:
+        raise mistake
 
 
 def _check(

@@ -12,7 +12,15 @@ from hpctrain.callbacks.callback import Callback
 from hpctrain.callbacks.early_stopping import EarlyStopping
 from hpctrain.callbacks.training import Training
 from hpctrain.checkpoint.host_memory import require_storable
-from hpctrain.config.hooks import HOOKS, cant_be_called, not_a_callback, not_a_hook
+from hpctrain.config.hooks import (
+    HOOKS,
+    STATE_METHODS,
+    cant_be_called,
+    half_a_state,
+    not_a_callback,
+    not_a_hook,
+    runs_nothing,
+)
 from hpctrain.data.micro_batch import map_tensors
 from hpctrain.errors import CheckpointError, ConfigError, TaskError
 from hpctrain.metrics.meter import Meter
@@ -66,7 +74,8 @@ class Callbacks:
             calls `run`.
 
     Raises:
-        ConfigError: an entry isn't a callback, or has a method that looks like a hook and isn't one.
+        ConfigError: an entry isn't a callback, has a method that looks like a hook and isn't one, or a hook that
+            can't be called.
     """
 
     def __init__(self, nodes: Mapping[str, Any] | None = None, training: CallbackContext | None = None) -> None:
@@ -107,7 +116,7 @@ class Callbacks:
         return tuple(
             Hook(name, hook, getattr(callback, hook))
             for name, callback in self._callbacks.items()
-            if getattr(type(callback), hook) is not getattr(Callback, hook)
+            if _overrides(callback, hook)
         )
 
     def run(self, hooks: Hooks, meter: Meter, *, computing: bool = False) -> None:
@@ -216,11 +225,27 @@ def _build(key: str, node: Mapping[str, Any]) -> Callback:
     for name in dir(type(made)):
         if (error := not_a_hook(key, target, name)) is not None:
             raise error
+    defined = [name for name in STATE_METHODS if _overrides(made, name)]
+    if (error := half_a_state(key, target, defined)) is not None:
+        raise error
     for hook in HOOKS:
-        method = getattr(made, hook)
-        arguments = inspect.signature(getattr(Callback, hook)).parameters.keys() - {"self"}
-        try:
-            inspect.signature(method).bind(*arguments)
-        except TypeError as error:
-            raise cant_be_called(key, target, hook, str(error)) from None
+        _require_callable(key, target, made, hook)
     return made
+
+
+def _require_callable(key: str, target: str, callback: Callback, hook: str) -> None:
+    method = getattr(callback, hook)
+    arguments = inspect.signature(getattr(Callback, hook)).parameters.keys() - {"self"}
+    try:
+        inspect.signature(method).bind(*arguments)
+    except TypeError as error:
+        raise cant_be_called(key, target, hook, str(error)) from None
+    if inspect.iscoroutinefunction(method):
+        raise runs_nothing(key, target, hook, "a coroutine")
+    if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+        raise runs_nothing(key, target, hook, "a generator")
+
+
+def _overrides(callback: Callback, name: str) -> bool:
+    """Whether its class has a method of its own by this name, or its constructor has set one."""
+    return name in vars(callback) or getattr(type(callback), name) is not getattr(Callback, name)

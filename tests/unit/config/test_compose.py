@@ -37,6 +37,24 @@ def test_callbacks_are_chosen_as_a_list_and_keep_its_order(composer, tmp_path):
     assert list(own.callbacks) == ["mine", "log_text"]
 
 
+def test_files_of_one_entry_cant_be_chosen_together(tmp_path):
+    (tmp_path / "callbacks").mkdir()
+    for name in ("soft", "strict"):
+        (tmp_path / "callbacks" / f"{name}.yaml").write_text("mine: {_target_: hpctrain.callbacks.Callback}")
+    (tmp_path / "callbacks" / "patient.yaml").write_text(
+        "defaults: [early_stopping, _self_]\nearly_stopping: {patience: 9}"
+    )
+    own = Composer(str(tmp_path))
+    assert list(own.compose(["callbacks=[strict]"]).callbacks) == ["mine"]
+    assert own.compose(["callbacks=[patient,soft]"]).callbacks["early_stopping"]["patience"] == 9
+    with pytest.raises(ConfigError) as caught:
+        own.compose(["callbacks=[soft,early_stopping,strict]"])
+    assert str(caught.value) == (
+        "callbacks=[soft,early_stopping,strict]: soft and strict both have the entry mine, and only one would count; "
+        "rename the entry in one of them"
+    )
+
+
 def test_names_that_the_user_chooses_need_no_plus_sign(composer):
     words = ["cluster.env.COLOUR=green", "cluster.sbatch.comment=mine", "cluster.environ=1", "+cluster.env.A=b"]
     assert open_overrides(words) == [f"++{words[0]}", f"++{words[1]}", *words[2:]]

@@ -146,6 +146,9 @@ class Unsaveable(Callback):
     def state_dict(self):
         return {"file": object()}
 
+    def load_state_dict(self, state):
+        """Never called."""
+
 
 class Misspelt(Callback):
     def on_epoch_end(self, training):
@@ -159,6 +162,37 @@ class Inherited(Misspelt):
 class Short(Callback):
     def after_evaluation(self, training):
         """Lacks an argument."""
+
+
+class Close(Callback):
+    def aftr_step(self, training):
+        """Never called."""
+
+
+class Forgetful(Callback):
+    def state_dict(self):
+        return {}
+
+
+class Async(Callback):
+    async def after_step(self, training):
+        """Never awaited."""
+
+
+class Yielding(Callback):
+    def after_step(self, training):
+        yield
+
+
+class SetLater(Callback):
+    """Chooses a hook in its constructor."""
+
+    def __init__(self):
+        self.after_step = self._count
+        self.steps = []
+
+    def _count(self, training):
+        self.steps.append(training.position.step)
 
 
 class Other:

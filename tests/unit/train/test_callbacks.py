@@ -58,6 +58,11 @@ def test_a_hook_that_isnt_overridden_isnt_called():
     assert [hook for hook in HOOKS if getattr(callbacks, hook)] == ["after_step"]
 
 
+def test_a_hook_that_the_constructor_sets_is_called():
+    (hook,) = Callbacks({"late": {"_target_": "small_callbacks.SetLater"}}).after_step
+    assert hook.call.__name__ == "_count"
+
+
 def test_hooks_are_called_around_the_steps(attempt, calls):
     assert attempt(RECORDER, "trainer.max_steps=5").run()
     each = [[("before_step", n), ("after_backward", n), ("after_step", n + 1)] for n in range(5)]
@@ -241,6 +246,10 @@ def test_a_state_that_cant_be_saved_is_refused_before_the_first_step(attempt):
         ("Misspelt", "has on_epoch_end, which is not a hook and would never be called; did you mean on_end?"),
         ("Inherited", "has on_epoch_end"),
         ("Short", "its after_evaluation can't be called.*write def after_evaluation"),
+        ("Close", "has aftr_step, which is not a hook and would never be called; did you mean after_step?"),
+        ("Forgetful", "has state_dict and not load_state_dict, so a resume would lose the state; define load_state_d"),
+        ("Async", "its after_step is a coroutine, so calling it would run nothing; write a plain def after_step"),
+        ("Yielding", "its after_step is a generator, so calling it would run nothing"),
     ],
 )
 def test_what_is_no_callback_is_refused(target, said):
@@ -249,7 +258,7 @@ def test_what_is_no_callback_is_refused(target, said):
     assert caught.value.key == "callbacks.mine._target_"
 
 
-@pytest.mark.parametrize("target", ["Other", "Misspelt", "Inherited", "Short"])
+@pytest.mark.parametrize("target", ["Other", "Misspelt", "Inherited", "Short", "Close", "Forgetful", "Async"])
 def test_the_source_shows_it_before_anything_runs(compose_small, target):
     with pytest.raises(ConfigError, match=r"^callbacks\.mine\._target_="):
         compose_small(f"+callbacks.mine._target_=small_callbacks.{target}")
