@@ -203,7 +203,7 @@ def send_during_training(transfer: Transfer, parent: Parent, make: Callable[[], 
 
 
 def _session(transfer: Transfer, parent: Parent, claim: SenderClaim, make: Callable[[], Service]) -> None:
-    """Send until the parent ends, or until a service that starts over is to be opened again."""
+    """Send until the parent ends."""
     sender = Sender(transfer.directory, transfer.cursor, make(), claim)
     try:
         # before the service is asked: its client may hang, and rank zero then kills this process
