@@ -42,6 +42,9 @@ class AverageWeights(Callback):
 
     def on_start(self, training: Training) -> None:
         """Put restored averages where the weights are: the same device computes the same digits."""
+        if training.rank:
+            # every rank gets the state, and only rank zero averages
+            self.kept = []
         weights = training.weights()
         self.kept = [{name: value.to(weights[name].device) for name, value in kept.items()} for kept in self.kept]
 

@@ -38,6 +38,15 @@ def test_the_average_is_written_and_read(training, options, mean, stop):
     assert fresh.weight.dtype == torch.float32
 
 
+def test_other_ranks_hold_no_copies_after_a_resume(training):
+    watched, first, second = training(), AverageWeights(0.0, num_last=3), AverageWeights(0.0, num_last=3)
+    step_to(first, watched, range(1, 6))
+    watched.rank = 1
+    second.load_state_dict(first.state_dict())
+    second.on_start(watched)
+    assert second.kept == []
+
+
 def test_counts_are_not_averaged(training):
     watched, callback = training(model=nn.BatchNorm1d(2)), AverageWeights(0.0)
     for step in (1, 2):
