@@ -40,6 +40,32 @@ def synchronise_batchnorm(model: nn.Module) -> nn.Module:
     return converted
 
 
+class LossModule(nn.Module):
+    """A module whose forward pass is a whole loss, so that DDP surrounds all calls of the model and its parts at once.
+
+    Args:
+        module: with which the loss is computed.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, compute: Callable[[nn.Module], Tensor]) -> Tensor:
+        """Call ``compute``, which returns a loss, with the module."""
+        return compute(self.module)
+
+
+def replicate_for_loss(model: nn.Module, world: World, parallel: Parallel) -> nn.Module:
+    """Return a replica whose forward pass is that of a `LossModule`, with the model itself; collective.
+
+    With parallel=data_parallel, the loss is computed with DataParallel's wrapper: its forward pass splits a batch.
+    """
+    if parallel.kind == "data_parallel":
+        return LossModule(replicate(model, world, parallel))
+    return replicate(LossModule(model), world, parallel)
+
+
 def replicate(model: nn.Module, world: World, parallel: Parallel) -> nn.Module:
     """Wrap the model in DDP, unless the world has one rank; collective.
 
@@ -160,22 +186,6 @@ def settle_buckets(model: nn.Module, world: World, backward: Callable[[], None])
             backward()
     for parameter in model.parameters():
         parameter.grad = None
-
-
-class LossModule(nn.Module):
-    """A module whose forward pass is a whole loss, so that DDP surrounds all calls of the module's parts at once.
-
-    Args:
-        module: in which the loss is computed.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, compute: Callable[[nn.Module], Any]) -> Any:
-        """Call ``compute`` with the module."""
-        return compute(self.module)
 
 
 def dismantle(model: nn.Module) -> None:

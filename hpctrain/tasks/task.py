@@ -137,7 +137,8 @@ class Task(ABC):
         the global batch. With several optimizers, each may name another method in its place (`optimizer.named`).
 
         Args:
-            model: perhaps wrapped by DDP: call it, and don't use its methods or attributes.
+            model: not wrapped by DDP, in whose forward pass the whole method runs: methods and parts of the model may
+                be called, and the model several times. With `parallel=data_parallel`, it is DataParallel's wrapper.
             batch: on the model's device.
 
         Returns:

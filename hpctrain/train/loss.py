@@ -26,8 +26,7 @@ class Loss:
         precision: the kind, which decides the autocast.
         device: where the model is, or its first part.
         method: the task's method that computes the loss.
-        name: of the loss among several, for its metrics; empty for the only one. With several, the task gets the module
-            itself, so that it may call its parts.
+        name: of the loss among several, for its metrics; empty for the only one.
 
     Attributes:
         name: as given.
@@ -63,11 +62,11 @@ class Loss:
         self._autocast = autocast(precision, device)
         self._checked: set[str] = set()
 
-    def __call__(self, model: nn.Module, micro_batch: MicroBatch) -> tuple[Tensor, dict[str, Scalar] | None]:
+    def __call__(self, replica: nn.Module, micro_batch: MicroBatch) -> tuple[Tensor, dict[str, Scalar] | None]:
         """Compute the loss in a step.
 
         Args:
-            model: what is called: a `LossModule`, or its replica, for a loss among several.
+            replica: a `LossModule`, or DDP around one.
             micro_batch: of this rank.
 
         Returns:
@@ -76,19 +75,23 @@ class Loss:
         Raises:
             TaskError: the task's loss isn't a scalar tensor, or a mapping with one; or another loss logs the same name.
         """
-        loss, others = self._computed(model, micro_batch)
+        loss, others = self._computed(replica, micro_batch)
         if self.name and (others or self._task_log.scalars):
             self._task_log.require_one_turn(self.method, others or ())
         return loss, others
 
-    def compute_unlogged(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
+    def compute_unlogged(self, replica: nn.Module, micro_batch: MicroBatch) -> Tensor:
         """Compute the mean loss, 0-d, in a pass that isn't a step's: what the task logs is discarded.
+
+        Args:
+            replica: as for a step.
+            micro_batch: of this rank.
 
         Raises:
             TaskError: the task's loss isn't a scalar tensor, or a mapping with one.
         """
         with self._task_log.discarding():
-            return self._computed(model, micro_batch)[0]
+            return self._computed(replica, micro_batch)[0]
 
     def collect(self, loss: Tensor, others: Mapping[str, Scalar] | None, num_samples: int) -> None:
         """Add to the meter a result of this loss, and what the task has logged with it.
@@ -108,20 +111,27 @@ class Loss:
         if self._task_log.scalars:
             self._task_log.add_to_meter(self._meter, num_samples, others or ())
 
-    def _computed(self, model: nn.Module, micro_batch: MicroBatch) -> tuple[Tensor, dict[str, Scalar] | None]:
+    def _computed(self, replica: nn.Module, micro_batch: MicroBatch) -> tuple[Tensor, dict[str, Scalar] | None]:
         batch = micro_batch.batch
         if self._device.type != "cpu" and not micro_batch.on_device:
             batch = self._to_device(batch, self._device)
         elif self.name:
             # the turns share the tensors only: what a loss does to a dict or a list of the batch is its own
             batch = map_tensors(lambda tensor: tensor, batch)
+        others: dict[str, Scalar] | None = None
+
+        def compute(model: nn.Module) -> Tensor:
+            nonlocal others
+            with self._autocast:
+                loss = self._compute(model, batch)
+            if not isinstance(loss, Tensor) or loss.ndim:
+                loss, others = split_loss(self.method, loss, self._checked, self._task_log.own_names)
+            return loss
+
         self.is_computing = True
         try:
-            with self._autocast:
-                # among several, a whole loss is one forward pass of the replica: it may call parts of it repeatedly
-                loss = model(lambda module: self._compute(module, batch)) if self.name else self._compute(model, batch)
+            # the loss alone leaves the forward pass: DDP expects gradients of all that reaches what it returns
+            loss: Tensor = replica(compute)
         finally:
             self.is_computing = False
-        if isinstance(loss, Tensor) and not loss.ndim:
-            return loss, None
-        return split_loss(self.method, loss, self._checked, self._task_log.own_names)
+        return loss, others

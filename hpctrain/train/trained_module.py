@@ -18,11 +18,10 @@ class TrainedModule:
     Args:
         module: that computes the loss, without DDP's wrapper.
         trained_from: parameters of the module, and the completed steps from which each is trained.
-        wrap: puts a module in DDP; collective.
-        whole_loss: whether a forward pass of the replica is a whole loss; see `LossModule`.
+        replicate: makes the replica of a module whose forward pass is a whole loss; collective.
 
     Attributes:
-        replica: what is called in training, once `prepare` was called.
+        replica: what is called in training, as a `LossModule` is, once `prepare` was called.
         ddp: the replica if it is in DDP, else None.
         unfrozen: parameters that are trained in this step, once `prepare` was called.
     """
@@ -32,16 +31,14 @@ class TrainedModule:
         module: nn.Module,
         trained_from: Iterable[tuple[nn.Parameter, int]],
         *,
-        wrap: Callable[[nn.Module], nn.Module] = lambda module: module,
-        whole_loss: bool = False,
+        replicate: Callable[[nn.Module], nn.Module] = LossModule,
     ) -> None:
         self.replica = module
         self.ddp: DistributedDataParallel | None = None
         self.unfrozen: Sequence[nn.Parameter] = ()
         self._module = module
         self._trained_from = list(trained_from)
-        self._wrap = wrap
-        self._whole_loss = whole_loss
+        self._replicate = replicate
 
     @property
     def trained(self) -> list[nn.Parameter]:
@@ -71,17 +68,13 @@ class TrainedModule:
         self.unfrozen = unfrozen
         self.require_gradients(True)
         dismantle(self.replica)
-        self.replica = self._wrap(self.callable_for_loss(self._module))
+        self.replica = self._replicate(self._module)
         self.ddp = self.replica if isinstance(self.replica, DistributedDataParallel) else None
         return True
 
     def next_change(self, step: int) -> int | None:
         """Return the first step after ``step`` from which more parameters are trained; None without one."""
         return min((since for _, since in self._trained_from if since > step), default=None)
-
-    def callable_for_loss(self, module: nn.Module) -> nn.Module:
-        """Return the module as the loss calls it, outside of DDP."""
-        return LossModule(module) if self._whole_loss else module
 
     def require_gradients(self, required: bool) -> None:
         """Have the parameters that are trained in this step require gradients, or not."""

@@ -13,7 +13,7 @@ from hpctrain.config.root import Config
 from hpctrain.config.schedule import schedule_of
 from hpctrain.config.task_methods import lacks
 from hpctrain.config.trainer import Trainer
-from hpctrain.distributed.replica import replicate
+from hpctrain.distributed.replica import replicate_for_loss
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.metrics.meter import Meter
@@ -78,8 +78,7 @@ def build_turns(
         module = TrainedModule(
             network.model,
             _trained_from(network, own, span),
-            wrap=partial(replicate, world=world, parallel=config.parallel),
-            whole_loss=bool(name),
+            replicate=partial(replicate_for_loss, world=world, parallel=config.parallel),
         )
         scaler = gradient_scaler(config.precision, world.device)
         updates = [_update(config, each, scaler, span) for each in own]

@@ -99,10 +99,12 @@ def test_turns_are_those_of_a_hand_written_loop(train, by_hand, world_size, accu
 
 
 @pytest.mark.parametrize(("world_size", "accumulation", "kind"), shapes())
-def test_groups_are_those_of_a_hand_written_loop(train, by_hand, world_size, accumulation, kind):
+@pytest.mark.parametrize("task", ["Trial", "Kept"])
+def test_groups_are_those_of_a_hand_written_loop(train, by_hand, world_size, accumulation, kind, task):
     data, words = shaped(world_size, accumulation, kind)
     expected = by_hand(world_size, "groups", **data)
-    code, run, output = train("run", *TRIAL, *GROUPS, *words, world_size=world_size)
+    words += [*TRIAL, f"task._target_=trial.{task}", *GROUPS]
+    code, run, output = train("run", *words, world_size=world_size)
     assert code == 0, output
     require_equal(run, expected)
     assert {record["train/lr"] for record in run.metrics if "train/lr" in record} == {0.01}

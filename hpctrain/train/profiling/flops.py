@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hpctrain.data.micro_batch import MicroBatch, map_tensors
 from hpctrain.data.plan import BatchPlan
 from hpctrain.distributed.compiler import uncompiled
-from hpctrain.distributed.replica import inner, training_pass_undone
+from hpctrain.distributed.replica import LossModule, inner, training_pass_undone
 from hpctrain.distributed.world import World
 from hpctrain.phrases import scaled
 from hpctrain.train.step import TrainStep
@@ -228,8 +228,8 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> fl
         with uncompiled(), training_pass_undone(model, world):
             for turn in step.turns:
                 with FlopCount() as count, turn.module.gradients_required():
-                    called = turn.module.callable_for_loss(model)
-                    loss = turn.loss.compute_unlogged(called, micro_batch._replace(batch=batch, num_samples=few))
+                    samples = micro_batch._replace(batch=batch, num_samples=few)
+                    loss = turn.loss.compute_unlogged(LossModule(model), samples)
                     torch.autograd.grad(loss, turn.module.unfrozen, allow_unused=True)
                 total += (count.total or 0) / turn.every_steps
     except Exception as error:  # a user's code may fail on two samples alone; that must not end the run

@@ -12,6 +12,7 @@ from hpctrain.config.parallel import Parallel
 from hpctrain.config.precision import Precision
 from hpctrain.config.trainer import Trainer
 from hpctrain.data.micro_batch import MicroBatch
+from hpctrain.distributed.replica import LossModule
 from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.position import Position
@@ -328,7 +329,7 @@ def test_whether_a_record_is_due():
 def test_passes_that_leave_no_trace_log_nothing():
     bench = Bench(task=Logging())
     with bench.log.training():
-        bench.turn.loss.compute_unlogged(bench.model, next(bench.micro_batches(12)))
+        bench.turn.loss.compute_unlogged(bench.turn.module.replica, next(bench.micro_batches(12)))
     assert bench.meter.names == ("train/loss",)
     assert bench.log.scalars == []
 
@@ -341,6 +342,38 @@ def test_a_name_that_is_returned_and_logged():
     bench = Bench(task=Odd(both))
     with bench.log.training(), pytest.raises(TaskError, match="both returns 'kl' and logs it"):
         bench.moved(12)
+
+
+class Kept(Classify):
+    """Keeps what its loss was called with, and whether a replica's forward pass was going on."""
+
+    def loss(self, model, batch):
+        self.model, self.inside = model, Surrounding.inside
+        return super().loss(model, batch)
+
+
+class Surrounding(LossModule):
+    """Stands for DDP's wrapper."""
+
+    inside = False
+
+    def forward(self, compute):
+        Surrounding.inside = True
+        try:
+            return super().forward(compute)
+        finally:
+            Surrounding.inside = False
+
+
+def test_the_whole_loss_is_one_forward_pass_of_the_replica_and_gets_the_model_itself():
+    bench = Bench(task=Kept())
+    bench.turn.module = TrainedModule(
+        bench.model, [(parameter, 0) for parameter in bench.model.parameters()], replicate=Surrounding
+    )
+    bench.step.prepare(0)
+    bench.moved(12)
+    assert bench.task.model is bench.model
+    assert bench.task.inside
 
 
 class Duel(Task):
@@ -375,7 +408,7 @@ def duel(model, task, meter, *, every=1, scaled=False):
         rates = LearningRate(optimizer, lambda update: 1 / (1 + update))
         update = Update(optimizer, rates, name=name, scaler=scaler, every_steps=pace)
         loss = Loss(task, meter, log, precision="fp32", device=CPU, method=method, name=name)
-        module = TrainedModule(model, [(parameter, 0) for parameter in part.parameters()], whole_loss=True)
+        module = TrainedModule(model, [(parameter, 0) for parameter in part.parameters()])
         turns.append(Turn(loss, module, JointUpdate([update], meter, scaler=scaler), every_steps=pace))
     step = TrainStep(turns)
     step.prepare(0)
