@@ -59,7 +59,7 @@ class EvaluationResults:
         self._world = world
         self._max_mb = max_gathered_mb
         self._meter = Meter(world.device, world.sum_ if world.size > 1 else None)
-        self._gathering = Gathering(f"{self._kind}.evaluate", world, max_gathered_mb * MB)
+        self._gathering = Gathering(f"{self._kind}.evaluate", world)
         self._samples: dict[str, Values] = {}
         self._num_samples = 0
         metrics.reset()
@@ -67,7 +67,8 @@ class EvaluationResults:
     @property
     def is_full(self) -> bool:
         """Whether this rank alone has more than rank zero may get, so that the evaluation can end."""
-        return self._gathering.is_full
+        room = self._max_mb * MB - self._gathering.num_bytes
+        return room < 0 or self._metrics.exceeds(room)
 
     def add(self, turn: int, num_samples: int, returned: Any) -> None:
         """Add what `Task.evaluate` returned for a batch; not collective.
@@ -97,15 +98,17 @@ class EvaluationResults:
         Raises:
             ConfigError: it is more than `trainer.max_gathered_mb`.
         """
-        own = [self._num_samples, self._gathering.num_bytes + self._metrics.num_gathered_bytes, int(self.is_full)]
+        growing, constant = self._metrics.num_gathered_bytes
+        own = [self._num_samples, self._gathering.num_bytes + growing, constant, int(self.is_full)]
         gathered = self._world.gather(own)
         totals = None if gathered is None else [sum(column) for column in zip(*gathered, strict=True)]
-        seen, num_bytes, is_full = self._world.broadcast(totals)
-        per_sample = num_bytes / max(seen, 1)
-        expected = num_bytes if num_samples is None else per_sample * num_samples
+        seen, growing, constant, is_full = self._world.broadcast(totals)
+        per_sample = growing / max(seen, 1)
+        expected = constant + (growing if num_samples is None else per_sample * num_samples)
         if expected <= self._max_mb * MB:
             return
         samples = counted(seen if num_samples is None else num_samples, "sample")
+        others = f", and {constant} bytes of states that do not grow" if constant else ""
         needed = math.ceil(expected / MB)
         # a rank that is full ends the evaluation
         is_beginning = is_full and num_samples is None
@@ -113,7 +116,7 @@ class EvaluationResults:
         raise ConfigError(
             "trainer.max_gathered_mb",
             self._max_mb,
-            f"rank zero would get {found} MB, {per_sample:.0f} bytes for each of {samples}",
+            f"rank zero would get {found} MB, {per_sample:.0f} bytes for each of {samples}{others}",
             f"set it to {enough}, or keep less per sample in {self._kind}.evaluate",
         )
 

@@ -45,28 +45,21 @@ class Gathering:
     Args:
         method: that returns them, for messages.
         world: the ranks.
-        max_bytes: what rank zero may get.
 
     Attributes:
         num_bytes: of this rank's values so far.
     """
 
-    def __init__(self, method: str, world: World, max_bytes: int) -> None:
+    def __init__(self, method: str, world: World) -> None:
         self.num_bytes = 0
         self._method = method
         self._world = world
-        self._max_bytes = max_bytes
         self._columns: dict[str, _Column] = {}
         self._is_empty = True
         self._turns: list[int] = []
         self._counts: list[int] = []
         self._pending: list[tuple[_Column, Tensor]] = []
         self._copied: torch.cuda.Event | None = None
-
-    @property
-    def is_full(self) -> bool:
-        """Whether this rank alone has more values than rank zero may get."""
-        return self.num_bytes > self._max_bytes
 
     def add(self, turn: int, num_samples: int, found: Mapping[str, Values]) -> None:
         """Keep the values of a batch; not collective.

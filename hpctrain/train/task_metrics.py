@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpctrain.data.micro_batch import iterate_tensors, map_tensors
+from hpctrain.data.micro_batch import map_tensors
 from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.tasks.evaluation_contract import checked_computed, checked_metrics
 from hpctrain.tasks.task import Task
+from hpctrain.train.growing_states import GrowingStates, exact_bytes
 from hpctrain.train.metric_states import (
     ELEMENTWISE,
     State,
@@ -44,6 +45,8 @@ class TaskMetrics:
         for metric in self._metrics.values():
             metric.to(world.device)
             switch_synchronisation_off(metric)
+        self._growing = GrowingStates()
+        self._keeps_any = bool(self._gathered_states())
 
     def __bool__(self) -> bool:
         """Whether there are any."""
@@ -51,16 +54,23 @@ class TaskMetrics:
 
     def reset(self) -> None:
         """Begin an evaluation, or forget one."""
+        self._growing.reset()
         for metric in self._metrics.values():
             metric.reset()
 
     @property
-    def num_gathered_bytes(self) -> int:
-        """Bytes of this rank's states that rank zero will get as they are."""
-        lists = (state.value for state in self._states() if not state.is_elementwise)
-        # metrics of a collection share their states
-        tensors = {id(tensor): tensor for tensor in iterate_tensors(list(lists))}
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    def num_gathered_bytes(self) -> tuple[int, int]:
+        """Bytes of this rank's states that rank zero will get as they are: of those that grow, and of the others."""
+        return exact_bytes(self._gathered_states())
+
+    def exceeds(self, max_bytes: int) -> bool:
+        """Whether rank zero would get more from this rank; cheap enough to ask after each batch."""
+        if not self._keeps_any or self._growing.estimate(self._gathered_states()) <= max_bytes:
+            return False
+        return sum(self.num_gathered_bytes) > max_bytes
+
+    def _gathered_states(self) -> list[State]:
+        return [state for state in self._states() if not state.is_elementwise]
 
     def reduce(self) -> None:
         """Give rank zero's objects the states of all ranks; collective.

@@ -183,7 +183,7 @@ def test_logged_scalars_stay_on_the_device():
 
 def test_values_per_sample_come_to_the_host_while_the_next_batch_is_computed():
     world = World(rank=0, size=1, local_rank=0, devices=(torch.device("cuda", 0),))
-    gathering = Gathering("Mine.evaluate", world, 2**20)
+    gathering = Gathering("Mine.evaluate", world)
     for turn in range(3):
         values = torch.full((2, 4), float(turn), device="cuda", dtype=torch.bfloat16)
         gathering.add(turn, 2, {"values": values, "ragged": [torch.arange(turn + 1, device="cuda")] * 2})

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.tasks import Metric, PerSample, Task
+from hpctrain.train.growing_states import exact_bytes
+from hpctrain.train.metric_states import State
 from hpctrain.train.parts import Parts
 
 
@@ -169,5 +172,89 @@ def test_more_than_may_be_gathered_is_refused_in_the_trial_of_all_samples(scorin
 
     parts = scoring("+task.eval_samples=9", "trainer.max_gathered_mb=2", evaluate=evaluate)
     expected = "max_gathered_mb=2: rank zero would get 3 MB, 262144 bytes for each of 9 samples; set it to 3, or keep"
+    with pytest.raises(ConfigError, match=expected):
+        parts.evaluation.try_out(agreement, 1)
+
+
+class Kept(Metric):
+    """Keeps the bytes of each sample."""
+
+    def __init__(self, per_sample):
+        self.per_sample = per_sample
+        self.add_state("shown", reduce="cat")
+
+    def update(self, labels):
+        self.shown.append(torch.zeros(len(labels), self.per_sample, dtype=torch.uint8))
+
+    def compute(self):
+        return sum(map(len, self.shown))
+
+
+def keeping(metric):
+    """The methods of a task that only updates a metric."""
+
+    def metrics(task):
+        task.kept = metric
+        return {"kept": metric}
+
+    def evaluate(task, model, batch):
+        task._called("evaluate")
+        task.kept.update(batch[1])
+        return {"loss": (torch.tensor(0.0), len(batch[1]))}
+
+    return {"build_metrics": metrics, "evaluate": evaluate, "compute_metrics": Task.compute_metrics}
+
+
+def test_an_evaluation_ends_as_soon_as_metric_objects_keep_too_much(scoring, agreement):
+    parts = scoring("+task.eval_samples=300", "trainer.max_gathered_mb=2", **keeping(Kept(2**18)))
+    for _ in range(2):  # the second one counts afresh
+        before = parts.task.calls["evaluate"]
+        with pytest.raises(ConfigError, match=r"rank zero would get at least .* MB, 262144 bytes for each of"):
+            parts.evaluation(agreement)
+        # three samples per batch; the ranks agree some batches later
+        assert parts.task.calls["evaluate"] - before < 20
+
+
+def test_what_metric_objects_keep_within_the_limit_ends_nothing(scoring, agreement):
+    parts = scoring("+task.eval_samples=15", "trainer.max_gathered_mb=2", **keeping(Kept(2**17)))
+    assert parts.evaluation(agreement).means["eval/kept"] == 15
+    assert parts.evaluation(agreement).means["eval/kept"] == 15
+
+
+@pytest.mark.parametrize(
+    ("default", "value", "found"),
+    [
+        (None, [torch.zeros(3), torch.zeros(2)], (20, 0)),
+        (torch.zeros(4), torch.ones(4), (0, 16)),
+        # concatenated by the update itself
+        (torch.zeros(0), torch.ones(5), (20, 0)),
+    ],
+)
+def test_states_of_another_size_than_their_default_grow(default, value, found):
+    state = State(SimpleNamespace(kept=value), "kept", default, "cat" if default is None else "stack")
+    assert exact_bytes([state, state]) == found
+
+
+def test_a_state_that_does_not_grow_counts_once(scoring, agreement):
+    torchmetrics = pytest.importorskip("torchmetrics")
+
+    class Table(torchmetrics.Metric):
+        """A table that no sum, minimum or maximum reduces."""
+
+        def __init__(self):
+            super().__init__()
+            self.add_state("table", torch.zeros(2**19), dist_reduce_fx=lambda stacked: stacked.mean(0))
+
+        def update(self, labels):
+            self.table += len(labels)
+
+        def compute(self):
+            return self.table[0]
+
+    parts = scoring("+task.eval_samples=30", "trainer.max_gathered_mb=3", **keeping(Table()))
+    assert parts.evaluation.try_out(agreement, 1).means["eval/kept"] == 3
+    assert parts.evaluation(agreement).means["eval/kept"] == 30
+    parts = scoring("+task.eval_samples=30", "trainer.max_gathered_mb=1", **keeping(Table()))
+    expected = "rank zero would get 2 MB, 0 bytes for each of 30 samples, and 2097152 bytes of states that do not grow"
     with pytest.raises(ConfigError, match=expected):
         parts.evaluation.try_out(agreement, 1)

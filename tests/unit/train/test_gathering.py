@@ -9,7 +9,7 @@ from hpctrain.train.gathering import Gathering
 
 @pytest.fixture
 def gathering(lone_world):
-    return Gathering("Mine.evaluate", lone_world, 100)
+    return Gathering("Mine.evaluate", lone_world)
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,10 @@ def test_a_later_change_of_a_batch_is_not_seen_and_a_view_does_not_keep_the_whol
     assert gathering.gather(interleaved=False)["score"].tolist() == [1, 1]
 
 
-def test_it_is_full_beyond_its_bound(gathering):
+def test_it_counts_the_bytes(gathering):
     gathering.add(0, 25, {"x": torch.ones(25)})
-    assert not gathering.is_full
     gathering.add(1, 1, {"x": torch.ones(1)})
-    assert gathering.is_full
+    assert gathering.num_bytes == 104
 
 
 @pytest.mark.parametrize(
