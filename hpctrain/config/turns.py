@@ -34,8 +34,8 @@ def _check_several_losses(config: Config) -> None:
     if kind in ("bf16_pure", "fp16_master"):
         remedy = f"use precision={kind.partition('_')[0]}"
         raise ConfigError("precision.kind", kind, WHOLE_CALLS, remedy)
-    if config.trainer.compile:
-        remedy = "compile parts of the model in build_model"
-        raise ConfigError("trainer.compile", True, WHOLE_CALLS, remedy)
+    if (mode := config.trainer.compile_mode) != "default":
+        problem = "uses CUDA graphs, in which another call of a part overwrites what an earlier one returned"
+        raise ConfigError("trainer.compile_mode", mode, f"with several losses it {problem}", "use default")
     if config.parallel.kind == "data_parallel":
         raise ConfigError("parallel.kind", "data_parallel", WHOLE_CALLS, "use parallel=ddp")

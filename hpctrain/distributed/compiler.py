@@ -72,6 +72,25 @@ def compile_in_place(model: nn.Module, mode: str = "default") -> None:
     model.forward = torch.compile(begin, mode=None if mode == "default" else mode)
 
 
+def compile_parts_in_place(model: nn.Module, mode: str = "default") -> None:
+    """Compile the outermost modules inside the model that have a forward, which a task with several losses calls.
+
+    Args:
+        model: not wrapped yet; without such modules it is compiled itself.
+        mode: of torch.compile.
+    """
+    for part in list(_parts(model)) or [model]:
+        compile_in_place(part, mode)
+
+
+def _parts(model: nn.Module) -> Iterator[nn.Module]:
+    for child in model.children():
+        if type(child).forward is nn.Module.forward:  # it only holds others, as a ModuleList does
+            yield from _parts(child)
+        else:
+            yield child
+
+
 def uncompiled() -> AbstractContextManager[object]:
     """Return a context in which compiled models run as they were written, and nothing is compiled."""
     # whatever is compiled has imported the compiler; importing it takes longer than many a context

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from hpctrain.checkpoint.warm_start import warm_start
+from hpctrain.config.named_optimizers import losses_of, named_optimizers
 from hpctrain.config.program import find_own
 from hpctrain.config.root import Config
-from hpctrain.distributed.compiler import compile_in_place
+from hpctrain.distributed.compiler import compile_in_place, compile_parts_in_place
 from hpctrain.distributed.replica import broadcast_tensors, inner, synchronise_batchnorm
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError, TaskError
@@ -155,7 +156,9 @@ def build_network(config: Config, task: Task, world: World, *, fresh: bool = Fal
     if trainer.activation_checkpointing:
         checkpoint_activations(called, trainer.activation_checkpointing, compiled=trainer.compile)
     if trainer.compile:
-        compile_in_place(called, trainer.compile_mode)
+        # with several losses, the task calls parts of the model
+        several = len(losses_of(named_optimizers(config.optimizer))) > 1
+        (compile_parts_in_place if several else compile_in_place)(called, trainer.compile_mode)
     return Network(module, called, master)
 
 

@@ -276,14 +276,15 @@ MISTAKES = {
         "precision.kind=bf16_pure: works on calls of the whole model",
         "use precision=bf16",
     ),
-    "several losses, compiled": (
+    "several losses, compiled to CUDA graphs": (
         [
             *ONE_NAMED,
             "optimizer.named.b={_target_: torch.optim.SGD, match: a.*, loss: evaluate}",
             "trainer.compile=true",
+            "trainer.compile_mode=reduce-overhead",
         ],
-        "trainer.compile=True: works on calls of the whole model",
-        "",
+        "trainer.compile_mode=reduce-overhead: with several losses it uses CUDA graphs",
+        "use default",
     ),
     "unfreezing what is compiled": (
         ["optimizer.groups=[{match: a.*, unfreeze_at_step: 3}]", "trainer.compile=true"],

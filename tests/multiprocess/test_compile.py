@@ -24,6 +24,13 @@ TRAINING = (
 )
 
 
+RIVALS = (
+    *("task._target_=rivals.Rivals", "optimizer=named", "+task.eval_samples=0"),
+    "optimizer.named.critic={_target_: torch.optim.SGD, match: critic.*, loss: critic_loss}",
+    "optimizer.named.generator={_target_: torch.optim.SGD, match: generator.*, loss: generator_loss, every_steps: 2}",
+)
+
+
 @pytest.fixture
 def weights(tmp_path):
     """Trains where torch's own deprecation warnings aren't errors; returns the weights by name."""
@@ -47,8 +54,9 @@ def weights(tmp_path):
         (["trainer.activation_checkpointing=['0']", "+task.eval_samples=0"], 1e-4),
         (["cluster.processes_per_node=2", "+task.eval_samples=0"], 1e-4),
         (["precision=fp16_master", "trainer.channels_last=true"], 1e-2),
+        ([*RIVALS, "cluster.processes_per_node=2"], 1e-4),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ids=["checkpointed", "two ranks", "master weights", "several losses"],
 )
 def test_a_compiled_model_learns_the_same_under_the_same_names(weights, words, tolerance, tmp_path):
     exact = weights("plain", *words)

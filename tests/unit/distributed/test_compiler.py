@@ -3,6 +3,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from torch import nn
+
+from hpctrain.distributed.compiler import _parts
+
 PROGRAM = """
 import sys
 import torch
@@ -47,3 +51,11 @@ def test_the_compiler_is_imported_only_by_code_that_compiles(tmp_path):
     store = tmp_path / "store"
     done = subprocess.run([sys.executable, "-c", PROGRAM, store], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_parts_that_a_task_can_call_are_the_outermost_modules_with_a_forward():
+    block = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    head, other = nn.Linear(2, 1), nn.Tanh()
+    model = nn.ModuleDict({"blocks": nn.ModuleList([block, nn.ModuleDict({"other": other})]), "head": head})
+    assert list(_parts(model)) == [block, other, head]
+    assert list(_parts(head)) == []
