@@ -36,7 +36,7 @@ class EvalLoader:
     Attributes:
         num_samples: of the dataset; None for an iterable dataset without `__len__`.
         end: number of samples before the end of an iterable dataset, if this rank reached it in its last pass.
-        num_taken: samples in the batch of the last turn; 0 in a turn in which only other ranks have one.
+        num_taken: samples in the batch of the last round; 0 in a round in which only other ranks have one.
     """
 
     def __init__(
@@ -63,57 +63,57 @@ class EvalLoader:
 
     @property
     def is_interleaved(self) -> bool:
-        """Whether the order of the dataset is by turn and then by rank, and not by rank and then by turn."""
+        """Whether the order of the dataset is by round and then by rank, and not by rank and then by round."""
         return isinstance(self._fetcher, EpochFetcher)
 
     @property
-    def num_turns(self) -> int | None:
-        """Number of turns of a whole pass; None for an iterable dataset without `__len__`."""
+    def num_rounds(self) -> int | None:
+        """Number of rounds of a whole pass; None for an iterable dataset without `__len__`."""
         num_samples = self.num_samples
         if num_samples is None:
             return None
         return math.ceil(math.ceil(num_samples / self._world_size) / self._micro_batch_size)
 
-    def turns(self, at_most: int | None = None) -> Generator[Any, None, None]:
-        """One pass over this rank's share, with the same number of turns on every rank.
+    def rounds(self, at_most: int | None = None) -> Generator[Any, None, None]:
+        """One pass over this rank's share, with the same number of rounds on every rank.
 
-        Yields a batch, or None in a turn in which only other ranks have one.
+        Yields a batch, or None in a round in which only other ranks have one.
 
         Args:
-            at_most: number of turns after which to end the pass; None for a whole pass.
+            at_most: number of rounds after which to end the pass; None for a whole pass.
         """
-        most = min((bound for bound in (self.num_turns, at_most) if bound is not None), default=None)
+        most = min((bound for bound in (self.num_rounds, at_most) if bound is not None), default=None)
         if isinstance(self._fetcher, EpochFetcher):
-            return self._turns_of_stream(most)
+            return self._rounds_of_stream(most)
         assert most is not None
-        return self._turns(most)
+        return self._rounds(most)
 
-    def _turns(self, most: int) -> Generator[Any, None, None]:
+    def _rounds(self, most: int) -> Generator[Any, None, None]:
         size, num_samples = self._micro_batch_size, self.num_samples
         assert num_samples is not None
         begin, end = (num_samples * edge // self._world_size for edge in (self._rank, self._rank + 1))
         requests = ((0, np.arange(first, min(first + size, end))) for first in range(begin, end, size))
         own = min(most, math.ceil((end - begin) / size))
         batches = self._fetch(itertools.islice(requests, own), own)
-        for turn in range(most):
-            self.num_taken = max(0, min(size, end - begin - turn * size))
+        for round_index in range(most):
+            self.num_taken = max(0, min(size, end - begin - round_index * size))
             yield next(batches, None)
 
-    def _turns_of_stream(self, most: int | None) -> Generator[Any, None, None]:
+    def _rounds_of_stream(self, most: int | None) -> Generator[Any, None, None]:
         size, length = self._micro_batch_size, self.num_samples
-        per_turn = size * self._world_size
-        slices = ((first, first + size) for first in itertools.count(self._rank * size, per_turn))
+        per_round = size * self._world_size
+        slices = ((first, first + size) for first in itertools.count(self._rank * size, per_round))
         # empty where the slice begins after the length
         requests = ((0, np.arange(first, last if length is None else min(last, length))) for first, last in slices)
         found: Iterator[UpToEnd] = self._fetch(itertools.islice(requests, most), most)
         self.end = None
-        for turn, (batch, end) in enumerate(found):
+        for round_index, (batch, end) in enumerate(found):
             if end is not None:
                 self.end = end
-            # without a length, all ranks read the same stream, and find the same end, though perhaps in different turns
-            if length is None and end is not None and turn * per_turn >= end:
+            # without a length, all ranks read the same stream, and find the same end, perhaps in different rounds
+            if length is None and end is not None and round_index * per_round >= end:
                 return
-            first = turn * per_turn + self._rank * size
+            first = round_index * per_round + self._rank * size
             bounds = [first + size, *(bound for bound in (length, self.end) if bound is not None)]
             self.num_taken = max(0, min(bounds) - first)
             yield batch

@@ -69,7 +69,7 @@ class Evaluation:
         max_gathered_mb: bound on the per-sample values that rank zero gets.
 
     Attributes:
-        on_turn: called after each batch of this rank, with the number of batches and the total, None if it is unknown.
+        on_round: called after each batch of this rank, with the number of batches and the total, None if it is unknown.
         num_batches: batches over all evaluations so far; shows that an evaluation makes progress.
     """
 
@@ -88,7 +88,7 @@ class Evaluation:
         ema: Ema | None = None,
         max_gathered_mb: int = 1024,
     ) -> None:
-        self.on_turn: Callable[[int, int | None], None] | None = None
+        self.on_round: Callable[[int, int | None], None] | None = None
         self.num_batches = 0
         self._task = task
         self._task_state = task_state
@@ -181,7 +181,7 @@ class Evaluation:
 
     def is_whole(self, num_batches: int) -> bool:
         """Whether so many micro-batches on each rank are known to be all held-out samples."""
-        most = self._loader.num_turns
+        most = self._loader.num_rounds
         return most is not None and most <= num_batches
 
     def _is_excused(self, error: Exception, doing: str, num_batches: int) -> bool:
@@ -215,48 +215,48 @@ class Evaluation:
             yield
 
     def _try_out(self, results: EvaluationResults, agreement: Agreement, num_batches: int) -> Stop | None:
-        num_turns = self._loader.num_turns
-        with closing(self._loader.turns(num_batches)) as turns:
+        num_rounds = self._loader.num_rounds
+        with closing(self._loader.rounds(num_batches)) as rounds:
             # as many agreements on every rank, wherever it finds the end of a stream
-            for turn in range(num_batches if num_turns is None else min(num_batches, num_turns)):
-                self._take_turn(results, turns, turn)
-                # at once, and not a turn later: a single batch can take minutes
+            for round_index in range(num_batches if num_rounds is None else min(num_batches, num_rounds)):
+                self._take_round(results, rounds, round_index)
+                # at once, and not a round later: a single batch can take minutes
                 if (stop := agreement.start()) is not None:
                     return stop
         return None
 
     def _evaluate(self, results: EvaluationResults, agreement: Agreement) -> Stop | None:
-        num_turns = self._loader.num_turns
-        with closing(self._loader.turns()) as turns:
-            # a rank without a batch in a turn still has to join the collective agreement
-            for turn in itertools.count() if num_turns is None else range(num_turns):
-                is_over = not self._take_turn(results, turns, turn) and num_turns is None
+        num_rounds = self._loader.num_rounds
+        with closing(self._loader.rounds()) as rounds:
+            # a rank without a batch in a round still has to join the collective agreement
+            for round_index in itertools.count() if num_rounds is None else range(num_rounds):
+                is_over = not self._take_round(results, rounds, round_index) and num_rounds is None
                 # An evaluation saves nothing, so `save` says that a rank has reached the end of a stream without a
                 # length, or keeps too much. All ranks then leave the loop together: a rank that left alone would leave
                 # the others waiting.
-                decision = agreement.decide(turn, save=is_over or results.is_full)
+                decision = agreement.decide(round_index, save=is_over or results.is_full)
                 if decision.save:
                     # refuses what is too much
                     results.require_room()
                     break
                 if decision.stop is not None:
                     return decision.stop
-        if num_turns is None:
+        if num_rounds is None:
             self._require_same_samples(self._loader.end, unknown_allowed=False)
         return None
 
-    def _take_turn(self, results: EvaluationResults, turns: Iterator[Any], turn: int) -> bool:
-        """Evaluate this rank's batch of the next turn, if it has one; return False after the last turn."""
-        batch = next(turns, _OVER)
+    def _take_round(self, results: EvaluationResults, rounds: Iterator[Any], round_index: int) -> bool:
+        """Evaluate this rank's batch of the next round, if it has one; return False after the last round."""
+        batch = next(rounds, _OVER)
         if batch is _OVER:
             return False
         if batch is not None:
             device = self._world.device
             moved = batch if device.type == "cpu" else self._task.to_device(batch, device)
-            results.add(turn, self._loader.num_taken, self._task.evaluate(self._model, moved))
+            results.add(round_index, self._loader.num_taken, self._task.evaluate(self._model, moved))
         self.num_batches += 1
-        if self.on_turn is not None:
-            self.on_turn(turn + 1, self._loader.num_turns)
+        if self.on_round is not None:
+            self.on_round(round_index + 1, self._loader.num_rounds)
         return True
 
     def _require_same_samples(self, num_samples: int | None, *, unknown_allowed: bool = True) -> None:

@@ -70,11 +70,11 @@ class EvaluationResults:
         room = self._max_mb * MB - self._gathering.num_bytes
         return room < 0 or self._metrics.exceeds(room)
 
-    def add(self, turn: int, num_samples: int, returned: Any) -> None:
+    def add(self, round_index: int, num_samples: int, returned: Any) -> None:
         """Add what `Task.evaluate` returned for a batch; not collective.
 
         Args:
-            turn: of the evaluation.
+            round_index: which round of the evaluation it is, from 0.
             num_samples: of the batch.
             returned: unchecked.
 
@@ -86,7 +86,7 @@ class EvaluationResults:
             self._meter.add_sum(f"{EVAL_PREFIX}{name}", total, count)
         if self._task_log.scalars:
             self._task_log.add_to_meter(self._meter, num_samples, (*found.sums, *found.per_sample))
-        self._gathering.add(turn, num_samples, found.per_sample)
+        self._gathering.add(round_index, num_samples, found.per_sample)
         self._num_samples += num_samples
 
     def require_room(self, num_samples: int | None = None) -> None:

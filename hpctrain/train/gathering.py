@@ -56,16 +56,16 @@ class Gathering:
         self._world = world
         self._columns: dict[str, _Column] = {}
         self._is_empty = True
-        self._turns: list[int] = []
+        self._rounds: list[int] = []
         self._counts: list[int] = []
         self._pending: list[tuple[_Column, Tensor]] = []
         self._copied: torch.cuda.Event | None = None
 
-    def add(self, turn: int, num_samples: int, found: Mapping[str, Values]) -> None:
+    def add(self, round_index: int, num_samples: int, found: Mapping[str, Values]) -> None:
         """Keep the values of a batch; not collective.
 
         Args:
-            turn: of the evaluation.
+            round_index: which round of the evaluation it is, from 0.
             num_samples: of the batch.
             found: one value for each of them.
 
@@ -81,7 +81,7 @@ class Gathering:
         self._settle()
         if not found:
             return
-        self._turns.append(turn)
+        self._rounds.append(round_index)
         self._counts.append(num_samples)
         for name, values in found.items():
             column = self._columns[name]
@@ -124,7 +124,7 @@ class Gathering:
         """All values at rank zero, in the order of the dataset; None on the other ranks; collective.
 
         Args:
-            interleaved: whether batches follow each other in the dataset by turn and then by rank, instead of the
+            interleaved: whether batches follow each other in the dataset by round and then by rank, instead of the
                 other way round.
 
         Raises:
@@ -157,7 +157,7 @@ class Gathering:
             }
             for name, column in self._columns.items()
         }
-        return {"columns": columns, "turns": _integers(self._turns), "counts": _integers(self._counts)}
+        return {"columns": columns, "rounds": _integers(self._rounds), "counts": _integers(self._counts)}
 
     def _packed(self, name: str) -> Tensor:
         column = self._columns.pop(name, None)
@@ -202,8 +202,8 @@ def _in_order(name: str, heads: list[dict[str, Any] | None], received: list[Tens
             continue
         values = _unpacked(head["columns"][name], data, int(head["counts"].sum()))
         begin = 0
-        for turn, count in zip(head["turns"].tolist(), head["counts"].tolist(), strict=True):
-            place = (turn, rank) if interleaved else (rank, turn)
+        for round_index, count in zip(head["rounds"].tolist(), head["counts"].tolist(), strict=True):
+            place = (round_index, rank) if interleaved else (rank, round_index)
             batches.append((place, values[begin : begin + count]))
             begin += count
     batches.sort(key=lambda batch: batch[0])

@@ -61,8 +61,8 @@ class RunningTraining(CallbackContext):
         if dataset is None:
             return None
         loader = EvalLoader(dataset, number, rank=0, world_size=1, collate_fn=self.task.collate_fn)
-        with buffers_and_rng_restored(self.model, self._parts.world), closing(loader.turns(1)) as turns:
-            batch = next(turns, None)
+        with buffers_and_rng_restored(self.model, self._parts.world), closing(loader.rounds(1)) as rounds:
+            batch = next(rounds, None)
         return None if batch is None else self.task.to_device(batch, self.device)
 
     @contextmanager

@@ -106,7 +106,7 @@ class Trainer:
         if bar is None:
             return self._checkpointing.resume()
         if self._parts.evaluation is not None:
-            self._parts.evaluation.on_turn = partial(bar.show, "evaluation")
+            self._parts.evaluation.on_round = partial(bar.show, "evaluation")
         with bar.sharing_terminal(log.handlers):
             return self._checkpointing.resume(partial(bar.show, "reading the checkpoint", in_gb=True))
 

@@ -299,7 +299,7 @@ def test_a_stream_does_not_learn_of_loading_processes(num_workers):
     found, _ = read(Split(), 3, num_workers=num_workers)
     assert found == straight == [list(range(8)), list(range(8, 16)), list(range(16, 24))]
     loader = EvalLoader(Split(), 2, rank=0, world_size=1, workers=Workers(num_workers))
-    assert sorted(value for batch in loader.turns() for value in (batch if batch is not None else ())) == list(
+    assert sorted(value for batch in loader.rounds() for value in (batch if batch is not None else ())) == list(
         range(48)
     )
 
@@ -339,7 +339,7 @@ def test_streams_that_cannot_share_a_step_are_refused():
 
 def test_evaluation_reads_the_streams_one_after_the_other():
     loader = EvalLoader(ShardedStream([Counting(3), Counting(2, 100)]), 2, rank=0, world_size=1)
-    assert [batch.tolist() for batch in loader.turns() if batch is not None] == [[0, 1], [2, 100], [101]]
+    assert [batch.tolist() for batch in loader.rounds() if batch is not None] == [[0, 1], [2, 100], [101]]
 
 
 def test_a_shuffled_stream_continues_within_a_window():

@@ -30,12 +30,12 @@ def test_every_sample_is_seen_exactly_once(num_samples: int, micro: int, world_s
     seen, shares, numbers = [], [], []
     for rank in range(world_size):
         loader = EvalLoader(dataset, micro, rank=rank, world_size=world_size)
-        turns = list(loader.turns())
-        batches = [batch[0].tolist() for batch in turns if batch is not None]
+        rounds = list(loader.rounds())
+        batches = [batch[0].tolist() for batch in rounds if batch is not None]
         assert all(0 < len(batch) <= micro for batch in batches)
-        numbers.append(len(turns))
-        assert turns[len(batches) :] == [None] * (len(turns) - len(batches))
-        assert len(list(loader.turns(2))) == min(2, len(turns))
+        numbers.append(len(rounds))
+        assert rounds[len(batches) :] == [None] * (len(rounds) - len(batches))
+        assert len(list(loader.rounds(2))) == min(2, len(rounds))
         shares.append(sum(map(len, batches)))
         seen += [index for batch in batches for index in batch]
     assert seen == list(range(num_samples))
@@ -45,15 +45,17 @@ def test_every_sample_is_seen_exactly_once(num_samples: int, micro: int, world_s
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_every_pass_is_the_same_with_any_number_of_workers(num_workers: int) -> None:
-    expected = [[field.tolist() for field in batch] for batch in EvalLoader(Drawing(), 2, rank=1, world_size=2).turns()]
+    expected = [
+        [field.tolist() for field in batch] for batch in EvalLoader(Drawing(), 2, rank=1, world_size=2).rounds()
+    ]
     loader = EvalLoader(Drawing(), 2, rank=1, world_size=2, workers=Workers(num_workers))
     for _ in range(2):
-        assert [[field.tolist() for field in batch] for batch in loader.turns()] == expected
+        assert [[field.tolist() for field in batch] for batch in loader.rounds()] == expected
 
 
 def test_a_rank_without_samples_starts_no_worker() -> None:
     loader = EvalLoader(TensorBatches(torch.arange(1)), 2, rank=0, world_size=2, workers=Workers(2))
-    assert list(loader.turns()) == [None]
+    assert list(loader.rounds()) == [None]
     assert multiprocessing.active_children() == []
 
 
@@ -84,11 +86,11 @@ def test_a_stream_without_a_length_is_seen_exactly_once_in_as_many_turns_on_ever
 ) -> None:
     loaders = [EvalLoader(kind(length), micro, rank=rank, world_size=world_size) for rank in range(world_size)]
     for _ in range(2):
-        turns = [list(loader.turns()) for loader in loaders]
-        seen = [index for own in turns for batch in own if batch is not None for index in batch.tolist()]
+        rounds = [list(loader.rounds()) for loader in loaders]
+        seen = [index for own in rounds for batch in own if batch is not None for index in batch.tolist()]
         assert sorted(seen) == list(range(length))
-        assert {len(own) for own in turns} == {-(-length // (micro * world_size))}
-        assert {len(list(loader.turns(2))) for loader in loaders} == {min(2, len(turns[0]))}
+        assert {len(own) for own in rounds} == {-(-length // (micro * world_size))}
+        assert {len(list(loader.rounds(2))) for loader in loaders} == {min(2, len(rounds[0]))}
 
 
 class Declared(Seekable):
@@ -114,20 +116,20 @@ def test_a_stream_with_a_length_is_evaluated_up_to_it_in_as_many_turns_on_every_
 ) -> None:
     dataset = Declared(length, declared)
     loaders = [EvalLoader(dataset, micro, rank=rank, world_size=world_size) for rank in range(world_size)]
-    turns = [list(loader.turns()) for loader in loaders]
-    seen = [index for own in turns for batch in own if batch is not None for index in batch.tolist()]
+    rounds = [list(loader.rounds()) for loader in loaders]
+    seen = [index for own in rounds for batch in own if batch is not None for index in batch.tolist()]
     assert sorted(seen) == list(range(min(length, declared)))
-    assert {len(own) for own in turns} == {-(-declared // (micro * world_size))} == {loaders[0].num_turns}
-    assert {len(list(loader.turns(2))) for loader in loaders} == {min(2, len(turns[0]))}
+    assert {len(own) for own in rounds} == {-(-declared // (micro * world_size))} == {loaders[0].num_rounds}
+    assert {len(list(loader.rounds(2))) for loader in loaders} == {min(2, len(rounds[0]))}
 
 
 @pytest.mark.parametrize("length", [9, 10, 11, 12])
 def test_worker_processes_find_the_end_of_a_stream(length: int) -> None:
     loaders = [EvalLoader(Endless(length), 2, rank=rank, world_size=2, workers=Workers(2)) for rank in range(2)]
-    turns = [list(loader.turns()) for loader in loaders]
-    assert sorted(index for own in turns for batch in own if batch is not None for index in batch.tolist()) == [
+    rounds = [list(loader.rounds()) for loader in loaders]
+    assert sorted(index for own in rounds for batch in own if batch is not None for index in batch.tolist()) == [
         *range(length)
     ]
-    assert [len(own) for own in turns] == [3, 3]
+    assert [len(own) for own in rounds] == [3, 3]
     assert [loader.end for loader in loaders] == [length, length]
-    assert len(list(loaders[0].turns(2))) == 2
+    assert len(list(loaders[0].rounds(2))) == 2

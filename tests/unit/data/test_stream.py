@@ -136,5 +136,5 @@ def test_a_stream_that_yields_nothing_is_refused():
 def test_evaluation_takes_each_sample_once():
     found = [EvalLoader(Replayed(7), 2, rank=rank, world_size=3) for rank in range(3)]
     assert sorted(
-        value for loader in found for batch in loader.turns() if batch is not None for value in batch.tolist()
+        value for loader in found for batch in loader.rounds() if batch is not None for value in batch.tolist()
     ) == list(range(7))

@@ -118,7 +118,7 @@ def test_a_few_epochs_reach_97_percent_on_held_out_digits(augment: bool) -> None
     model.eval()
     loader = EvalLoader(task.eval_dataset(), 200, rank=0, world_size=1)
     with torch.no_grad():
-        sums = [task.evaluate(model, batch) for batch in loader.turns()]
+        sums = [task.evaluate(model, batch) for batch in loader.rounds()]
     assert sum(each["accuracy"][1] for each in sums) == 359
     assert sum(int(each["accuracy"][0]) for each in sums) / 359 > 0.97
     assert sum(float(each["loss"][0]) for each in sums) / 359 < 0.15
