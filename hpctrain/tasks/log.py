@@ -23,7 +23,8 @@ class TaskLog:
 
     Attributes:
         will_record: whether hpctrain writes a record after this step; in `loss`, test it before you make media. Always
-            true in `evaluate`, and false where everything is discarded; the same on all ranks.
+            true in `evaluate`, also before the first step, so that mistakes show; false in other passes whose log is
+            discarded. The same on all ranks.
     """
 
     @property

@@ -159,8 +159,12 @@ class Evaluation:
         """
         self._require_same_samples(self._loader.num_samples)
         results, undo = self._new_results(), remember_attributes(self._task)
-        with self._task_state.restored(), buffers_and_rng_restored(self._model, self._world):
-            with uncompiled(), self._task_log.discarding(), self._evaluating():
+        with (
+            self._task_log.trying_out(),
+            self._task_state.restored(),
+            buffers_and_rng_restored(self._model, self._world),
+        ):
+            with uncompiled(), self._evaluating():
                 stop = self._try_out(results, agreement, num_batches)
             if stop is not None:
                 return Evaluated(stop=stop)

@@ -49,6 +49,7 @@ def check_evaluation(parts: Parts, agreement: Agreement) -> Stop | None:
     if evaluated.stop is not None:
         return evaluated.stop
     if evaluated.means:
+        parts.task_log.require_no_medium(evaluated.means)
         names = [name.removeprefix(EVAL_PREFIX) for name in evaluated.means]
         _require_metrics(parts, names, is_whole=evaluation.is_whole(num_batches))
     # `derive` may have taken long as well

@@ -12,7 +12,7 @@ from hpctrain.checkpoint.host_memory import HostCopy
 from hpctrain.data.bookmark import Bookmark, Bookmarks
 from hpctrain.data.micro_batch import map_tensors
 from hpctrain.data.sharded_stream import streams_of
-from hpctrain.data.stream import has_bookmarks, remark_on
+from hpctrain.data.stream import check_stream, has_bookmarks, remark_on
 from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointError, TaskError
 from hpctrain.phrases import counted
@@ -28,6 +28,9 @@ class StreamState:
         dataset: the training data; no stream, perhaps.
         world: the ranks.
 
+    Raises:
+        TaskError: a stream can be read only once, or is one rank's part.
+
     Attributes:
         bookmarks: of this rank; the training loader keeps them up to date.
     """
@@ -37,6 +40,8 @@ class StreamState:
         self._world = world
         streams = streams_of(dataset)
         self._num_streams = len(streams)
+        for stream in streams:
+            check_stream(stream)  # before a remark on what can't be used at all
         self._exists = any(map(has_bookmarks, streams))
         if world.is_rank_zero:
             for remark in dict.fromkeys(map(remark_on, streams)):

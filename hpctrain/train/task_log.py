@@ -58,6 +58,7 @@ class AttachedLog(TaskLog):
         self._prefix = ""
         self._is_deriving = False
         self._refusing_hook = ""
+        self._is_trial = False
         self._is_ahead = True
         self._checked: set[tuple[str, str]] = set()
         self._process = os.getpid()
@@ -70,7 +71,7 @@ class AttachedLog(TaskLog):
     def will_record(self) -> bool:
         """Whether a record follows this step."""
         if self._prefix != TRAIN_PREFIX:
-            return bool(self._prefix)
+            return bool(self._prefix) or self._is_trial
         step = self.step
         return step % self._every_steps == 0 or step == self._total_steps
 
@@ -86,7 +87,10 @@ class AttachedLog(TaskLog):
         if self._refusing_hook:
             raise self._refused("scalar", name)
         if (self._prefix, name) not in self._checked:
-            check_name(self._where("scalar"), name, self.own_names if self._prefix != EVAL_PREFIX else frozenset())
+            if self._is_trial:
+                self.names.require_one_kind(self._source, f"{EVAL_PREFIX}{name}", "value")
+            evaluates = self._is_trial or self._prefix == EVAL_PREFIX
+            check_name(self._where("scalar"), name, frozenset() if evaluates else self.own_names)
             self._checked.add((self._prefix, name))
         # called in each step: the place is put into words only where a check may fail
         if not is_scalar(value):
@@ -180,6 +184,17 @@ class AttachedLog(TaskLog):
             self._is_deriving = False
 
     @contextmanager
+    def trying_out(self) -> Iterator[None]:
+        """Check in the context what is logged as in an evaluation, and discard it."""
+        with self._in(""):
+            self._is_trial = True
+            try:
+                yield
+            finally:
+                self._is_trial = False
+                self._checked.clear()
+
+    @contextmanager
     def discarding(self) -> Iterator[None]:
         """Discard in the context, for passes that leave no trace."""
         with self._in(""):
@@ -254,8 +269,8 @@ class AttachedLog(TaskLog):
         if self._refusing_hook:
             raise self._refused(kind, name)
         check_name(self._where(kind), name, frozenset())
-        if self._prefix:
-            self.names.require_one_kind(self._source, f"{self._prefix}{name}", kind)
+        if prefix := EVAL_PREFIX if self._is_trial else self._prefix:
+            self.names.require_one_kind(self._source, f"{prefix}{name}", kind)
         if not self._is_rank_zero:
             return
         # also where it is discarded: the evaluation before the first step shows mistakes

@@ -100,6 +100,29 @@ def test_it_leaves_no_trace(compose_small, lone_world, agreement, monkeypatch):
     assert all(parameter.grad is None for parameter in parts.module.parameters())
 
 
+@pytest.mark.parametrize("other", ["histogram", "scalar", "returned"])
+def test_a_name_of_two_kinds_is_refused(check, other):
+    def evaluate(task, model, batch):
+        task.log.table("mu", ["value"], [[1.0]])
+        if other == "histogram" and task.log.will_record:
+            task.log.histogram("mu", torch.zeros(3))
+        if other == "scalar":
+            task.log.scalar("mu", 1.0)
+        return {"loss": (1.0, 1), **({"mu": (1.0, 1)} if other == "returned" else {})}
+
+    kind = "histogram" if other == "histogram" else "value"
+    with pytest.raises(TaskError, match=rf"Small logs 'eval/mu' as table and as {kind}"):
+        check(evaluate=evaluate)
+
+
+def test_what_hpctrain_logs_in_a_step_may_be_a_name_of_the_evaluation(check):
+    def evaluate(task, model, batch):
+        task.log.scalar("lr", 1.0)
+        return {"loss": (1.0, 1)}
+
+    check(evaluate=evaluate)
+
+
 def test_a_metric_that_is_never_returned_is_refused(check, monkeypatch):
     with pytest.raises(ConfigError, match=r"checkpoint\.metric=f1: the evaluation returns loss; name one of these"):
         check("checkpoint.metric=f1", "checkpoint.metric_mode=max")

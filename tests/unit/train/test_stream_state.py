@@ -45,6 +45,12 @@ def test_without_states_nothing_is_saved(lone_world):
         assert list(state.bookmarks) == []
 
 
+def test_a_generator_is_refused_without_a_remark_on_its_state(lone_world, caplog):
+    with pytest.raises(TaskError, match="a generator can be read only once"):
+        StreamState((number for number in range(3)), lone_world)
+    assert caplog.text == ""
+
+
 def test_the_states_of_another_number_of_streams_are_left_alone(lone_world, caplog):
     state = StreamState(Stateful(), lone_world)
     state.bookmarks.add([Bookmark(0, 0, 0, 0, 4, {})])
