@@ -104,7 +104,7 @@ class Turn:
         names = listed(self.module.names_of(self.module.unfrozen), shown=3)
         raise TaskError(
             f"{self.loss.method} depends on none of the parameters that it trains ({names}): compute it from them, "
-            "without detach() and no_grad()"
+            "without detach() and no_grad(), and return it without calling backward()"
         ) from None
 
     def _accumulate(self, micro_batch: MicroBatch, timer: PartTimer | None) -> None:

@@ -1,4 +1,4 @@
-"""Advise which key to change after an error that the configuration can prevent."""
+"""Advise which key, or which line of the task, to change after an error."""
 
 from __future__ import annotations
 
@@ -16,9 +16,27 @@ HOST_MEMORY = re.compile(
     r"^(_Array)?MemoryError\b|DefaultCPUAllocator: (can't|not enough)|std::bad_alloc|Cannot allocate memory"
 )
 
+NOT_CALLABLE = re.compile(r"'(Attached|Task)Log' object is not callable")
+SECOND_BACKWARD = "Trying to backward through the graph a second time"
+OF_TASKS = ("hpctrain.tasks.task", "hpctrain.tasks.log")
+"""The modules of the base classes of tasks and their logs, which import torch."""
+LOG_SCALARS = "call self.log.scalar(name, value), or return a mapping from loss: {'loss': loss, name: value}"
+OF_LIGHTNING = {
+    "log_dict": LOG_SCALARS,
+    "current_epoch": "use self.position.epoch",
+    "global_step": "use self.position.step",
+    "device": "use the device of the batch's tensors",
+    "hparams": "use attributes that __init__ sets",
+    "logger": "use self.log",
+    "optimizers": "choose optimizer=named, with a method of the task for each loss",
+    "manual_backward": "return the loss: hpctrain calls backward()",
+    "all_gather": "use hpctrain.distributed.all_gather.all_gather_with_grad",
+}
+"""Attributes of a LightningModule, and what does the same here."""
+
 
 def advice(error: BaseException, config: Config, world_size: int) -> str:
-    """Return which key to change, in one line; empty if the error isn't one of these, or no key is left to change.
+    """Return what to change, in one line; empty if the error isn't one of these, or no key is left to change.
 
     It gives none about a killed DataLoader worker: only the launcher can find out whether the kernel killed it for its
     memory, and gives the advice then.
@@ -39,6 +57,17 @@ def advice(error: BaseException, config: Config, world_size: int) -> str:
         return f"out of GPU memory: {either(remedies)}" if remedies else ""
     if HOST_MEMORY.search(text):
         return f"out of memory: {memory_advice(config)}"
+    return _about_the_task(error, text)
+
+
+def _about_the_task(error: BaseException, text: str) -> str:
+    """Return what to change in the code of the task; empty if the error isn't one of those that are known."""
+    if NOT_CALLABLE.search(text):
+        return LOG_SCALARS
+    if SECOND_BACKWARD in text:
+        return "a loss must not call backward(), nor keep results of an earlier step without detach()"
+    if isinstance(error, AttributeError) and any(one.__module__ in OF_TASKS for one in type(error.obj).__mro__):
+        return OF_LIGHTNING.get(error.name, "")
     return ""
 
 

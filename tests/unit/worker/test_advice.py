@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from hpctrain.config.compose import Composer
+from hpctrain.tasks import Task
 from hpctrain.worker.advice import advice
 
 CUDA = (
@@ -67,5 +69,38 @@ class OutOfMemoryError(RuntimeError):
 )
 def test_an_error_that_a_key_prevents(words: list[str], error: BaseException, expected: str) -> None:
     found = advice(error, Composer().compose(words), world_size=2)
+    assert found.startswith(expected)
+    assert bool(found) == bool(expected)
+
+
+class Own(Task):
+    def train_dataset(self): ...
+
+    def advised(self, what):
+        try:
+            what(self)
+        except Exception as error:
+            return advice(error, Composer().compose([]), world_size=1)
+
+
+def backward_twice(_: Own) -> None:
+    loss = torch.ones(2, requires_grad=True).square().sum()
+    loss.backward()
+    loss.backward()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "expected"),
+    [
+        (lambda task: task.log("acc", 1.0), "call self.log.scalar(name, value)"),
+        (lambda task: task.log.log_dict({"acc": 1.0}), "call self.log.scalar(name, value)"),
+        (lambda task: task.current_epoch, "use self.position.epoch"),
+        (lambda task: torch.ones(2).current_epoch, ""),
+        (lambda task: task.another, ""),
+        (backward_twice, "a loss must not call backward()"),
+    ],
+)
+def test_an_error_that_a_change_of_the_task_prevents(mistake, expected):
+    found = Own().advised(mistake)
     assert found.startswith(expected)
     assert bool(found) == bool(expected)
