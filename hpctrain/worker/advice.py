@@ -67,7 +67,7 @@ def _about_the_task(error: BaseException, text: str) -> str:
     if SECOND_BACKWARD in text:
         return "a loss must not call backward(), nor keep results of an earlier step without detach()"
     if isinstance(error, AttributeError) and any(one.__module__ in OF_TASKS for one in type(error.obj).__mro__):
-        return OF_LIGHTNING.get(error.name, "")
+        return OF_LIGHTNING.get(error.name or "", "")
     return ""
 
 
