@@ -8,6 +8,7 @@ from typing import Any
 from hpctrain.callbacks.callback import Callback
 from hpctrain.callbacks.training import Training
 from hpctrain.config import callbacks
+from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import counted
 
@@ -32,7 +33,7 @@ class EarlyStopping(Callback):
         callbacks.EarlyStopping(patience=patience, min_delta=min_delta, metric=metric, mode=mode)
         self.patience = patience
         self.min_delta = min_delta
-        self.metric = metric
+        self.metric = None if metric is None else metric.removeprefix(EVAL_PREFIX)
         self.mode = mode
         self.best: float | None = None
         self.num_bad = 0

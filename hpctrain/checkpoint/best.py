@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from hpctrain.config.checkpoint import Checkpoint
+from hpctrain.config.checkpoint import EVAL_PREFIX, Checkpoint
 from hpctrain.errors import ConfigError
-from hpctrain.run.evaluation import EVAL_PREFIX
 from hpctrain.run.score import Score, best_steps
 
 
@@ -70,7 +69,9 @@ class Best:
             return cls(name, chosen, policy.keep_best)
         if policy.keep_best:
             problem = f"the task doesn't define which values of {name} are better"
-            raise ConfigError("checkpoint.metric_mode", None, problem, "set it to min or max")
+            known = " or ".join(dict.fromkeys((metric, "loss")))
+            remedy = f"set it to min or max, or checkpoint.metric to {known}, whose mode is known"
+            raise ConfigError("checkpoint.metric_mode", None, problem, remedy)
         return None
 
     def update(self, step: int, means: Mapping[str, float]) -> bool:

@@ -7,6 +7,9 @@ from typing import Annotated
 
 from hpctrain.config import require
 
+EVAL_PREFIX = "eval/"
+"""Begins the name under which a metric of the evaluation is logged."""
+
 
 @dataclass(kw_only=True, slots=True)
 class Checkpoint(require.Checked):
@@ -31,8 +34,13 @@ class Checkpoint(require.Checked):
     keep_best: Annotated[int, require.at_least(0)] = 0
     """Number of checkpoints with the best evaluations to keep; each such evaluation is followed by a save. 0: none."""
     metric: str | None = None
-    """Metric that ranks evaluations, as in metrics.jsonl after `eval/`; null: the task's own metric."""
+    """Metric that ranks evaluations, such as accuracy or eval/accuracy; null: the task's own metric."""
     metric_mode: Annotated[str | None, require.one_of("min", "max")] = None
     """Whether the lowest or the highest metric is best, `min` or `max`; null: as the task defines, `min` for `loss`."""
     safetensors: bool = False
     """Also save the model's weights as model.safetensors, for other programs. Needs `hpctrain[safetensors]`."""
+
+    def __post_init__(self) -> None:
+        """Also accept the name under which the metric is logged."""
+        require.Checked.__post_init__(self)
+        self.metric = None if self.metric is None else self.metric.removeprefix(EVAL_PREFIX)

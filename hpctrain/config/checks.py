@@ -66,8 +66,8 @@ def check(config: Config, environ: Mapping[str, str] = os.environ, *, world_size
     _check_services(config, environ)
     for group in ("task", "model", "optimizer", "schedule", "callbacks"):
         check_targets(group, getattr(config, group))
-    check_task(config)
     check_turns(config)
+    check_task(config)
     target = str(config.task["_target_"])
     if (needed := EXTRAS.get(target.rpartition(".")[0])) is not None:
         _require_package("task._target_", target, *needed)

@@ -120,6 +120,8 @@ class Explainer:
         if group == "schedule" and name in Plateau.__dataclass_fields__:
             return self._about(key, "exists only with schedule=plateau", "add schedule=plateau")
         option = self._value(group)
+        if self._file is not None and self._file[0] == group and "object_type=NamedOptimizers" in self.text:
+            return self._about(key, "named optimizers don't share", f"set it in optimizer.named.NAME.{name}")
         if self._file is not None and option is not None and key in self.keys():
             where = f"conf/{self._file[0]}/NAME.yaml"
             remedy = f"leave out {group}={option}, or copy the file to {where} without {key}"

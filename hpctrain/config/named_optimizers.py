@@ -13,6 +13,7 @@ from hpctrain.config import require
 from hpctrain.config.optimizer import PAIR, Handling
 from hpctrain.config.parameter_groups import patterns
 from hpctrain.errors import ConfigError
+from hpctrain.phrases import listed
 
 DEFAULT_LOSS = "loss"
 
@@ -46,6 +47,8 @@ class Named(Handling):
 @dataclass(kw_only=True, slots=True)
 class NamedOptimizers(require.Checked):
     """Several optimizers, by name; put them into a file of your own, with `defaults: [named, _self_]`."""
+
+    prefix = "optimizer."
 
     named: dict[str, Any] = field(default_factory=dict)
     """An entry per optimizer, by name: _target_, the arguments of that class, and the keys of an entry."""
@@ -111,6 +114,7 @@ def named_optimizers(node: Mapping[str, Any]) -> list[NamedOptimizer]:
     if not isinstance(named, Mapping) or not named:
         remedy = "write optimizer.named.NAME._target_=torch.optim.Adam; see docs/how_to/optimizers.md"
         raise ConfigError("optimizer.named", named, "must have an entry per optimizer", remedy)
+    _refuse_others(node)
     shared = {key: node[key] for key in SHARED_KEYS if node.get(key) is not None}
     found = [_entry(str(name), entry, shared) for name, entry in named.items()]
     _check_together(found)
@@ -120,6 +124,19 @@ def named_optimizers(node: Mapping[str, Any]) -> list[NamedOptimizer]:
 def losses_of(optimizers: Sequence[NamedOptimizer]) -> list[str]:
     """Return the methods of the task that compute losses, in the order of their turns."""
     return list(dict.fromkeys(each.loss for each in optimizers))
+
+
+def _refuse_others(node: Mapping[str, Any]) -> None:
+    """Refuse keys that none of the named optimizers would get."""
+    if "_target_" in node:
+        problem = f"would be ignored next to optimizer._target_={node['_target_']}"
+        raise ConfigError(
+            "optimizer.named", f"{{{', '.join(map(str, node['named']))}}}", problem, "use optimizer=named"
+        )
+    for name in node:
+        if name != "named" and name not in SHARED_KEYS:
+            problem = f"would be ignored: named optimizers share only {listed(SHARED_KEYS)}"
+            raise ConfigError(f"optimizer.{name}", node[name], problem, f"set optimizer.named.NAME.{name}")
 
 
 def _entry(name: str, entry: object, shared: Mapping[str, Any]) -> NamedOptimizer:
@@ -167,7 +184,9 @@ def _typed(key: str, values: Mapping[str, Any]) -> Named:
         rest = {name: value for name, value in values.items() if name not in plain}
         made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Named(_target_="")), rest))
     except ConfigError as error:
-        raise ConfigError(f"{key}.{error.key.partition('.')[2]}", error.value, error.problem, "correct it") from None
+        full_key = f"{key}.{error.key.partition('.')[2]}"
+        remedy = error.remedy.replace(error.key, full_key)
+        raise ConfigError(full_key, error.value, error.problem, remedy) from None
     except OmegaConfBaseException as error:
         name = str(error.full_key or "")
         raise ConfigError(f"{key}.{name}", values.get(name), "has the wrong type", "correct it") from error

@@ -62,6 +62,38 @@ class Fusible(Handling):
 PAIR = require.that(lambda betas: len(betas) == 2, "must be two numbers", "write {key}=[0.9,0.999]")
 
 
+IS_NUMBER = require.that(
+    lambda value: isinstance(value, int | float) and not isinstance(value, bool), "must be a number", "correct it"
+)
+ARE_NUMBERS = require.that(
+    lambda value: isinstance(value, list), "must be a list of numbers", "write {key}=[0.9,0.999]"
+)
+OF_ANY_CLASS: Mapping[str, tuple[require.Check, ...]] = {
+    "weight_decay": (IS_NUMBER, require.at_least(0)),
+    "momentum": (IS_NUMBER, require.at_least(0)),
+    "betas": (ARE_NUMBERS, require.each(IS_NUMBER), require.each(require.half_open(0, 1))),
+}
+"""Checks of options that mean the same in every class that has them."""
+
+
+def check_option(key: str, value: object, *, is_of_torch: bool) -> None:
+    """Check an option of an optimizer's class, or of one of its groups, by its name.
+
+    Args:
+        key: its full name.
+        value: of any type.
+        is_of_torch: whether the class is one of torch.optim, none of which takes null for a number.
+
+    Raises:
+        ConfigError: the value is wrong for any class.
+    """
+    checks = OF_ANY_CLASS.get(key.rpartition(".")[2], ())
+    if value is None and not is_of_torch:
+        return
+    for check in checks:
+        check(key, value)
+
+
 @dataclass(kw_only=True, slots=True)
 class AdamW(Fusible):
     """torch.optim.AdamW (Loshchilov & Hutter, 2019)."""

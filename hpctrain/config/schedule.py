@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config import require
 from hpctrain.errors import ConfigError
 
+OF_THE_RUN = re.compile(r"(?<![\w.])schedule\.")
+"""Begins a key of the run's schedule in a message."""
 KINDS = ("constant", "linear", "cosine", "step", "one_cycle", "wsd")
 
 
@@ -123,9 +127,15 @@ def schedule_of(key: str, node: Mapping[str, Any]) -> AnySchedule:
             remedy = f"did you mean {key}.{near[0]}?" if near else f"it has {', '.join(known)}"
             raise ConfigError(f"{key}.{name}", node[name], "is not a known key", remedy)
     try:
-        made = schema(**node)
+        made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), dict(node)))
     except ConfigError as error:
-        full_key = error.key.replace("schedule", key, 1)
-        raise ConfigError(full_key, error.value, error.problem, error.remedy) from None
+        full_key, problem, remedy = (
+            OF_THE_RUN.sub(f"{key}.", text) for text in (error.key, error.problem, error.remedy)
+        )
+        raise ConfigError(full_key, error.value, problem, remedy) from None
+    except OmegaConfBaseException as error:
+        name = str(error.full_key or "").partition("[")[0]
+        remedy = "see docs/reference/configuration.md"
+        raise ConfigError(f"{key}.{name}", node.get(name), "has the wrong type", remedy) from error
     assert isinstance(made, Schedule | Plateau)
     return made

@@ -29,7 +29,7 @@ from hpctrain.config.module_source import (
     find_module,
 )
 from hpctrain.config.named_optimizers import NAMED_KEYS, named_optimizers
-from hpctrain.config.optimizer import HANDLING_KEYS
+from hpctrain.config.optimizer import HANDLING_KEYS, check_option
 from hpctrain.config.parameter_groups import check_options, entries_of
 from hpctrain.config.program import is_own
 from hpctrain.config.require import check_given
@@ -39,6 +39,8 @@ from hpctrain.config.signature import lineage, signature_of
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import listed
 
+LBFGS = ("torch.optim.LBFGS", "torch.optim.lbfgs.LBFGS")
+"""The paths of torch's only class that calls a closure."""
 NEEDS_A_CLOSURE = "needs a closure that recomputes the loss, which the training loop doesn't pass"
 """Why torch.optim.LBFGS is refused."""
 NEEDS_THE_METRIC = ("needs the metric of an evaluation, which a step doesn't have", "use schedule=plateau instead")
@@ -88,7 +90,7 @@ def check_optimizer(key: str, node: Mapping[str, Any], *, skipped: Collection[st
     Raises:
         ConfigError: names the key, and what was probably meant.
     """
-    if node.get("_target_") == "torch.optim.LBFGS":
+    if node.get("_target_") in LBFGS:
         raise ConfigError(f"{key}._target_", node["_target_"], NEEDS_A_CLOSURE, "choose another class of torch.optim")
     rate = node.get("lr", 1.0)
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
@@ -96,15 +98,25 @@ def check_optimizer(key: str, node: Mapping[str, Any], *, skipped: Collection[st
     # the class gets the parameters first
     known = _check(key, node, skipped=skipped, positional=1)
     own = {name: value for name, value in node.items() if name not in skipped and name != "_target_"}
+    _check_values(key, node["_target_"], own)
     schema = _shipped(node)
     for entry in entries_of(key, node):
         check_options(entry, known, own)
+        _check_values(entry.key, node["_target_"], entry.options)
         for name, value in entry.options.items():
             try:
                 if schema is not None:
                     schema(**{**node, name: value})
             except ConfigError as error:
                 raise ConfigError(f"{entry.key}.{name}", value, error.problem, "correct it") from error
+
+
+def _check_values(key: str, target: str, options: Mapping[str, Any]) -> None:
+    """Check the values of options that are known for the class, or mean the same in any class."""
+    if (schema := _schema_of(target, "optimizer")) is not None:
+        check_given(schema, key, options)
+    for name, value in options.items():
+        check_option(f"{key}.{name}", value, is_of_torch=target.startswith("torch.optim."))
 
 
 def check_schedule(key: str, node: Mapping[str, Any]) -> None:

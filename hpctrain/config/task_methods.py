@@ -98,6 +98,9 @@ def require_methods(target: str, methods: Collection[str], optimizers: Sequence[
         ConfigError: it lacks one.
     """
     for each in optimizers:
+        if each.loss in METHODS and each.loss != "loss":
+            problem = f"has another purpose: it is called as {each.loss}({', '.join(METHODS[each.loss])})"
+            raise ConfigError(f"{each.key}.loss", each.loss, problem, "name a method that computes a loss")
         if each.loss in methods:
             continue
         if not each.name:

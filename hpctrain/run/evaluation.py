@@ -8,14 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.files import read_json_or_empty, write_json
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.record_fields import COUNT, finite_numbers
 from hpctrain.run.score import Score, score_of
 
 FILE_NAME = "evaluation.json"
-EVAL_PREFIX = "eval/"
-"""Begins the logged names of an evaluation's metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

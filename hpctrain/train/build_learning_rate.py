@@ -10,15 +10,19 @@ from numbers import Real
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from hpctrain.config.schedule import AnySchedule, Plateau, Schedule
 from hpctrain.config.target import NEEDS_THE_METRIC
 from hpctrain.errors import ConfigError
+from hpctrain.phrases import counted
 from hpctrain.train.build import instantiate, locate
 from hpctrain.train.learning_rate import LearningRate, PlateauLearningRate
 from hpctrain.train.schedule import Factor, learning_rate_factor
 from hpctrain.train.torch_learning_rate import GroupsBefore, TorchLearningRate
+
+MAX_TRIED = 1000
+"""Steps, spread over the run, for which a schedule of one's own is called before the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,8 @@ def build_learning_rate(
     if isinstance(schedule, Plateau):
         if span.mode is None:
             problem = f"the task doesn't define which values of {span.metric} are better"
-            raise ConfigError("checkpoint.metric_mode", None, problem, "set it to min or max")
+            remedy = "set it to min or max, or checkpoint.metric to a metric whose mode is known, such as loss"
+            raise ConfigError("checkpoint.metric_mode", None, problem, remedy)
         return PlateauLearningRate(
             optimizer,
             schedule,
@@ -85,6 +90,7 @@ def build_learning_rate(
             mode=span.mode,
             steps_per_epoch=_epoch_for(key, schedule, span),
             base_lr=base_lr,
+            key=f"{key}.kind",
         )
     return _custom(key, schedule, optimizer, span, base_lr)
 
@@ -112,7 +118,8 @@ def _custom(
         taken = {}
     # a scheduler is stepped once per update, and a function of the step gets steps of the run
     every_steps = span.every_steps if "optimizer" in taken else 1
-    provided = {"optimizer": optimizer, "total_steps": max(1, span.total_steps // every_steps)}
+    num_updates = max(1, span.total_steps // every_steps)
+    provided = {"optimizer": optimizer, "total_steps": num_updates}
     if (epoch := _epoch_given(key, node, taken.get("steps_per_epoch"), span)) is not None:
         # rounded up: OneCycleLR refuses steps after its last one
         provided["steps_per_epoch"] = math.ceil(epoch / every_steps)
@@ -124,6 +131,11 @@ def _custom(
     if isinstance(made, ReduceLROnPlateau):
         raise ConfigError(f"{key}._target_", target, *NEEDS_THE_METRIC)
     if isinstance(made, LRScheduler):
+        if isinstance(made, OneCycleLR) and made.total_steps < num_updates:
+            problem = f"ends after {counted(made.total_steps, 'update')}, but the run has {num_updates:,}"
+            raise ConfigError(
+                f"{key}._target_", target, problem, "leave out its total_steps, epochs and steps_per_epoch"
+            )
         rate = TorchLearningRate(optimizer, made, before, base_lr)
         if rate.ignores_groups and len(set(before.rates)) > 1:
             problem = "sets one rate for all groups, and so ignores the groups' own (lr_factor, layer_decay, lr)"
@@ -134,8 +146,15 @@ def _custom(
         problem = f"made a {type(made).__name__}, expected a function of the step, or a scheduler of torch"
         raise ConfigError(f"{key}._target_", target, problem, "return a function: step -> factor of the learning rate")
     factor = _checked(key, target, made)
-    factor(0)
+    _try_out(factor, span.total_steps)
     return LearningRate(optimizer, factor, base_lr)
+
+
+def _try_out(factor: Factor, total_steps: int) -> None:
+    """Call a function of the step for steps of the whole run, so that a mistake shows before the first one."""
+    for step in range(0, total_steps, max(1, total_steps // MAX_TRIED)):
+        factor(step)
+    factor(max(0, total_steps - 1))
 
 
 def _epoch_given(key: str, node: Mapping[str, Any], argument: inspect.Parameter | None, span: Span) -> int | None:
@@ -150,14 +169,15 @@ def _epoch_given(key: str, node: Mapping[str, Any], argument: inspect.Parameter 
 
 
 def _checked(key: str, target: str, function: Callable[[int], Any]) -> Factor:
-    """Return the function, and have it refuse a result that isn't a finite number."""
+    """Return the function, and have it refuse a result that isn't a finite number of at least 0."""
 
     def factor(step: int) -> float:
         value = function(step)
-        if isinstance(value, Real) and math.isfinite(value):
+        # a negative rate would climb the loss
+        if isinstance(value, Real) and math.isfinite(value) and float(value) >= 0:
             return float(value)
         found = value if isinstance(value, Real) else f"a {type(value).__name__}"
-        problem = f"its function returned {found} for step {step}, expected a finite number"
+        problem = f"its function returned {found} for step {step}, expected a finite number of at least 0"
         raise ConfigError(f"{key}._target_", target, problem, "return the factor of the learning rate as a float")
 
     return factor

@@ -12,6 +12,7 @@ from hpctrain.callbacks.callback import Callback
 from hpctrain.callbacks.early_stopping import EarlyStopping
 from hpctrain.callbacks.training import Training
 from hpctrain.checkpoint.host_memory import require_storable
+from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.config.hooks import (
     HOOKS,
     STATE_METHODS,
@@ -24,7 +25,6 @@ from hpctrain.config.hooks import (
 from hpctrain.data.micro_batch import map_tensors
 from hpctrain.errors import CheckpointError, ConfigError, TaskError
 from hpctrain.metrics.meter import Meter
-from hpctrain.run.evaluation import EVAL_PREFIX
 from hpctrain.train.build import instantiate
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.turn import Turn

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError, HpctrainError, TaskError, error_text
 from hpctrain.metrics.meter import Meter
 from hpctrain.phrases import counted
-from hpctrain.run.evaluation import EVAL_PREFIX
 from hpctrain.tasks.evaluation_contract import checked_results, checked_scores, checked_values
 from hpctrain.tasks.task import Task
 from hpctrain.train.gathering import Gathering, Values

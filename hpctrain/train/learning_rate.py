@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.config.schedule import Plateau
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import counted
-from hpctrain.run.evaluation import EVAL_PREFIX
 from hpctrain.train.schedule import Factor, warm_up
 
 log = logging.getLogger("hpctrain.train")
@@ -30,11 +30,13 @@ class LearningRate:
 
     Attributes:
         current: the rate of the last update, for the log.
-        needs_evaluation: whether the rates follow evaluations.
+        followed: name of the metric of evaluations that the rates follow, without its prefix; None if they follow none.
+        key: full name of the key that has them follow it.
         overwrites: whether the rates are the schedule's own, and not multiples of the optimizer's.
     """
 
-    needs_evaluation = False
+    followed: str | None = None
+    key = "schedule.kind"
     overwrites = False
 
     def __init__(self, optimizer: torch.optim.Optimizer, factor: Factor, base_lr: float | None = None) -> None:
@@ -81,9 +83,8 @@ class PlateauLearningRate(LearningRate):
         mode: `min` or `max`.
         steps_per_epoch: converts a warm-up in epochs.
         base_lr: as in the base class.
+        key: full name of the key that chose it, for errors.
     """
-
-    needs_evaluation = True
 
     def __init__(
         self,
@@ -94,11 +95,13 @@ class PlateauLearningRate(LearningRate):
         mode: str,
         steps_per_epoch: int,
         base_lr: float | None = None,
+        key: str = "schedule.kind",
     ) -> None:
         warmup, rise = warm_up(schedule, steps_per_epoch)
         super().__init__(optimizer, lambda update: rise(update) * self._reduced, base_lr)
         self._schedule = schedule
-        self._metric = metric
+        self.followed = metric
+        self.key = key
         self._sign = 1.0 if mode == "min" else -1.0
         self._warmup = warmup
         self._updates = 0
@@ -118,7 +121,7 @@ class PlateauLearningRate(LearningRate):
         Raises:
             ConfigError: the evaluation doesn't return the metric.
         """
-        policy, value = self._schedule, metric_in(means, self._metric, "schedule.kind", "plateau") * self._sign
+        policy, value = self._schedule, metric_in(means, str(self.followed), self.key, "plateau") * self._sign
         # as torch's threshold_mode="rel": a negative best value needs the share added
         best = self._best - abs(self._best) * policy.threshold if math.isfinite(self._best) else self._best
         if value < best:
@@ -137,7 +140,7 @@ class PlateauLearningRate(LearningRate):
                 log.info(
                     "step %d: %s hasn't improved in %s: the learning rate's factor is %g now",
                     step,
-                    self._metric,
+                    self.followed,
                     counted(policy.patience + 1, "evaluation"),
                     self._reduced,
                 )
@@ -146,7 +149,7 @@ class PlateauLearningRate(LearningRate):
         """Return factor, best value and counts."""
         return {
             "kind": "plateau",
-            "metric": (self._metric, self._sign),
+            "metric": (self.followed, self._sign),
             "reduced": self._reduced,
             "best": self._best,
             "num_bad": self._num_bad,
@@ -161,7 +164,7 @@ class PlateauLearningRate(LearningRate):
         self._reduced = state["reduced"]
         self._cooldown = state["cooldown"]
         self._updates = state["updates"]
-        if tuple(state["metric"]) == (self._metric, self._sign):
+        if tuple(state["metric"]) == (self.followed, self._sign):
             self._best = state["best"]
             self._num_bad = state["num_bad"]
 

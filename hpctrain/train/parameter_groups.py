@@ -286,7 +286,11 @@ def freeze(node: Mapping[str, Any], model: nn.Module) -> None:
         return
     names = ModelNames(model)
     for chosen, own in zip(distribute(optimizers, names), entries, strict=True):
-        for group in assign(names, chosen, own):
+        groups = assign(names, chosen, own)
+        if all(group.frozen for group in groups):
+            problem = "freezes all that this optimizer trains" if len(own) == 1 else "freezes the last that is trained"
+            raise ConfigError(f"{own[-1].key}.frozen", True, problem, "train something, or remove the optimizer")
+        for group in groups:
             if group.frozen:
                 for parameter in group.parameters.values():
                     parameter.requires_grad_(False)

@@ -6,16 +6,19 @@ import difflib
 import logging
 import re
 
+from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.stop_request import Stop
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.phrases import listed
-from hpctrain.run.evaluation import EVAL_PREFIX
 from hpctrain.tasks.task import Task
 from hpctrain.train.parts import Parts
 
 TYPO = 0.8
 """Similarity (`difflib`) from which a name is taken for a typo of another: `acuracy`, but not `recall_neg`."""
+
+OF_OTHER_LIBRARIES = re.compile(r"^(val|valid|validation|test|eval)[_/]")
+"""What Lightning's and Keras' users write before the name of an evaluation's metric."""
 
 log = logging.getLogger("hpctrain.train")
 
@@ -79,6 +82,10 @@ def _require_metrics(parts: Parts, names: list[str], *, is_whole: bool) -> None:
     for key, metric in {"checkpoint.metric": policy.metric, **judged}.items():
         if metric is not None and is_refused(metric, key):
             raise ConfigError(key, metric, f"the evaluation returns {returned}", f"name one of these{or_return_it}")
+    for rate in (update.learning_rate for update in parts.step.updates):
+        if rate.followed is not None and is_refused(rate.followed, rate.key):
+            problem = f"needs the metric {rate.followed}, but the evaluation returns {returned}"
+            raise ConfigError(rate.key, "plateau", problem, f"set checkpoint.metric to one of these{or_return_it}")
     # a task that returns no loss, and doesn't say what to rank by, ranks nothing unless the best are kept
     is_judged = policy.metric is None and (policy.keep_best or None in judged.values())
     is_needed = task.metric != Task.metric or is_judged
@@ -90,10 +97,19 @@ def _require_metrics(parts: Parts, names: list[str], *, is_whole: bool) -> None:
 
 
 def _looks_like_a_typo(metric: str, names: list[str]) -> bool:
-    written = metric.removeprefix(EVAL_PREFIX).lower()
+    written = metric.lower()
+    if OF_OTHER_LIBRARIES.sub("", written) in names or any(_abbreviates(written, name.lower()) for name in names):
+        return True
     # recall_0 and recall_1 are of two classes, of which a batch may have only one
     others = [name.lower() for name in names if _with_zeros(name) != _with_zeros(metric)]
     return bool(difflib.get_close_matches(written, others, n=1, cutoff=TYPO))
+
+
+def _abbreviates(written: str, name: str) -> bool:
+    """Whether one is the other's beginning, as of acc and accuracy, but not of recall and recall_neg."""
+    short, long = sorted((written, name), key=len)
+    rest = long.removeprefix(short)
+    return long != rest and rest.isalpha() and len(short) > 2 and len(rest) > 2
 
 
 def _with_zeros(name: str) -> str:

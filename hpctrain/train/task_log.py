@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
+from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.errors import TaskError
 from hpctrain.metrics.media.captured import Captured, capture
 from hpctrain.metrics.media.writer import MediaWriter
 from hpctrain.metrics.meter import Meter
-from hpctrain.run.evaluation import EVAL_PREFIX
 from hpctrain.tasks.log import Kind, TaskLog
 from hpctrain.tasks.loss_contract import OWN_NAMES, Scalar, check_name, checked_scalar, is_scalar
 from hpctrain.tasks.position import Position

@@ -97,8 +97,10 @@ class Trainer:
         why, keep_best = "nothing is evaluated: the task has no eval_dataset", self._config.checkpoint.keep_best
         if keep_best:
             raise ConfigError("checkpoint.keep_best", keep_best, why, "set it to 0")
-        if any(update.learning_rate.needs_evaluation for update in self._parts.step.updates):
-            raise ConfigError("schedule.kind", "plateau", why, "choose another schedule, such as schedule=cosine")
+        for rate in (update.learning_rate for update in self._parts.step.updates):
+            if rate.followed is not None:
+                remedy = "choose another schedule, such as cosine"
+                raise ConfigError(rate.key, "plateau", why, remedy)
         self._parts.callbacks.require_evaluation(why)
 
     def _resume(self) -> Start:

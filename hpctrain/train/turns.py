@@ -163,7 +163,7 @@ def _trained_from(network: Network, optimizers: Sequence[BuiltOptimizer], span: 
         for name, parameter in group.parameters.items()
     ]
     if all(step for _, step in trained_from):
-        raise _all_frozen(optimizers[0].groups)
+        raise _all_frozen([group for each in optimizers for group in each.groups])
     return trained_from
 
 

@@ -227,6 +227,85 @@ MISTAKES = {
         "optimizer.named.a.evry_steps=2: torch.optim.SGD has no argument evry_steps",
         "did you mean optimizer.named.a.every_steps?",
     ),
+    "groups next to named optimizers": (
+        [*ONE_NAMED, "+optimizer.groups=[{match: nothing}]"],
+        "optimizer.groups=[{'match': 'nothing'}]: would be ignored: named optimizers share only lr, weight_decay",
+        "set optimizer.named.NAME.groups",
+    ),
+    "a typo next to named optimizers": (
+        [*ONE_NAMED, "+optimizer.clip_grad_nrm=1"],
+        "optimizer.clip_grad_nrm=1: would be ignored",
+        "set optimizer.named.NAME.clip_grad_nrm",
+    ),
+    "a named optimizer next to a class": (
+        ["optimizer=adamw", "+optimizer.named.a={_target_: torch.optim.SGD}"],
+        "optimizer.named={a}: would be ignored next to optimizer._target_=torch.optim.AdamW",
+        "use optimizer=named",
+    ),
+    "a negative rate that named optimizers share": (
+        [*ONE_NAMED, "optimizer.lr=-1"],
+        "optimizer.lr=-1.0: must be a number above 0; set optimizer.lr to one",
+        "",
+    ),
+    "a bound of a named optimizer": (
+        [*ONE_NAMED, "optimizer.named.a.clip_grad_norm=0"],
+        "optimizer.named.a.clip_grad_norm=0.0: must be a number above 0; set optimizer.named.a.clip_grad_norm to one",
+        "",
+    ),
+    "a negative decay of a named optimizer's group": (
+        [*ONE_NAMED, "optimizer.named.a.groups=[{match: a, weight_decay: -1}]"],
+        "optimizer.named.a.groups[0].weight_decay=-1: must be at least 0",
+        "",
+    ),
+    "a decay of a group that is a text": (
+        ["optimizer=custom", "optimizer._target_=torch.optim.Adam", "optimizer.groups=[{match: a, weight_decay: abc}]"],
+        "optimizer.groups[0].weight_decay=abc: must be a number; correct it",
+        "",
+    ),
+    "a decay of a group that is null": (
+        [
+            "optimizer=custom",
+            "optimizer._target_=torch.optim.Adam",
+            "optimizer.groups=[{match: a, weight_decay: null}]",
+        ],
+        "optimizer.groups[0].weight_decay=null: must be a number",
+        "",
+    ),
+    "a moment of any class": (
+        ["optimizer=custom", "optimizer._target_=torch.optim.Adam", "+optimizer.betas=[1.9,0.9]"],
+        "optimizer.betas=1.9: must be at least 0 and below 1",
+        "",
+    ),
+    "one moment of any class": (
+        ["optimizer=custom", "optimizer._target_=torch.optim.Adam", "+optimizer.betas=3"],
+        "optimizer.betas=3: must be a list of numbers",
+        "write optimizer.betas=[0.9,0.999]",
+    ),
+    "an optimizer with a closure, by its module": (
+        ["optimizer=custom", "optimizer._target_=torch.optim.lbfgs.LBFGS"],
+        "optimizer._target_=torch.optim.lbfgs.LBFGS",
+        "choose another class",
+    ),
+    "a method that computes no loss": (
+        [*ONE_NAMED, "optimizer.named.a.loss=build_model"],
+        "optimizer.named.a.loss=build_model: has another purpose",
+        "name a method that computes a loss",
+    ),
+    "half a step of warm-up": (
+        [*ONE_NAMED, "optimizer.named.a.schedule={warmup_steps: 1.5}"],
+        "optimizer.named.a.schedule.warmup_steps=1.5: has the wrong type",
+        "see docs/reference/configuration.md",
+    ),
+    "a factor of a named optimizer's schedule": (
+        [*ONE_NAMED, "optimizer.named.a.schedule={kind: plateau, factor: 2}"],
+        "optimizer.named.a.schedule.factor=2.0: must be",
+        "set optimizer.named.a.schedule.factor to such a number",
+    ),
+    "a named optimizer's schedule with two warm-ups": (
+        [*ONE_NAMED, "optimizer.named.a.schedule={warmup_steps: 1, warmup_epochs: 1}"],
+        "optimizer.named.a.schedule.warmup_epochs=1.0: conflicts with optimizer.named.a.schedule.warmup_steps=1",
+        "",
+    ),
     "a named optimizer that never steps": (
         [*ONE_NAMED, "optimizer.named.a.every_steps=0"],
         "optimizer.named.a.every_steps=0: must be at least 1",

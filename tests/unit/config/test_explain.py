@@ -47,6 +47,11 @@ FILES = {
         "- a\n- b\n",
         "the file contains no keys; write lines of the form KEY: VALUE",
     ),
+    "a key that named optimizers don't share": (
+        "optimizer",
+        "defaults: [named, _self_]\ngroups: [{match: a}]\n",
+        "contains optimizer.groups, which named optimizers don't share; set it in optimizer.named.NAME.groups",
+    ),
     "a group that isn't there": (
         "experiment",
         "# @package _global_\ndefaults:\n  - override /tsk: digits\n",

@@ -26,6 +26,10 @@ def words():
     return lambda step: "half" if step else 1.0
 
 
+def below_zero():
+    return lambda step: (8 - step) / 10
+
+
 def nothing():
     return None
 
@@ -316,10 +320,24 @@ def test_what_is_not_a_schedule_is_refused(node, said):
 
 
 def test_a_factor_that_is_not_a_number_is_refused():
-    training = Training({"_target_": f"{__name__}.words"})
-    training.run(1)
     with pytest.raises(ConfigError, match=r"^schedule\._target_=.*returned a str for step 1"):
-        training.run(1)
+        Training({"_target_": f"{__name__}.words"})
+    with pytest.raises(ConfigError, match=r"returned -0\.1 for step 9, expected a finite number of at least 0"):
+        Training({"_target_": f"{__name__}.below_zero"})
+
+
+def test_a_curve_of_torch_that_ends_before_the_run_is_refused():
+    node = {"_target_": f"{SCHEDULERS}.OneCycleLR", "max_lr": [0.1, 0.01], "total_steps": 9}
+    with pytest.raises(ConfigError, match=r"^schedule\._target_=.*ends after 9 updates, but the run has 10; leave out"):
+        Training(node)
+    Training({**node, "total_steps": 10}).run(10)
+
+
+def test_a_plateau_names_its_own_key():
+    key = "optimizer.named.critic.schedule"
+    rate = build_learning_rate(key, Plateau(), torch.optim.SGD([torch.ones(1)], lr=1.0), Span(10, 5))
+    with pytest.raises(ConfigError, match=r"^optimizer\.named\.critic\.schedule\.kind=plateau: needs the metric loss"):
+        rate.after_evaluation(1, {"eval/accuracy": 1.0})
 
 
 def test_a_plateau_needs_a_metric_with_a_mode():
@@ -332,7 +350,7 @@ def test_a_plateau_needs_a_metric_with_a_mode():
 def test_only_some_schedules_follow_updates_and_evaluations():
     assert TorchLearningRate.after_update is not LearningRate.after_update
     assert PlateauLearningRate.after_update is LearningRate.after_update
-    assert PlateauLearningRate.needs_evaluation
+    assert (plateaued().rate.followed, LearningRate.followed) == ("loss", None)
 
 
 def test_the_keys_of_a_nested_schedule_are_checked():

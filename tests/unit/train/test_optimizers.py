@@ -234,6 +234,12 @@ def test_groups_of_an_optimizer_match_its_own_parameters_only():
         build_optimizers(node, Backbone(), 64)
 
 
+def test_an_optimizer_whose_groups_are_all_frozen_is_refused():
+    node = several(a={"match": "head.*", "groups": [{"match": "head.*", "frozen": True}]}, b={})
+    with pytest.raises(ConfigError, match=r"^optimizer\.named\.a\.groups\[0\]\.frozen=True: freezes all that"):
+        freeze(node, Backbone())
+
+
 def test_parameters_that_a_named_optimizer_freezes_need_no_other():
     model = Backbone()
     node = several(a={"match": ["head.*", "embedding.*"], "groups": [{"match": "embedding.*", "frozen": True}]}, b={})

@@ -151,7 +151,7 @@ def test_a_metric_that_later_batches_may_return_is_not_refused(check, agreement,
     assert f"Small.metric is {metric}, but the first" in caplog.text
 
 
-@pytest.mark.parametrize("typo", ["acuracy", "Accuracy", "eval/accuracy", "accuracy1"])
+@pytest.mark.parametrize("typo", ["acuracy", "Accuracy", "acc", "val_accuracy", "accuracy1"])
 def test_a_typo_in_a_metric_is_refused_whatever_later_batches_return(check, typo):
     with pytest.raises(ConfigError, match="returns accuracy, loss; name one of these, or return it from every"):
         check(
@@ -160,6 +160,17 @@ def test_a_typo_in_a_metric_is_refused_whatever_later_batches_return(check, typo
             "checkpoint.metric_mode=max",
             evaluate=returning("loss", "accuracy"),
         )
+
+
+def test_the_name_under_which_a_metric_is_logged_is_its_name(check):
+    check("checkpoint.metric=eval/loss", "checkpoint.keep_best=1")
+    check("callbacks=[early_stopping]", "callbacks.early_stopping.metric=eval/loss")
+
+
+def test_a_plateau_without_its_metric_is_refused_before_the_first_step(check):
+    expected = r"^schedule\.kind=plateau: needs the metric loss, but the evaluation returns accuracy; set"
+    with pytest.raises(ConfigError, match=expected):
+        check("schedule=plateau", evaluate=returning("accuracy"))
 
 
 def test_a_task_that_names_no_metric_needs_no_loss_unless_the_best_are_kept(check):
