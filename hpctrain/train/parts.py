@@ -40,7 +40,7 @@ from hpctrain.train.task_log import AttachedLog, attach
 from hpctrain.train.task_state import TaskState
 from hpctrain.train.turn import Turn
 from hpctrain.train.turns import build_turns, loss_names
-from hpctrain.train.unused_parameters import report_unused
+from hpctrain.train.unused_parameters import check_gradients
 from hpctrain.train.update import parameters_of
 
 log = logging.getLogger("hpctrain.train")
@@ -141,8 +141,9 @@ class Parts:
     def settle(self, turns: Sequence[Turn]) -> None:
         """Have the replicas of these turns reach their final layout; collective."""
         for turn in turns:
-            if self.world.is_rank_zero:
-                turn.after_first_backward = partial(report_unused, turn, self.config.parallel)
+            turn.after_first_backward = partial(
+                check_gradients, turn, self.config.parallel, warns=self.world.is_rank_zero
+            )
             with turn.module.gradients_required():
                 settle_buckets(turn.module.replica, self.world, partial(self._throwaway_pass, turn))
 

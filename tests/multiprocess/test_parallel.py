@@ -75,17 +75,14 @@ def test_a_task_that_does_not_spread_its_model(train):
     assert "define Trial.place, or set cluster.gpus_per_process=1" in output
 
 
-def test_a_parameter_without_a_gradient_names_the_key(train):
+def test_a_parameter_without_a_gradient_is_named_with_the_key(train):
     words = [*QUIET, *TRAINING, "task._target_=unused.Unused"]
     code, run, output = train("run", *words, world_size=2)
     assert code == 1, output
     (attempt,) = Ledger(run.directory).attempts()
-    assert (
-        "some parameters did not contribute to the loss: set parallel.find_unused_parameters=true in a new"
-        in attempt.detail
-    )
-    assert "not used in producing loss" in attempt.detail
-    assert "Unused.loss gave no gradient to unused, which it trains: freeze them, or set parallel." in output
-    assert output.count("some parameters did not contribute to the loss") >= 1
+    problem = "Unused.loss gave no gradient to unused, which it trains: freeze them, or set parallel.find_unused_"
+    assert problem in attempt.detail
+    assert problem in output
+    assert "Traceback" not in output
     code, _, output = train("again", *words, "parallel.find_unused_parameters=true", world_size=2)
     assert code == 0, output

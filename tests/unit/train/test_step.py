@@ -26,7 +26,7 @@ from hpctrain.train.step import TrainStep, unknown_optimizers_refused
 from hpctrain.train.task_log import AttachedLog, attach
 from hpctrain.train.trained_module import TrainedModule
 from hpctrain.train.turn import Turn
-from hpctrain.train.unused_parameters import report_unused
+from hpctrain.train.unused_parameters import check_gradients
 from hpctrain.train.update import Clipping, Update
 
 CPU = torch.device("cpu")
@@ -557,12 +557,27 @@ def test_parameters_without_a_gradient_are_reported_once(caplog):
     bench = Bench()
     step = duel(Parts(), Half(), Meter(CPU))
     for turn in step.turns:
-        turn.after_first_backward = partial(report_unused, turn, Parallel())
+        turn.after_first_backward = partial(check_gradients, turn, Parallel())
     step(0, bench.micro_batches(4, 8))
     step(1, bench.micro_batches(12))
     (message,) = caplog.messages
     problem = "Half.other_loss gave no gradient to second.bias, which optimizer.named.b trains for it: "
     assert message.startswith(problem)
+
+
+class Aside(Classify):
+    """Computes its loss with another model than the one that is trained."""
+
+    def loss(self, model, batch):
+        self.other = nn.Linear(4, 3, dtype=torch.float64)
+        return super().loss(self.other, batch)
+
+
+def test_a_loss_of_another_model_is_refused():
+    bench = Bench(task=Aside())
+    bench.turn.after_first_backward = partial(check_gradients, bench.turn, Parallel())
+    with pytest.raises(TaskError, match=r"Aside\.loss gave no gradient to weight, bias, which it trains: compute the"):
+        bench.moved(12)
 
 
 class Stepper(Classify):
