@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from hpctrain.config.root import Config
-from hpctrain.config.stored import load
+from hpctrain.config.stored import load, load_for_model
 from hpctrain.errors import HpctrainError, RunDirectoryError, RunFailedError
 from hpctrain.run.checkpoints import CheckpointInfo, list_checkpoints
 from hpctrain.run.directory import RunDirectory
@@ -219,7 +219,7 @@ class Run:
         from hpctrain.config.program import require_own_targets
         from hpctrain.train.stored_model import load_task
 
-        config = self.config
+        config = load_for_model(self._directory.config)
         with own_task(config, task), working_directory_importable():
             require_own_targets(config)
             return load_task(config)
@@ -254,7 +254,7 @@ class Run:
         from hpctrain.config.program import require_own_targets
         from hpctrain.train.stored_model import load_model
 
-        config = self.config
+        config = load_for_model(self._directory.config)
         with own_task(config, task), working_directory_importable():
             require_own_targets(config)
             return load_model(config, self._directory, which, device=device, averaged=ema)

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -18,9 +19,13 @@ from hpctrain.config.root import Config
 from hpctrain.config.schedule import Custom, schema_of
 from hpctrain.config.schema import GROUPS
 from hpctrain.errors import ConfigError
+from hpctrain.startup import __version__
 
 OPEN_GROUPS = ("task", "model", "optimizer", "callbacks")
 """Groups whose keys are arguments of the class in `_target_`."""
+
+FOR_MODEL = ("name", "seed", "task", "model", "precision.kind", "trainer.eval_ema")
+"""What building a run's task and model, and loading its weights, depends on."""
 
 
 def to_config(node: DictConfig) -> Config:
@@ -93,8 +98,53 @@ def to_yaml(config: Config) -> str:
     return text
 
 
-def load(path: Path, overrides: list[str] | None = None) -> Config:
+def load_for_model(path: Path) -> Config:
+    """Read what decides a run's task and model from its ``config.yaml``; the rest has its defaults.
+
+    So the model of a run loads although another version wrote its other keys.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    return load(path, only=FOR_MODEL)
+
+
+def _refuse_unknown(path: Path, root: DictConfig, stored: object) -> None:
+    """Refuse keys of a stored configuration that the schema doesn't have."""
+    for key, value in _unknown(root, stored):
+        problem = f"is in {path}, but is not a key of this version of hpctrain ({__version__})"
+        remedy = "if another version wrote the file (manifest.json names it), use that one; or remove the key there"
+        raise ConfigError(key, value, problem, remedy)
+
+
+def _part(stored: Any, keys: Sequence[str]) -> DictConfig:
+    part = OmegaConf.create()
+    for key in keys:
+        if (value := OmegaConf.select(stored, key)) is not None:
+            OmegaConf.update(part, key, value)
+    return part
+
+
+def _unknown(known: object, stored: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the full names and values of the stored keys that a typed group lacks."""
+    if not isinstance(known, DictConfig) or not isinstance(stored, DictConfig) or stored._is_none():
+        return
+    if not dataclasses.is_dataclass(OmegaConf.get_type(known)):
+        return  # of any keys
+    for name in map(str, stored):
+        if name not in known:
+            yield f"{prefix}{name}", stored._get_node(name)
+        else:
+            yield from _unknown(known._get_node(name), stored._get_node(name), f"{prefix}{name}.")
+
+
+def load(path: Path, overrides: list[str] | None = None, *, only: Sequence[str] = ()) -> Config:
     """Read the configuration of a run from its ``config.yaml``, and apply overrides ``key=value``.
+
+    Args:
+        path: of the file.
+        overrides: as typed.
+        only: full names of the keys to read; empty for all.
 
     Raises:
         ConfigError: this version doesn't know a key or a value, or the file can't be read or isn't valid YAML.
@@ -102,11 +152,14 @@ def load(path: Path, overrides: list[str] | None = None) -> Config:
     try:
         refuse_deep(path)
         stored = OmegaConf.load(path)
+        if only:
+            stored = _part(stored, only)
         kind = OmegaConf.select(stored, "cluster.kind") or "local"
         root = OmegaConf.structured(Config)
         root.cluster = OmegaConf.structured(GROUPS["cluster"][kind])
         schema = schema_of(OmegaConf.select(stored, "schedule") or {})
         root.schedule = None if schema is Custom else OmegaConf.structured(schema)
+        _refuse_unknown(path, root, stored)
         merged = OmegaConf.merge(root, stored)
         assert isinstance(merged, DictConfig)
         if overrides:

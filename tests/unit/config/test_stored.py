@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 from omegaconf import OmegaConf
 
+from hpctrain.config.checks import check
 from hpctrain.config.compose import Composer
-from hpctrain.config.stored import load, to_yaml
+from hpctrain.config.stored import load, load_for_model, to_yaml
 from hpctrain.errors import ConfigError
 
 
@@ -54,9 +55,24 @@ def test_overrides_are_applied_to_what_was_stored(composer, tmp_path):
 
 def test_a_key_that_this_version_does_not_know_is_refused(composer, tmp_path):
     path = tmp_path / "config.yaml"
-    path.write_text(to_yaml(composer.compose([])) + "later: 1\n")
-    with pytest.raises(ConfigError, match=r"^later=.*: is not a known key"):
+    written = to_yaml(composer.compose(["task=digits"]))
+    expected = (
+        r"={}: is in .*config\.yaml, but is not a key of this version .*manifest\.json names it.*remove the key there"
+    )
+    path.write_text(written + "later: 1\n")
+    with pytest.raises(ConfigError, match="^later" + expected.format(1)):
         load(path)
+    path.write_text(written.replace("  sync_timeout_s: ", "  sync_wait_s: "))
+    with pytest.raises(ConfigError, match=r"^logger\.sync_wait_s" + expected.format(r"10\.0")):
+        load(path, ["trainer.max_steps=7"])
+    # what builds the model doesn't depend on it
+    assert load_for_model(path).task == composer.compose(["task=digits"]).task
+
+
+def test_a_shipped_callback_of_another_version_is_checked(composer):
+    node = {"_target_": "hpctrain.callbacks.average_weights.AverageWeights", "start": 0.5}
+    with pytest.raises(ConfigError, match=r"^callbacks\.mine\.start=0\.5: .*has no argument start"):
+        check(dataclasses.replace(composer.compose([]), callbacks={"mine": node}))
 
 
 @pytest.mark.parametrize(
