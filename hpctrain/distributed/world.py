@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -18,6 +19,8 @@ from hpctrain.cluster.environment import ClusterEnvironment, Source
 from hpctrain.distributed.message import decode, encode
 from hpctrain.distributed.sealed_store import SealedStore
 
+_GLOO_IDLE_S = 0.05
+"""Pause between the last collective and the end of the groups."""
 _ALLOCATED = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE")
 
 
@@ -141,6 +144,9 @@ class World:
         """Leave the group after every rank is done; collective."""
         if self.size > 1:
             self.barrier()
+            # a thread of gloo may still need the GIL to drop the barrier's Python objects, and torch 2.13 holds the GIL
+            # while it joins that thread: a deadlock, unless the thread is done before
+            time.sleep(_GLOO_IDLE_S)
             dist.destroy_process_group()
 
     def abort(self) -> None:
