@@ -34,6 +34,7 @@ RANK_ZERO_S = 5.0
 def main(arguments: Sequence[str]) -> int:
     """Train, sweep, or show the configuration; ``arguments`` are overrides and Hydra's flags."""
     parser = _parser()
+    _refuse_dashes(arguments, parser)
     # flags may stand anywhere: `cluster=slurm -m seed=1,2`
     options = parser.parse_intermixed_args(list(arguments))
     for flag, (problem, remedy) in REFUSED.items():
@@ -64,6 +65,18 @@ def _parser() -> argparse.ArgumentParser:
         if action.dest in REFUSED:
             action.help = argparse.SUPPRESS
     return parser
+
+
+def _refuse_dashes(arguments: Sequence[str], parser: argparse.ArgumentParser) -> None:
+    """Refuse `--KEY=VALUE`, also where argparse would take it for the beginning of a flag that isn't supported."""
+    flags = [flag for action in parser._actions if action.dest not in REFUSED for flag in action.option_strings]
+    exact = {flag for action in parser._actions for flag in action.option_strings}
+    for word in arguments:
+        name, is_given, value = word.partition("=")
+        if not (name.startswith("--") and is_given) or name in exact or any(flag.startswith(name) for flag in flags):
+            continue
+        key = name.removeprefix("--")
+        raise ConfigError(name, value, "is not a flag, and keys have no dashes", f"write {key}={value}")
 
 
 def _command(arguments: Sequence[str]) -> list[str]:

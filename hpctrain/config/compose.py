@@ -25,6 +25,7 @@ from hpctrain.config.checks import check
 from hpctrain.config.explain import MISTAKES, Explainer, unreadable
 from hpctrain.config.folders import conf_dir, own_folders
 from hpctrain.config.multiple_values import require_single_value, with_first_value
+from hpctrain.config.near_misses import option_instead
 from hpctrain.config.overrides import apply_override, keys_of, open_overrides
 from hpctrain.config.root import Config, with_absolute_init
 from hpctrain.config.stored import to_config
@@ -201,6 +202,8 @@ class Composer:
         if isinstance(value, dict) and value and group not in schema.LIST_GROUPS:
             keys = [f"{group}.{name}" for name in value]
             return f"set its keys one by one: {', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''}"
+        if (instead := option_instead(group, value)) is not None:
+            return instead
         names = ", ".join(self.options(group))
         if group in schema.LIST_GROUPS:
             return f"write {group}=[] for none, or choose from {names}: {group}=[NAME,NAME]"

@@ -13,6 +13,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config.cluster import Slurm
+from hpctrain.config.near_misses import SINKS, key_instead, option_instead
 from hpctrain.config.schedule import Plateau
 from hpctrain.errors import MAX_SHOWN_CHARS, ConfigError
 
@@ -101,9 +102,19 @@ class Explainer:
         if not group:
             return ConfigError(option, self._value(option), "was not found", HELP)
         options = self.options(group)
+        problem = f"is not an option of the group {group}"
+        if (instead := self._option_instead(group, option, options)) is not None:
+            return ConfigError(group, option, problem, instead)
         near = difflib.get_close_matches(option, options, n=1)
         remedy = f"choose one of {', '.join(options) or 'none'}" + (f"; did you mean {near[0]}?" if near else "")
-        return ConfigError(group, option, f"is not an option of the group {group}", remedy)
+        return ConfigError(group, option, problem, remedy)
+
+    def _option_instead(self, group: str, option: str, options: Sequence[str]) -> str | None:
+        if "." in option and "custom" in options:
+            return f"write {group}=custom {group}._target_={option}"
+        if group != "experiment" and option in self.options("experiment"):
+            return f"did you mean experiment={option}?"
+        return option_instead(group, option)
 
     def _unknown_group(self, match: re.Match[str]) -> ConfigError:
         return self._about(match[1], "is not a known group or key", self._suggest(match[1]))
@@ -163,6 +174,10 @@ class Explainer:
             problem = f"must be {PLAIN_TYPES.get(expected[1], expected[1])}"
         elif re.search("assigned None|not optional|not Optional|'None'", self.text):
             problem = "cannot be null"
+        elif f"{key}.enabled" in self.keys():
+            return self._about(key, "is a group of keys", f"set {key}.enabled={given or 'true'}")
+        elif key.endswith(".groups") and str(given).startswith("{"):
+            return self._about(key, "must be a list", f"write it in brackets: {key}=[{given}]")
         elif "is not a ListConfig" in self.text:
             example = "" if given is None or self._file or len(given) > MAX_SHOWN_CHARS else f": {key}=[{given}]"
             return self._about(key, "must be a list", f"write it in brackets{example}")
@@ -183,7 +198,15 @@ class Explainer:
         return ConfigError(key, given, f"refers to {target}, which does not exist", f"set {target}, or write a value")
 
     def _suggest(self, key: str) -> str:
-        known = self.keys()
+        known, (group, _, rest) = self.keys(), key.partition(".")
+        if (instead := key_instead(key)) is not None:
+            return instead
+        is_like = difflib.get_close_matches(key, known, n=1, cutoff=LIKELY_TYPO)
+        is_custom = self._value(group) == "custom" or "object_type=Custom" in self.text
+        if group in ("optimizer", "schedule") and is_custom and not is_like:
+            return f"an argument of the class needs a plus: +{key}=VALUE"
+        if group == "logger" and "." in rest and not is_like:
+            return SINKS
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
         if not near:
             last = key.rsplit(".", 1)[-1]

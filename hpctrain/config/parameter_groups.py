@@ -87,6 +87,9 @@ def _entry(key: str, entry: object) -> GroupEntry:
     if "_target_" in values:
         problem = "groups share the class of their optimizer"
         raise ConfigError(f"{key}._target_", values["_target_"], problem, "use optimizer=named for another class")
+    if "match" not in values:
+        for name in (name for name in values if name == "params" or difflib.get_close_matches(name, ["match"])):
+            raise ConfigError(f"{key}.{name}", values[name], "is not a key of an entry", 'write match: "NAME.*"')
     found = GroupEntry(
         key=key,
         match=patterns(f"{key}.match", values.get("match")),

@@ -34,7 +34,7 @@ MISTAKES = {
     "one checkpoint": (["checkpoint.keep=1"], "checkpoint.keep=1", "2 or more"),
     "an unknown direction": (["checkpoint.metric_mode=up"], "checkpoint.metric_mode=up", "min"),
     "fewer than none": (["checkpoint.keep_best=-1"], "checkpoint.keep_best=-1", "0 or more"),
-    "an unknown service": (["logger.comet.enabled=true"], "logger.comet.enabled=true", "did you mean"),
+    "an unknown service": (["logger.comet.enabled=true"], "logger.comet.enabled=true", "logger.csv"),
     "an unknown key of a service": (["logger.wandb.proj=x"], "logger.wandb.proj=x", "logger.wandb.project"),
     "an unknown mode of a service": (["logger.wandb.mode=live"], "logger.wandb.mode=live", "offline, online"),
     "a project with a slash": (["logger.wandb.project=a/b"], "logger.wandb.project='a/b'", "none of /"),
@@ -624,6 +624,47 @@ def test_a_server_and_a_key_are_refused_where_they_are_missing_or_would_be_store
     error = capfd.readouterr().err
     assert "cluster.env.WANDB_API_KEY=***: would be in config.yaml" in error
     assert "abc" not in error
+
+
+NEAR_MISSES = {
+    "trainer.accumulate_grad_batches=2": "set trainer.micro_batch_size",
+    "gradient_accumulation_steps=2": "set trainer.micro_batch_size",
+    "trainer.devices=2": "set cluster.processes_per_node=N",
+    "cluster.gpus=2": "set cluster.gpus_per_node=N",
+    "trainer.num_nodes=2": "set nodes=N",
+    "schedule.monitor=loss": "set checkpoint.metric=NAME",
+    "data.batch_size=2": "set trainer.global_batch_size (per step, over all ranks), or trainer.micro_batch_size",
+    "optimizer=custom optimizer.momentum=0.9": "needs a plus: +optimizer.momentum=VALUE",
+    "schedule=custom schedule.T_max=10": "needs a plus: +schedule.T_max=VALUE",
+    "optimizer=custom optimizer.lrr=0.9": "did you mean optimizer.lr?",
+    "logger=wandb": "set logger.wandb.enabled=true",
+    "logger.wandb=true": "set logger.wandb.enabled=true",
+    "logger.wandbb.enabled=true": "did you mean logger.wandb.enabled?",
+    "fast_dev_run=true": "set trainer.max_steps=2",
+    "precision=bf16-mixed": "choose precision=bf16",
+    "precision=16": "choose precision=fp16",
+    "trainer.precision=bf16": "choose precision=bf16",
+    "optimizer=adam": "choose optimizer=adamw, or write optimizer=custom optimizer._target_=torch.optim.Adam",
+    "optimizer=RMSprop": "write optimizer=custom optimizer._target_=torch.optim.RMSprop",
+    "--experiment=vae": "write experiment=vae",
+    "--trainer.max_steps=3": "write trainer.max_steps=3",
+    "task=vae": "did you mean experiment=vae?",
+    "task=gan.Gan": "write task=custom task._target_=gan.Gan",
+    "optimizer.groups={match:a}": "write it in brackets: optimizer.groups=[{match:a}]",
+    "optimizer.groups=[{matches:a}]": 'optimizer.groups[0].matches=a: is not a key of an entry; write match: "NAME.*"',
+    "optimizer.groups=[{params:a}]": "optimizer.groups[0].params=a: is not a key of an entry",
+}
+
+
+@pytest.mark.parametrize("words", NEAR_MISSES)
+def test_words_of_other_libraries_are_explained(words, tmp_path, monkeypatch, capfd):
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    (tmp_path / "conf" / "experiment" / "vae.yaml").write_text("# @package _global_\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(words.split()) == 2
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1
+    assert NEAR_MISSES[words] in error
 
 
 FLAGS = {
