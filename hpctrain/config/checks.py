@@ -11,6 +11,9 @@ from pathlib import Path
 
 from hpctrain.config.cluster import MAX_NODES, Slurm
 from hpctrain.config.identity import flat
+from hpctrain.config.named_optimizers import named_optimizers
+from hpctrain.config.optimizer import Handling, handling_of
+from hpctrain.config.parameter_groups import entries_of
 from hpctrain.config.paths import check_run_directory, check_weights
 from hpctrain.config.program import refuse_own_targets, require_own_targets
 from hpctrain.config.resources import resources_of
@@ -200,6 +203,27 @@ def warnings_of(config: Config) -> list[str]:
     if isinstance(cluster, Slurm) and cluster.gpus_per_node is None and "gpu" in (cluster.partition or "").lower():
         asked = f"cluster.partition={cluster.partition} looks like a GPU partition, but the run requests no GPU"
         found.append(f"{asked}; set cluster.gpus_per_node=N, or 0 if this is intended")
+    return found + _without_effect(config)
+
+
+def _without_effect(config: Config) -> list[str]:
+    """Return a line on each key of the optimizers that changes nothing in this run."""
+    found, bounds = [], {"step": config.trainer.max_steps, "epoch": config.trainer.max_epochs}
+    for each in named_optimizers(config.optimizer):
+        max_steps, pace = config.trainer.max_steps, each.every_steps
+        if max_steps is not None and pace > max_steps:
+            found.append(f"{each.key}.every_steps={pace} is more than trainer.max_steps={max_steps}: it never steps")
+        handling = handling_of(each.node)
+        if handling.layer_decay is None and "layer_decay_module" in each.node:
+            module = handling.layer_decay_module
+            if module != Handling().layer_decay_module:
+                found.append(f"{each.key}.layer_decay_module={module} has no effect without {each.key}.layer_decay")
+        for entry in entries_of(each.key, each.node):
+            for unit, bound in bounds.items():
+                begin = getattr(entry, f"unfreeze_at_{unit}")
+                if begin is not None and bound is not None and begin >= bound:
+                    key = f"{entry.key}.unfreeze_at_{unit}={begin:g}"
+                    found.append(f"{key} does not come before trainer.max_{unit}s={bound}: it is never trained")
     return found
 
 

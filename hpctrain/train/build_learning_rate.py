@@ -131,6 +131,9 @@ def _custom(
     if isinstance(made, ReduceLROnPlateau):
         raise ConfigError(f"{key}._target_", target, *NEEDS_THE_METRIC)
     if isinstance(made, LRScheduler):
+        if getattr(made, "optimizer", optimizer) is not optimizer:
+            problem = "made a scheduler of another optimizer than the one that it was given"
+            raise ConfigError(f"{key}._target_", target, problem, "pass on its argument optimizer")
         if isinstance(made, OneCycleLR) and made.total_steps < num_updates:
             problem = f"ends after {counted(made.total_steps, 'update')}, but the run has {num_updates:,}"
             raise ConfigError(

@@ -57,3 +57,27 @@ def test_a_warm_up_that_outlasts_the_run_and_a_gpu_partition_without_gpus_are_wa
     assert warm_up == "schedule.warmup_steps=9 does not end before trainer.max_steps=9"
     assert partition.startswith("cluster.partition=GPU-long looks like a GPU partition, but the run requests no GPU")
     assert warnings_of(composer.compose([*words[:2], "cluster.gpus_per_node=0"])) == []
+
+
+def test_keys_of_optimizers_that_change_nothing_are_reported(composer):
+    words = [
+        "trainer.max_steps=5",
+        "optimizer=named",
+        "optimizer.named.a={_target_: torch.optim.SGD, groups: [{match: a, unfreeze_at_step: 5}]}",
+        "optimizer.named.b={_target_: torch.optim.SGD, match: a, loss: loss_b, every_steps: 6, layer_decay_module: x}",
+    ]
+    config = composer.compose(["task=custom", "task._target_=torch.nn.Identity", *words])
+    unfrozen, pace, module = warnings_of(config)
+    assert unfrozen.startswith(
+        "optimizer.named.a.groups[0].unfreeze_at_step=5 does not come before trainer.max_steps=5"
+    )
+    assert pace == "optimizer.named.b.every_steps=6 is more than trainer.max_steps=5: it never steps"
+    assert module == "optimizer.named.b.layer_decay_module=x has no effect without optimizer.named.b.layer_decay"
+    words = [
+        "trainer.max_epochs=2",
+        "optimizer.groups=[{match: a, unfreeze_at_epoch: 1.5}]",
+        "optimizer.layer_decay=0.5",
+    ]
+    assert warnings_of(composer.compose(words)) == []
+    (epoch,) = warnings_of(composer.compose([words[0], "optimizer.groups=[{match: a, unfreeze_at_epoch: 2}]"]))
+    assert "unfreeze_at_epoch=2 does not come before trainer.max_epochs=2" in epoch

@@ -30,6 +30,10 @@ def below_zero():
     return lambda step: (8 - step) / 10
 
 
+def of_another(optimizer):
+    return torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD([torch.ones(1)], lr=1.0))
+
+
 def nothing():
     return None
 
@@ -309,6 +313,7 @@ def test_states_of_other_schedules_are_ignored():
     ("node", "said"),
     [
         ({"_target_": f"{__name__}.nothing"}, "made a NoneType, expected a function of the step"),
+        ({"_target_": f"{__name__}.of_another"}, "made a scheduler of another optimizer"),
         ({"_target_": f"{SCHEDULERS}.ReduceLROnPlateau"}, "use schedule=plateau"),
         ({"_target_": f"{__name__}.unknown"}, "has no unknown"),
     ],
