@@ -76,7 +76,8 @@ def _groups(parts: Parts) -> dict[str, str]:
         size = f"{sum(map(torch.numel, parameters)):,} parameters in {counted(len(parameters), 'tensor')}"
         found = options.get(id(parameters[0]))
         how = "frozen" if found is None else f"lr {found['initial_lr']:.4g}"
-        if found is not None and "weight_decay" in found:
+        # an optimizer of one's own may take another kind of value
+        if found is not None and isinstance(found.get("weight_decay"), int | float):
             how += f", weight decay {found['weight_decay']:g}"
         if group.entry is not None and group.entry.unfreeze_at_step is not None:
             how += f", from step {group.entry.unfreeze_at_step} on"

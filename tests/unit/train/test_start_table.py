@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+import torch
 
 from hpctrain.train.parts import Parts
 from hpctrain.train.start_table import log_start
@@ -32,6 +33,19 @@ def test_it_has_what_runs_where_and_how_it_is_divided(table, directory):
     assert found["checkpoints"].startswith("every 5 steps and every 15 min and at the end, written in the background")
     assert "flops" not in found
     assert "eval mode" not in found
+
+
+class Undecayed(torch.optim.Optimizer):
+    def __init__(self, params, lr, weight_decay=None):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    def step(self):
+        pass
+
+
+def test_a_weight_decay_need_not_be_a_number(table):
+    words = ["optimizer=custom", f"optimizer._target_={__name__}.Undecayed", 'optimizer.groups=[{match: "2.*"}]']
+    assert table(*words)["group 1"].endswith("lr 0.001")
 
 
 def test_modules_in_evaluation_mode_are_listed(table):
