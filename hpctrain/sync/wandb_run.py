@@ -6,7 +6,7 @@ import html
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hpctrain.sync.description import Description, ReportedState
 from hpctrain.sync.rows import Row, SentMedium
@@ -21,7 +21,7 @@ PREEMPTED = 1
 """Any exit code but 0: after `mark_preempting`, W&B then shows the run as preempted, and not as failed."""
 
 
-def open_run(run: Description, *, folder: Path, mode: str) -> Any:
+def open_run(run: Description, *, folder: Path, mode: Literal["online", "offline"]) -> Any:
     """Begin or resume a run of wandb; its id is the run's digest.
 
     Args:
