@@ -21,7 +21,7 @@ def composer() -> Composer:
         (["seed=range(5,1,-2)"], [["seed=5"], ["seed=3"]]),
         (["optimizer.lr=range(0,0.5,0.2)"], [["optimizer.lr=0.0"], ["optimizer.lr=0.2"], ["optimizer.lr=0.4"]]),
         (["optimizer=glob([a*,sg*])"], [["optimizer=adamw"], ["optimizer=sgd"]]),
-        (["optimizer=glob(*,exclude=[custom,layer_decay,muon,several])"], [["optimizer=adamw"], ["optimizer=sgd"]]),
+        (["optimizer=glob(*,exclude=[custom,layer_decay,muon,named])"], [["optimizer=adamw"], ["optimizer=sgd"]]),
         (["cluster.partition='low,high',mid"], [["cluster.partition='low,high'"], ["cluster.partition=mid"]]),
         (["cluster.partition='low,high'"], [["cluster.partition='low,high'"]]),
         (["seed=1,2", "seed=3"], [["seed=3"]]),
