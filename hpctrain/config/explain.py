@@ -175,7 +175,7 @@ class Explainer:
         elif re.search("assigned None|not optional|not Optional|'None'", self.text):
             problem = "cannot be null"
         elif f"{key}.enabled" in self.keys():
-            return self._about(key, "is a group of keys", f"set {key}.enabled={given or 'true'}")
+            return self._about(key, "is a group of keys", f"set {key}.enabled=true")
         elif key.endswith(".groups") and str(given).startswith("{"):
             return self._about(key, "must be a list", f"write it in brackets: {key}=[{given}]")
         elif "is not a ListConfig" in self.text:

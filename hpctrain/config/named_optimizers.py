@@ -180,15 +180,19 @@ def _typed(key: str, values: Mapping[str, Any]) -> Named:
     plain = {"groups": values.get("groups") or []}
     for name in ("match", "exclude", "schedule"):
         plain[name] = values.get(name)
+    rest = {name: value for name, value in values.items() if name not in plain}
     try:
-        rest = {name: value for name, value in values.items() if name not in plain}
         made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Named(_target_="")), rest))
     except ConfigError as error:
         full_key = f"{key}.{error.key.partition('.')[2]}"
         remedy = error.remedy.replace(error.key, full_key)
         raise ConfigError(full_key, error.value, error.problem, remedy) from None
-    except OmegaConfBaseException as error:
-        name = str(error.full_key or "")
+    except (OmegaConfBaseException, OverflowError) as error:
+        # OmegaConf names the key of an error of its own only
+        too_large = (
+            name for name, value in rest.items() if isinstance(value, int) and abs(value) > require.MAX_INTEGER
+        )
+        name = str(getattr(error, "full_key", None) or next(too_large, ""))
         raise ConfigError(f"{key}.{name}", values.get(name), "has the wrong type", "correct it") from error
     assert isinstance(made, Named)
     for name, value in plain.items():

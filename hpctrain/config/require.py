@@ -60,7 +60,8 @@ def check_given(schema: type, key: str, given: Mapping[str, Any]) -> None:
             typed[name] = given[name]
             # the class gets the value as it was written, and not as OmegaConf converts it
             is_converted = typed[name] != given[name]
-        except OmegaConfBaseException as error:
+        # a number of hundreds of digits overflows
+        except (OmegaConfBaseException, OverflowError) as error:
             raise _wrong_type(f"{key}.{name}", given[name]) from error
         _check_one(f"{key}.{name}", given[name], checks)
         if is_converted:

@@ -247,6 +247,16 @@ MISTAKES = {
         "optimizer.lr=-1.0: must be a number above 0; set optimizer.lr to one",
         "",
     ),
+    "a bound of a named optimizer without end": (
+        [*ONE_NAMED, "optimizer.named.a.clip_grad_norm=" + "9" * 400],
+        "optimizer.named.a.clip_grad_norm=999",
+        "has the wrong type",
+    ),
+    "a decay of a named optimizer without end": (
+        [*ONE_NAMED, "optimizer.named.a.weight_decay=" + "9" * 400],
+        "optimizer.named.a.weight_decay=",
+        "has the wrong type",
+    ),
     "a bound of a named optimizer": (
         [*ONE_NAMED, "optimizer.named.a.clip_grad_norm=0"],
         "optimizer.named.a.clip_grad_norm=0.0: must be a number above 0; set optimizer.named.a.clip_grad_norm to one",
