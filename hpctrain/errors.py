@@ -18,8 +18,8 @@ HpctrainError
 
 Every message is written for the user: what was expected, what was found, and what to do.
 
-Exit code 2 means that nothing was done. An error that ends an attempt ends it as failed, with exit code 1, whatever its
-class is: also a ConfigError about a mistake that only the ranks could find.
+Exit code 2 means that nothing was done. Any error that ends an attempt ends it as failed, with exit code 1: also a
+ConfigError about a mistake that only the ranks could find.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class HpctrainError(Exception):
     """Base of every error that hpctrain raises on purpose."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED
-    """Of a command that it ends before a run begins."""
+    """Exit code of a command that this error ends before a run begins."""
 
 
 class ConfigError(HpctrainError):

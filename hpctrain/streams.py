@@ -45,7 +45,7 @@ def open_streams() -> None:
 
 
 def flush_output() -> None:
-    """Flush standard output and error as far as they can be: a program may have none, or closed or replaced them."""
+    """Flush standard output and error, if possible: a program may have none, or have closed or replaced them."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()

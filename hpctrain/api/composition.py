@@ -71,10 +71,10 @@ def compose(
 def hydra_restored() -> Iterator[None]:
     """Inside the context, this thread may use Hydra; afterwards Hydra's global state is the program's again.
 
-    What the program keeps in Hydra's store is out of sight: it may have our names.
+    In the context, the program's own entries in Hydra's store are hidden: they may have the names of hpctrain's.
     """
     with _composing:
-        Plugins.instance()  # these add to the store when they are imported, and that is to stay
+        Plugins.instance()  # plugins add to the store when they are first imported; those entries must stay
         instance, store = GlobalHydra.instance(), ConfigStore.instance()
         hydra, base, repo = instance.hydra, version.getbase(), store.repo
         store.repo = {name: repo[name] for name in HYDRAS if name in repo}

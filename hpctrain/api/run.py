@@ -235,7 +235,8 @@ class Run:
         """Build the run's model as the run did, and load the weights of a checkpoint; imports torch.
 
         The checkpoint is verified first. The task's data isn't prepared: if its `build_model` needs that, pass
-        ``task=lambda: made``, where ``made`` is a task that you have prepared.
+        ``task=lambda **keys: made``, where ``made`` is a task that you have prepared; ``keys`` are the keys of
+        conf/task, which it ignores.
 
         Args:
             which: ``newest``, ``best`` (by the score of its evaluation), or the step of a checkpoint.

@@ -85,8 +85,8 @@ class Callback:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint: tensors, numbers, strings, dicts, lists and tuples.
 
-        Called on every rank before a state is restored, to check that it can be saved; then on rank zero alone, at each
-        save.
+        Every rank calls it once at its start, before a state is restored, to check that the state can be saved. After
+        that, only rank zero calls it, at each save.
         """
         return {}
 

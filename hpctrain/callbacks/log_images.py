@@ -29,7 +29,10 @@ class LogImages(Callback):
         if training.rank or (batch := training.eval_samples(self.num_images)) is None:
             return
         if not isinstance(batch, list | tuple) or len(batch) != 2 or batch[0].ndim != 4 or batch[1].ndim != 1:
-            raise TaskError("log_images expects batches (images [n, C, H, W], class numbers [n]) of the task")
+            raise TaskError(
+                "log_images expects the task's batches to be (images [n, C, H, W], class numbers [n]): leave it out of "
+                "callbacks, or write a callback of your own"
+            )
         images, classes = batch
         with training.evaluation_mode():
             probabilities = training.model(images).float().softmax(1).cpu()

@@ -35,7 +35,7 @@ class Training(ABC):
         world_size: number of ranks.
         device: of this rank, the first one if it has several.
         run_dir: the run directory.
-        callback_name: of the callback whose hook runs, as the configuration has it: `slow_steps`; for messages.
+        callback_name: the callback whose hook is running, by its name in the configuration, such as `slow_steps`.
         metric: name of the metric that ranks evaluations: `checkpoint.metric`, or by default the task's `metric`.
         metric_mode: `min` or `max`; None if neither the configuration nor the task defines it.
     """

@@ -46,9 +46,9 @@ def auto_interval_s(stall_s: float, takes_s: float, attempts: Sequence[Attempt],
     """Choose, and log, the seconds of training until the next save.
 
     Args:
-        stall_s: that a save takes from training.
-        takes_s: until a save is durable.
-        attempts: of the run, the current one included.
+        stall_s: seconds for which a save stops training.
+        takes_s: seconds from the beginning of a save until it is durable.
+        attempts: of the run, including the current one.
         now: epoch seconds.
     """
     mtbf_s = mean_time_between_failures_s(attempts, now)

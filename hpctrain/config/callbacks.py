@@ -21,8 +21,8 @@ class EarlyStopping(require.Checked):
     min_delta: Annotated[float, require.at_least(0)] = 0.0
     """An improvement exceeds the best value so far by more than this."""
     metric: str | None = None
-    """Metric of the evaluation, such as accuracy or eval/accuracy; null: checkpoint.metric, or by default the metric of
-    the task."""
+    """Metric of the evaluation, such as accuracy (eval/accuracy means the same); null: checkpoint.metric, or by default
+    the metric of the task."""
     mode: Annotated[str | None, require.one_of("min", "max")] = None
     """Whether the lowest or the highest value is best, `min` or `max`; null: as for the run, `min` for `loss`."""
 

@@ -34,7 +34,7 @@ class Checkpoint(require.Checked):
     keep_best: Annotated[int, require.at_least(0)] = 0
     """Number of checkpoints with the best evaluations to keep; each such evaluation is followed by a save. 0: none."""
     metric: str | None = None
-    """Metric that ranks evaluations, such as accuracy or eval/accuracy; null: the task's own metric."""
+    """Metric that ranks evaluations, such as accuracy (eval/accuracy means the same); null: the task's own metric."""
     metric_mode: Annotated[str | None, require.one_of("min", "max")] = None
     """Whether the lowest or the highest metric is best, `min` or `max`; null: as the task defines, `min` for `loss`."""
     safetensors: bool = False

@@ -66,7 +66,7 @@ def not_a_hook(key: str, target: str, method: str) -> ConfigError | None:
     if not near:
         return None
     problem = f"has {method}, which is not a hook and would never be called"
-    remedy = f"did you mean {near[0]}? The hooks are {', '.join(HOOKS)}; begin any other method's name with _"
+    remedy = f"did you mean {near[0]}? The hooks are {', '.join(HOOKS)}; begin the name of any other method with _"
     return ConfigError(f"{key}._target_", target, problem, remedy)
 
 
@@ -80,11 +80,11 @@ def runs_nothing(key: str, target: str, hook: str, kind: str) -> ConfigError:
         kind: what it is instead of a plain function: `a coroutine` or `a generator`.
     """
     problem = f"its {hook} is {kind}, so calling it would run nothing"
-    return ConfigError(f"{key}._target_", target, problem, f"write a plain def {hook}, without async and yield")
+    return ConfigError(f"{key}._target_", target, problem, f"write a plain def {hook}, without async or yield")
 
 
 def half_a_state(key: str, target: str, defined: Collection[str]) -> ConfigError | None:
-    """Return the error for a class that saves a state and doesn't restore it, or the other way round; None if not.
+    """Return the error for a class that has one of the two methods of the state and lacks the other; None if not.
 
     Args:
         key: full name of the callback's entry.

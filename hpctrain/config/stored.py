@@ -113,7 +113,7 @@ def _refuse_unknown(path: Path, root: DictConfig, stored: object) -> None:
     """Refuse keys of a stored configuration that the schema doesn't have."""
     for key, value in _unknown(root, stored):
         problem = f"is in {path}, but is not a key of this version of hpctrain ({__version__})"
-        remedy = "if another version wrote the file (manifest.json names it), use that one; or remove the key there"
+        remedy = "if another version wrote the file (manifest.json names it), use that version; or remove the key there"
         raise ConfigError(key, value, problem, remedy)
 
 

@@ -35,7 +35,10 @@ def _check_several_losses(config: Config) -> None:
         remedy = f"use precision={kind.partition('_')[0]}"
         raise ConfigError("precision.kind", kind, WHOLE_CALLS, remedy)
     if (mode := config.trainer.compile_mode) != "default":
-        problem = "uses CUDA graphs, in which another call of a part overwrites what an earlier one returned"
-        raise ConfigError("trainer.compile_mode", mode, f"with several losses it {problem}", "use default")
+        problem = (
+            "doesn't work with several losses: it uses CUDA graphs, in which a second call of a part of the model "
+            "overwrites the result of the first"
+        )
+        raise ConfigError("trainer.compile_mode", mode, problem, "set it to default")
     if config.parallel.kind == "data_parallel":
         raise ConfigError("parallel.kind", "data_parallel", WHOLE_CALLS, "use parallel=ddp")

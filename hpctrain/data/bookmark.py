@@ -26,9 +26,9 @@ class StatefulStream(Protocol):
     def __iter__(self) -> Iterator[Any]:
         """Start a pass.
 
-        A stream with `set_epoch` yields the samples of the epoch that was set. Any other yields the same samples each
-        time, or counts its passes, and has their number in its state; the count must be in an object that copies of the
-        stream share (`fresh_copy`).
+        A stream with `set_epoch` yields the samples of the epoch that was set. Any other stream yields the same samples
+        each time, or counts its passes and has their number in its state. It must keep that count in an object that the
+        copies of the stream share, and not in a plain attribute: hpctrain copies the stream for each pass.
 
         After `load_state_dict` the first pass begins with the sample after those that the state counts as read.
         """
@@ -118,9 +118,9 @@ class StateClock:
 def fresh_copy(stream: Any) -> Any:
     """A copy of a stream object with its own attributes, so that reading leaves the original alone.
 
-    Of the attributes, it has its own dicts, lists, tuples and stateful streams, at any depth, since the stream may hand
-    their states through; it shares all other objects, such as open files. Hugging Face's streams share their attributes
-    with a `copy.copy`, and their epoch with other processes.
+    It has its own dicts, lists, tuples and stateful streams at any depth of the attributes, since the state of the
+    stream may include theirs. It shares all other objects, such as open files. Hugging Face's streams share their
+    attributes with a `copy.copy`, and their epoch with other processes.
 
     Raises:
         TaskError: its attributes can't be copied.

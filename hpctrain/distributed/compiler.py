@@ -76,7 +76,7 @@ def compile_parts_in_place(model: nn.Module, mode: str = "default") -> None:
     """Compile the outermost modules inside the model that have a forward, which a task with several losses calls.
 
     Args:
-        model: not wrapped yet; without such modules it is compiled itself.
+        model: not wrapped yet. If it has no such modules, it is compiled itself.
         mode: of torch.compile.
     """
     for part in list(_parts(model)) or [model]:

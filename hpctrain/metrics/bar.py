@@ -43,7 +43,8 @@ class Bar:
         self._clock = clock
         self._is_ascii = not _shows_blocks(stream)
         self._process = os.getpid()
-        self._lock = threading.RLock()  # a failing stream is logged, which makes room
+        # reentrant: if the stream fails, that is logged while the lock is held, and logging makes room
+        self._lock = threading.RLock()
         self._drawn_at = float("-inf")
         self._open_line = ""
         self._is_drawn = False
@@ -124,7 +125,7 @@ class Bar:
         if os.getpid() != self._process or not text:
             return
         with self._lock:
-            # another bar, as of tqdm, replaces the line; this one replaces that bar
+            # another bar, such as tqdm's, draws over this line, and this one over that bar
             if self._is_drawn and not text.startswith("\r"):
                 self._display.put(CLEAR_LINE)
                 self._is_drawn = False

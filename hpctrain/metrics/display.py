@@ -31,4 +31,4 @@ class Display:
             self._stream.flush()
         except Exception as error:  # standard output may be an object of the user's program, and raise anything
             self._failed = True
-            logger.warning("can't show progress any longer (%s); training continues", error_text(error))
+            logger.warning("can no longer show progress (%s); training continues", error_text(error))

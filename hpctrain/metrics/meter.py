@@ -81,7 +81,7 @@ class Meter:
     def add_value(self, name: str, mean: Tensor | float, count: Tensor | float) -> None:
         """Add a mean, also a plain number, over a count, which may be a 0-d tensor, too; takes no part in autograd.
 
-        Nothing is added where the count is 0: the mean over no samples is NaN, and would be that of the whole window.
+        With a count of 0 nothing is added: the mean over no samples is NaN, which would make the whole record NaN.
         """
         if isinstance(count, Tensor):
             if not self._on_host and count.device.type == self._device.type:

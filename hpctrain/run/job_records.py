@@ -24,7 +24,10 @@ class JobRecords:
     directory: RunDirectory
 
     def add(self, record: dict[str, object]) -> None:
-        """Record one submission: ``job_id``, ``time`` (epoch seconds), ``log`` (the batch script's)."""
+        """Add a submission: ``job_id``, ``time`` (epoch seconds), ``log`` (the batch script's); or a cancellation.
+
+        A cancellation has ``time`` and ``cancelled``; False withdraws an earlier one.
+        """
         with self.directory.permissions():
             append_json_line(self.directory.jobs, record, durable=True)
 

@@ -37,7 +37,7 @@ class Cursor:
         run_id: the service's id of the run; empty before it was made.
         address: of the run's page; empty if unknown.
         digest: of the run to which the file belongs: a copy of its directory has another one.
-        destination: where at the service the run is.
+        destination: where the run was sent, as `Service.destination` names it.
         confirmed_step: the service has all rows up to this step; None for none.
         handed_over_step: rows up to this step may be there, since a sender handed them over; None for none.
         state: of the run, as it was last reported.

@@ -15,8 +15,8 @@ DIGEST_CHARS = 16
 def identify(directory: RunDirectory) -> str:
     """Return the run's digest, in hexadecimal, and record it in ``sync/identity.json``.
 
-    It is a digest of the manifest and of the folder's name when the run is sent first. A run directory is a copy if it
-    isn't where the record was written, and that place still holds a run with this digest.
+    When a run is first sent, its digest is made from the manifest and the folder's name. A run directory is a copy if
+    its record names another directory, and that one still holds a run with the same digest.
 
     Raises:
         OSError: the file system's error.

@@ -73,8 +73,8 @@ class Sender:
     def open(self) -> str:
         """Find or make the run at the service; return the address of its page, or an empty text.
 
-        A cursor of another destination is ignored, and so is what it says of rows that the service reports not to
-        have: someone may have deleted the run there.
+        A cursor of another destination is ignored. If the service has fewer rows than the cursor records, the service
+        is right: the run may have been deleted there.
 
         Raises:
             ServiceError: the service can't be reached, or refuses.

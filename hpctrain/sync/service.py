@@ -37,10 +37,10 @@ class OpenedRun:
     """A run, as a service has found or made it.
 
     Attributes:
-        run_id: the service's id of it.
-        address: of its page; empty if it has none.
-        last_step: of which the service has a row, `NOTHING` for none; None if it has the known run, and doesn't report
-            its last step.
+        run_id: the service's id of the run.
+        address: of the run's page; empty if it has none.
+        last_step: the last step of which the service has a row; `NOTHING` if it has no rows; None if the service has
+            the known run, but doesn't report its last step.
     """
 
     run_id: str

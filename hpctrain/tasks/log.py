@@ -23,8 +23,8 @@ class TaskLog:
 
     Attributes:
         will_record: whether hpctrain writes a record after this step; in `loss`, test it before you make media. Always
-            true in `evaluate`, also before the first step, so that mistakes show; false in other passes whose log is
-            discarded. The same on all ranks.
+            true in `evaluate`, even in the trial before the first step, so that mistakes show early; false in all other
+            passes whose log is discarded. The same on all ranks.
     """
 
     @property

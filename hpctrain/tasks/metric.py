@@ -16,7 +16,7 @@ REDUCTIONS: tuple[Reduction, ...] = ("sum", "min", "max", "cat")
 
 @dataclass(frozen=True, slots=True)
 class PerSample:
-    """A value for each sample of a batch, which `Task.evaluate` returns beside its sums, for `Task.compute_metrics`.
+    """A value for each sample of a batch: `Task.evaluate` returns it along with its sums, for `Task.compute_metrics`.
 
     Attributes:
         values: a tensor of shape [n, ...] for a batch of n samples, of any dtype, on any device; or, if the shapes of

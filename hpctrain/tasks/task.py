@@ -137,8 +137,8 @@ class Task(ABC):
         the global batch. With several optimizers, each may name another method in its place (`optimizer.named`).
 
         Args:
-            model: not wrapped by DDP, in whose forward pass the whole method runs: methods and parts of the model may
-                be called, and the model several times. With `parallel=data_parallel`, it is DataParallel's wrapper.
+            model: the model itself: call it, once or several times, its methods or its parts. DDP doesn't wrap the
+                model, but this whole method. With `parallel=data_parallel`, it is DataParallel's wrapper.
             batch: on the model's device.
 
         Returns:

@@ -96,7 +96,7 @@ def build_learning_rate(
 
 
 def _epoch_for(key: str, schedule: Schedule | Plateau, span: Span) -> int:
-    """Return the steps of an epoch for a schedule; 1 if it has no length in epochs."""
+    """Return the steps of an epoch for a schedule; 1 if none of its keys counts in epochs."""
     for epochs, steps in {
         "warmup_epochs": "warmup_steps",
         "drop_at_epochs": "drop_at_steps",
@@ -165,9 +165,9 @@ def _epoch_given(key: str, node: Mapping[str, Any], argument: inspect.Parameter 
     if argument is None or "steps_per_epoch" in node:
         return None
     if "epochs" in node:
-        return span.epoch_for(f"{key}.epochs", node["epochs"], f"use {key}.total_steps")
+        return span.epoch_for(f"{key}.epochs", node["epochs"], f"use {key}.total_steps, or set {key}.steps_per_epoch")
     if argument.default is argument.empty:
-        return span.epoch_for(f"{key}._target_", node["_target_"], "use its argument total_steps")
+        return span.epoch_for(f"{key}._target_", node["_target_"], f"set {key}.steps_per_epoch")
     return span.steps_per_epoch
 
 

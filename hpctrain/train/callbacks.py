@@ -51,7 +51,7 @@ log = logging.getLogger("hpctrain.train")
 
 
 class CallbackContext(Training):
-    """The training for those who call the hooks.
+    """The training, with what the code that calls the hooks needs.
 
     Attributes:
         own_log: `log`, by its own type.

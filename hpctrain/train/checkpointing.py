@@ -147,7 +147,7 @@ class Checkpointing:
         if before != now and None not in (before, now):
             log.warning(
                 "the training data had %d samples at step %d, and have %d now: order and epochs differ from here on, "
-                "and the run is not exact; if that is a mistake, stop it, and restore the data",
+                "and the run is not exact; if you didn't intend that, stop the run and restore the data",
                 before,
                 found.step,
                 now,

@@ -288,8 +288,11 @@ def freeze(node: Mapping[str, Any], model: nn.Module) -> None:
     for chosen, own in zip(distribute(optimizers, names), entries, strict=True):
         groups = assign(names, chosen, own)
         if all(group.frozen for group in groups):
-            problem = "freezes all that this optimizer trains" if len(own) == 1 else "freezes the last that is trained"
-            raise ConfigError(f"{own[-1].key}.frozen", True, problem, "train something, or remove the optimizer")
+            problem = "freezes all parameters of this optimizer"
+            if len(own) > 1:
+                problem = "freezes the last parameters of this optimizer that aren't frozen"
+            remedy = "leave some of them unfrozen, or remove the optimizer"
+            raise ConfigError(f"{own[-1].key}.frozen", True, problem, remedy)
         for group in groups:
             if group.frozen:
                 for parameter in group.parameters.values():

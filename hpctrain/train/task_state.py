@@ -22,7 +22,7 @@ from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 
 SET_BY_TRAINER = (TaskLog, Position)
-"""Attributes that the trainer sets on a task, which aren't its state."""
+"""Types of the attributes that the trainer sets on a task, which aren't part of its state."""
 METHODS = ("state_dict", "load_state_dict")
 
 CONTAINERS = (list, deque, dict, defaultdict, OrderedDict, Counter, set)

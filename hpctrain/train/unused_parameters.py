@@ -1,4 +1,4 @@
-"""Find parameters that a loss trains, and to which it gives no gradient."""
+"""Find parameters that a loss trains, but to which it gives no gradient."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def check_gradients(turn: Turn, parallel: Parallel, *, warns: bool = True) -> No
         return
     optimizers = [f"optimizer.named.{update.name}" for update in turn.update.updates if update.name]
     names = listed(module.names_of(unused), shown=5)
-    trains = f"{either(optimizers)} trains for it" if optimizers else "it trains"
+    trains = f"{either(optimizers)} trains for this loss" if optimizers else "it trains"
     problem = f"{turn.loss.method} gave no gradient to {names}, which {trains}"
     if len(unused) == len(module.unfrozen):
-        raise TaskError(f"{problem}: compute the loss with the model that is its argument")
+        raise TaskError(f"{problem}: compute the loss with the model that the method gets as its argument")
     if module.ddp is not None and not (parallel.find_unused_parameters or parallel.static_graph):
         raise TaskError(
-            f"{problem}: freeze them, or set parallel.find_unused_parameters=true, since DDP waits for them"
+            f"{problem}: freeze them, or set parallel.find_unused_parameters=true: DDP waits for these gradients"
         )
     if warns:
         log.warning("%s: freeze them, unless a later step uses them", problem)

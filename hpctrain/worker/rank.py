@@ -146,7 +146,7 @@ class Rank:
         record = self._exit_record(
             reason,
             message=self.why_ended if error is None else headline(error, advice),
-            # the message of an error of hpctrain says what to do; where in hpctrain it was raised doesn't help
+            # the message of hpctrain's own errors is written for the user; a traceback through hpctrain adds nothing
             trace="" if error is None or isinstance(error, HpctrainError) else "".join(format_exception(error)),
             blames_peer=blames_peer,
             stop_signal=self.stop.last_signal,

@@ -372,8 +372,8 @@ MISTAKES = {
             "trainer.compile=true",
             "trainer.compile_mode=reduce-overhead",
         ],
-        "trainer.compile_mode=reduce-overhead: with several losses it uses CUDA graphs",
-        "use default",
+        "trainer.compile_mode=reduce-overhead: doesn't work with several losses: it uses CUDA graphs",
+        "set it to default",
     ),
     "unfreezing what is compiled": (
         ["optimizer.groups=[{match: a.*, unfreeze_at_step: 3}]", "trainer.compile=true"],

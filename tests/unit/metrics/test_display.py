@@ -35,4 +35,4 @@ def test_whatever_fails_ends_the_display_with_one_warning(caplog, stream):
     display.put("a")
     display.put("b")
     (record,) = caplog.records
-    assert record.getMessage().startswith("can't show progress any longer (")
+    assert record.getMessage().startswith("can no longer show progress (")

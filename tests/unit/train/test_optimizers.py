@@ -236,7 +236,7 @@ def test_groups_of_an_optimizer_match_its_own_parameters_only():
 
 def test_an_optimizer_whose_groups_are_all_frozen_is_refused():
     node = several(a={"match": "head.*", "groups": [{"match": "head.*", "frozen": True}]}, b={})
-    with pytest.raises(ConfigError, match=r"^optimizer\.named\.a\.groups\[0\]\.frozen=True: freezes all that"):
+    with pytest.raises(ConfigError, match=r"^optimizer\.named\.a\.groups\[0\]\.frozen=True: freezes all parameters"):
         freeze(node, Backbone())
 
 

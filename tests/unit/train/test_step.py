@@ -561,7 +561,7 @@ def test_parameters_without_a_gradient_are_reported_once(caplog):
     step(0, bench.micro_batches(4, 8))
     step(1, bench.micro_batches(12))
     (message,) = caplog.messages
-    problem = "Half.other_loss gave no gradient to second.bias, which optimizer.named.b trains for it: "
+    problem = "Half.other_loss gave no gradient to second.bias, which optimizer.named.b trains for this loss: "
     assert message.startswith(problem)
 
 
