@@ -90,16 +90,33 @@ def as_words(overrides: Sequence[str] | Mapping[str, object]) -> list[str]:
     """Return overrides as typed on the command line.
 
     Raises:
-        ConfigError: they are a single string, or a value is neither a string, a number, a boolean, None, nor a list or
-            mapping of these; or a mapping has a key that isn't a plain word.
+        ConfigError: they are a single string or a class, or one is a flag; or a value is neither a string, a number, a
+            boolean, None, nor a list or mapping of these; or a mapping has a key that isn't a plain word.
     """
     if isinstance(overrides, str):
         raise ConfigError("overrides", overrides, "is a string, expected a list of strings", f"write [{overrides!r}]")
+    if isinstance(overrides, type):
+        name = overrides.__name__
+        raise ConfigError("overrides", name, "is a class, expected a list or a mapping", f"write task={name}")
     if isinstance(overrides, Mapping):
         # an argument of the task is usually new, for which Hydra wants a plus sign
         keys = {key: f"++{key}" if str(key).startswith("task.") else key for key in overrides}
         return [f"{keys[key]}={_spelled(str(key), value)}" for key, value in overrides.items()]
-    return [str(word) for word in overrides]
+    words = [str(word) for word in overrides]
+    for word in words:
+        if word.startswith("-"):
+            raise ConfigError("overrides", word, "is a flag of the command line, expected KEY=VALUE", _instead_of(word))
+    return words
+
+
+def _instead_of(flag: str) -> str:
+    """What to write in Python instead of a flag of the command."""
+    match flag.partition("=")[0]:
+        case "-m" | "--multirun":
+            return "call hpctrain.submit for each value, or type the command (docs/how_to/sweep.md)"
+        case "-cd" | "--config-dir":
+            return "write compose(..., config_dir=FOLDER)"
+    return "leave it out"
 
 
 def _spelled(key: str, value: object) -> str:

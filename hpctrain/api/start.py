@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from hpctrain.api.run import Run
 from hpctrain.config.root import Config
+from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpctrain.tasks.task import Task
@@ -30,6 +31,7 @@ def submit(config: Config) -> Run:
     """
     from hpctrain.api.launching import launch_detached
 
+    _require_config(config, "submit")
     return Run(launch_detached(config).path)
 
 
@@ -61,6 +63,19 @@ def fit(config: Config, *, task: Callable[..., Task] | None = None) -> Run:
     from hpctrain.api.training import train_here
     from hpctrain.config.program import require_task
 
+    _require_config(config, "fit")
     if task is not None:
         require_task(config, task)
     return Run(train_here(config, task).path)
+
+
+def _require_config(config: object, call: str) -> None:
+    if isinstance(config, Config):
+        return
+    if isinstance(config, type):
+        shown, found, given = config.__name__, "a class", f"task={config.__name__}"
+    else:
+        shown, found = str(config), f"an object of type {type(config).__name__}"
+        given = "{...}" if isinstance(config, Mapping) else "[...]" if isinstance(config, list | tuple) else "..."
+    problem = f"expected a configuration, got {found}"
+    raise ConfigError("config", shown, problem, f"write hpctrain.{call}(hpctrain.compose({given}))")

@@ -91,6 +91,10 @@ def test_values_mean_themselves():
         ({"optimizer.lrr": 1}, "did you mean optimizer.lr"),
         ({"trainer": {"max_steps": 3, "profile": None}}, "set its keys one by one: trainer.max_steps, trainer.profile"),
         ({"optimizer": {}}, "choose one of adamw, "),
+        (Float, "overrides=Float: is a class, expected a list or a mapping; write task=Float"),
+        (["-m", "seed=1,2"], "overrides=-m: is a flag of the command line, .*; call hpctrain.submit for each value"),
+        (["--config-dir=x"], r"overrides=--config-dir=x: is a flag .*; write compose\(..., config_dir=FOLDER\)"),
+        (["--cfg", "job"], "overrides=--cfg: is a flag .*; leave it out"),
     ],
 )
 def test_a_mistake_is_one_line(overrides, problem):
@@ -139,3 +143,28 @@ def test_threads_may_compose_at_the_same_time():
     with ThreadPoolExecutor(4) as pool:
         configs = list(pool.map(lambda seed: hpctrain.compose({"seed": seed}), range(8)))
     assert [config.seed for config in configs] == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (
+            Float,
+            r"config=Float: expected a configuration, got a class; fit\(hpctrain\.compose\(task=Float\)\)",
+        ),
+        (
+            {"nodes": 1},
+            r"config={'nodes': 1}: .* got an object of type dict; fit\(hpctrain\.compose\({\.\.\.}\)\)",
+        ),
+        (["nodes=1"], r"got an object of type list; fit\(hpctrain\.compose\(\[\.\.\.\]\)\)"),
+        (
+            3,
+            r"config=3: expected a configuration, got an object of type int; fit\(hpctrain\.compose\(\.\.\.\)\)",
+        ),
+    ],
+)
+def test_training_needs_a_configuration(given, problem):
+    with pytest.raises(ConfigError, match=problem):
+        hpctrain.fit(given)
+    with pytest.raises(ConfigError, match=problem.replace("fit", "submit")):
+        hpctrain.submit(given)
