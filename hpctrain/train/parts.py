@@ -8,6 +8,7 @@ from contextlib import closing
 from functools import cached_property, partial
 from typing import Any
 
+import torch
 from torch.utils.data import Dataset
 
 from hpctrain.checkpoint.best import judged_by
@@ -24,6 +25,7 @@ from hpctrain.distributed.replica import inner, settle_buckets
 from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
+from hpctrain.phrases import counted, listed
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.build import Network, build_network, build_task
@@ -111,7 +113,7 @@ class Parts:
         )
         self.step = TrainStep(turns)
         self.task_log.reserve(self.step.logged_names)
-        self.step.settle = self.settle
+        self.step.after_unfreezing = self._after_unfreezing
         # the replicas send rank zero's weights, from which the average starts
         self.step.prepare(0)
         self.ema = self.step.ema = self._ema(network)
@@ -146,6 +148,12 @@ class Parts:
             )
             with turn.module.gradients_required():
                 settle_buckets(turn.module.replica, self.world, partial(self._throwaway_pass, turn))
+
+    def _after_unfreezing(self, turns: Sequence[Turn], step: int) -> None:
+        for module in (turn.module for turn in turns if self.world.is_rank_zero):
+            size = f"{sum(map(torch.numel, module.added)):,} parameters in {counted(len(module.added), 'tensor')}"
+            log.info("after step %d: unfroze %s: %s", step, size, listed(module.names_of(module.added), shown=4))
+        self.settle(turns)
 
     def _throwaway_pass(self, turn: Turn) -> None:
         with self.task_state.restored(), closing(iter(self.loader(0))) as micro_batches:

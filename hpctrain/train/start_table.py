@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import torch
 
 from hpctrain.config.checkpoint import Checkpoint
+from hpctrain.config.schedule import AnySchedule, schedule_of
 from hpctrain.distributed.replica import inner
 from hpctrain.distributed.world import World
 from hpctrain.phrases import counted, listed
@@ -41,6 +43,7 @@ def log_start(
     rows |= {
         "task": _kind(parts.task),
         "model": _model(parts),
+        **_optimizers(parts),
         **_groups(parts),
         "where": f"{ranks} on {listed(dict.fromkeys(hosts), separator=' ')}: {_machine(parts.world)}",
         "batch": f"{plan.global_batch_size:,} samples per step = {plan.micro_batch_size:,} per forward "
@@ -62,6 +65,28 @@ def _model(parts: Parts) -> str:
     # not by what requires a gradient: a parameter may be unfrozen later, or have a turn of its own
     trained = sum(parameter.numel() for each in parts.optimizers for parameter in parameters_of(each.optimizer))
     return f"{_kind(parts.module)}: {total:,} parameters, {trained:,} of them trained"
+
+
+def _optimizers(parts: Parts) -> dict[str, str]:
+    """Describe each of the named optimizers; nothing if there is only one, without a name."""
+    rows = {}
+    for number, built in enumerate(parts.optimizers):
+        named = built.named
+        if not named.name:
+            return {}
+        often = "in every step" if named.every_steps == 1 else f"every {named.every_steps} steps"
+        if named.schedule is None:
+            schedule = _schedule(parts.config.schedule)
+        else:
+            schedule = f"{_schedule(schedule_of(f'{named.key}.schedule', named.schedule))} of its own"
+        rows[f"optimizer {number}"] = (
+            f"{named.name}: {type(built.optimizer).__name__} minimises {named.loss} {often}, schedule {schedule}"
+        )
+    return rows
+
+
+def _schedule(schedule: AnySchedule) -> str:
+    return str(schedule["_target_"]) if isinstance(schedule, Mapping) else schedule.kind
 
 
 def _groups(parts: Parts) -> dict[str, str]:

@@ -27,14 +27,14 @@ class TrainStep:
 
     Attributes:
         turns: in their order.
-        settle: has replicas reach their final layout, once they are built again within a training; see
-            `settle_buckets`.
+        after_unfreezing: called with the turns whose replicas were built again within a training, and the step that
+            follows, counted from 0; collective.
     """
 
     def __init__(self, turns: Sequence[Turn], ema: Ema | None = None) -> None:
         self.turns = turns
         self.ema = ema
-        self.settle: Callable[[Sequence[Turn]], None] = lambda _: None
+        self.after_unfreezing: Callable[[Sequence[Turn], int], None] = lambda *_: None
         self._only = turns[0] if len(turns) == 1 else None
         self._next_change: int | None = None
 
@@ -91,7 +91,7 @@ class TrainStep:
             timer: times the parts of this step; None for no timing.
         """
         if step == self._next_change:
-            self.settle(self.prepare(step))
+            self.after_unfreezing(self.prepare(step), step)
         if timer is not None:
             timer.begin()
         only = self._only

@@ -24,6 +24,7 @@ class TrainedModule:
         replica: what is called in training, as a `LossModule` is, once `prepare` was called.
         ddp: the replica if it is in DDP, else None.
         unfrozen: parameters that are trained in this step, once `prepare` was called.
+        added: those of them that the last replica is the first to train.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class TrainedModule:
         self.replica = module
         self.ddp: DistributedDataParallel | None = None
         self.unfrozen: Sequence[nn.Parameter] = ()
+        self.added: Sequence[nn.Parameter] = ()
         self._module = module
         self._trained_from = list(trained_from)
         self._replicate = replicate
@@ -65,6 +67,8 @@ class TrainedModule:
         unfrozen = [parameter for parameter, since in self._trained_from if since <= step]
         if len(unfrozen) == len(self.unfrozen):
             return False
+        before = set(self.unfrozen)
+        self.added = [parameter for parameter in unfrozen if parameter not in before]
         self.unfrozen = unfrozen
         self.require_gradients(True)
         dismantle(self.replica)

@@ -69,6 +69,13 @@ class Small(Task):
             os.kill(os.getpid(), signal.SIGUSR1)
 
 
+class TwoLosses(Small):
+    """With a second loss, for named optimizers."""
+
+    def second_loss(self, model, batch):
+        return self.loss(model, batch)
+
+
 class Adapted(Small):
     """Only the last layer is trained, and checkpoints have no others: as adapters of a model that lies elsewhere."""
 

@@ -115,6 +115,17 @@ def test_a_task_with_half_of_a_state_is_refused_before_its_data_is_read(compose_
         Parts(compose_small(), lone_world)
 
 
+def test_unfreezing_is_logged_when_it_happens(compose_small, lone_world, caplog):
+    parts = Parts(compose_small('optimizer.groups=[{match: "0.*", unfreeze_at_step: 1}]'), lone_world)
+    parts.prepare(0)
+    batches = iter(parts.loader(0))
+    with caplog.at_level(logging.INFO, "hpctrain.train"):
+        parts.step(0, batches)
+        assert not caplog.messages
+        parts.step(1, batches)
+    assert caplog.messages == ["after step 1: unfroze 40 parameters in 2 tensors: 0.weight, 0.bias"]
+
+
 def test_parameters_that_the_loss_does_not_reach_are_named(compose_small, lone_world, monkeypatch, caplog):
     def build_with_another(task):
         model = build(task)

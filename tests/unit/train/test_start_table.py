@@ -43,6 +43,15 @@ class Undecayed(torch.optim.Optimizer):
         pass
 
 
+def test_named_optimizers_show_their_loss_and_when_they_step(table):
+    entry = "_target_: torch.optim.SGD, lr: 0.1"
+    last = f"{entry}, loss: second_loss, every_steps: 2, schedule: {{kind: cosine, warmup_steps: 1}}"
+    named = f'optimizer.named={{first: {{{entry}, match: "0.*"}}, last: {{{last}}}}}'
+    found = table("task._target_=small_task.TwoLosses", "optimizer=named", named, "schedule=constant")
+    assert found["optimizer 0"] == "first: SGD minimises loss in every step, schedule constant"
+    assert found["optimizer 1"] == "last: SGD minimises second_loss every 2 steps, schedule cosine of its own"
+
+
 def test_a_weight_decay_need_not_be_a_number(table):
     words = ["optimizer=custom", f"optimizer._target_={__name__}.Undecayed", 'optimizer.groups=[{match: "2.*"}]']
     assert table(*words)["group 1"].endswith("lr 0.001")
