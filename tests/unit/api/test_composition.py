@@ -127,7 +127,7 @@ def test_a_program_that_uses_hydra_keeps_it(tmp_path):
 
 def test_a_program_and_hpctrain_may_use_the_same_names_in_hydras_store(tmp_path, monkeypatch):
     store = ConfigStore.instance()
-    monkeypatch.setattr(store, "repo", {**store.repo, "optimizer": {}})
+    monkeypatch.setattr(store, "repo", {**store.repo, "optimizer": {}, "task": {}})
     store.store(group="optimizer", name="adamw", node={"momentum": 3})
     store.store(group="task", name="digits", node={"answer": 42})
     store.store(name="train", node={"answer": 42})
