@@ -193,7 +193,7 @@ def _typed(key: str, values: Mapping[str, Any]) -> Named:
             name for name, value in rest.items() if isinstance(value, int) and abs(value) > require.MAX_INTEGER
         )
         name = str(getattr(error, "full_key", None) or next(too_large, ""))
-        raise ConfigError(f"{key}.{name}", values.get(name), "has the wrong type", "correct it") from error
+        raise require.wrong_type(Named, name, f"{key}.{name}", values.get(name)) from error
     assert isinstance(made, Named)
     for name, value in plain.items():
         setattr(made, name, value)

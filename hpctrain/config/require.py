@@ -6,7 +6,8 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -19,6 +20,18 @@ Check = Callable[[str, Any], None]
 
 MAX_INTEGER = 2**63 - 1
 """Largest number that tensors, NumPy's arrays and SLURM's records can hold."""
+
+REFERENCE = "see docs/reference/configuration.md"
+TYPES: Mapping[object, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    list: "a list",
+    dict: "a mapping",
+    NoneType: "null",
+}
+"""Types of fields, in words."""
 
 
 class Checked:
@@ -62,10 +75,12 @@ def check_given(schema: type, key: str, given: Mapping[str, Any]) -> None:
             is_converted = typed[name] != given[name]
         # a number of hundreds of digits overflows
         except (OmegaConfBaseException, OverflowError) as error:
-            raise _wrong_type(f"{key}.{name}", given[name]) from error
-        _check_one(f"{key}.{name}", given[name], checks)
+            raise wrong_type(schema, name, f"{key}.{name}", given[name]) from error
+        # a text that OmegaConf converts is no number, so the checks of numbers would fail on it
+        if not (is_converted and isinstance(given[name], str)):
+            _check_one(f"{key}.{name}", given[name], checks)
         if is_converted:
-            raise _wrong_type(f"{key}.{name}", given[name])
+            raise wrong_type(schema, name, f"{key}.{name}", given[name])
 
 
 def _check_one(key: str, value: Any, checks: Iterable[Check]) -> None:
@@ -76,11 +91,25 @@ def _check_one(key: str, value: Any, checks: Iterable[Check]) -> None:
             check(key, value)
     except (TypeError, AttributeError) as error:
         # OmegaConf checks the types of values, but not of what they refer to, nor of lists within lists
-        raise _wrong_type(key, value) from error
+        raise ConfigError(key, repr(value), "has the wrong type", REFERENCE) from error
 
 
-def _wrong_type(key: str, value: object) -> ConfigError:
-    return ConfigError(key, repr(value), "has the wrong type", "see docs/reference/configuration.md")
+def wrong_type(schema: type, name: str, key: str, value: object) -> ConfigError:
+    """Return the error for a value that doesn't have the type of its field.
+
+    Args:
+        schema: a dataclass.
+        name: of its field.
+        key: full name of the key.
+        value: that was found there.
+    """
+    if isinstance(value, int) and abs(value) > MAX_INTEGER:
+        return ConfigError(key, value, "is too large", REFERENCE)
+    hint = get_type_hints(schema).get(name)
+    types = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    known = [TYPES[found] for one in types if (found := get_origin(one) or one) in TYPES]
+    problem = f"must be {' or '.join(known)}" if known else "has the wrong type"
+    return ConfigError(key, repr(value), problem, REFERENCE)
 
 
 # resolving the annotations takes longer than the checks, and a sweep checks every run

@@ -135,7 +135,6 @@ def schedule_of(key: str, node: Mapping[str, Any]) -> AnySchedule:
         raise ConfigError(full_key, error.value, problem, remedy) from None
     except OmegaConfBaseException as error:
         name = str(error.full_key or "").partition("[")[0]
-        remedy = "see docs/reference/configuration.md"
-        raise ConfigError(f"{key}.{name}", node.get(name), "has the wrong type", remedy) from error
+        raise require.wrong_type(schema, name, f"{key}.{name}", node.get(name)) from error
     assert isinstance(made, Schedule | Plateau)
     return made

@@ -250,12 +250,12 @@ MISTAKES = {
     "a bound of a named optimizer without end": (
         [*ONE_NAMED, "optimizer.named.a.clip_grad_norm=" + "9" * 400],
         "optimizer.named.a.clip_grad_norm=999",
-        "has the wrong type",
+        "is too large",
     ),
     "a decay of a named optimizer without end": (
         [*ONE_NAMED, "optimizer.named.a.weight_decay=" + "9" * 400],
         "optimizer.named.a.weight_decay=",
-        "has the wrong type",
+        "is too large",
     ),
     "a bound of a named optimizer": (
         [*ONE_NAMED, "optimizer.named.a.clip_grad_norm=0"],
@@ -303,7 +303,7 @@ MISTAKES = {
     ),
     "half a step of warm-up": (
         [*ONE_NAMED, "optimizer.named.a.schedule={warmup_steps: 1.5}"],
-        "optimizer.named.a.schedule.warmup_steps=1.5: has the wrong type",
+        "optimizer.named.a.schedule.warmup_steps=1.5: must be a whole number",
         "see docs/reference/configuration.md",
     ),
     "a factor of a named optimizer's schedule": (
@@ -323,7 +323,7 @@ MISTAKES = {
     ),
     "steps that are a text": (
         [*ONE_NAMED, "optimizer.named.a.every_steps=often"],
-        "optimizer.named.a.every_steps=often: has the wrong type",
+        "optimizer.named.a.every_steps='often': must be a whole number; see docs",
         "",
     ),
     "no optimizer in every step": (
@@ -424,7 +424,7 @@ MISTAKES = {
     ),
     "a text where a callback takes a number": (
         ["+callbacks.mine._target_=hpctrain.callbacks.log_text.LogText", "+callbacks.mine.new_tokens='3'"],
-        "callbacks.mine.new_tokens='3': has the wrong type",
+        "callbacks.mine.new_tokens='3': must be a whole number; see docs",
         "see docs",
     ),
     "a value of a model of one's own file": (
