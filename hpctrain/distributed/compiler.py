@@ -91,6 +91,16 @@ def _parts(model: nn.Module) -> Iterator[nn.Module]:
             yield child
 
 
+def is_any_compiled(model: nn.Module) -> bool:
+    """Whether torch.compile compiles the model, or a module inside the model."""
+    return any(
+        part._compiled_call_impl is not None
+        or hasattr(part, "_orig_mod")
+        or hasattr(part.forward, "_torchdynamo_orig_callable")
+        for part in model.modules()
+    )
+
+
 def uncompiled() -> AbstractContextManager[object]:
     """Return a context in which compiled models run as they were written, and nothing is compiled."""
     # whatever is compiled has imported the compiler; importing it takes longer than many a context

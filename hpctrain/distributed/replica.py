@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hpctrain.config.parallel import Parallel
-from hpctrain.distributed.compiler import compiler_spared
+from hpctrain.distributed.compiler import compiler_spared, is_any_compiled
 from hpctrain.distributed.determinism import random_states_restored
+from hpctrain.distributed.frozen_parameters import frozen_parameters_restored
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError
 
@@ -141,24 +142,16 @@ def buffers_and_rng_restored(model: nn.Module, world: World) -> Iterator[None]:
 
 
 @contextmanager
-def training_pass_undone(model: nn.Module, world: World) -> Iterator[None]:
+def training_pass_undone(model: nn.Module, world: World, *, compiled: bool) -> Iterator[None]:
     """As `buffers_and_rng_restored`; also restore the parameters that require no gradient when the context begins.
 
-    A forward pass may change them, as that of a momentum teacher does. Their copies are in the host's memory.
+    Args:
+        model: that the passes go through.
+        world: the ranks.
+        compiled: as `frozen_parameters_restored` takes it.
     """
-    # copies on the device could exceed its memory; the host had room for the whole model when it was built
-    frozen = [
-        (parameter, parameter.detach().to("cpu", copy=True))
-        for parameter in model.parameters()
-        if not parameter.requires_grad
-    ]
-    try:
-        with buffers_and_rng_restored(model, world):
-            yield
-    finally:
-        with torch.no_grad():
-            for parameter, values in frozen:
-                parameter.copy_(values)
+    with frozen_parameters_restored(model, compiled=compiled), buffers_and_rng_restored(model, world):
+        yield
 
 
 def settle_buckets(model: nn.Module, world: World, backward: Callable[[], None]) -> None:
@@ -180,7 +173,7 @@ def settle_buckets(model: nn.Module, world: World, backward: Callable[[], None])
     # step with accumulation doesn't.
     if not model.static_graph and (world.size <= 2 or model.find_unused_parameters):
         return
-    with training_pass_undone(model, world):
+    with training_pass_undone(model, world, compiled=is_any_compiled(model)):
         # of a static graph, DDP rebuilds the buckets after the second backward: the first one records the graph
         for _ in range(2 if model.static_graph else 1):
             backward()

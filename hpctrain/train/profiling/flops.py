@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpctrain.data.micro_batch import MicroBatch, map_tensors
 from hpctrain.data.plan import BatchPlan
-from hpctrain.distributed.compiler import uncompiled
+from hpctrain.distributed.compiler import is_any_compiled, uncompiled
+from hpctrain.distributed.operator_mode import OperatorMode
 from hpctrain.distributed.replica import LossModule, inner, training_pass_undone
 from hpctrain.distributed.world import World
 from hpctrain.phrases import scaled
@@ -68,7 +68,7 @@ def peak_flops(name: str, precision: str) -> float | None:
     return None
 
 
-class FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+class FlopCount(OperatorMode):
     """Count the floating-point operations of matrix products, convolutions and attention inside a ``with`` block.
 
     The formulas are those of `torch.utils.flop_counter`, a multiplication and an addition being two; attention on the
@@ -80,22 +80,10 @@ class FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         total: FLOPs so far; None after a formula failed.
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        super().__init__()
         self.total: int | None = 0
         self._formulas = _formulas()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # with True, torch wraps the handler for its compiler, and imports the compiler for it: more than a second
-        return False
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let torch.compile compile as it would without this mode."""
-        return True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -194,12 +182,7 @@ class FlopCounter:
 
 def is_compiled(step: TrainStep) -> bool:
     """Whether torch.compile compiles the model, or a part of the model, which hides its operators from `FlopCount`."""
-    return any(
-        part._compiled_call_impl is not None
-        or hasattr(part, "_orig_mod")
-        or hasattr(part.forward, "_torchdynamo_orig_callable")
-        for part in inner(step.turns[0].module.replica).modules()
-    )
+    return is_any_compiled(inner(step.turns[0].module.replica))
 
 
 def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> float | None:
@@ -225,7 +208,7 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> fl
     )
     total = 0.0
     try:
-        with uncompiled(), training_pass_undone(model, world):
+        with uncompiled(), training_pass_undone(model, world, compiled=False):
             for turn in step.turns:
                 with FlopCount() as count, turn.module.gradients_required():
                     samples = micro_batch._replace(batch=batch, num_samples=few)

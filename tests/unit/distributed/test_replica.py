@@ -74,11 +74,12 @@ def test_the_modes_that_a_pass_changes_are_restored():
     assert [module.training for module in model.modules()] == [True, False, True]
 
 
-def test_a_frozen_parameter_that_a_training_pass_changes_is_restored():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_frozen_parameter_that_a_training_pass_changes_is_restored(compiled):
     model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1), nn.Linear(1, 1))
     teacher = model[2].requires_grad_(False)
     before = [parameter.clone() for parameter in teacher.parameters()]
-    with training_pass_undone(model, ALONE):
+    with training_pass_undone(model, ALONE, compiled=compiled):
         model(torch.randn(4, 1))
         with torch.no_grad():
             teacher.weight.mul_(2)
