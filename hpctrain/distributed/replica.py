@@ -51,6 +51,9 @@ class LossModule(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
+        # DDP asks only the module that it wraps which names to leave out
+        ignored: Iterable[str] = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+        self._ddp_params_and_buffers_to_ignore = [f"module.{name}" for name in ignored]
 
     def forward(self, compute: Callable[[nn.Module], Tensor]) -> Tensor:
         """Call ``compute``, which returns a loss, with the module."""

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.config.parallel import Parallel
 from hpctrain.distributed.replica import (
+    LossModule,
     buffers_and_rng_restored,
     inner,
     replicate,
@@ -122,3 +124,12 @@ def test_data_parallel_warns_that_it_is_slow_and_keeps_the_names_of_the_model(ca
     assert isinstance(replica, nn.parallel.DataParallel)
     assert inner(replica) is model
     assert "parallel=ddp keeps a replica per process" in caplog.text
+
+
+def test_a_replica_for_a_loss_ignores_the_parameters_that_the_model_names():
+    model = nn.Linear(1, 1)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["bias"])
+    module = LossModule(model)
+    assert module._ddp_params_and_buffers_to_ignore == ["module.bias"]
+    assert set(module._ddp_params_and_buffers_to_ignore) < module.state_dict().keys()
+    assert LossModule(nn.Linear(1, 1))._ddp_params_and_buffers_to_ignore == []
