@@ -36,7 +36,7 @@ def frozen_parameters_restored(model: nn.Module, *, compiled: bool) -> Iterator[
         mode.restore()
 
 
-class _CopyOnWrite(OperatorMode):
+class _CopyOnWrite(OperatorMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Copies parameters before an operator writes to their memory."""
 
     def __init__(self, parameters: Iterable[Tensor], *, at_once: bool) -> None:
@@ -102,5 +102,6 @@ def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
 
 
 def _storage(tensor: Tensor) -> int:
-    # not its address, which is 0 for every empty tensor
-    return tensor.untyped_storage()._cdata
+    # of the storage object: that of its memory is 0 for every empty tensor
+    address: int = tensor.untyped_storage()._cdata
+    return address

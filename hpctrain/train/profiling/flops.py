@@ -68,7 +68,7 @@ def peak_flops(name: str, precision: str) -> float | None:
     return None
 
 
-class FlopCount(OperatorMode):
+class FlopCount(OperatorMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Count the floating-point operations of matrix products, convolutions and attention inside a ``with`` block.
 
     The formulas are those of `torch.utils.flop_counter`, a multiplication and an addition being two; attention on the
