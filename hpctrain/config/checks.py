@@ -20,7 +20,7 @@ from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
 from hpctrain.config.target import check_targets
 from hpctrain.config.task import EXTRAS, missing_folder
-from hpctrain.config.task_methods import check_task
+from hpctrain.config.task_methods import check_task, uncalled_methods
 from hpctrain.config.turns import check_turns
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import counted
@@ -203,7 +203,7 @@ def warnings_of(config: Config) -> list[str]:
     if isinstance(cluster, Slurm) and cluster.gpus_per_node is None and "gpu" in (cluster.partition or "").lower():
         asked = f"cluster.partition={cluster.partition} looks like a GPU partition, but the run requests no GPU"
         found.append(f"{asked}; set cluster.gpus_per_node=N, or 0 if this is intended")
-    return found + _without_effect(config)
+    return found + _without_effect(config) + uncalled_methods(config)
 
 
 def _without_effect(config: Config) -> list[str]:

@@ -1,4 +1,4 @@
-"""Check the methods of a task's class: those it needs, what they are called with, and names that nothing would call."""
+"""Check the methods of a task's class: those it needs, what they are called with, and names that look like mistakes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from hpctrain.config.module_source import ModuleSource, UnknownError, bindings, find_definition, find_module
-from hpctrain.config.named_optimizers import NamedOptimizer, named_optimizers
+from hpctrain.config.named_optimizers import NamedOptimizer, losses_of, named_optimizers
 from hpctrain.config.root import Config
 from hpctrain.config.signature import lineage, unfit
 from hpctrain.errors import ConfigError
@@ -62,7 +62,7 @@ def check_task(config: Config) -> None:
     """Check the class of the task as far as its source shows it; the ranks check the class itself.
 
     Raises:
-        ConfigError: it isn't a task, lacks a method, or has one that can't be called or would never be.
+        ConfigError: it isn't a task, lacks a method, or has one that can't be called.
     """
     target = str(config.task["_target_"])
     optimizers = named_optimizers(config.optimizer)
@@ -72,18 +72,38 @@ def check_task(config: Config) -> None:
         return
     if BASE not in [(source.name, one.name) for source, one in chain]:
         raise not_a_task(target)
-    own = [one for source, one in chain if (source.name, one.name) != BASE]
+    own = _own(chain)
     require_methods(target, _methods(own), optimizers)
-    known = {**METHODS, **{each.loss: METHODS["loss"] for each in optimizers}}
-    mentioned = set(known) | {name for one in own for name in _mentioned(one)}
+    known = called_methods(losses_of(optimizers))
     for one in own:
         for name, statement in bindings(one.body):
-            if isinstance(statement, ast.FunctionDef) and (mistake := never_called(target, name, mentioned)):
-                raise mistake
             if isinstance(statement, ast.FunctionDef) and name in known:
                 why = unfit(statement, 1 + len(known[name]))
                 if why is not None:
                     raise cant_be_called(target, name, known[name], why)
+
+
+def uncalled_methods(config: Config) -> list[str]:
+    """Return a line on each method that looks as if hpctrain called it, as far as the source of the task shows."""
+    target = str(config.task["_target_"])
+    try:
+        own = _own(_lineage(target))
+    except (UnknownError, SyntaxError):
+        return []
+    mentioned = called_methods(losses_of(named_optimizers(config.optimizer))).keys() | {
+        name for one in own for name in _mentioned(one)
+    }
+    methods = [name for one in own for name, statement in bindings(one.body) if isinstance(statement, ast.FunctionDef)]
+    return warnings_about(target, methods, mentioned)
+
+
+def called_methods(losses: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    """Return the methods of a task that the training calls, and with what.
+
+    Args:
+        losses: methods that compute losses, as the configuration names them.
+    """
+    return {**METHODS, **dict.fromkeys(losses, METHODS["loss"])}
 
 
 def require_methods(target: str, methods: Collection[str], optimizers: Sequence[NamedOptimizer]) -> None:
@@ -119,27 +139,34 @@ def lacks(target: str, method: str) -> ConfigError:
     return ConfigError("task._target_", target, f"has no method {method}", f"define {method}({arguments})")
 
 
-def never_called(target: str, method: str, mentioned: Collection[str]) -> ConfigError | None:
-    """Return the error for a method that looks as if the training called it, and that nothing calls; else None.
+def warnings_about(target: str, methods: Collection[str], mentioned: Collection[str]) -> list[str]:
+    """Return a line on each method that looks as if hpctrain called it, and that the class doesn't call itself.
+
+    They aren't errors, since a user's other code may call such a method.
 
     Args:
         target: the task's class.
-        method: name of a method.
+        methods: names of its methods.
         mentioned: names that the class itself uses, and those that the training calls.
     """
-    if method in mentioned or method.startswith("_"):
-        return None
-    near = difflib.get_close_matches(method, METHODS, n=1, cutoff=CLOSE)
+    found = []
+    for method in dict.fromkeys(methods):
+        if method in mentioned or method.startswith("_"):
+            continue
+        if remedy := _remedy(method):
+            problem = f"has {method}, which hpctrain does not call"
+            found.append(f"task._target_={target} {problem}: {remedy} (or begin the name with _ if this is intended)")
+    return found
+
+
+def _remedy(method: str) -> str:
+    """Return what to write instead of a method; empty if its name isn't one of Lightning's, nor almost one of ours."""
     if method in OF_LIGHTNING:
-        remedy = OF_LIGHTNING[method]
-    elif HOOK_OF_LIGHTNING.fullmatch(method):
-        remedy = "write a callback"
-    elif near:
-        remedy = f"did you mean {near[0]}?"
-    else:
-        return None
-    problem = f"has {method}, which is not a method of hpctrain's tasks: nothing calls it"
-    return ConfigError("task._target_", target, problem, f"{remedy} (begin the name of a method of your own with _)")
+        return OF_LIGHTNING[method]
+    if HOOK_OF_LIGHTNING.fullmatch(method):
+        return "write a callback"
+    near = difflib.get_close_matches(method, METHODS, n=1, cutoff=CLOSE)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 def cant_be_called(target: str, method: str, arguments: Sequence[str], why: str) -> ConfigError:
@@ -161,6 +188,10 @@ def _lineage(target: str) -> Chain:
     if not isinstance(definition, ast.ClassDef):
         raise UnknownError
     return lineage(source, definition)[0]
+
+
+def _own(chain: Chain) -> list[ast.ClassDef]:
+    return [one for source, one in chain if (source.name, one.name) != BASE]
 
 
 def _methods(classes: Sequence[ast.ClassDef]) -> list[str]:

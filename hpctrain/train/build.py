@@ -74,23 +74,34 @@ def instantiate(key: str, node: Mapping[str, Any], *arguments: Any) -> Any:
     return locate(key, node["_target_"])(*arguments, **options)
 
 
-def build_task(node: Mapping[str, Any]) -> Task:
-    """Build the task.
+def build_trained_task(config: Config) -> Task:
+    """Build the task of a run that trains it, and check its methods.
 
     Raises:
         TaskError: the class isn't a `Task`.
-        ConfigError: it lacks a method, or has one that can't be called or would never be.
+        ConfigError: it lacks a method, or has one that can't be called.
     """
-    kind = locate("task", node["_target_"])
+    target, losses = config.task["_target_"], losses_of(named_optimizers(config.optimizer))
+    kind = locate("task", target)
     if isinstance(kind, type) and issubclass(kind, Task):
-        check_class(kind, node["_target_"])
+        check_class(kind, target, losses)
+    task = build_task(config.task)
+    if not isinstance(kind, type):  # a function that makes a task
+        check_class(type(task), target, losses)
+    return task
+
+
+def build_task(node: Mapping[str, Any]) -> Task:
+    """Build the task, whatever methods it has: a run may have trained an earlier version of it.
+
+    Raises:
+        TaskError: the class isn't a `Task`.
+    """
     task = instantiate("task", node)
     if not isinstance(task, Task):
         raise TaskError(
             f"task._target_={node['_target_']} made a {type(task).__name__}: derive it from hpctrain.tasks.Task"
         )
-    if not isinstance(kind, type):  # a function that makes a task
-        check_class(type(task), node["_target_"])
     return task
 
 

@@ -28,7 +28,7 @@ from hpctrain.metrics.meter import Meter
 from hpctrain.phrases import counted, listed
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
-from hpctrain.train.build import Network, build_network, build_task
+from hpctrain.train.build import Network, build_network, build_trained_task
 from hpctrain.train.build_learning_rate import Span
 from hpctrain.train.callbacks import Callbacks
 from hpctrain.train.ema import Ema
@@ -223,7 +223,7 @@ class Parts:
         return Workers(num_workers, data.prefetch_factor, data.pin_memory and on_gpu)
 
     def _prepared_task(self) -> Task:
-        task = build_task(self.config.task)
+        task = build_trained_task(self.config)
         if self.world.local_rank == 0:
             # it may draw only where there is something to prepare: not on all ranks, and not on a resume
             with random_states_restored(self.world.gpus):

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from hpctrain.config.checks import warnings_of
 from hpctrain.config.compose import Composer
+from hpctrain.config.root import Config
 from hpctrain.errors import ConfigError
 
 PLAIN = """\
@@ -20,20 +24,15 @@ class Own(Plain):
 """
 
 
-def composed(tmp_path, monkeypatch, source: str) -> None:
+def composed(tmp_path, monkeypatch, source: str) -> Config:
     (tmp_path / "own_tasks.py").write_text(source)
     monkeypatch.chdir(tmp_path)
-    Composer().compose(["task=custom", "task._target_=own_tasks.Own"])
+    return Composer().compose(["task=custom", "task._target_=own_tasks.Own"])
 
 
 @pytest.mark.parametrize(
     ("method", "problem"),
     [
-        ("def validation_step(self, batch, index): ...", "has validation_step, .*define evaluate"),
-        ("def configure_optimizers(self): ...", "has configure_optimizers, .*choose optimizer=NAME"),
-        ("def on_train_epoch_end(self): ...", "has on_train_epoch_end, .*write a callback"),
-        ("def eval_datset(self): ...", "has eval_datset, .*did you mean eval_dataset?"),
-        ("def evalute(self, model, batch): ...", "has evalute, .*did you mean evaluate?"),
         (
             "def loss(self, model, batch, index): ...",
             r"its loss can't be called: .*write def loss\(self, model, batch\)",
@@ -43,7 +42,7 @@ def composed(tmp_path, monkeypatch, source: str) -> None:
         ("train_dataset = None", r"has no method train_dataset; define train_dataset\(self\)"),
     ],
 )
-def test_a_method_that_cannot_be_called_or_never_is_refused(tmp_path, monkeypatch, method, problem):
+def test_a_missing_method_and_one_that_cannot_be_called_are_refused(tmp_path, monkeypatch, method, problem):
     with pytest.raises(ConfigError, match=problem) as found:
         composed(tmp_path, monkeypatch, PLAIN.format(method))
     assert found.value.key == "task._target_"
@@ -65,7 +64,22 @@ def test_a_method_that_cannot_be_called_or_never_is_refused(tmp_path, monkeypatc
     ],
 )
 def test_methods_of_ones_own_are_accepted(tmp_path, monkeypatch, method):
-    composed(tmp_path, monkeypatch, PLAIN.format(method))
+    assert warnings_of(composed(tmp_path, monkeypatch, PLAIN.format(method))) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "problem"),
+    [
+        ("def validation_step(self, batch, index): ...", "has validation_step, .*define evaluate"),
+        ("def configure_optimizers(self): ...", "has configure_optimizers, .*choose optimizer=NAME"),
+        ("def on_train_epoch_end(self): ...", "has on_train_epoch_end, .*write a callback"),
+        ("def eval_datset(self): ...", "has eval_datset, .*did you mean eval_dataset?"),
+        ("def evalute(self, model, batch): ...", "has evalute, .*did you mean evaluate?"),
+    ],
+)
+def test_a_method_that_only_other_code_can_call_is_warned_of(tmp_path, monkeypatch, method, problem):
+    (warning,) = warnings_of(composed(tmp_path, monkeypatch, PLAIN.format(method)))
+    assert re.search(problem, warning)
 
 
 def test_a_class_of_another_kind_is_refused(tmp_path, monkeypatch):

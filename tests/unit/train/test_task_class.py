@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import functools
+
 import pytest
+import torch
 from torch import nn
 
 from hpctrain.errors import ConfigError
@@ -30,6 +33,10 @@ class Unfit(Plain):
     def loss(self, batch): ...
 
 
+class UnfitGenerator(Plain):
+    def loss1(self, batch): ...
+
+
 class Model(Plain, nn.Module):
     def __init__(self):
         super().__init__()
@@ -43,19 +50,85 @@ class Model(Plain, nn.Module):
     def prepared(self, features): ...
 
 
+class TwoLosses(Plain):
+    def loss1(self, model, batch): ...
+
+    def training_step(self, model, batch): ...
+
+
+class Decorated(Plain):
+    @torch.no_grad()
+    def evaluate(self, model, batch):
+        return self.validation_step(model, batch)
+
+    def validation_step(self, model, batch): ...
+
+
+class OfProperty(Plain):
+    @property
+    def folder(self):
+        return self.setup()
+
+    def setup(self): ...
+
+
+class OfClassMethod(Plain):
+    @classmethod
+    def make(cls):
+        return cls().setup()
+
+    def setup(self): ...
+
+
+class Mixin:
+    def build_model(self):
+        self.setup()
+
+
+class OfMixin(Mixin, Plain):
+    def setup(self): ...
+
+
+def scaled(method):
+    @functools.wraps(method)
+    def with_scale(self, model, batch):
+        return method(self, model, batch, 2.0)
+
+    return with_scale
+
+
+class Scaled(Plain):
+    @scaled
+    def loss(self, model, batch, scale): ...
+
+
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [
         (WithoutData, "has no method train_dataset"),
-        (OfLightning, "has validation_step, .*define evaluate"),
-        (Misspelt, "has evalute, .*did you mean evaluate"),
         (Unfit, r"its loss can't be called: .*write def loss\(self, model, batch\)"),
+        (UnfitGenerator, r"its loss1 can't be called: .*write def loss1\(self, model, batch\)"),
     ],
 )
 def test_a_class_with_a_mistake_is_refused(kind, problem):
     with pytest.raises(ConfigError, match=problem):
-        check_class(kind, "__main__.Own")
+        check_class(kind, "__main__.Own", ["loss", "loss1"])
 
 
-def test_a_task_may_be_the_model_and_call_methods_of_its_own():
-    check_class(Model, "__main__.Own")
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        (OfLightning, "has validation_step, which hpctrain does not call: define evaluate"),
+        (Misspelt, "has evalute, which hpctrain does not call: did you mean evaluate?"),
+    ],
+)
+def test_a_method_that_only_other_code_can_call_is_warned_of(kind, problem, caplog):
+    check_class(kind, "__main__.Own", ["loss"])
+    (record,) = caplog.records
+    assert problem in record.message
+
+
+@pytest.mark.parametrize("kind", [Model, TwoLosses, Decorated, OfProperty, OfClassMethod, OfMixin, Scaled])
+def test_losses_and_methods_that_the_class_calls_itself_are_accepted(kind, caplog):
+    check_class(kind, "__main__.Own", ["loss1", "training_step"])
+    assert not caplog.records
