@@ -58,7 +58,8 @@ class EvaluationResults:
         self._task_log = task_log
         self._world = world
         self._max_mb = max_gathered_mb
-        self._meter = Meter(world.device, world.sum_ if world.size > 1 else None)
+        self._meter = Meter(world.device, world.sum_ if world.size > 1 else None, union=world.union)
+        self._summed: set[str] = set()
         self._gathering = Gathering(f"{self._kind}.evaluate", world)
         self._samples: dict[str, Values] = {}
         self._num_samples = 0
@@ -84,6 +85,7 @@ class EvaluationResults:
         found = checked_results(self._task, returned, num_samples)
         for name, (total, count) in found.sums.items():
             self._meter.add_sum(f"{EVAL_PREFIX}{name}", total, count)
+            self._summed.add(f"{EVAL_PREFIX}{name}")
         if self._task_log.scalars:
             self._task_log.add_to_meter(self._meter, num_samples, (*found.sums, *found.per_sample))
         self._gathering.add(round_index, num_samples, found.per_sample)
@@ -133,7 +135,8 @@ class EvaluationResults:
             TaskError: metric objects or per-sample values differ between ranks.
         """
         # any rank, even rank zero, may have no samples, and then doesn't know the names
-        self._meter.expect(self._world.union(self._meter.names))
+        # only what `evaluate` returns is in every result: a logged mean over no samples is left out
+        self._meter.expect(self._world.union(sorted(self._summed)))
         self._metrics.reduce()
         self._samples = self._gathering.gather(interleaved=interleaved) or {}
         return self._meter.means()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import math
 import signal
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
 from hpctrain.errors import ConfigError, TaskError
+from hpctrain.metrics.meter import Meter
 from hpctrain.tasks import Metric, PerSample, Task
 from hpctrain.train.growing_states import exact_bytes
 from hpctrain.train.metric_states import State
@@ -258,3 +261,19 @@ def test_a_state_that_does_not_grow_counts_once(scoring, agreement):
     expected = "rank zero would get 2 MB, 0 bytes for each of 30 samples, and 2097152 bytes of states that do not grow"
     with pytest.raises(ConfigError, match=expected):
         parts.evaluation.try_out(agreement, 1)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_logged_mean_over_nothing_is_left_out_on_every_device(scoring, agreement, monkeypatch, on_device):
+    def evaluate(task, model, batch):
+        task.log.scalar("masked", torch.tensor(float("nan")), count=torch.tensor(0))
+        return {"loss": (1.0, len(batch[0])), "none": (0.0, 0)}
+
+    # as on a GPU
+    meter = partial(Meter, sums_on_device=on_device)
+    monkeypatch.setattr("hpctrain.train.evaluation_results.Meter", meter)
+    parts = scoring(evaluate=evaluate)
+    with parts.task_log.training(None):
+        means = parts.evaluation(agreement).means
+    assert means.keys() == {"eval/loss", "eval/none", "eval/count"}
+    assert math.isnan(means["eval/none"])
