@@ -79,16 +79,17 @@ def compile_parts_in_place(model: nn.Module, mode: str = "default") -> None:
         model: not wrapped yet. If it has no such modules, it is compiled itself.
         mode: of torch.compile.
     """
-    for part in list(_parts(model)) or [model]:
+    for part in _parts(model) or [model]:
         compile_in_place(part, mode)
 
 
-def _parts(model: nn.Module) -> Iterator[nn.Module]:
+def _parts(model: nn.Module) -> list[nn.Module]:
+    parts: list[nn.Module] = []
     for child in model.children():
-        if type(child).forward is nn.Module.forward:  # it only holds others, as a ModuleList does
-            yield from _parts(child)
-        else:
-            yield child
+        # a module with the forward of torch only holds others, as a ModuleList does
+        parts += _parts(child) if type(child).forward is nn.Module.forward else [child]
+    # modules compare by identity; one may be an attribute of the model, and in a list of it, too
+    return list(dict.fromkeys(parts))
 
 
 def is_any_compiled(model: nn.Module) -> bool:

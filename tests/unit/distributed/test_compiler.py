@@ -57,5 +57,11 @@ def test_the_parts_that_a_task_can_call_are_the_outermost_modules_with_a_forward
     block = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     head, other = nn.Linear(2, 1), nn.Tanh()
     model = nn.ModuleDict({"blocks": nn.ModuleList([block, nn.ModuleDict({"other": other})]), "head": head})
-    assert list(_parts(model)) == [block, other, head]
-    assert list(_parts(head)) == []
+    assert _parts(model) == [block, other, head]
+    assert _parts(head) == []
+
+
+def test_a_part_that_the_model_holds_twice_is_compiled_once():
+    first, shared = nn.Linear(2, 2), nn.Linear(2, 2)
+    model = nn.ModuleDict({"shared": shared, "all": nn.ModuleList([first, shared])})
+    assert _parts(model) == [shared, first]
