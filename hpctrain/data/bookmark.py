@@ -119,23 +119,35 @@ def fresh_copy(stream: Any) -> Any:
     """A copy of a stream object with its own attributes, so that reading leaves the original alone.
 
     It has its own dicts, lists, tuples and stateful streams at any depth of the attributes, since the state of the
-    stream may include theirs. It shares all other objects, such as open files. Hugging Face's streams share their
-    attributes with a `copy.copy`, and their epoch with other processes.
+    stream may include theirs. It shares all other objects, such as open files, and nested streams that can't be copied.
+    Hugging Face's streams share their attributes with a `copy.copy`, and their epoch with other processes.
 
     Raises:
-        TaskError: its attributes can't be copied.
+        TaskError: the stream itself can't be copied.
     """
-    return _copied_stream(stream, {})
+    name = type(stream).__name__
+    if not hasattr(stream, "__dict__"):
+        raise TaskError(
+            f"the attributes of {name} are in __slots__ alone, so a pass can't have a copy of them: remove its "
+            "__slots__"
+        )
+    if (copied := _copied_stream(stream, {})) is None:
+        raise TaskError(
+            f"a pass needs a copy of the {name}, which can't be made without arguments: let its __new__ take none"
+        )
+    return copied
 
 
 def _copied_stream(stream: Any, known: dict[int, Any]) -> Any:
+    """Copy a stream and its attributes; None if they are in no ``__dict__``, or its type can't be made by itself."""
     kind: Any = type(stream)
     if not hasattr(stream, "__dict__"):
-        raise TaskError(
-            f"the attributes of {kind.__name__} are in __slots__ alone, so a pass can't have a copy of them: remove "
-            "its __slots__"
-        )
-    copied = known[id(stream)] = kind.__new__(kind)
+        return None
+    try:
+        copied = kind.__new__(kind)
+    except TypeError:
+        return None
+    known[id(stream)] = copied
     for name, value in vars(stream).items():
         shared = isinstance(value, Tensor) and value.is_shared()  # type: ignore[no-untyped-call]  # torch's
         copied.__dict__[name] = value.clone() if shared else _own(value, known)
@@ -147,7 +159,9 @@ def _own(value: Any, known: dict[int, Any]) -> Any:
     if id(value) in known:
         return known[id(value)]
     if _is_stateful(value):
-        return _copied_stream(value, known)
+        copied = _copied_stream(value, known)
+        # shared, not refused: types of C extensions can't be copied, and the stream around may start them anew itself
+        return value if copied is None else copied
     if type(value) is tuple:
         return tuple(_own(item, known) for item in value)
     if type(value) is list:

@@ -160,9 +160,21 @@ class StreamReader:
         """Read the epochs before this one, from the bookmark on, where the stream may count its passes itself."""
         if not self.has_bookmarks or hasattr(self._stream, "set_epoch"):
             return
-        first = self._epoch + 1 if self._bookmark is None else self._bookmark.epoch
+        mark = self._bookmark
+        first = self._epoch + 1 if mark is None else mark.epoch
+        if first >= epoch:
+            return
+        end = len(self._stream)
+        num_samples = (epoch - first) * end - (0 if mark is None else mark.position)
+        if num_samples > TOLERATED_REPLAY:
+            self._warn_once(
+                "%s has no set_epoch: %d samples of earlier epochs are read and discarded to reach epoch %d; a method "
+                "set_epoch(epoch), or read_from(epoch, position), avoids that",
+                self._name,
+                num_samples,
+                epoch,
+            )
         for past in range(first, epoch):
-            end = len(self._stream)
             while self._find(past, end) is None and self._pass.next < end:
                 self._open_next(end)
 

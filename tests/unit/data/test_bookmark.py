@@ -224,21 +224,56 @@ def test_a_stream_may_change_its_state_in_place(make, monkeypatch):
         assert resumed == straight[stop:]
 
 
+class Slots:
+    __slots__ = ("place",)
+
+    def __iter__(self):
+        return iter(range(48))
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+class Registered(dict):
+    """As a type of a C extension, it can't be made without its arguments."""
+
+    def __new__(cls, name):
+        return super().__new__(cls)
+
+    def __init__(self, name):
+        super().__init__(name=name)
+
+    state_dict = Slots.state_dict
+    load_state_dict = Slots.load_state_dict
+
+
 def test_a_stream_without_attributes_to_copy_is_refused():
-    class Slots:
-        __slots__ = ("place",)
-
-        def __iter__(self):
-            return iter(range(48))
-
-        def state_dict(self):
-            return {}
-
-        def load_state_dict(self, state):
-            pass
-
     with pytest.raises(TaskError, match=r"the attributes of Slots are in __slots__ .*: remove its __slots__"):
         read(Slots(), 1)
+    with pytest.raises(TaskError, match=r"Registered .* can't be made without arguments: .*__new__"):
+        fresh_copy(Registered("mine"))
+
+
+def test_a_stateful_attribute_that_cannot_be_copied_is_shared():
+    stream = Counting()
+    stream.source, stream.sources = Slots(), [Registered("mine")]
+    copied = fresh_copy(stream)
+    assert copied.source is stream.source
+    assert copied.sources[0] is stream.sources[0]
+    assert copied.sources is not stream.sources
+
+
+@pytest.mark.parametrize(("start_step", "marked", "samples"), [(0, False, None), (12, False, 96), (12, True, 88)])
+def test_reading_earlier_epochs_again_is_logged_once(caplog, monkeypatch, start_step, marked, samples):
+    monkeypatch.setattr("hpctrain.data.stream.TOLERATED_REPLAY", 80)
+    marks = [Bookmark(0, 0, 0, 0, 8, {"count": 0, "place": 8})] if marked else None
+    plan = BatchPlan(48, 8, 8, 1, drop_last=False)
+    read(Graph(), 8, marks, start_step=start_step, plan=plan, world_size=1)
+    expected = f"Graph has no set_epoch: {samples} samples of earlier epochs are read and discarded"
+    assert [expected in record.message for record in caplog.records] == ([] if samples is None else [True])
 
 
 def test_attributes_that_share_a_container_still_do():
