@@ -253,7 +253,9 @@ class Registered(dict):
 def test_a_stream_without_attributes_to_copy_is_refused():
     with pytest.raises(TaskError, match=r"the attributes of Slots are in __slots__ .*: remove its __slots__"):
         read(Slots(), 1)
-    with pytest.raises(TaskError, match=r"Registered .* can't be made without arguments: .*__new__"):
+    with pytest.raises(
+        TaskError, match=r"copy of the Registered, which can't be made without arguments: let its __new__"
+    ):
         fresh_copy(Registered("mine"))
 
 
