@@ -27,6 +27,8 @@ STATE_METHODS = ("state_dict", "load_state_dict")
 """The methods that save and restore a callback's state."""
 ARGUMENTS = {"after_evaluation": ("training", "metrics")}
 """What hooks are called with, where it isn't the training alone."""
+CLOSE = 0.9
+"""Similarity (`difflib`) from which a name is taken for a typo of a hook: `aftr_step`, but not `load_state`."""
 
 
 def cant_be_called(key: str, target: str, hook: str, why: str) -> ConfigError:
@@ -62,7 +64,7 @@ def not_a_hook(key: str, target: str, method: str) -> ConfigError | None:
     if method in known or method.startswith("_"):
         return None
     looks_like_a_hook = re.match("(on|before|after)_", method)
-    near = difflib.get_close_matches(method, known, n=1, cutoff=0.0 if looks_like_a_hook else 0.8)
+    near = difflib.get_close_matches(method, known, n=1, cutoff=0.0 if looks_like_a_hook else CLOSE)
     if not near:
         return None
     problem = f"has {method}, which is not a hook and would never be called"
