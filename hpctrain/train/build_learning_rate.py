@@ -23,6 +23,8 @@ from hpctrain.train.torch_learning_rate import GroupsBefore, TorchLearningRate
 
 MAX_TRIED = 1000
 """Steps, spread over the run, for which a schedule of one's own is called before the first one."""
+ROUNDING = 1e-9
+"""A factor of the learning rate this little below 0 is a rounding error, as a cosine has at its last step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +179,8 @@ def _checked(key: str, target: str, function: Callable[[int], Any]) -> Factor:
     def factor(step: int) -> float:
         value = function(step)
         # a negative rate would climb the loss
-        if isinstance(value, Real) and math.isfinite(value) and float(value) >= 0:
-            return float(value)
+        if isinstance(value, Real) and math.isfinite(value) and float(value) > -ROUNDING:
+            return max(0.0, float(value))
         found = value if isinstance(value, Real) else f"a {type(value).__name__}"
         problem = f"its function returned {found} for step {step}, expected a finite number of at least 0"
         raise ConfigError(f"{key}._target_", target, problem, "return the factor of the learning rate as a float")

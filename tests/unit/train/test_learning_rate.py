@@ -30,6 +30,10 @@ def below_zero():
     return lambda step: (8 - step) / 10
 
 
+def rounded():
+    return lambda step: -1e-17 if step == 9 else 1.0
+
+
 def of_another(optimizer):
     return torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD([torch.ones(1)], lr=1.0))
 
@@ -329,6 +333,13 @@ def test_a_factor_that_is_not_a_number_is_refused():
         Training({"_target_": f"{__name__}.words"})
     with pytest.raises(ConfigError, match=r"returned -0\.1 for step 9, expected a finite number of at least 0"):
         Training({"_target_": f"{__name__}.below_zero"})
+
+
+def test_a_factor_that_rounding_takes_below_zero_counts_as_zero():
+    node = {"_target_": f"{__name__}.rounded"}
+    rate = build_learning_rate("schedule", node, torch.optim.SGD([torch.ones(1)], lr=1.0), Span(10, 5))
+    rate.begin(9)
+    assert rate.current == 0.0
 
 
 def test_a_curve_of_torch_that_ends_before_the_run_is_refused():
