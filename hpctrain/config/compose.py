@@ -17,6 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import setup_globals
+from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -236,12 +237,26 @@ class Composer:
         for option in map(str, options):
             path = f"{group}/{option}"
             # Hydra, too, takes the first source that has it
-            found = next((source.load_config(path).config for source in sources if source.is_config(path)), None)
-            for name in set(found or ()) - {"defaults"}:
+            found = next((source.load_config(path) for source in sources if source.is_config(path)), None)
+            for name in _entries(group, option, found):
                 if name in owners:
                     problem = f"{owners[name]} and {option} both have the entry {name}, and only one would count"
                     raise ConfigError(group, f"[{','.join(options)}]", problem, "rename the entry in one of them")
                 owners[name] = option
+
+
+def _entries(group: str, option: str, file: ConfigResult | None) -> set[str]:
+    """Return the entries of a group that a file has, wherever its header `# @package` places it."""
+    if file is None or not isinstance(file.config, DictConfig):
+        return set()
+    package = (file.header.get("package") or "_group_").replace("_group_", group).replace("_name_", option)
+    names = {str(name) for name in file.config} - {"defaults"}
+    if package == "_global_":
+        return {str(name) for name in file.config.get(group) or ()}
+    if package == group:
+        return names
+    first, _, below = package.removeprefix("_global_.").partition(".")
+    return {below.partition(".")[0]} if first == group and below and names else set()
 
 
 def _name_of(option: str, node: DictConfig) -> str:

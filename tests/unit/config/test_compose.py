@@ -55,6 +55,20 @@ def test_files_of_one_entry_cant_be_chosen_together(tmp_path):
     )
 
 
+def test_files_that_name_their_package_may_be_chosen_together(tmp_path):
+    (tmp_path / "callbacks").mkdir()
+    for name, entry in {"a": "first", "b": "second", "again": "first"}.items():
+        text = f"# @package _global_\ncallbacks: {{{entry}: {{_target_: hpctrain.callbacks.Callback}}}}"
+        (tmp_path / "callbacks" / f"{name}.yaml").write_text(text)
+    inner = "# @package callbacks.{}\n_target_: hpctrain.callbacks.Callback"
+    (tmp_path / "callbacks" / "third.yaml").write_text(inner.format("third"))
+    (tmp_path / "callbacks" / "fourth.yaml").write_text(inner.format("fourth"))
+    own = Composer(str(tmp_path))
+    assert sorted(own.compose(["callbacks=[a,b,third,fourth]"]).callbacks) == ["first", "fourth", "second", "third"]
+    with pytest.raises(ConfigError, match="a and again both have the entry first"):
+        own.compose(["callbacks=[a,b,again]"])
+
+
 def test_names_that_the_user_chooses_need_no_plus_sign(composer):
     words = ["cluster.env.COLOUR=green", "cluster.sbatch.comment=mine", "cluster.environ=1", "+cluster.env.A=b"]
     assert open_overrides(words) == [f"++{words[0]}", f"++{words[1]}", *words[2:]]
