@@ -152,13 +152,15 @@ def _fail(rank: Rank, error: BaseException) -> int:
 
 
 def _report_error(rank: Rank, place: str, error: BaseException, hint: str) -> None:
+    trace = "".join(traceback.format_exception(error))
     if isinstance(error, HpctrainError):
         text = f"hpctrain: {place}: {error}"
+        logged = f"{text}\n{trace}".rstrip()  # it shows which line of a task made the mistake
     else:
-        text = f"hpctrain: {place} failed:\n{''.join(traceback.format_exception(error))}{hint}".rstrip()
+        text = logged = f"hpctrain: {place} failed:\n{trace}{hint}".rstrip()
     for handler in logging.getLogger("hpctrain").handlers:
         if isinstance(handler, logging.FileHandler):  # standard error doesn't reach it
-            handler.handle(logging.makeLogRecord({"msg": text}))
+            handler.handle(logging.makeLogRecord({"msg": logged}))
     if rank.program is None:
         print(visible(text), file=sys.stderr, flush=True)  # noqa: T201 - logging may be what failed
     elif hint:  # the program raises the error, and shows it

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,7 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
 from hpctrain.config.root import Config
 from hpctrain.distributed.stop_request import StopRequest
-from hpctrain.errors import ClusterEnvironmentError, ConfigError, ExitCode
+from hpctrain.errors import ClusterEnvironmentError, ConfigError, ExitCode, TaskError
 from hpctrain.launch.local import rank_variables
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.handover import Handover
@@ -53,6 +54,23 @@ def test_log_files_are_closed_and_the_console_stays(logger, tmp_path):
     close_log_files()
     assert file.stream is None
     assert len(logger.handlers) == 1
+
+
+def test_the_traceback_of_an_error_of_hpctrain_is_in_the_log_file_alone(logger, tmp_path, capsys):
+    def loss_of_the_task():
+        raise TaskError("expected a scalar")
+
+    log_to_console(0)
+    file = tmp_path / "rank_0.log"
+    logger.addHandler(logging.FileHandler(file))
+    with pytest.raises(TaskError) as caught:
+        loss_of_the_task()
+    entry._report_error(SimpleNamespace(program=None), "rank 0 on here", caught.value, "")
+    close_log_files()
+    assert capsys.readouterr() == ("", "hpctrain: rank 0 on here: expected a scalar\n")
+    text = file.read_text()
+    assert text.startswith("hpctrain: rank 0 on here: expected a scalar\nTraceback ")
+    assert "in loss_of_the_task" in text
 
 
 def test_a_process_without_a_place_among_the_ranks_is_left_as_it_was(monkeypatch):
