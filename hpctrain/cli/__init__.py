@@ -11,7 +11,7 @@ from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError
 from hpctrain.files import describe_os_error
 from hpctrain.startup import __version__
 from hpctrain.streams import discard_output, open_streams
-from hpctrain.terminal import guard_output
+from hpctrain.terminal import guard_output, is_terminal
 
 COMMANDS = (
     "cancel",
@@ -97,7 +97,7 @@ def _print_error(text: str) -> None:
 
 def end_echoed_line() -> None:
     """Start a new line after the ^C that a terminal echoes."""
-    if sys.stderr.isatty():
+    if is_terminal(sys.stderr):
         print(file=sys.stderr)
 
 

@@ -21,6 +21,7 @@ from hpctrain.phrases import counted, duration
 from hpctrain.run.manifest import varied_text
 from hpctrain.status.report import RunStatus, read_statuses
 from hpctrain.status.search import find_runs
+from hpctrain.terminal import is_terminal
 
 SHOWN = 20
 """Runs in the table without --all."""
@@ -76,7 +77,7 @@ def _table(statuses: Sequence[RunStatus], runs_dir: Path, now: float) -> str:
     if not any(status.varied for status in statuses):
         rows = [(row[0], *row[2:]) for row in rows]
     lines = aligned(rows)
-    if sys.stdout.isatty():
+    if is_terminal(sys.stdout):
         columns = shutil.get_terminal_size().columns
         lines = [line if len(line) <= columns else line[: columns - 3] + "..." for line in lines]
     return "\n".join(lines)

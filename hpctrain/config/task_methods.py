@@ -33,7 +33,7 @@ METHODS: Mapping[str, Sequence[str]] = {
     "load_state_dict": ("state",),
 }
 """The methods of a task that the training calls, and with what."""
-OF_LIGHTNING = {
+METHODS_OF_LIGHTNING = {
     "training_step": "define loss(self, model, batch)",
     "validation_step": "define evaluate(self, model, batch)",
     "test_step": "define evaluate(self, model, batch)",
@@ -161,8 +161,8 @@ def warnings_about(target: str, methods: Collection[str], mentioned: Collection[
 
 def _remedy(method: str) -> str:
     """Return what to write instead of a method; empty if its name isn't one of Lightning's, nor almost one of ours."""
-    if method in OF_LIGHTNING:
-        return OF_LIGHTNING[method]
+    if method in METHODS_OF_LIGHTNING:
+        return METHODS_OF_LIGHTNING[method]
     if HOOK_OF_LIGHTNING.fullmatch(method):
         return "write a callback"
     near = difflib.get_close_matches(method, METHODS, n=1, cutoff=CLOSE)

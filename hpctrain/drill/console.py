@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TextIO
 
-from hpctrain.terminal import unguarded, visible
+from hpctrain.terminal import is_terminal, unguarded, visible
 
 REDRAW_S = 0.1
 
@@ -15,7 +15,7 @@ class Console:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = unguarded(stream)
-        self._is_terminal = stream.isatty()
+        self._is_terminal = is_terminal(stream)
         self._drawn_at = 0.0
 
     def show_step(self, run: str, step: int) -> None:

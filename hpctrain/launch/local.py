@@ -36,7 +36,7 @@ from hpctrain.run.owner import Owner
 from hpctrain.run.process import environ_replaced, handlers_restored, may_handle_signals, signals_blocked
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.terminal import can_redraw
+from hpctrain.terminal import can_redraw, is_terminal
 from hpctrain.worker.entry import run_rank
 from hpctrain.worker.program import Program
 
@@ -263,7 +263,7 @@ class LocalRanks:
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:
         self.interrupts += number == signal.SIGINT
-        if number == signal.SIGINT and sys.stdout.isatty():
+        if number == signal.SIGINT and is_terminal(sys.stdout):
             os.write(sys.stdout.fileno(), b"\n")  # after the ^C that the terminal echoes
         for process in self.processes:
             if process.poll() is None:

@@ -41,10 +41,8 @@ trap '_code=$? _line=$LINENO; if [ ${{#BASH_SOURCE[@]}} -eq 1 ]; then \\
 mapfile -t -s $((_line - 1)) -n 1 _text <"$0"; \\
 echo "{SETUP_WARNING}$_text (exit code $_code)" >&2; fi' ERR"""
 """The line before cluster.setup: it names the lines that fail, which `status` shows if the supervisor doesn't start."""
-
 SBATCH_TIMEOUT_S = 180.0
 """Seconds that sbatch may take: longer than a failover of the controller, `SlurmctldTimeout`, 120 s by default."""
-
 MAX_TIMEOUTS = 3
 """Timeouts after which submitit wouldn't requeue a job, in the moment before it executes the supervisor."""
 

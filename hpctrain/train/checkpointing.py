@@ -110,20 +110,15 @@ class Checkpointing:
             if self._world.is_rank_zero:
                 self._saver.retain_in_background(found.step)
         self._restart_interval()
-        if found is None:
-            return Start()
-        return Start(found.step, bool(found.extra.get("evaluation_due", False)))
+        return Start() if found is None else Start(found.step, bool(found.extra.get("evaluation_due", False)))
 
     def _restore(self, found: LoadedCheckpoint) -> None:
         parts = self._parts
         parts.position.step = found.step
         restore_updates(parts.step, parts.module, found, self._config.optimizer)
         own = found.extra.get("meter_by_rank", ())
-        parts.meter.load_state(
-            found.extra.get("meter", {}),
-            rank=self._world.rank,
-            own=own[self._world.rank] if len(own) == self._world.size else None,
-        )
+        mine = own[self._world.rank] if len(own) == self._world.size else None
+        parts.meter.load_state(found.extra.get("meter", {}), rank=self._world.rank, own=mine)
         if parts.ema is not None:
             parts.ema.load_state(found.extra.get("ema", {}))
         if self._best is not None:

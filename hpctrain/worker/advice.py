@@ -21,7 +21,7 @@ SECOND_BACKWARD = "Trying to backward through the graph a second time"
 OF_TASKS = ("hpctrain.tasks.task", "hpctrain.tasks.log")
 """The modules of the base classes of tasks and their logs, which import torch."""
 LOG_SCALARS = "call self.log.scalar(name, value), or return a mapping from loss: {'loss': loss, name: value}"
-OF_LIGHTNING = {
+ATTRIBUTES_OF_LIGHTNING = {
     "log_dict": LOG_SCALARS,
     "current_epoch": "use self.position.epoch",
     "global_step": "use self.position.step",
@@ -67,7 +67,7 @@ def _about_the_task(error: BaseException, text: str) -> str:
     if SECOND_BACKWARD in text:
         return "a loss must not call backward(), nor keep results of an earlier step without detach()"
     if isinstance(error, AttributeError) and any(one.__module__ in OF_TASKS for one in type(error.obj).__mro__):
-        return OF_LIGHTNING.get(error.name or "", "")
+        return ATTRIBUTES_OF_LIGHTNING.get(error.name or "", "")
     return ""
 
 
