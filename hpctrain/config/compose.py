@@ -193,9 +193,8 @@ class Composer:
         if not self._is_group[key]:
             return False
         value = override.value()
-        if key in schema.LIST_GROUPS and isinstance(value, list) and all(isinstance(name, str) for name in value):
-            return True
-        if not (override.is_delete() or isinstance(value, str)):
+        names = value if key in schema.LIST_GROUPS and isinstance(value, list) else [value]
+        if not (override.is_delete() or all(map(_may_be_file, names))):
             raise ConfigError(key, value, f"is not an option of the group {key}", self._remedy(key, value))
         return True
 
@@ -257,6 +256,11 @@ def _entries(group: str, option: str, file: ConfigResult | None) -> set[str]:
         return names
     first, _, below = package.removeprefix("_global_.").partition(".")
     return {below.partition(".")[0]} if first == group and below and names else set()
+
+
+def _may_be_file(option: object) -> bool:
+    """Whether an option may be a file's name; Hydra's own errors about others don't name the group."""
+    return isinstance(option, str) and len(option) < 250 and option != "???" and not re.search(r"\0|\$\{", option)
 
 
 def _name_of(option: str, node: DictConfig) -> str:

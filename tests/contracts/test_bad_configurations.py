@@ -534,6 +534,8 @@ MISTAKES = {
         "task=digits,text",
         "add -m to sweep over them, or choose one option",
     ),
+    "an option that is no name": (["optimizer=???"], "optimizer=???: is not an option of the group optimizer", "adamw"),
+    "a reference as an option": (["callbacks=${seed}"], "is not an option of the group callbacks", "callbacks=[]"),
     "several clusters": (["cluster=local,slurm"], "cluster=local,slurm: has several values", "; choose one option"),
     "several variables without -m": (["cluster.env.A=a,b"], "cluster.env.A=a,b", "add -m"),
     "several new keys without -m": (["+task.width=1,2"], "task.width=1,2", "add -m"),
