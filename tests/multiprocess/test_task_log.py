@@ -120,7 +120,7 @@ def test_killed_at_three_random_steps(interrupted, world_size, number):
 @pytest.mark.nightly
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_an_evaluation_that_is_abandoned_and_one_that_is_repeated(interrupted, world_size):
-    """Stopped in the evaluation of step 3, and killed when it is repeated; then it is saved. Killed in that of step 6."""
+    """Stopped in the evaluation of step 3, killed when it is repeated, and, after it is saved, in that of step 6."""
     stop, killed = {"NOTING_ACT": "0:3:SIGUSR1"}, killed_in_evaluation(world_size, 2)
     run = interrupted(world_size, [stop, killed, kill(world_size, 0), killed])
     assert [start for start, _, _ in run.attempts] == [0, 3, 3, 3, 5]
