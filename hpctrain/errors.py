@@ -18,8 +18,8 @@ HpctrainError
 
 Every message is written for the user: what was expected, what was found, and what to do.
 
-Exit code 2 means that nothing was done. Any error that ends an attempt ends it as failed, with exit code 1: also a
-ConfigError about a mistake that only the ranks could find.
+Exit code 2 means that nothing was done. Any error that ends an attempt ends it as failed, with exit code 1; a mistake
+in the configuration that only the ranks could find is no exception.
 """
 
 from __future__ import annotations

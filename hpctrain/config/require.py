@@ -9,9 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from hpctrain.errors import ConfigError
 
 Check = Callable[[str, Any], None]
@@ -50,40 +47,21 @@ class Checked:
     def __post_init__(self) -> None:
         """Check single values."""
         schema: type = type(self)
-        for name, checks in _checks_of(schema).items():
-            _check_one(f"{self.prefix}{name}", getattr(self, name), checks)
+        for name, checks in checks_of(schema).items():
+            check_one(f"{self.prefix}{name}", getattr(self, name), checks)
 
 
-def check_given(schema: type, key: str, given: Mapping[str, Any]) -> None:
-    """Check values that a file of one's own gives to some of a schema's fields: their types, and as `Checked` does.
+def check_one(key: str, value: Any, checks: Iterable[Check]) -> None:
+    """Check a value, unless it is None, which always passes.
 
     Args:
-        schema: a dataclass.
-        key: full name of the node that has them.
-        given: by name; others than the schema's are ignored.
+        key: its full name.
+        value: that was found there.
+        checks: of its field.
 
     Raises:
-        ConfigError: a value is wrong; names its key in the node.
+        ConfigError: a check fails, or can't be made of a value of this type.
     """
-    typed = OmegaConf.structured(schema)
-    for name, checks in _checks_of(schema).items():
-        if name not in given:
-            continue
-        try:
-            typed[name] = given[name]
-            # the class gets the value as it was written, and not as OmegaConf converts it
-            is_converted = typed[name] != given[name]
-        # a number of hundreds of digits overflows
-        except (OmegaConfBaseException, OverflowError) as error:
-            raise wrong_type(schema, name, f"{key}.{name}", given[name]) from error
-        # a text that OmegaConf converts is no number, so the checks of numbers would fail on it
-        if not (is_converted and isinstance(given[name], str)):
-            _check_one(f"{key}.{name}", given[name], checks)
-        if is_converted:
-            raise wrong_type(schema, name, f"{key}.{name}", given[name])
-
-
-def _check_one(key: str, value: Any, checks: Iterable[Check]) -> None:
     if value is None:
         return
     try:
@@ -114,7 +92,8 @@ def wrong_type(schema: type, name: str, key: str, value: object) -> ConfigError:
 
 # resolving the annotations takes longer than the checks, and a sweep checks every run
 @functools.cache
-def _checks_of(schema: type) -> dict[str, tuple[Check, ...]]:
+def checks_of(schema: type) -> dict[str, tuple[Check, ...]]:
+    """Return the checks of a schema's fields by name, as their annotations list them."""
     hints = get_type_hints(schema, include_extras=True)
     return {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
 

@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from hpctrain.config.given_values import check_given
 from hpctrain.config.hooks import (
     BASE,
     HOOKS,
@@ -32,7 +33,6 @@ from hpctrain.config.named_optimizers import NAMED_KEYS, named_optimizers
 from hpctrain.config.optimizer import HANDLING_KEYS, check_option
 from hpctrain.config.parameter_groups import check_options, entries_of
 from hpctrain.config.program import is_own
-from hpctrain.config.require import check_given
 from hpctrain.config.schedule import WarmUp, schedule_of
 from hpctrain.config.schema import OPTIONS
 from hpctrain.config.signature import lineage, signature_of

@@ -81,7 +81,7 @@ def test_a_run_that_is_over_needs_no_time_to_settle_and_the_bound_holds(director
     end(directory, Reason.COMPLETED, step=9)
     assert hpctrain.Run("mine").wait(0).state == "completed"
     assert hpctrain.Run("mine").wait(0.01).state == "completed"
-    assert max(pauses) <= 0.01
+    assert max(pauses, default=0) <= 0.01  # none if reading the run took longer
 
 
 def test_a_failed_run_raises_its_error(directory):
