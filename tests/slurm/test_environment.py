@@ -71,7 +71,12 @@ def test_cyclic_distribution(sandbox: SlurmSandbox) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "visible"), [("--gpus-per-task=1", 1), ("--gpus-per-node=2", 2), ("--gres=gpu:2", 2)]
+    ("asked", "visible"),
+    [
+        ("--gpus-per-task=1", 1),
+        pytest.param("--gpus-per-node=2", 2, marks=pytest.mark.nightly),
+        pytest.param("--gres=gpu:2", 2, marks=pytest.mark.nightly),
+    ],
 )
 def test_gpus(sandbox: SlurmSandbox, asked: str, visible: int) -> None:
     found = srun(sandbox, "-N2", "--ntasks-per-node=2", asked)

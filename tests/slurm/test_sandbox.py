@@ -184,6 +184,7 @@ def test_slurm_loses_a_killed_and_a_cut_node_and_takes_them_back(start_sandbox: 
     wait_until(lambda: str(cut) not in small.on("n3", "ps", "-e", "-o", "args"))
 
 
+@pytest.mark.nightly
 def test_two_sandboxes_side_by_side_and_one_has_accounting(sandbox: SlurmSandbox, start_sandbox: StartSandbox) -> None:
     other = start_sandbox("--nodes=2", "--accounting", "--reserve-ports")
     here = sandbox.submit("--nodes=4", "--wrap=srun sleep 100")
@@ -202,6 +203,7 @@ def test_two_sandboxes_side_by_side_and_one_has_accounting(sandbox: SlurmSandbox
     assert sandbox.run(["sacct"]).returncode != 0
 
 
+@pytest.mark.nightly
 def test_preemption_sends_the_users_signal_where_asked_for(start_sandbox: StartSandbox, tmp_path: Path) -> None:
     small = start_sandbox("--nodes=1", "--preempt-send-user-signal", "--grace-time=60")
     heard = tmp_path / "heard"
@@ -219,6 +221,7 @@ def test_preemption_sends_the_users_signal_where_asked_for(start_sandbox: StartS
     assert heard.read_text().split() == ["ready", "USR2"]
 
 
+@pytest.mark.nightly
 def test_preemption_cancels_where_asked_for(start_sandbox: StartSandbox) -> None:
     small = start_sandbox("--nodes=1", "--preempt-mode=CANCEL", "--grace-time=0")
     job = small.submit("--wrap=srun sleep 100")
@@ -227,6 +230,7 @@ def test_preemption_cancels_where_asked_for(start_sandbox: StartSandbox) -> None
     assert small.wait_job(job, "PREEMPTED")["Restarts"] == "0"
 
 
+@pytest.mark.nightly
 def test_a_job_that_takes_more_memory_than_it_asked_for_is_killed(start_sandbox: StartSandbox) -> None:
     limited = start_sandbox("--nodes=1", "--memory-limits")
     take = ["srun", "--mem=64M", sys.executable, "-c"]
@@ -247,7 +251,7 @@ def test_down_leaves_nothing_behind(sandbox: SlurmSandbox, start_sandbox: StartS
     assert "was not up" in other.command("down")
 
 
-@pytest.mark.parametrize("after_s", [0.1, 0.2])
+@pytest.mark.parametrize("after_s", [0.1, pytest.param(0.2, marks=pytest.mark.nightly)])
 def test_down_cleans_up_after_an_up_that_was_killed(sandbox: SlurmSandbox, after_s: float) -> None:
     name = f"{sandbox.name}-half"
     half = program("up", "--name", name)
