@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from itertools import tee
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,18 +74,12 @@ class TrainLoader:
 
     def __iter__(self) -> Generator[MicroBatch, None, None]:
         """Start at `start_step`."""
-        fetching: deque[Assignment] = deque()
-
-        def requests() -> Iterator[Request]:
-            for assignment in assign(self._plan, self._order, self._rank, self._start_step):
-                fetching.append(assignment)
-                yield assignment.request
-
+        assignments, fetching = tee(assign(self._plan, self._order, self._rank, self._start_step))
+        batches = fetch_batches(self._fetcher, map(attrgetter("request"), fetching), self._workers)
         marked = self._fetcher.has_bookmarks
         clock = time.perf_counter
         begin = clock()
-        for fetched in fetch_batches(self._fetcher, requests(), self._workers):
-            request, num_samples, divisor, is_last = fetching.popleft()
+        for fetched, (request, num_samples, divisor, is_last) in zip(batches, assignments, strict=False):
             self.waited_s += clock() - begin
             batch = fetched
             if marked:
@@ -123,14 +118,13 @@ def assign(plan: BatchPlan, order: Order, rank: int, start_step: int) -> Iterato
         # an empty micro-batch gets a stand-in sample; its start may be one past the end, hence the bound
         positions = np.minimum(starts[..., None] + np.arange(width), plan.num_samples - 1)
         indices = _ordered(order, epochs[:, None, None], positions)
-        lengths, epoch_numbers = counts.tolist(), epochs.tolist()
-        for row in range(chunk):
-            step = start_step + row
-            last = plan.micro_batches(step) - 1
+        divisors = plan.divisors(steps, counts).tolist()
+        lasts = ((counts >= 0).sum(axis=1) - 1).tolist()
+        for row, (epoch, lengths, last) in enumerate(zip(epochs.tolist(), counts.tolist(), lasts, strict=True)):
             for turn in range(last + 1):
-                count = lengths[row][turn]
-                request = epoch_numbers[row], indices[row, turn, : count or 1]
-                yield Assignment(request, count, plan.divisor(step, count), turn == last)
+                count = lengths[turn]
+                request = epoch, indices[row, turn, : count or 1]
+                yield Assignment(request, count, divisors[row][turn], turn == last)
         start_step += chunk
         chunk = min(2 * chunk, largest)
 

@@ -18,7 +18,7 @@ class MicroBatch(NamedTuple):
         batch: the collated samples of the dataset, on the CPU.
         num_samples: samples in it; 0 if the rank has none left in a partial step. The batch then holds one stand-in
             sample, with which the rank takes part in the collectives; its loss must not be counted.
-        divisor: divides the mean loss before the backward pass (`BatchPlan.divisor`): the accumulation in a full
+        divisor: divides the mean loss before the backward pass (`BatchPlan.divisors`): the accumulation in a full
             step, infinite for a stand-in, so that its gradients are zero.
         is_last: whether this is the step's last micro-batch: synchronise gradients, then update the weights.
         indices: the samples' indices, int64; also for a stand-in.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpctrain.config.checks import check_divisible
 from hpctrain.data.keyed_random import IntArray
 from hpctrain.errors import ConfigError, TaskError
+
+Number = TypeVar("Number", int, IntArray)
 
 
 @dataclass(frozen=True)
@@ -79,33 +82,37 @@ class BatchPlan:
         Fewer than `accumulation` and micro_batch_size where the dataset is smaller than the global batch.
         """
         samples = min(self.global_batch_size, self.num_samples)
-        return -(-samples // (self.micro_batch_size * self.world_size)), min(self.micro_batch_size, samples)
+        return self.micro_batches(samples), min(self.micro_batch_size, samples)
 
     def step_samples(self, step: int) -> int:
         """Samples that a step uses, over all ranks."""
         begin = step % self.steps_per_epoch * self.global_batch_size
         return min(self.global_batch_size, self.num_samples - begin)
 
-    def micro_batches(self, step: int) -> int:
-        """Micro-batches per rank in a step: the same number on every rank."""
-        return -(-self.step_samples(step) // (self.micro_batch_size * self.world_size))
+    def micro_batches(self, samples: Number) -> Number:
+        """Micro-batches per rank in a step of this many samples: the same number on every rank."""
+        return -(-samples // (self.micro_batch_size * self.world_size))
 
     def samples_seen(self, step: int) -> int:
         """Samples used, over all ranks and since the start of the run, when this many steps are done."""
         epochs, steps = divmod(step, self.steps_per_epoch)
         return epochs * self.samples_per_epoch + steps * self.global_batch_size
 
-    def divisor(self, step: int, num_samples: int) -> float:
-        """Return the divisor of a micro-batch's mean loss, applied before the backward pass.
+    def divisors(self, steps: IntArray, lengths: IntArray) -> NDArray[np.float64]:
+        """Return the divisors of micro-batches' mean losses, applied before the backward pass.
 
         After DDP's mean over the ranks the gradients are then those of the mean over the step's samples. In a full step
         it is exactly `accumulation`; for an empty micro-batch it is infinite, so that its gradients are zero.
 
         Args:
-            step: counted from 0.
-            num_samples: of the micro-batch.
+            steps: int64 of shape [S], counted from 0 over the whole run.
+            lengths: int64 of shape [S, M]: samples of each micro-batch, as `pieces` returns them.
+
+        Returns:
+            float64 of shape [S, M]; infinite if the step has no such micro-batch.
         """
-        return self.step_samples(step) / (num_samples * self.world_size) if num_samples else math.inf
+        _, samples = self._extents(steps)
+        return np.where(lengths > 0, samples / (np.maximum(lengths, 1) * self.world_size), np.inf)
 
     def pieces(self, steps: IntArray, rank: int) -> tuple[IntArray, IntArray]:
         """Positions within the epoch that a rank takes, as starts and lengths of its micro-batches.
@@ -118,11 +125,15 @@ class BatchPlan:
             Two int64 arrays of shape [S, micro-batches of the largest step]: first position and number of positions, at
             most micro_batch_size; 0 for an empty micro-batch (see the class), -1 if the step has no such micro-batch.
         """
-        begins = steps[:, None] % self.steps_per_epoch * self.global_batch_size
-        samples = np.minimum(self.global_batch_size, self.num_samples - begins)
-        micro_batches = -(-samples // (self.micro_batch_size * self.world_size))
+        begins, samples = self._extents(steps)
+        micro_batches = self.micro_batches(samples)
         turns = np.arange(self.largest_step[0])
         piece = turns * self.world_size + rank
         length, longer = np.divmod(samples, micro_batches * self.world_size)
         starts = begins + piece * length + np.minimum(piece, longer)
         return starts, np.where(turns < micro_batches, length + (piece < longer), -1)
+
+    def _extents(self, steps: IntArray) -> tuple[IntArray, IntArray]:
+        """First position and number of positions of each step, of shape [S, 1]."""
+        begins = steps[:, None] % self.steps_per_epoch * self.global_batch_size
+        return begins, np.minimum(self.global_batch_size, self.num_samples - begins)

@@ -40,4 +40,5 @@ class TensorBatches(Dataset[Any]):
 
     def get_batch(self, indices: Tensor) -> tuple[Tensor, ...]:
         """See `BatchDataset`."""
-        return tuple(torch.index_select(tensor, 0, indices) for tensor in self.tensors)
+        # a list, since a generator takes longer than the rest of this line
+        return tuple([torch.index_select(tensor, 0, indices) for tensor in self.tensors])

@@ -150,7 +150,7 @@ class Callbacks:
             meter: of the training.
         """
         for turn in turns:
-            turn.after_backward = partial(self._run_after_backward, turn, meter)
+            turn.update.after_backward = partial(self._run_after_backward, turn, meter)
 
     def _run_after_backward(self, turn: Turn, meter: Meter) -> None:
         assert self._training is not None

@@ -131,7 +131,7 @@ class Evaluation:
             self._metrics.reset()
             restore_rng(before, self._world.gpus)
             self._task_state.put_back(task_state)
-            self._task_log.drop()
+            self._task_log.media.drop()
             return Evaluated(stop=stop)
         results.require_room()
         means = results.reduce(interleaved=self._loader.is_interleaved)

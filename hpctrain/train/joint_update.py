@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ class JointUpdate:
     Attributes:
         updates: as given.
         scaler: as given.
+        backward: adds the gradients of a loss, under the loss scale.
+        after_backward: called after the last backward pass, before gradients are clipped; None for nothing.
     """
 
     def __init__(
@@ -36,6 +38,8 @@ class JointUpdate:
     ) -> None:
         self.updates = updates
         self.scaler = scaler
+        self.backward = torch.autograd.backward if scaler is None else self._scaled_backward
+        self.after_backward: Callable[[], None] | None = None
         self._meter = meter
         self._master = master
 
@@ -56,22 +60,17 @@ class JointUpdate:
         for update in self.updates:
             update.begin(step)
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a loss, under the loss scale."""
-        torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss))
-
-    def collect_gradients(self) -> None:
-        """Copy the gradients to the weights that are updated, after the last backward pass."""
-        if self._master is not None:
-            self._master.end_step()
-            self._master.collect_gradients()
-
     def __call__(self) -> bool:
-        """Update the weights from the accumulated gradients, and clear these.
+        """Update the weights from the accumulated gradients, after the last backward pass, and clear the gradients.
 
         Returns:
             Whether weights were updated; ranks skip the same updates.
         """
+        if self._master is not None:
+            self._master.end_step()
+            self._master.collect_gradients()
+        if self.after_backward is not None:
+            self.after_backward()
         updated = False
         for update in self.updates:
             updated |= update()
@@ -82,3 +81,7 @@ class JointUpdate:
         if updated and self._master is not None:
             self._master.publish()
         return updated
+
+    def _scaled_backward(self, loss: Tensor) -> None:
+        assert self.scaler is not None
+        torch.autograd.backward(self.scaler.scale(loss))

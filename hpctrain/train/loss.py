@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from hpctrain.data.micro_batch import MicroBatch, map_tensors
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.loss_contract import Scalar, split_loss
 from hpctrain.tasks.task import Task
-from hpctrain.train.precision import autocast
+from hpctrain.train.precision import autocasting
 from hpctrain.train.task_log import TRAIN_PREFIX, AttachedLog
 
 
@@ -54,13 +55,14 @@ class Loss:
         self.log_name = f"train/loss{self.suffix}"
         self.scale_name = f"train/loss_scale{self.suffix}"
         self.is_computing = False
-        self._compute: Callable[[nn.Module, Any], Any] = getattr(task, method)
+        compute: Callable[[nn.Module, Any], Any] = getattr(task, method)
+        self._compute = autocasting(compute, precision, device)
         self._to_device = task.to_device
         self._meter = meter
         self._task_log = task_log
         self._device = device
-        self._autocast = autocast(precision, device)
         self._checked: set[str] = set()
+        self._others: dict[str, Scalar] | None = None
 
     def __call__(self, replica: nn.Module, micro_batch: MicroBatch) -> tuple[Tensor, dict[str, Scalar] | None]:
         """Compute the loss in a step.
@@ -75,7 +77,19 @@ class Loss:
         Raises:
             TaskError: the task's loss isn't a scalar tensor, or a mapping with one; or another loss logs the same name.
         """
-        loss, others = self._computed(replica, micro_batch)
+        batch = micro_batch.batch
+        if self._device.type != "cpu" and not micro_batch.on_device:
+            batch = self._to_device(batch, self._device)
+        elif self.name:
+            # the turns share the tensors only: what a loss does to a dict or a list of the batch is its own
+            batch = map_tensors(lambda tensor: tensor, batch)
+        self.is_computing = True
+        try:
+            # the loss alone leaves the forward pass: DDP expects gradients of all that reaches what it returns
+            loss: Tensor = replica(partial(self._compute_loss, batch))
+        finally:
+            self.is_computing = False
+        others, self._others = self._others, None
         if self.name and (others or self._task_log.scalars):
             self._task_log.require_one_turn(self.method, others or ())
         return loss, others
@@ -91,7 +105,7 @@ class Loss:
             TaskError: the task's loss isn't a scalar tensor, or a mapping with one.
         """
         with self._task_log.discarding():
-            return self._computed(replica, micro_batch)[0]
+            return self(replica, micro_batch)[0]
 
     def collect(self, loss: Tensor, others: Mapping[str, Scalar] | None, num_samples: int) -> None:
         """Add to the meter a result of this loss, and what the task has logged with it.
@@ -111,27 +125,8 @@ class Loss:
         if self._task_log.scalars:
             self._task_log.add_to_meter(self._meter, num_samples, others or ())
 
-    def _computed(self, replica: nn.Module, micro_batch: MicroBatch) -> tuple[Tensor, dict[str, Scalar] | None]:
-        batch = micro_batch.batch
-        if self._device.type != "cpu" and not micro_batch.on_device:
-            batch = self._to_device(batch, self._device)
-        elif self.name:
-            # the turns share the tensors only: what a loss does to a dict or a list of the batch is its own
-            batch = map_tensors(lambda tensor: tensor, batch)
-        others: dict[str, Scalar] | None = None
-
-        def compute(model: nn.Module) -> Tensor:
-            nonlocal others
-            with self._autocast:
-                loss = self._compute(model, batch)
-            if not isinstance(loss, Tensor) or loss.ndim:
-                loss, others = split_loss(self.method, loss, self._checked, self._task_log.own_names)
-            return loss
-
-        self.is_computing = True
-        try:
-            # the loss alone leaves the forward pass: DDP expects gradients of all that reaches what it returns
-            loss: Tensor = replica(compute)
-        finally:
-            self.is_computing = False
-        return loss, others
+    def _compute_loss(self, batch: Any, model: nn.Module) -> Tensor:
+        loss = self._compute(model, batch)
+        if not isinstance(loss, Tensor) or loss.ndim:
+            loss, self._others = split_loss(self.method, loss, self._checked, self._task_log.own_names)
+        return loss

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from hpctrain.config.precision import Precision
 from hpctrain.data.micro_batch import map_tensors
+
+Compute = TypeVar("Compute", bound=Callable[..., Any])
 
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 PURE_TYPES = {"bf16_pure": torch.bfloat16}
@@ -28,6 +30,13 @@ def autocast(kind: str, device: torch.device) -> AbstractContextManager[object]:
     """Return the context for a forward pass and its loss, which can be entered repeatedly; empty without autocast."""
     dtype = AUTOCAST_TYPES.get(kind)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
+def autocasting(compute: Compute, kind: str, device: torch.device) -> Compute:
+    """Return a function as it runs inside the autocast of a kind; the function itself without autocast."""
+    # an empty context would cost each step something
+    dtype = AUTOCAST_TYPES.get(kind)
+    return compute if dtype is None else torch.autocast(device.type, dtype=dtype)(compute)
 
 
 def gradient_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler | None:

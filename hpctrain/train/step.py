@@ -121,7 +121,7 @@ def unknown_optimizers_refused(step: TrainStep) -> Iterator[None]:
     """
     own = {id(update.optimizer) for update in step.updates}
 
-    def check(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def check(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if id(optimizer) in own:
             return
         for turn in step.turns:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.errors import TaskError
-from hpctrain.metrics.media.captured import Captured, capture
+from hpctrain.metrics.media.captured import capture
 from hpctrain.metrics.media.writer import MediaWriter
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.log import Kind, TaskLog
@@ -20,6 +20,7 @@ from hpctrain.tasks.loss_contract import OWN_NAMES, Scalar, check_name, checked_
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.logged_names import REMEDY, LoggedNames
+from hpctrain.train.pending_media import PendingMedia
 
 TRAIN_PREFIX = "train/"
 
@@ -38,6 +39,7 @@ class AttachedLog(TaskLog):
         scalars: logged since the last `add_to_meter`: name, value, and the number of values if the task gave it.
         own_names: what hpctrain itself logs as `train/NAME`.
         names: that were logged so far.
+        media: that were logged for the current step, on rank zero.
     """
 
     def __init__(
@@ -46,10 +48,8 @@ class AttachedLog(TaskLog):
         self.scalars: list[tuple[str, Scalar, Scalar | None]] = []
         self.own_names = OWN_NAMES
         self.names = LoggedNames()
+        self.media = PendingMedia()
         self._is_rank_zero = is_rank_zero
-        self._writer: MediaWriter | None = None
-        self._pending: dict[str, Captured] = {}
-        self._pending_step = 0
         self._kind = kind
         self._source = kind
         self._position = position
@@ -158,18 +158,18 @@ class AttachedLog(TaskLog):
         Args:
             media: writes the media, on rank zero; None on other ranks.
         """
-        self._writer = media
+        self.media.writer = media
         try:
             with self._in(TRAIN_PREFIX):
                 yield
         finally:
-            self._writer = None
-            self._pending.clear()
+            self.media.writer = None
+            self.media.drop()
 
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:
-        """Log as an evaluation in the context, if the training has begun; its media wait for `release` or `drop`."""
-        self.release()
+        """Log as an evaluation in the context, if the training has begun; its media wait to be released or dropped."""
+        self.media.release()
         with self._in(EVAL_PREFIX if self._prefix else ""):
             yield
 
@@ -199,17 +199,6 @@ class AttachedLog(TaskLog):
         """Discard in the context, for passes that leave no trace."""
         with self._in(""):
             yield
-
-    def release(self) -> None:
-        """Hand the media so far to the writer."""
-        if self._pending and self._writer is not None:
-            for name, captured in self._pending.items():
-                self._writer.put(self._pending_step, name, captured)
-        self._pending.clear()
-
-    def drop(self) -> None:
-        """Drop the media of an evaluation that is abandoned."""
-        self._pending.clear()
 
     @contextmanager
     def in_callback(self, name: str) -> Iterator[None]:
@@ -276,10 +265,7 @@ class AttachedLog(TaskLog):
         # also where it is discarded: the evaluation before the first step shows mistakes
         captured = capture(self._where(kind), kind, content, options)
         if self._prefix:
-            if self._pending_step != self.step:
-                self.release()
-            self._pending_step = self.step
-            self._pending[f"{self._prefix}{name}"] = captured
+            self.media.add(self.step, f"{self._prefix}{name}", captured)
 
     def require_no_medium(self, names: Iterable[str]) -> None:
         """Refuse logged names of values that are those of media, too: sinks have one kind of thing under a name.

@@ -130,19 +130,19 @@ class TrainingLog:
         values["throughput/samples_per_s"] = samples_per_s
         values |= self._profiler.metrics(step, samples_per_s)
         begin = time.monotonic()
-        parts.task_log.release()
+        parts.task_log.media.release()
         self._write(step, values)
         self._profiler.logging_s += time.monotonic() - begin
         return values
 
     def evaluation(self, step: int, means: Mapping[str, float]) -> None:
         """Log the means of the evaluation after ``step`` steps, and the media that the task logged in it."""
-        self._parts.task_log.release()
+        self._parts.task_log.media.release()
         self._write(step, means)
 
     def flush(self) -> None:
         """Make the records and media so far durable."""
-        self._parts.task_log.release()
+        self._parts.task_log.media.release()
         # it passes media on to a sink
         if self._media is not None:
             self._media.flush()

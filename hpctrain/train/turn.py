@@ -34,7 +34,6 @@ class Turn:
         update: as given.
         every_steps: as given.
         after_first_backward: called once, after the first global batch's last backward pass; None for nothing.
-        after_backward: called after the last backward pass, before gradients are clipped; None for nothing.
     """
 
     def __init__(self, loss: Loss, module: TrainedModule, update: JointUpdate, *, every_steps: int = 1) -> None:
@@ -43,7 +42,6 @@ class Turn:
         self.update = update
         self.every_steps = every_steps
         self.after_first_backward: Callable[[], None] | None = None
-        self.after_backward: Callable[[], None] | None = None
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -77,9 +75,6 @@ class Turn:
                 break
         if self.after_first_backward is not None:
             self._call_after_first_backward()
-        self.update.collect_gradients()
-        if self.after_backward is not None:
-            self.after_backward()
         updated = self.update()
         if timer is not None:
             timer.mark("optimizer")

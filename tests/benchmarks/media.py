@@ -86,7 +86,7 @@ class Bench:
                 self.position.step += 1
                 begin = time.perf_counter()
                 call("it", *arguments, **keywords)
-                self.log.release()
+                self.log.media.release()
                 found.append(time.perf_counter() - begin)
                 self.writer.flush()
         return 1e3 * statistics.median(found)

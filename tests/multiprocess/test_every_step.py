@@ -45,9 +45,9 @@ next attempt resumes there, so an attempt dies in each of the steps, and one res
 def killing(world_size, start, cut):
     """Has every rank die in the step after ``cut``, between two micro-batches where it has several."""
     plan = BatchPlan(SAMPLES, BATCH, MICRO, world_size, drop_last=False)
-    done = sum(plan.micro_batches(step) for step in range(start, cut))
+    done = sum(plan.micro_batches(plan.step_samples(step)) for step in range(start, cut))
     # three ranks and more begin with a throwaway backward
-    call = done + min(2, plan.micro_batches(cut)) + int(world_size > 2)
+    call = done + min(2, plan.micro_batches(plan.step_samples(cut))) + int(world_size > 2)
     return ",".join(f"{rank}:{call}:SIGKILL" for rank in range(world_size))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from hpctrain.run.directory import RunDirectory
 
-# for the modules `fakes` and `launchers`; last, since their siblings have common names
+# for the modules beside this one; last, since their siblings have common names
 sys.path.append(str(Path(__file__).parent))
 
 from fakes import Clock, FakeSlurm

@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from stream_steps import read_steps
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hpctrain.data import bookmark
@@ -122,29 +123,9 @@ class Plain(IterableDataset):
         return iter(range(48))
 
 
-def read(stream, steps, marks=None, *, start_step=0, world_size=2, num_workers=0, plan=None):
-    """The samples of each step, from all ranks, and the marks of all ranks after the last."""
+def read(stream, steps, marks=(), *, world_size=2, plan=None, **options):
     plan = plan or BatchPlan(48, 8, 2, world_size, drop_last=False)
-    found, kept = [[] for _ in range(steps)], Bookmarks()
-    for rank in range(world_size):
-        own = Bookmarks(marks or ())
-        loader = TrainLoader(
-            stream,
-            sequential,
-            plan,
-            rank=rank,
-            seed=0,
-            start_step=start_step,
-            workers=Workers(num_workers),
-            bookmarks=own,
-        )
-        batches = iter(loader)
-        for step in range(steps):
-            for _ in range(plan.accumulation):
-                found[step] += next(batches).batch.tolist()
-        batches.close()
-        kept.add(own)
-    return [sorted(step) for step in found], kept
+    return read_steps(lambda: stream, plan, steps, marks, **options)
 
 
 @pytest.mark.parametrize(("world_size", "num_workers"), [(1, 0), (2, 0), (4, 0), (1, 2)])
@@ -205,7 +186,7 @@ def test_a_stream_that_counts_its_passes_continues_in_the_right_one():
 def test_a_stream_that_counts_its_passes_may_have_an_old_bookmark_or_none(length):
     straight, _ = read(Graph(length), 15, world_size=1)
     _, old = read(Graph(length), 4, world_size=1)
-    for marks in (old, None):
+    for marks in (old, ()):
         for stop in (6, 7, 13, 14):
             assert read(Graph(length), 15 - stop, marks, start_step=stop, world_size=1)[0] == straight[stop:]
 
@@ -271,7 +252,7 @@ def test_a_stateful_attribute_that_cannot_be_copied_is_shared():
 @pytest.mark.parametrize(("start_step", "marked", "samples"), [(0, False, None), (12, False, 96), (12, True, 88)])
 def test_reading_earlier_epochs_again_is_logged_once(caplog, monkeypatch, start_step, marked, samples):
     monkeypatch.setattr("hpctrain.data.stream.TOLERATED_REPLAY", 80)
-    marks = [Bookmark(0, 0, 0, 0, 8, {"count": 0, "place": 8})] if marked else None
+    marks = [Bookmark(0, 0, 0, 0, 8, {"count": 0, "place": 8})] if marked else []
     plan = BatchPlan(48, 8, 8, 1, drop_last=False)
     read(Graph(), 8, marks, start_step=start_step, plan=plan, world_size=1)
     expected = f"Graph has no set_epoch: {samples} samples of earlier epochs are read and discarded"

@@ -5,17 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from stream_steps import read_steps
 
 from hpctrain.data import bookmark
-from hpctrain.data.bookmark import Bookmarks
 from hpctrain.data.fetch import BatchFetcher, dataset_length
-from hpctrain.data.loader import TrainLoader
-from hpctrain.data.order import ShuffledOrder, sequential
+from hpctrain.data.order import ShuffledOrder
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.sharded_stream import ShardedStream
 from hpctrain.data.shuffled_stream import ShuffledStream
 from hpctrain.data.stream import has_bookmarks
-from hpctrain.data.workers import Workers, workers_can_help
+from hpctrain.data.workers import workers_can_help
 from hpctrain.errors import TaskError
 
 pytestmark = pytest.mark.nightly
@@ -101,30 +100,9 @@ def numbers_of(samples):
     return [int(sample["number"]) for sample in samples]
 
 
-def read(data, steps, marks=(), *, start_step=0, world_size=1, num_workers=0, order=sequential, length=480):
-    """The numbers of each step, and the bookmarks of all ranks."""
-    found, kept = [[] for _ in range(steps)], Bookmarks()
+def read(data, steps, marks=(), *, world_size=1, length=480, **options):
     plan = BatchPlan(length, 8, 2, world_size, drop_last=False)
-    for rank in range(world_size):
-        own = Bookmarks(marks)
-        loader = TrainLoader(
-            data,
-            order,
-            plan,
-            rank=rank,
-            seed=0,
-            start_step=start_step,
-            collate_fn=numbers_of,
-            workers=Workers(num_workers),
-            bookmarks=own,
-        )
-        batches = iter(loader)
-        for step in found:
-            for _ in range(plan.accumulation):
-                step.extend(next(batches).batch)
-        batches.close()
-        kept.add(own)
-    return [sorted(step) for step in found], kept
+    return read_steps(lambda: data, plan, steps, marks, collate_fn=numbers_of, **options)
 
 
 @pytest.mark.parametrize("name", STREAMS)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from stream_steps import read_steps
 from torch.utils.data import Sampler
 
 from hpctrain.data import bookmark
-from hpctrain.data.bookmark import Bookmarks
-from hpctrain.data.loader import TrainLoader
-from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
 
 pytestmark = pytest.mark.nightly
@@ -63,22 +61,8 @@ class Around:
 
 
 def read(data, steps, marks=(), *, start_step=0, world_size=1, global_batch_size=8):
-    """The numbers of each step, and the bookmarks of all ranks."""
-    found, kept = [[] for _ in range(steps)], Bookmarks()
     plan = BatchPlan(LENGTH, global_batch_size, global_batch_size // 2, world_size, drop_last=False)
-    for rank in range(world_size):
-        own = Bookmarks(marks)
-        batches = iter(
-            TrainLoader(
-                data(), sequential, plan, rank=rank, seed=0, start_step=start_step, collate_fn=list, bookmarks=own
-            )
-        )
-        for step in found:
-            for _ in range(plan.accumulation):
-                step.extend(next(batches).batch)
-        batches.close()
-        kept.add(own)
-    return [sorted(step) for step in found], kept
+    return read_steps(data, plan, steps, marks, start_step=start_step, collate_fn=list)
 
 
 @pytest.mark.parametrize("data", [shuffled, Around])

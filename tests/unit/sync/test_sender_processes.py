@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from fake_service import FakeService
 from logged_run import LoggedRun
+from supervising import until
 
 from hpctrain.config.logger import Logger, MLflow, Wandb
 from hpctrain.errors import ExitCode
@@ -51,13 +52,6 @@ def sent_during_training(run, pipe):
         return thread, codes
 
     return start
-
-
-def until(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_completed_run_is_sent_to_its_end(run, pipe, sent_during_training, tmp_path, monkeypatch):

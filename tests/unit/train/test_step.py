@@ -364,6 +364,8 @@ class Surrounding(LossModule):
         finally:
             Surrounding.inside = False
 
+    __call__ = forward
+
 
 def test_the_whole_loss_is_one_forward_pass_of_the_replica_and_gets_the_model_itself():
     bench = Bench(task=Kept())
