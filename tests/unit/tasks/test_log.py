@@ -143,7 +143,7 @@ def test_in_a_forked_loading_process_everything_is_discarded(monkeypatch):
         monkeypatch.setattr("hpctrain.train.task_log.os.getpid", lambda: -1)
         task.log.scalar("kl", 1.0)
         task.log.text("note", "text")
-        assert (log.scalars, log._pending) == ([], {})
+        assert (log.scalars, log.media._media) == ([], {})
 
 
 def test_names_of_turns_are_refused_as_well():
@@ -173,22 +173,3 @@ def test_a_context_within_another_leaves_what_was_logged_outside_of_it():
                 task.log.scalar("other", 2.0)
             assert log.scalars == [("mine", 1.0, None)]
         assert log.scalars == []
-
-
-def test_an_abandoned_evaluation_drops_no_media_of_the_training():
-    class Written:
-        def __init__(self):
-            self.names = []
-
-        def put(self, step, name, captured):
-            self.names.append(name)
-
-    task, written = Plain(), Written()
-    log = attached(task)
-    with log.training(written):
-        task.log.text("note", "of the step")
-        with log.evaluation_mode():
-            task.log.text("note", "of the evaluation")
-        log.drop()
-        log.release()
-    assert written.names == ["train/note"]
