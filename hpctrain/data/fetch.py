@@ -66,7 +66,14 @@ class BatchFetcher(Dataset[Any]):
         self._fetch = self._choose()
 
     def __getitem__(self, request: Request) -> Any:
-        return self._fetch(request)
+        try:
+            return self._fetch(request)
+        except StopIteration as error:
+            # whatever iterates over the batches would take it for their end
+            raise TaskError(
+                f"{type(self._dataset).__name__} raised StopIteration for samples of epoch {request[0]}: a sample is "
+                "missing, or next() was called on an iterator that has ended"
+            ) from error
 
     def _choose(self) -> Callable[[Request], Any]:
         if type(self._dataset) is TensorDataset and self._collate is default_collate:

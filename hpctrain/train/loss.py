@@ -62,6 +62,7 @@ class Loss:
         self._task_log = task_log
         self._device = device
         self._checked: set[str] = set()
+        # what the newest loss returned beside it, which can't leave the forward pass with it
         self._others: dict[str, Scalar] | None = None
 
     def __call__(self, replica: nn.Module, micro_batch: MicroBatch) -> tuple[Tensor, dict[str, Scalar] | None]:

@@ -67,13 +67,7 @@ def build_turns(
         if not callable(getattr(task, method, None)):
             raise TaskError(f"{type(task).__name__} has no method {method}, which {own[0].named.key}.loss names")
         loss = Loss(
-            task,
-            meter,
-            task_log,
-            precision=config.precision.kind,
-            device=world.device,
-            method=method,
-            name=name,
+            task, meter, task_log, precision=config.precision.kind, device=world.device, method=method, name=name
         )
         module = TrainedModule(
             network.model,

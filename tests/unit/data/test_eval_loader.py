@@ -13,6 +13,22 @@ from torch.utils.data import Dataset, IterableDataset
 from hpctrain.data.eval_loader import EvalLoader
 from hpctrain.data.tensors import TensorBatches
 from hpctrain.data.workers import Workers
+from hpctrain.errors import TaskError
+
+
+class Ended(Dataset[Any]):
+    """Reads on from an iterator that has ended."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return next(iter(range(0)))
+
+
+def test_a_dataset_that_raises_stop_iteration_is_an_error_and_leaves_no_sample_out() -> None:
+    with pytest.raises(TaskError, match="Ended raised StopIteration"):
+        list(EvalLoader(Ended(), 2, rank=0, world_size=1, workers=Workers(1)).rounds())
 
 
 class Drawing(Dataset[Any]):

@@ -184,6 +184,17 @@ def test_a_dataset_that_cannot_be_indexed_is_refused() -> None:
         loader(BatchPlan(8, 4, 4, 1, True), WithoutLength())
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_dataset_that_raises_stop_iteration_is_an_error_and_not_the_end_of_the_batches(num_workers: int) -> None:
+    class Exhausted(Augmented):
+        def __getitem__(self, index: int) -> Any:
+            raise StopIteration
+
+    plan = BatchPlan(8, 4, 4, 1, drop_last=True)
+    with pytest.raises(TaskError, match="Exhausted raised StopIteration for samples of epoch 0"):
+        first(1, loader(plan, Exhausted(8), workers=Workers(num_workers)))
+
+
 def test_an_order_of_the_wrong_shape_is_refused() -> None:
     plan = BatchPlan(8, 4, 4, 1, True)
     with pytest.raises(TaskError, match="one sample index per position"):
