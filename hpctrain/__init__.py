@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hpctrain.errors import HpctrainError as HpctrainError
     from hpctrain.errors import RunFailedError as RunFailedError
     from hpctrain.run.checkpoints import CheckpointInfo as CheckpointInfo
-    from hpctrain.status.report import RunStatus as RunStatus
+    from hpctrain.status.run_status import RunStatus as RunStatus
     from hpctrain.status.state import RunState as RunState
 
 _MODULES = {
@@ -26,7 +26,7 @@ _MODULES = {
     "Run": "api.run",
     "RunFailedError": "errors",
     "RunState": "status.state",
-    "RunStatus": "status.report",
+    "RunStatus": "status.run_status",
     "compose": "api.composition",
     "fit": "api.start",
     "submit": "api.start",

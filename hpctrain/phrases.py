@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 DATE_TIME = "%Y-%m-%d %H:%M:%S"
 """Format of local times, as in `strftime`."""
@@ -52,6 +53,27 @@ def scaled(number: float, unit: str) -> str:
     return f"{number:.0f} {unit}"
 
 
+def on_one_line(text: str) -> str:
+    r"""A text with `\n` for each line break."""
+    return text.replace("\n", "\\n")
+
+
+def page(name: str) -> str:
+    """The path of a page of the documentation: that of the file, where the package lies in a clone of hpctrain."""
+    path = Path(__file__).resolve().parents[1] / "docs" / name
+    return str(path) if path.is_file() else f"docs/{name} of hpctrain"
+
+
 def local_time(when: float) -> str:
     """Epoch seconds as local date and time."""
     return time.strftime(DATE_TIME, time.localtime(when))
+
+
+def byte_size(count: int) -> str:
+    """A number of bytes in a unit that suits it, such as `1.5 MiB`."""
+    size = float(count)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hpctrain.config.checks import check
-from hpctrain.config.program import refuse_own_targets
+from hpctrain.config.main_module import refuse_own_targets
 from hpctrain.config.root import Config
+from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ConfigError, RunFailedError
+from hpctrain.launch.launch_code import checked_in_code_of
 from hpctrain.launch.launcher import begin
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import RunDirectory
@@ -23,7 +25,7 @@ from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.run.process import environ_replaced
 from hpctrain.status.log import Tail
-from hpctrain.status.report import RunStatus
+from hpctrain.status.run_status import RunStatus
 
 BEGIN_S = 120.0
 """Seconds that the launcher may take until it claims an attempt, on a busy machine."""
@@ -32,21 +34,25 @@ LOOK_EVERY_S = 0.05
 log = logging.getLogger("hpctrain.api")
 
 
-def launch_detached(config: Config, *, force: bool = False) -> RunDirectory:
+def launch_detached(config: RunConfig, *, force: bool = False, code_now: bool = False) -> RunDirectory:
     """Launch a run, unless it has completed already; return once its job is submitted, or its attempt has begun.
 
     Args:
         config: of the run.
         force: launch an existing run although SLURM can't be asked whether its job is over.
+        code_now: take today's code for an existing run, too.
 
     Raises:
         HpctrainError: as `begin`; RunFailedError if the launcher on this machine ended at once.
     """
     refuse_dry_run(config)
-    check(config)
-    refuse_own_targets(config, "is defined in this program, which other processes can't import")
+    with checked_in_code_of(config.run_dir, now=code_now):
+        check(config)
+    if isinstance(config, Config):
+        refuse_own_targets(config, "is defined in this program, which other processes can't import")
     with _imports_passed_on():
-        begun = begin(config, program_command(), force=force, report=log.info, warn=log.warning)
+        command = program_command()
+        begun = begin(config, command, force=force, code_now=code_now, report=log.info, warn=log.warning)
         if isinstance(begun, RunStatus):
             return RunDirectory(begun.path)
         if begun.job_id is None:
@@ -54,7 +60,7 @@ def launch_detached(config: Config, *, force: bool = False) -> RunDirectory:
     return begun.run.directory
 
 
-def refuse_dry_run(config: Config) -> None:
+def refuse_dry_run(config: RunConfig) -> None:
     """Refuse a configuration that only shows what would be launched.
 
     Raises:

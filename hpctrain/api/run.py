@@ -9,15 +9,17 @@ from os import PathLike, fspath
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from hpctrain.config.program import ProgramConfig
 from hpctrain.config.root import Config
-from hpctrain.config.stored import load, load_for_model
-from hpctrain.errors import HpctrainError, RunDirectoryError, RunFailedError
+from hpctrain.config.stored import load_for_model, load_run
+from hpctrain.errors import ConfigError, HpctrainError, RunDirectoryError, RunFailedError
 from hpctrain.run.checkpoints import CheckpointInfo, list_checkpoints
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.status.follow import LOOK_EVERY_S, RunWatch
 from hpctrain.status.metrics import read_metrics
-from hpctrain.status.report import RunStatus, read_statuses
+from hpctrain.status.report import read_statuses
+from hpctrain.status.run_status import RunStatus
 from hpctrain.status.search import run_of
 from hpctrain.status.state import RunState
 
@@ -56,13 +58,13 @@ class Run:
         return self._directory.path
 
     @property
-    def config(self) -> Config:
+    def config(self) -> Config | ProgramConfig:
         """The stored configuration, with everything resolved.
 
         Raises:
             ConfigError: this version can't read it.
         """
-        return load(self._directory.config)
+        return load_run(self._directory.config)
 
     @property
     def state(self) -> RunState:
@@ -141,7 +143,7 @@ class Run:
         return pandas.DataFrame.from_records(records)
 
     def checkpoints(self, *, verify: bool = False) -> list[CheckpointInfo]:
-        """List the checkpoints, oldest first.
+        """List the checkpoints, oldest first; none for a program, whose newest save is ``status().saved_path``.
 
         Args:
             verify: read every byte and compare checksums; otherwise names and sizes are compared.
@@ -170,6 +172,7 @@ class Run:
         config_dir: str | PurePath | None = None,
         task: Callable[..., Task] | None = None,
         force: bool = False,
+        code: Literal["now"] | None = None,
     ) -> Run:
         """Continue the run from its newest intact checkpoint; a completed run needs a larger `trainer.max_steps`.
 
@@ -181,6 +184,7 @@ class Run:
             config_dir: a folder with your own groups and options.
             task: what makes the task, as for `hpctrain.fit`.
             force: resume although SLURM can't confirm that the run's job has ended.
+            code: ``now``: take the code as it is in the working directory now, in place of the run's own copy.
 
         Returns:
             This run.
@@ -193,17 +197,19 @@ class Run:
         from hpctrain.api.composition import as_words, hydra_restored
         from hpctrain.api.launching import launch_detached
         from hpctrain.api.training import own_task, train_here
-        from hpctrain.config.program import own_targets
+        from hpctrain.config.main_module import own_targets
         from hpctrain.launch.existing_run import changed_config, revert_failed_changes
 
+        if code not in (None, "now"):
+            raise ConfigError("code", code, "is not known", 'write code="now", or leave it out')
         revert_failed_changes([self._directory], log.info)
         folder = None if config_dir is None else str(config_dir)
         with hydra_restored(), own_task(self.config, task):
-            config = changed_config(self._directory, as_words(overrides), folder)
-        if task is not None or own_targets(config):
+            config = changed_config(self._directory, as_words(overrides), folder, code_now=code == "now")
+        if isinstance(config, Config) and (task is not None or own_targets(config)):
             train_here(config, task, force=force)
         else:
-            launch_detached(config, force=force)
+            launch_detached(config, force=force, code_now=code == "now")
         return self
 
     def load_task(self, *, task: Callable[..., Task] | None = None) -> Task:
@@ -215,11 +221,11 @@ class Run:
         Raises:
             ConfigError: its class can't be imported here.
         """
+        config = load_for_model(self._directory.config)
         from hpctrain.api.training import own_task, working_directory_importable
-        from hpctrain.config.program import require_own_targets
+        from hpctrain.config.main_module import require_own_targets
         from hpctrain.train.stored_model import load_task
 
-        config = load_for_model(self._directory.config)
         with own_task(config, task), working_directory_importable():
             require_own_targets(config)
             return load_task(config)
@@ -251,11 +257,11 @@ class Run:
             CheckpointError: there is no such checkpoint, or it isn't intact.
             ConfigError: a class can't be imported here.
         """
+        config = load_for_model(self._directory.config)
         from hpctrain.api.training import own_task, working_directory_importable
-        from hpctrain.config.program import require_own_targets
+        from hpctrain.config.main_module import require_own_targets
         from hpctrain.train.stored_model import load_model
 
-        config = load_for_model(self._directory.config)
         with own_task(config, task), working_directory_importable():
             require_own_targets(config)
             return load_model(config, self._directory, which, device=device, averaged=ema)
@@ -267,8 +273,9 @@ class Run:
         """Show the state in a notebook; `repr` doesn't, since SLURM would be asked."""
         status = self.status()
         total = "" if status.total_steps is None else f"/{status.total_steps}"
+        step = f", step {status.step}{total}" if status.knows_step else ""
         best = "" if status.best is None else f", best {status.best.name} {status.best.value:.4g}"
-        printer.text(f"{self!r}: {status.described}, step {status.step}{total}{best}")
+        printer.text(f"{self!r}: {status.described}{step}{best}")
 
     def _if_there(self, status: RunStatus) -> RunStatus:
         if status.state is RunState.PREPARED:  # so does a run without any record look
@@ -280,4 +287,4 @@ class Run:
         if status.attempts and not status.unstarted:
             cause = first_cause(read_exit_records(self._directory.claim(status.attempts[-1].attempt)))
         trace = f"\n{cause.traceback.rstrip()}" if cause is not None and cause.traceback else ""
-        return f"{self.path} is {status.described}, at step {status.step}{trace}"
+        return f"{self.path} is {status.described}{status.at_step}{trace}"

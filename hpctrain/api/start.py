@@ -61,7 +61,7 @@ def fit(config: Config, *, task: Callable[..., Task] | None = None) -> Run:
         RunFailedError: the run was stopped in another way.
     """
     from hpctrain.api.training import train_here
-    from hpctrain.config.program import require_task
+    from hpctrain.config.main_module import require_task
 
     _require_config(config, "fit")
     if task is not None:

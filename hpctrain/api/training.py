@@ -16,9 +16,10 @@ from hpctrain.api.launching import program_command, refuse_dry_run
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.checks import check
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.program import target_bound
+from hpctrain.config.main_module import target_bound
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
+from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ClusterEnvironmentError, ConfigError, HpctrainError, RunFailedError
 from hpctrain.launch.launcher import begin
 from hpctrain.launch.prepare import RunPlan
@@ -26,9 +27,9 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.process import may_handle_signals
 from hpctrain.run.reason import Reason
-from hpctrain.status.report import RunStatus
+from hpctrain.status.run_status import RunStatus
 from hpctrain.streams import missing_output_discarded
-from hpctrain.worker.program import Program
+from hpctrain.worker.host_program import HostProgram
 
 SUBMIT = "use hpctrain.submit(config)"
 
@@ -51,7 +52,16 @@ def train_here(config: Config, task: Callable[..., Any] | None = None, *, force:
     try:
         with own_task(config, task), working_directory_importable():
             check(config)
-            begun = begin(config, program_command(), force=force, report=log.info, warn=log.warning)
+            # what this process has imported already is what trains: its copy is for the record
+            begun = begin(
+                config,
+                program_command(),
+                force=force,
+                code_now=True,
+                code_required=False,
+                report=log.info,
+                warn=log.warning,
+            )
             if isinstance(begun, RunStatus):
                 return RunDirectory(begun.path)
             program = _train(begun.run)
@@ -62,9 +72,10 @@ def train_here(config: Config, task: Callable[..., Any] | None = None, *, force:
 
 
 @contextmanager
-def own_task(config: Config, task: Callable[..., Any] | None) -> Iterator[None]:
+def own_task(config: RunConfig, task: Callable[..., Any] | None) -> Iterator[None]:
     """Inside the context, the configuration's task is made by ``task``; None: by what its path names."""
-    with target_bound(str(config.task["_target_"]), task):
+    target = str(config.task["_target_"]) if isinstance(config, Config) else ""
+    with target_bound(target, task):
         yield
 
 
@@ -99,12 +110,12 @@ def _require_one_rank(config: Config) -> None:
         raise ClusterEnvironmentError(text, {})
 
 
-def _train(run: RunPlan) -> Program:
+def _train(run: RunPlan) -> HostProgram:
     # torch, which nothing here needs before a run really trains
     from hpctrain.launch.local import launch_local
     from hpctrain.train.process_state import process_state_restored
 
-    program, directory = Program(), run.directory
+    program, directory = HostProgram(), run.directory
     with process_state_restored(), _logging_restored(), missing_output_discarded(), program.trains(directory):
         launch_local(run, program)
         if (last := Ledger(directory).attempts()[-1]).reason is not Reason.COMPLETED:
@@ -129,7 +140,7 @@ def resume_hint(directory: RunDirectory) -> str:
     return f"to resume: hpctrain.Run({str(directory.path)!r}).resume()"
 
 
-def _pass_on(program: Program, directory: RunDirectory) -> None:
+def _pass_on(program: HostProgram, directory: RunDirectory) -> None:
     """Give the program what the training got in its place: an error, or a signal to stop.
 
     Raises:

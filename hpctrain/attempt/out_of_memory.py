@@ -11,6 +11,7 @@ from pathlib import Path
 from hpctrain.attempt.outcome import LOST_WORKER, Outcome
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.root import Config
+from hpctrain.config.run_config import RunConfig
 from hpctrain.phrases import either
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.process import memory_cgroups
@@ -20,24 +21,26 @@ OOM_KILL_FILES = {1: "memory.oom_control", 2: "memory.events"}
 """File with the number of out-of-memory kills in a cgroup, by cgroup version."""
 
 
-def with_memory_advice(outcome: Outcome, config: Config) -> Outcome:
+def with_memory_advice(outcome: Outcome, config: RunConfig) -> Outcome:
     """Prepend to an out-of-memory outcome's report which keys to change."""
     if outcome.reason is not Reason.OUT_OF_MEMORY:
         return outcome
     return replace(outcome, report=f"killed by the kernel; {memory_advice(config)}: {outcome.report}")
 
 
-def memory_advice(config: Config) -> str:
+def memory_advice(config: RunConfig) -> str:
     """Return which keys request more memory of a node, or use less of it."""
     remedies = []
     if isinstance(config.cluster, Slurm):
         asked = config.cluster.memory_gb
         default = "set cluster.memory_gb (it is unset, so each node has SLURM's default)"
         remedies.append(default if asked is None else f"raise cluster.memory_gb above {asked:g} (GB per node)")
-    if config.data.num_workers != 0:
+    if isinstance(config, Config) and config.data.num_workers != 0:
         remedies.append("use a smaller data.num_workers")
-    if config.trainer.micro_batch_size != 1:
+    if isinstance(config, Config) and config.trainer.micro_batch_size != 1:
         remedies.append("use a smaller trainer.micro_batch_size")
+    if not isinstance(config, Config):
+        return either(remedies or ["let the program use less memory"])
     return either(remedies or ["use a smaller model"])
 
 

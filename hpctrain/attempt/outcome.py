@@ -7,9 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpctrain.attempt.termination import Termination
+from hpctrain.attempt.termination import USER_SIGNALS, Termination
+from hpctrain.config.plain_yaml import is_program
+from hpctrain.errors import RunDirectoryError
 from hpctrain.phrases import numbered
 from hpctrain.run.checkpoints import saved_step
+from hpctrain.run.code import current_code
 from hpctrain.run.config_change import revert_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
@@ -21,6 +24,8 @@ OUT_OF_MEMORY = re.compile(r"out of memory|oom.kill", re.IGNORECASE)
 """What srun and slurmstepd print when the kernel killed a rank that used too much memory."""
 LOST_WORKER = re.compile(r"DataLoader worker \(pid.*(is killed by signal: Killed|exited unexpectedly)")
 """What torch prints for a DataLoader worker that the kernel may have killed for lack of memory."""
+PROGRAM_DIED = re.compile(r"killed by SIG")
+"""The first words about a program that died of a signal."""
 
 TIME_BOUND = "trainer.max_time_min"
 """The key that bounds the training time; the report of a run that it ended begins with it."""
@@ -69,11 +74,18 @@ class Outcome:
         """
         claim = directory.claim(attempt)
         last_step = max(saved_step(directory), int(read_times(claim).get("last_step", 0)))
-        return cls.from_records(read_exit_records(claim), world_size, last_step, complaints)
+        independent = is_program(directory.config)
+        return cls.from_records(read_exit_records(claim), world_size, last_step, complaints, independent=independent)
 
     @classmethod
     def from_records(
-        cls, records: Mapping[int, ExitRecord], world_size: int, last_step: int, complaints: str = ""
+        cls,
+        records: Mapping[int, ExitRecord],
+        world_size: int,
+        last_step: int,
+        complaints: str = "",
+        *,
+        independent: bool = False,
     ) -> Outcome:
         """Find out how an attempt ended.
 
@@ -82,24 +94,23 @@ class Outcome:
             world_size: number of ranks.
             last_step: the last step known from elsewhere, such as the newest checkpoint.
             complaints: messages of the ranks' launcher about how they ended.
+            independent: whether each rank ends on its own, as a program's do, and may not report steps.
         """
         step = max([last_step, *(record.step for record in records.values())])
+        after = "" if independent and not step else f" after step {step}"
         silent = tuple(rank for rank in range(world_size) if rank not in records)
         cause = first_cause(records)
         if cause is not None and cause.reason is Reason.HANG:
-            return cls(Reason.HANG, step, hang_report(records, silent), silent_ranks=silent)
+            return cls(Reason.HANG, step, hang_report(records, silent, after), silent_ranks=silent)
         if cause is not None and not (cause.blames_peer and silent):
-            at_fault = cause.reason.meaning.machine_failure and not cause.blames_peer
-            suspect = cause.rank if at_fault else None
-            reason = cause.reason
-            if LOST_WORKER.search(cause.message) and OUT_OF_MEMORY.search(complaints):
-                reason = Reason.OUT_OF_MEMORY
-            return cls(reason, step, describe(cause), suspect_rank=suspect, stop_signal=cause.stop_signal)
-        orderly = [record.reason for record in records.values() if record.reason.meaning.orderly]
-        if stopped := [reason for reason in orderly if reason is not Reason.COMPLETED]:
-            # one such record is enough: a rank writes it after a barrier that all ranks reached with everything saved
-            reason = next((found for found in stopped if found is not Reason.INTERRUPTED), Reason.INTERRUPTED)
-            return cls(reason, step, f"stopped after step {step}")
+            return cls._of_failure(cause, step, complaints, independent=independent)
+        is_done = not silent and any(record.done for record in records.values())
+        orderly = [record for record in records.values() if record.reason.meaning.orderly]
+        stopped = [record for record in orderly if record.reason is not Reason.COMPLETED]
+        # one such record is enough, if ranks stop together: a rank writes it after a barrier that all ranks reached
+        # with everything saved
+        if stopped and not is_done and not (independent and silent):
+            return cls._of_stop(stopped, step, after, independent=independent)
         if silent:
             reason = Reason.OUT_OF_MEMORY if OUT_OF_MEMORY.search(complaints) else Reason.INFRASTRUCTURE
             why = f": {complaints}" if complaints else " (killed from outside?)"
@@ -107,11 +118,41 @@ class Outcome:
             return cls(reason, step, report, silent_ranks=silent)
         return cls(Reason.COMPLETED, step, next((one.message for one in records.values() if one.message), ""))
 
+    @classmethod
+    def _of_failure(cls, cause: ExitRecord, step: int, complaints: str, *, independent: bool) -> Outcome:
+        died = independent and PROGRAM_DIED.match(cause.message) is not None
+        lost = LOST_WORKER.search(cause.message) or (died and "SIGKILL" in cause.message)
+        reason = Reason.OUT_OF_MEMORY if lost and OUT_OF_MEMORY.search(complaints) else cause.reason
+        # that a program dies of a signal is more often its own fault than its node's
+        at_fault = cause.reason.meaning.machine_failure and not cause.blames_peer and not died
+        # a program that failed after a stop is one whose exit code is to be believed (run.on_stop=exit_code)
+        believed = independent and reason is Reason.FAILED
+        return cls(
+            reason,
+            step,
+            describe(cause, independent=independent),
+            suspect_rank=cause.rank if at_fault else None,
+            stop_signal=None if believed else cause.stop_signal,
+        )
+
+    @classmethod
+    def _of_stop(cls, stopped: Sequence[ExitRecord], step: int, after: str, *, independent: bool) -> Outcome:
+        reasons = [record.reason for record in stopped]
+        reason = next((found for found in reasons if found is not Reason.INTERRUPTED), Reason.INTERRUPTED)
+        if not independent:  # the ranks have asked SLURM why they were to stop
+            return cls(reason, step, f"stopped{after}")
+        message = next((f" ({record.message})" for record in stopped if record.message), "")
+        signals = [record.stop_signal for record in stopped if record.stop_signal is not None]
+        # SLURM's warning before the time limit is recognised by its signal, and SIGTERM may have followed it
+        received = next((number for number in signals if number in USER_SIGNALS), signals[0] if signals else None)
+        return cls(reason, step, f"stopped{after}{message}", stop_signal=received)
+
     def may_be_slurms_doing(self, ledger: Ledger, attempt: int) -> bool:
         """Whether SLURM may have ended the attempt without its ranks noticing; if so, check SLURM's record of the job.
 
         If SLURM doesn't track processes by cgroups, it signals all of a rank's processes. A child process, such as
-        a compiler, may die of that, and the rank fails with an error that looks like the task's own.
+        a compiler, may die of that, and the rank fails with an error that looks like the task's own. The ranks of a
+        program don't ask SLURM why they are to stop.
         """
         if self.reason is not Reason.FAILED:
             return self.reason not in (Reason.COMPLETED, Reason.CANCELLED)
@@ -131,18 +172,20 @@ class Outcome:
         return Outcome(termination.reason, self.step, report, error_after_signal=failed)
 
 
-def describe(record: ExitRecord) -> str:
-    """Host, rank and traceback of a rank that failed."""
-    head = f"rank {record.rank} on {record.host}, after step {record.step}: {record.message}"
+def describe(record: ExitRecord, *, independent: bool = False) -> str:
+    """Host, rank and traceback of a rank that failed; of a program's rank, also the step if it reported one."""
+    after = f", after step {record.step}" if record.step or not independent else ""
+    head = f"rank {record.rank} on {record.host}{after}: {record.message}"
     return f"{head}\n{record.traceback.rstrip()}" if record.traceback else head
 
 
-def hang_report(records: Mapping[int, ExitRecord], silent: Sequence[int]) -> str:
+def hang_report(records: Mapping[int, ExitRecord], silent: Sequence[int], after: str) -> str:
     """Describe an attempt in which at least one rank recorded a hang; the first line is a summary.
 
     Args:
         records: exit records by rank.
         silent: the ranks without an exit record.
+        after: after which step, in words; empty if that is unknown.
     """
     hanging = sorted((one for one in records.values() if one.reason is Reason.HANG), key=lambda one: one.time)
     # A rank that hangs while it waits for others blames them. So the cause is a rank that hangs outside of a
@@ -151,7 +194,7 @@ def hang_report(records: Mapping[int, ExitRecord], silent: Sequence[int]) -> str
     waiting = sorted(one.rank for one in hanging if one.blames_peer)
     lost = sorted(one.rank for one in records.values() if one.blames_peer and one.reason is not Reason.HANG)
     first = (stuck or hanging)[0]
-    parts = [f"rank {first.rank} on {first.host} hangs after step {first.step}: {first.message}"]
+    parts = [f"rank {first.rank} on {first.host} hangs{after and f' after step {first.step}'}: {first.message}"]
     if len(stuck) > 1:
         parts.append(f"also hanging: {numbered('rank', sorted(one.rank for one in stuck[1:]))}")
     if silent:
@@ -187,8 +230,18 @@ def resume_advice(directory: RunDirectory, reason: Reason) -> str:
     if reason is Reason.COMPLETED:
         return ""
     # with the same code and the same keys, it would fail again
-    when = "once the cause is fixed, resume with" if reason is Reason.FAILED else "to resume"
-    return f"{when}: {resume_command(directory)}"
+    if reason is not Reason.FAILED:
+        return f"to resume: {resume_command(directory)}"
+    now = " --code=now" if _has_copy(directory) else ""
+    return f"once the cause is fixed, resume with: {resume_command(directory)}{now}"
+
+
+def _has_copy(directory: RunDirectory) -> bool:
+    """Whether the run has a copy of the code, which no correction reaches."""
+    try:
+        return current_code(directory) is not None
+    except (OSError, RunDirectoryError):
+        return False
 
 
 def record_end(
@@ -200,6 +253,7 @@ def record_end(
     job_id: str | None = None,
     nodes: Sequence[str] = (),
     ends_run: bool = False,
+    code: str = "",
     **extra: object,
 ) -> None:
     """Record the end of an attempt, and its start if the ranks didn't get that far; the first recorded end counts.
@@ -208,11 +262,12 @@ def record_end(
         directory: the run.
         attempt: the attempt's number.
         outcome: how it ended.
-        world_size: number of ranks; this, `job_id` and `nodes` are fields of the start.
+        world_size: number of ranks; this, `job_id`, `nodes` and `code` are fields of the start.
         job_id: its job's id.
         nodes: the nodes of its ranks.
         ends_run: whether no attempt follows automatically. If so, and this attempt failed before it trained, the
             configuration from before the resume is restored.
+        code: digest of the copy of the code; empty if there is none, or it isn't known.
         extra: more fields of the end.
 
     Raises:
@@ -223,7 +278,7 @@ def record_end(
     if not entry.open:
         return
     if entry.start_time is None:
-        ledger.start(attempt, job_id=job_id, nodes=nodes, world_size=world_size, step=saved)
+        ledger.start(attempt, job_id=job_id, nodes=nodes, world_size=world_size, step=saved, code=code or None)
     # after a stop or a cancellation, the advice is a plain `resume`, which is to continue with the change
     if ends_run and not outcome.reason.meaning.orderly and revert_config(directory):
         log.warning("the attempt failed before it trained: restored the configuration from before this resume")

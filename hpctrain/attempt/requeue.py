@@ -15,6 +15,9 @@ from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord
 
+BLIND = "whether it makes progress can't be seen; `python -m hpctrain run --help` shows how a program reports it"
+"""What a user is told whose program reports neither steps nor saves."""
+
 
 class Action(StrEnum):
     """The next action for the run."""
@@ -100,6 +103,7 @@ def decide(
     suspects: Sequence[str] = (),
     reported: bool = False,
     spares: int = 0,
+    is_program: bool = False,
 ) -> RequeueDecision:
     """Decide what follows the newest attempt.
 
@@ -110,6 +114,7 @@ def decide(
         suspects: nodes that the newest failure points at.
         reported: whether a rank on them reported that its machine failed; if not, ranks on them left no exit record.
         spares: nodes that the allocation holds in reserve.
+        is_program: whether the run is a program's, which may report no steps, or no saves.
     """
     reason = history[-1].reason
     assert reason is not None
@@ -119,7 +124,9 @@ def decide(
     again = tuple(node for node in suspects if node in before)
     # A node that reports a broken machine twice isn't the run's fault: the run continues without it. Ranks that are
     # killed on the same node each time prove nothing: the task itself may be what kills them.
-    if (stalled := _stalled_in_a_row(history)) >= policy.max_stalled_attempts and not (again and reported):
+    if (stalled := _stalled_in_a_row(history, is_program=is_program)) >= policy.max_stalled_attempts and not (
+        again and reported
+    ):
         attempts = counted(stalled, "attempt")
         why = f"{attempts} in a row gained no step (the last: {reason.value}): the run makes no progress"
         if again:
@@ -132,6 +139,11 @@ def decide(
     if reason is Reason.NODE_FAILURE and suspects and len(suspects) <= spares:
         return _restart_without(reason, tuple(suspects))
     return RequeueDecision(Action.REQUEUE, reason, f"{reason.value}: back to the queue")
+
+
+def reports_steps(history: Sequence[Attempt]) -> bool:
+    """Whether an attempt of a program has reported a step or a save."""
+    return any(attempt.end_step for attempt in history)
 
 
 def _restart_without(reason: Reason, nodes: tuple[str, ...]) -> RequeueDecision:
@@ -172,18 +184,26 @@ def _spends(attempt: Attempt, budget: str) -> bool:
     return not attempt.reason.meaning.stays_in_allocation or "next" in attempt.extra
 
 
-def _stalled_in_a_row(history: Sequence[Attempt]) -> int:
-    """Count the newest attempts that gained no step; 0 if the newest one's reason can't show that the run stalls."""
-    if not _may_stall(history[-1]):
+def _stalled_in_a_row(history: Sequence[Attempt], *, is_program: bool) -> int:
+    """Count the newest attempts that gained no step; 0 if nothing can show that the run stalls."""
+    if not _may_stall(history[-1]) or (is_program and not reports_steps(history)):
         return 0  # earlier stalled attempts don't count: the user may have resumed the run after it ended as stalled
     count = 0
-    for attempt in reversed(history):
-        # the run resumes from a checkpoint: a step that was completed and not saved isn't progress
-        saved = int(attempt.extra.get("saved_step", attempt.end_step or 0))
-        if saved > (attempt.start_step or 0):
+    for number in range(len(history) - 1, -1, -1):
+        if _gained(history, number, is_program=is_program):
             break
-        count += _may_stall(attempt)
+        count += _may_stall(history[number])
     return count
+
+
+def _gained(history: Sequence[Attempt], number: int, *, is_program: bool) -> bool:
+    attempt = history[number]
+    # the run resumes from a checkpoint: a step that was completed and not saved isn't progress
+    saved = int(attempt.extra.get("saved_step", attempt.end_step or 0))
+    if is_program and not saved:
+        # it reports no saves, and shows that it has resumed from one by the steps that it reaches
+        return (attempt.end_step or 0) > max((one.end_step or 0 for one in history[:number]), default=0)
+    return saved > (attempt.start_step or 0)
 
 
 def _may_stall(attempt: Attempt) -> bool:

@@ -21,6 +21,12 @@ USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 ENDED_FOR = {"TimeLimit": Reason.TIME_LIMIT, "NodeDown": Reason.NODE_FAILURE}
 """Reasons in SLURM's record of a job that ends without a requeue; any other means that a person ended it."""
+KILLED_FOR = {
+    Reason.TIME_LIMIT: "the time limit was reached",
+    Reason.NODE_FAILURE: "a node failed",
+    Reason.CANCELLED: "the job was cancelled",
+}
+"""Why SLURM kills a job, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +36,11 @@ class Termination:
     Attributes:
         reason: why SLURM ends the job; None if its record doesn't explain the signal, which then came from a person, or
             from srun after another rank died.
-        evidence: the signal and the fields from which the reason follows, in one line.
+        evidence: what SLURM did, in words, with the signal.
         deadline: epoch seconds at which SLURM will kill the job; None if it is unknown.
         requeued: whether SLURM has already put the job back into the queue.
         killing: whether SLURM is killing the job's processes; if not, they have some time left.
+        record: the fields of SLURM's record from which the reason follows, for a log; empty without an answer.
     """
 
     reason: Reason | None
@@ -41,6 +48,12 @@ class Termination:
     deadline: float | None = None
     requeued: bool = False
     killing: bool = False
+    record: str = ""
+
+    @property
+    def logged(self) -> str:
+        """The evidence with SLURM's fields."""
+        return "; ".join(filter(None, (self.evidence, self.record)))
 
     @classmethod
     def read(cls, claim: Path) -> Termination | None:
@@ -79,23 +92,36 @@ def diagnose(received: int | None, record: JobRecord | None, *, restarts: int, n
         restarts: how often the job had been requeued when this attempt began.
         now: epoch seconds.
     """
-    name = "no signal here" if received is None else signal.Signals(received).name
+    name = "" if received is None else signal.Signals(received).name
+    suffix = name and f" ({name})"
     if record is None:
         # a user signal is almost always SLURM's warning before the time limit
         reason = Reason.TIME_LIMIT if received in USER_SIGNALS else None
-        return Termination(reason, f"{name}; SLURM didn't answer")
+        return Termination(reason, f"SLURM didn't answer{suffix}")
     counted = record.restarts is not None and record.restarts > restarts
     # a job whose batch script SLURM takes for not started is back in the queue too, without being counted or cancelled
     requeued = counted or record.state.is_pending
     killing = record.state is JobState.COMPLETING or record.state.is_finished or record.state.is_pending
-    evidence = f"{name}; JobState={record.state.value} PreemptTime={record.preempt_time} EndTime={record.end_time}"
+    fields = _fields(record)
     if record.preempt_time is not None or requeued:
         # once SLURM is killing the job, EndTime isn't the deadline: the kill comes KillWait seconds after the signal
-        return Termination(Reason.PREEMPTED, evidence, None if killing else record.end_time, requeued, killing)
+        deadline = None if killing else record.end_time
+        did = f"SLURM {'requeued' if record.preempt_time is None else 'preempted'} the job{suffix}"
+        return Termination(Reason.PREEMPTED, did, deadline, requeued, killing, fields)
     if killing:
         # a preemption without grace time is handled above: SLURM increments Restarts at once
         reason = ENDED_FOR.get(record.reason, Reason.CANCELLED)
-        return Termination(reason, f"{evidence} Reason={record.reason or None}", killing=True)
-    if received in USER_SIGNALS or (record.end_time is not None and record.end_time <= now):
-        return Termination(Reason.TIME_LIMIT, evidence, record.end_time)
-    return Termination(None, evidence)
+        return Termination(reason, f"{KILLED_FOR[reason]}{suffix}", killing=True, record=fields)
+    if received in USER_SIGNALS:
+        return Termination(
+            Reason.TIME_LIMIT, f"SLURM sent {name} before the time limit", record.end_time, record=fields
+        )
+    if record.end_time is not None and record.end_time <= now:
+        why = f"{KILLED_FOR[Reason.TIME_LIMIT]}{suffix}"
+        return Termination(Reason.TIME_LIMIT, why, record.end_time, record=fields)
+    return Termination(None, f"SLURM's record names no cause{suffix}", record=fields)
+
+
+def _fields(record: JobRecord) -> str:
+    times = f"PreemptTime={record.preempt_time} EndTime={record.end_time} Restarts={record.restarts}"
+    return f"JobState={record.state.value} {times} Reason={record.reason or None}"

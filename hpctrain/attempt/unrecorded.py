@@ -12,7 +12,7 @@ from typing import TypeVar
 from hpctrain.attempt.out_of_memory import with_memory_advice
 from hpctrain.attempt.outcome import Outcome, record_end
 from hpctrain.attempt.termination import Termination
-from hpctrain.config.stored import load
+from hpctrain.config.stored import load_run
 from hpctrain.errors import HpctrainError, SchedulerError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
@@ -78,7 +78,7 @@ class UnrecordedEnds:
             outcome = self._explain(entry, outcome)
         if outcome.reason is Reason.OUT_OF_MEMORY:
             with contextlib.suppress(HpctrainError, OSError):
-                outcome = with_memory_advice(outcome, load(self.directory.config))
+                outcome = with_memory_advice(outcome, load_run(self.directory.config))
         ended = f"{outcome.reason.value} at step {outcome.step} ({outcome.headline})"
         log.info("closing attempt %d, which recorded no end: %s", entry.attempt, ended)
         # hpctrain closes an attempt before it asks for a requeue, so this one was SLURM's own

@@ -22,6 +22,7 @@ COMMANDS = (
     "inspect",
     "logs",
     "resume",
+    "run",
     "stacks",
     "status",
     "sync",
@@ -113,6 +114,8 @@ def _dispatch(arguments: list[str]) -> int:
         return code
     if first and "=" not in first and not first.startswith(("-", "~")):
         known = f"the commands are {', '.join(COMMANDS)}; to train, write KEY=VALUE (see --help)"
+        if "." in first or "/" in first:
+            known = f"to run a program, write python -m hpctrain run -- python {first} ..."
         print(f"{ERROR_PREFIX}{first} is not a command; {known}", file=sys.stderr)
         return ExitCode.BAD_CONFIGURATION
     if first == "--version":

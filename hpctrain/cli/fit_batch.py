@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from hpctrain.cli.batch_search import BatchSearch, Trial
 from hpctrain.cluster.scrub import scrubbed
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer
+from hpctrain.config.program import split_command
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
 from hpctrain.config.stored import to_yaml
@@ -74,6 +76,10 @@ def main(arguments: list[str]) -> int:
         help=f"fraction of the memory to keep free (default: {MARGIN:g})",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    if "--" in arguments:
+        typed = shlex.join(split_command(arguments)[1])
+        problem = "fit-batch knows the batches of hpctrain's own trainings, not those of a program"
+        raise ConfigError("run.command", typed, problem, "write KEY=VALUE of a training")
     options = parser.parse_intermixed_args(arguments)
     config = Composer(options.config_dir).compose(options.overrides)
     if isinstance(config.cluster, Slurm):

@@ -13,11 +13,12 @@ from hydra.types import RunMode
 from omegaconf import Container, DictConfig, OmegaConf
 
 from hpctrain.config.compose import Composer
+from hpctrain.config.compose_program import ProgramComposer
 from hpctrain.config.field_docs import all_fields, purpose_of
 from hpctrain.config.multiple_values import quoted
 from hpctrain.config.overrides import open_overrides
 from hpctrain.config.root import Config
-from hpctrain.config.schema import GROUPS
+from hpctrain.config.schema import GROUPS, PROGRAM_KEYS
 from hpctrain.errors import ConfigError
 
 SCREEN = """\
@@ -26,12 +27,13 @@ hpctrain trains PyTorch models on this machine or on a SLURM cluster.
   python -m hpctrain                              train task=digits here
   python -m hpctrain cluster=slurm nodes=4        the same on four nodes
   python -m hpctrain -m optimizer.lr=1e-3,3e-4    a sweep: one run per value
+  python -m hpctrain run -- python my.py          any program, as the ranks
   python -m hpctrain COMMAND ...                  each COMMAND has --help:
 
     status [RUN]  runs under runs/, or one    resume RUN   continue what stopped
     logs RUN      what a rank printed         cancel RUN   cancel or stop a run
     inspect RUN   its checkpoints             stacks RUN   stacks of its ranks
-    fit-batch     the largest micro-batch     drill        test interruptions
+    fit-batch     the largest micro-batch     drill [run]  test interruptions
     env           rank and world size here    completion   Tab in your shell
     sync RUN      send it to W&B or MLflow
 
@@ -42,19 +44,19 @@ KEY=VALUE changes a key, and GROUP=OPTION chooses an option of a group.
   --help GROUP   its options and keys, with meaning, unit and value
   --help KEY     one key
   --cfg job      print the configuration that a command would use
-  -m             sweep over values     --config-dir FOLDER   groups of your own
-  --version      --hydra-help          documentation: docs/README.md
+  -m   sweep over values   --config-dir FOLDER   groups of your own   --version
 """
 WIDTH = 80
 """Columns of the text."""
 INDENT = " " * 4
 
 
-def help_text(composer: Composer, words: Sequence[str]) -> str:
+def help_text(composer: Composer, words: Sequence[str], config_dir: str | None = None) -> str:
     """Return the help.
 
     Args:
         composer: of the command line's folders.
+        config_dir: the folder of `--config-dir`; None for none.
         words: what follows `--help`: groups, keys, and the choices and values with which to show them.
 
     Raises:
@@ -64,9 +66,11 @@ def help_text(composer: Composer, words: Sequence[str]) -> str:
     overrides = [word for word in words if "=" in word]
     # `--help cluster=slurm` shows the keys of that choice
     named = named or [word.partition("=")[0].lstrip("+") for word in overrides]
+    if any(word.partition(".")[0] in PROGRAM_KEYS for word in named):
+        composer = ProgramComposer(["COMMAND"], config_dir)
     if not named:
         groups = textwrap.wrap(" ".join([*GROUPS, "experiment"]), WIDTH - 10)
-        keys = textwrap.wrap(" ".join(_top_level()), WIDTH - 10)
+        keys = textwrap.wrap(" ".join([*_top_level(), *_of_programs()]), WIDTH - 10)
         return SCREEN.format(groups="\n          ".join(groups), keys="\n          ".join(keys))
     with composer.explaining(overrides):
         node = composer.hydras(list(map(quoted, open_overrides(overrides))), RunMode.RUN)
@@ -75,6 +79,10 @@ def help_text(composer: Composer, words: Sequence[str]) -> str:
 
 def _top_level() -> list[str]:
     return [field.name for field in dataclasses.fields(Config) if field.name not in GROUPS]
+
+
+def _of_programs() -> list[str]:
+    return sorted(PROGRAM_KEYS - set(GROUPS))
 
 
 def _described(composer: Composer, node: DictConfig, name: str) -> Iterator[str]:

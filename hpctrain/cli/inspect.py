@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.cli.arguments import add_runs, chosen_run, command_parser
+from hpctrain.cli.reported_saves import saves_report, saves_table
+from hpctrain.config.plain_yaml import is_program
 from hpctrain.errors import ExitCode
 from hpctrain.files import TEMPORARY_PREFIX
-from hpctrain.phrases import local_time
+from hpctrain.phrases import byte_size, local_time
 from hpctrain.run.checkpoints import CheckpointInfo, list_checkpoints
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.score import best_steps
@@ -26,7 +28,10 @@ step, samples_seen, world_size, weights_digest and config_digest are those of th
 weights_digest is a SHA-256 over the model's named tensors: two runs with the same digest have the same weights.
 The best checkpoint is the intact one whose step had the best evaluation, by the run's own metric.
 
-Exit code 0; 1 if there are checkpoints and none of them is intact; 2 if RUN is not a run."""
+Of a program's run (`run --`), the saves are shown that the program reported, and whether they still exist; then the
+newest files in HPCTRAIN_CHECKPOINT_DIR that it didn't report. What is in them is the program's own affair.
+
+Exit code 0; 1 if there are checkpoints and none of them is intact, or saves and none exists; 2 if RUN is not a run."""
 _OF_THE_NEWEST = ("step", "samples_seen", "world_size", "weights_digest", "config_digest")
 
 
@@ -39,6 +44,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="compare names and sizes, not every byte")
     options = parser.parse_args(arguments)
     directory = chosen_run(options)
+    if is_program(directory.config):
+        of_program = saves_report(directory)
+        print(json.dumps(of_program, indent=2) if options.json else saves_table(of_program))
+        return ExitCode.FAILED if of_program["saves"] and of_program["step"] is None else ExitCode.FINISHED
     found = list_checkpoints(directory, verify=not options.quick)
     report = _report(directory, found)
     print(json.dumps(report, indent=2) if options.json else _table(report, found))
@@ -78,17 +87,8 @@ def _table(report: dict[str, Any], found: list[CheckpointInfo]) -> str:
         if info.score is not None:
             best = ", the best" if info.step == report["best"] else ""
             condition += f"  {info.score.name} {info.score.value:.6g}{best}"
-        lines.append(f"  {info.path.name}  {_size(info.bytes):>10}  {written:<19}  {condition}")
+        lines.append(f"  {info.path.name}  {byte_size(info.bytes):>10}  {written:<19}  {condition}")
     lines += [f"  {Path(path).name}  damaged: skipped by a resume" for path in report["set_aside"]]
     unfinished = "unfinished: still being written, or left by a crash"
     lines += [f"  {Path(path).name}  {unfinished}" for path in report["unfinished"]]
     return "\n".join(lines)
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

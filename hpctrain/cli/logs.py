@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     try:
         if options.follow:
             status = Follower(log, sys.stderr).follow()
-            _print_message(f"the run is {status.described}, at step {status.step}")
+            _print_message(f"the run is {status.described}{status.at_step}")
         elif not log.copy():
             _explain_silence(directory, log)
     except KeyboardInterrupt:  # the usual way to stop following

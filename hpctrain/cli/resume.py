@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.cli.arguments import add_config_dir, add_runs_dir, command_parser
+from hpctrain.config.program import split_command
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, RunDirectoryError
 from hpctrain.launch.existing_run import changed_config, revert_failed_changes
 from hpctrain.launch.launcher import launch
@@ -22,10 +24,14 @@ examples:
   python -m hpctrain resume RUN trainer.max_steps=2000        # train longer
   python -m hpctrain resume RUN cluster=slurm nodes=2         # continue somewhere else
   python -m hpctrain resume sweep                             # every unfinished run under runs/sweep
+  python -m hpctrain resume RUN --code=now                    # after a correction of your code
 
 With several runs, `resume` skips those that are completed or running, or whose files it can't read. It submits the
 runs of a sweep as one array. If the new attempt fails before it starts, hpctrain restores the run's configuration. If
 you stop or cancel it before it starts, your changes are kept for the next resume.
+
+A run continues with the copy of the code that was made when it was launched. With --code=now, it gets a new copy of the
+code in the folder where you type this.
 
 Exit code: the run's, or that of the first run that didn't finish; 0 once the run is submitted, and for a completed run;
 2 if RUN is not a run, can't be read, is or may be running, or if an override is invalid."""
@@ -38,6 +44,10 @@ def main(arguments: list[str]) -> int:
         RunDirectoryError: a run doesn't exist, or may be running; or the only one is running.
         ConfigError: an override is invalid.
     """
+    if "--" in arguments:
+        typed = shlex.join(split_command(arguments)[1])
+        remedy = "start another run with python -m hpctrain run -- COMMAND, or change args.NAME=VALUE"
+        raise ConfigError("run.command", typed, "a run keeps its command", remedy)
     options = _parse(arguments)
     command = ["python", "-m", "hpctrain", "resume", *arguments]
     directories, overrides = _split_words(options.words, Path(options.runs_dir))
@@ -45,7 +55,9 @@ def main(arguments: list[str]) -> int:
     if len(directories) > 1:
         return _resume_all(directories, overrides, options, command)
     (directory,) = directories
-    return launch(changed_config(directory, overrides, options.config_dir), command, force=options.force)
+    now = options.code == "now"
+    config = changed_config(directory, overrides, options.config_dir, code_now=now)
+    return launch(config, command, force=options.force, code_now=now)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -56,6 +68,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     add_config_dir(parser)
     parser.add_argument(
         "--force", action="store_true", help="resume even though SLURM can't confirm that the run's job has ended"
+    )
+    parser.add_argument(
+        "--code", choices=["now"], help="now: take the code as it is in this folder now, in place of the run's own copy"
     )
     return parser.parse_intermixed_args(arguments)
 
@@ -83,11 +98,12 @@ def _resume_all(
     from hpctrain.sweep.runs import SweepRun
     from hpctrain.sweep.sweep import Sweep  # submitit takes a tenth of a second to import
 
+    now = options.code == "now"
     groups: dict[tuple[Path, str], list[SweepRun]] = {}
     codes: list[int] = []
     for directory in sorted(directories, key=_place):
         try:
-            config = changed_config(directory, overrides, options.config_dir)
+            config = changed_config(directory, overrides, options.config_dir, code_now=now)
         except ConfigError:
             if (problem := _problem_without_changes(directory)) is None:
                 raise  # by an override, which is given to all runs
@@ -97,7 +113,7 @@ def _resume_all(
         group = groups.setdefault((_home(directory), config.cluster.kind), [])
         group.append(SweepRun(config, read_varied(directory)))
     for (home, kind), runs in groups.items():
-        codes += Sweep(RunDirectory.at(home), command, force=options.force).launch(runs)
+        codes += Sweep(RunDirectory.at(home), command, force=options.force, code_now=now).launch(runs)
         if kind == "local" and ExitCode.INTERRUPTED in codes:
             break  # by Ctrl-C, which is meant for all of them
     return next((code for code in codes if code != ExitCode.FINISHED), ExitCode.FINISHED)

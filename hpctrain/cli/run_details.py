@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import shlex
 
+from hpctrain.attempt.requeue import BLIND
 from hpctrain.cli.table import aligned
-from hpctrain.phrases import duration, listed, local_time
+from hpctrain.phrases import duration, listed, local_time, on_one_line
 from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.manifest import varied_text
+from hpctrain.run.saves import unreported_files
 from hpctrain.status.accounting import Account, AttemptAccount
-from hpctrain.status.report import RunStatus
+from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunState
 
 _MEASURED = (
@@ -31,17 +33,17 @@ _RIGHT_ALIGNED = (0, 3, 4, 5)
 
 def run_details(status: RunStatus, now: float) -> str:
     """Describe a run; ``now`` is in epoch seconds."""
-    of_total = "" if status.total_steps is None else f" of {status.total_steps}"
     lines = [
         f"run         {os.path.relpath(status.path)}",
+        *([f"command     {on_one_line(status.command)}"] if status.command else []),
         *([f"varied      {varied_text(status.varied)}"] if status.varied else []),
         f"state       {status.state}" + (f": {status.note}" if status.note else ""),
     ]
     if status.may_start is not None:
         wait = duration(status.may_start - now)
         lines.append(f"may start   {local_time(status.may_start)}, in {wait}, by SLURM's estimate")
-    lines.append(f"step        {status.step}{of_total}")
-    lines.append(f"checkpoint  {'none yet' if status.checkpoint_step is None else f'step {status.checkpoint_step}'}")
+    lines.append(f"step        {_step(status)}")
+    lines.append(f"checkpoint  {_checkpoint(status, now)}")
     if status.set_aside:
         lines.append(f"set aside   {' '.join(status.set_aside)}: damaged, skipped by a resume")
     if status.metrics:
@@ -56,7 +58,7 @@ def run_details(status: RunStatus, now: float) -> str:
     if status.attempts:
         lines.append("attempts")
         lines += [f"  {line}" for line in _attempts_table(status, now)]
-    if spent := _shares_of_time(status.account):
+    if spent := _shares_of_time(status.account, with_ratio=status.knows_step):
         lines.append(f"time        {spent}")
     if status.verdict is not None:
         lines += bottleneck_lines(status.verdict)
@@ -79,6 +81,24 @@ def bottleneck_lines(found: Bottleneck) -> list[str]:
         lines.append(f"slowest     rank {found.slowest_rank} on {found.slowest_host}: {own}")
     lines.append(f"verdict     {found.text}")
     return lines + [f"also        {text}" for text in found.also]
+
+
+def _step(status: RunStatus) -> str:
+    if not status.knows_step:
+        return f"-  ({BLIND})" if status.attempts and status.state is not RunState.COMPLETED else "-"
+    total = "" if status.total_steps is None else f" of {status.total_steps}"
+    left = "" if status.left_s is None else f", about {duration(status.left_s)} left"
+    return f"{status.step}{total}{left}"
+
+
+def _checkpoint(status: RunStatus, now: float) -> str:
+    if status.checkpoint_step is not None:
+        where = "" if status.saved_path is None else f": {os.path.relpath(status.saved_path)}"
+        return f"step {status.checkpoint_step}{where}"
+    if status.command and (files := unreported_files(RunDirectory(status.path))):
+        path, when = files[0]
+        return f"not reported; newest in {path.parent.name}/: {path.name}, {duration(now - when)} ago"
+    return "none" if status.state in (RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED) else "none yet"
 
 
 def _figures(found: Bottleneck) -> str:
@@ -119,14 +139,18 @@ def _attempts_table(status: RunStatus, now: float) -> list[str]:
     return aligned([[row[column] for column in shown] for row in (_HEAD, *rows)], right=right)
 
 
-def _shares_of_time(account: Account) -> str:
-    """Format the shares of the wall time, largest first, and the effective training time ratio; empty at first."""
+def _shares_of_time(account: Account, *, with_ratio: bool) -> str:
+    """Format the shares of the wall time, largest first, and the effective training time ratio; empty at first.
+
+    A program's time without known steps may be spent on anything, also on work that it repeats: it has no such ratio.
+    """
     spent = account.spent
     if spent.ratio is None:
         return ""
     shares = sorted(spent.shares.items(), key=lambda item: -item[1])
     text = "  ".join(f"{name} {_percent(share)}" for name, share in shares if share > 0)
-    return f"{text}  of {duration(spent.total_s)}; effective training time ratio {spent.ratio:.2f}"
+    ratio = f"; effective training time ratio {spent.ratio:.2f}" if with_ratio else ""
+    return f"{text}  of {duration(spent.total_s)}{ratio}"
 
 
 def _row(attempt: Attempt, account: AttemptAccount, status: RunStatus, now: float) -> tuple[str, ...]:
@@ -152,11 +176,20 @@ def _steps_and_end(attempt: Attempt, status: RunStatus, now: float) -> tuple[str
     if attempt.reason is not None:
         took = "0 s" if began is None else duration((attempt.end_time or 0) - began)
         ended = f"{attempt.reason} after {took}" + (f": {attempt.detail}" if attempt.detail else "")
-        return f"{_known(attempt.start_step)} -> {_known(attempt.end_step)}", ended
+        return _from_to(attempt, _known(attempt.end_step), status), ended
     if status.state in (RunState.RUNNING, RunState.STARTING) and attempt is status.attempts[-1]:
-        steps = f"{_known(attempt.start_step)} -> {status.step} so far"
-        return steps, f"{status.state} for {duration(now - (began or now))}"
-    return f"{_known(attempt.start_step)} -> ?", "no end was recorded"
+        return _from_to(
+            attempt, f"{status.step} so far", status
+        ), f"{status.state} for {duration(now - (began or now))}"
+    return _from_to(attempt, "?", status), "no end was recorded"
+
+
+def _from_to(attempt: Attempt, end: str, status: RunStatus) -> str:
+    if not status.knows_step:
+        return "-"
+    # without reported saves, nothing shows from which step a program resumed
+    begin = "?" if status.command and status.checkpoint_step is None else _known(attempt.start_step)
+    return f"{begin} -> {end}"
 
 
 def _known(step: int | None) -> str:

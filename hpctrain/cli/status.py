@@ -19,7 +19,8 @@ from hpctrain.cli.table import aligned
 from hpctrain.errors import ExitCode
 from hpctrain.phrases import counted, duration
 from hpctrain.run.manifest import varied_text
-from hpctrain.status.report import RunStatus, read_statuses
+from hpctrain.status.report import read_statuses
+from hpctrain.status.run_status import RunStatus
 from hpctrain.status.search import find_runs
 from hpctrain.terminal import is_terminal
 
@@ -92,7 +93,7 @@ def _row(status: RunStatus, runs_dir: Path, now: float) -> tuple[str, ...]:
         os.path.relpath(status.path) if name.startswith("..") else name,
         varied_text(status.varied) or "-",
         status.state,
-        str(status.step) if status.total_steps is None else f"{status.step}/{status.total_steps}",
+        _step(status),
         *("-" if loss is None else f"{loss:.4g}" for loss in losses),
         "-" if status.best is None else f"{status.best.name} {status.best.value:.4g}",
         str(len(status.attempts)),
@@ -100,6 +101,12 @@ def _row(status: RunStatus, runs_dir: Path, now: float) -> tuple[str, ...]:
         "-" if last is None else f"{duration(now - last)} ago",
         status.note,
     )
+
+
+def _step(status: RunStatus) -> str:
+    if not status.knows_step:
+        return "-"
+    return str(status.step) if status.total_steps is None else f"{status.step}/{status.total_steps}"
 
 
 def _as_json(status: RunStatus) -> dict[str, Any]:

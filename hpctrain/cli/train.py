@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 import time
@@ -33,6 +34,10 @@ RANK_ZERO_S = 5.0
 
 def main(arguments: Sequence[str]) -> int:
     """Train, sweep, or show the configuration; ``arguments`` are overrides and Hydra's flags."""
+    if "--" in arguments:
+        command = shlex.join(arguments[list(arguments).index("--") :])
+        remedy = f"write python -m hpctrain run KEY=VALUE {command}"
+        raise ConfigError("command", command, "needs the subcommand run", remedy)
     parser = _parser()
     _refuse_dashes(arguments, parser)
     # flags may stand anywhere: `cluster=slurm -m seed=1,2`
@@ -89,7 +94,7 @@ def _show(composer: Composer, options: argparse.Namespace, parser: argparse.Argu
         if options.help:
             from hpctrain.cli.help import help_text
 
-            print(help_text(composer, options.overrides), end="")
+            print(help_text(composer, options.overrides, options.config_dir), end="")
         elif options.hydra_help:
             # Hydra lists flags whose help is suppressed, too
             parser._actions = [action for action in parser._actions if action.dest not in REFUSED]
@@ -111,7 +116,7 @@ def _show(composer: Composer, options: argparse.Namespace, parser: argparse.Argu
     return ExitCode.FINISHED
 
 
-def _wait_for_rank_zero(code: ExitCode) -> None:
+def wait_for_rank_zero(code: ExitCode) -> None:
     """Wait until rank zero has reported the error for all ranks."""
     # if another rank ended first, torchrun and srun would end rank zero before it has reported the error
     signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
@@ -127,7 +132,7 @@ def _run_as_rank(composer: Composer, overrides: list[str]) -> int:
         config = composer.compose(overrides, world_size=environment.world_size)
     except ConfigError as error:
         if environment.rank:
-            _wait_for_rank_zero(error.exit_code)
+            wait_for_rank_zero(error.exit_code)
             return error.exit_code
         raise
     ignore_write_errors()

@@ -5,19 +5,21 @@ from __future__ import annotations
 import importlib.util
 import operator
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from hpctrain.config.cluster import MAX_NODES, Slurm
-from hpctrain.config.identity import flat
+from hpctrain.config.main_module import refuse_own_targets, require_own_targets
 from hpctrain.config.named_optimizers import named_optimizers
 from hpctrain.config.optimizer import Handling, handling_of
 from hpctrain.config.parameter_groups import entries_of
-from hpctrain.config.paths import check_run_directory, check_weights
-from hpctrain.config.program import refuse_own_targets, require_own_targets
+from hpctrain.config.paths import check_weights
+from hpctrain.config.program import ProgramConfig
+from hpctrain.config.program_checks import check_program, program_warnings
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
+from hpctrain.config.run_checks import check_run
+from hpctrain.config.run_config import RunConfig
 from hpctrain.config.target import check_targets
 from hpctrain.config.task import EXTRAS, missing_folder
 from hpctrain.config.task_methods import check_task, uncalled_methods
@@ -39,8 +41,8 @@ SHOWN = 5
 """How many process counts the message on an indivisible batch suggests."""
 
 
-def check(config: Config, environ: Mapping[str, str] = os.environ, *, world_size: int | None = None) -> None:
-    """Check all groups together.
+def check(config: RunConfig, environ: Mapping[str, str] = os.environ, *, world_size: int | None = None) -> None:
+    """Check all groups of a training, or of a program, together.
 
     Args:
         config: each value is already checked by itself.
@@ -50,14 +52,15 @@ def check(config: Config, environ: Mapping[str, str] = os.environ, *, world_size
     Raises:
         ConfigError: the first impossible combination.
     """
+    if isinstance(config, ProgramConfig):
+        check_program(config, environ)
+    elif isinstance(config, Config):
+        _check_training(config, environ, world_size)
+
+
+def _check_training(config: Config, environ: Mapping[str, str], world_size: int | None) -> None:
+    check_run(config, world_size=world_size)
     slurm = isinstance(config.cluster, Slurm)
-    for key, value in flat(config).items():
-        _check_text(key, value)
-    if slurm or config.run_dir is not None:
-        check_run_directory(config.run_dir or "runs", in_batch_script=slurm)
-    if config.nodes > 1 and not slurm and world_size is None:
-        problem = "needs a cluster, but cluster=local is one machine"
-        raise ConfigError("nodes", config.nodes, problem, "add cluster=slurm")
     if config.trainer.max_steps is None and config.trainer.max_epochs is None:
         raise ConfigError("trainer.max_steps", None, "the run would never end", "set it, or trainer.max_epochs")
     if config.init_from is not None:
@@ -93,15 +96,6 @@ def _check_classes_of_the_program(config: Config, num_ranks: int) -> None:
             config, f"is defined in this program, which {'a job' if slurm else 'other ranks'} can't import"
         )
     require_own_targets(config)
-
-
-def _check_text(key: str, value: object) -> None:
-    """Refuse texts that can't be stored in config.yaml, or passed to another program."""
-    for text in value if isinstance(value, list) else [value]:
-        # a lone surrogate is how Python represents a byte of the command line that isn't UTF-8
-        if isinstance(text, str) and (found := re.search(r"[\x00\ud800-\udfff]", text)) is not None:
-            kind = "a NUL character" if found[0] == "\0" else "a byte that is not UTF-8"
-            raise ConfigError(key, ascii(text), f"contains {kind}", "correct it")
 
 
 def _require_package(key: str, value: object, package: str, extra: str) -> None:
@@ -192,8 +186,14 @@ def refuse_without_gpu(config: Config, remedy: str) -> None:
             raise ConfigError(key, value, problem, f"{remedy}{alternative}")
 
 
-def warnings_of(config: Config) -> list[str]:
+def warnings_of(config: RunConfig) -> list[str]:
     """Return a line on each setting that works, but is probably a mistake."""
+    if isinstance(config, ProgramConfig):
+        return program_warnings(config)
+    return _warnings_of_training(config) if isinstance(config, Config) else []
+
+
+def _warnings_of_training(config: Config) -> list[str]:
     cluster, found = config.cluster, []
     if isinstance(cluster, Slurm) and (folder := missing_folder(config.task)) is not None:
         found.append(f"task.data={folder} is not a folder on this machine: it must exist on the nodes")

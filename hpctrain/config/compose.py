@@ -29,6 +29,8 @@ from hpctrain.config.multiple_values import require_single_value, with_first_val
 from hpctrain.config.near_misses import option_instead
 from hpctrain.config.overrides import apply_override, keys_of, open_overrides
 from hpctrain.config.root import Config, with_absolute_init
+from hpctrain.config.run_config import RunConfig
+from hpctrain.config.schema import PROGRAM_KEYS
 from hpctrain.config.stored import to_config
 from hpctrain.errors import ConfigError
 
@@ -44,9 +46,16 @@ class Composer:
     Args:
         config_dir: the folder of `--config-dir`; None for none.
 
+    Attributes:
+        primary: the main configuration.
+        foreign: top-level keys that other runs have.
+
     Raises:
         ConfigError: the folder doesn't exist.
     """
+
+    primary = PRIMARY
+    foreign = PROGRAM_KEYS
 
     def __init__(self, config_dir: str | None = None) -> None:
         hydra.version.setbase("1.3")  # as `@hydra.main(version_base="1.3")` does
@@ -99,10 +108,15 @@ class Composer:
         Raises:
             ConfigError: an override, a value or a combination of values is invalid.
         """
+        self.refuse_foreign(overrides)
         with self.explaining(overrides):
-            config = to_config(self._raw(overrides))
+            config = to_config(self._raw(overrides), Config)
         check(config, world_size=world_size)
         return with_absolute_init(config)
+
+    def compose_run(self, overrides: Sequence[str]) -> RunConfig:
+        """Compose and check the configuration of a run, as `compose`; a subclass composes other runs than trainings."""
+        return self.compose(overrides)
 
     def parse(self, overrides: Sequence[str]) -> list[Override]:
         """Parse overrides by Hydra's grammar.
@@ -147,7 +161,7 @@ class Composer:
         """
         try:
             return self.hydra.compose_config(
-                PRIMARY, list(overrides), mode, with_log_configuration=False, from_shell=mode == RunMode.MULTIRUN
+                self.primary, list(overrides), mode, with_log_configuration=False, from_shell=mode == RunMode.MULTIRUN
             )
         except MISTAKES:
             raise  # some are ValueErrors, and have better explanations than the next line
@@ -155,6 +169,21 @@ class Composer:
             # what Hydra raises for a file that is a bare number, for a defaults list that isn't a list, and for keys
             # below a value that is null
             raise ConfigError("configuration", " ".join(overrides), str(error), "correct the file") from error
+
+    def refuse_foreign(self, overrides: Sequence[str]) -> None:
+        """Refuse keys that only other runs have.
+
+        Raises:
+            ConfigError: there is one.
+        """
+        for override in overrides:
+            key, _, value = override.lstrip("+~").partition("=")
+            if key.partition(".")[0] in self.foreign:
+                raise self._foreign_key(key, value)
+
+    def _foreign_key(self, key: str, value: str) -> ConfigError:
+        problem = "belongs to a program's run, not to hpctrain's own training"
+        return ConfigError(key, value, problem, "write python -m hpctrain run KEY=VALUE -- COMMAND")
 
     def _known(self, overrides: Sequence[str], text: str) -> list[str]:
         """Return all keys of the chosen options, for suggestions; of the defaults if those can't be composed."""
@@ -177,9 +206,14 @@ class Composer:
         for override in values:
             apply_override(override, node)
         if node.name is None:
-            node.name = _name_of(task, node)
+            node.name = self._default_name(task, node)
         OmegaConf.set_struct(node, False)
         return node
+
+    def _default_name(self, task: str, node: DictConfig) -> str:
+        """Return the name of a run without one: its task's option, or the class for task=custom."""
+        target = OmegaConf.select(node, "task._target_") if task == "custom" else None
+        return str(target).rpartition(".")[2].lower() if target else task
 
     def _is_choice(self, override: Override) -> bool:
         key = override.key_or_group
@@ -261,12 +295,6 @@ def _entries(group: str, option: str, file: ConfigResult | None) -> set[str]:
 def _may_be_file(option: object) -> bool:
     """Whether an option may be a file's name; Hydra's own errors about others don't name the group."""
     return isinstance(option, str) and len(option) < 250 and option != "???" and not re.search(r"\0|\$\{", option)
-
-
-def _name_of(option: str, node: DictConfig) -> str:
-    """Return the default name of a run: its task's option, or the class for task=custom."""
-    target = OmegaConf.select(node, "task._target_") if option == "custom" else None
-    return str(target).rpartition(".")[2].lower() if target else option
 
 
 def _schema_keys(text: str) -> set[str]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpctrain.config.root import Config
+from hpctrain.config.run_config import RunConfig
 
 DECIDES_THE_WEIGHTS = (
     "seed",
@@ -37,8 +38,12 @@ DECIDES_THE_WEIGHTS = (
     "init_match",
     "init_strict",
     "trainer.sync_batchnorm",
+    "args",
+    "run.command",
+    "run.processes",
 )
-"""Keys and groups of keys that change the weights, even if only by the rounding of sums."""
+"""Keys and groups of keys that change the weights, even if only by the rounding of sums. The last three are those of a
+program."""
 
 
 UNUSED: Mapping[str, object] = {
@@ -55,7 +60,7 @@ def decides_the_weights(key: str) -> bool:
     return any(key == group or key.startswith(f"{group}.") for group in DECIDES_THE_WEIGHTS)
 
 
-def flat(config: Config) -> dict[str, Any]:
+def flat(config: RunConfig) -> dict[str, Any]:
     """Return all values by their full keys."""
     return flat_values(dataclasses.asdict(config))
 

@@ -8,6 +8,8 @@ import importlib.machinery
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 from pathlib import Path
@@ -21,6 +23,8 @@ DYNAMIC = (b"globals(", b"locals(", b"vars(", b"exec(", b"sys.modules", b"__path
 CONSTRUCTORS = ("__init__", "__new__")
 
 Definition = ast.ClassDef | ast.FunctionDef
+
+_replaced: ContextVar[tuple[Path, Path] | None] = ContextVar("replaced", default=None)
 
 
 class UnknownError(Exception):
@@ -185,19 +189,41 @@ def qualified_name(source: ModuleSource, expression: ast.expr) -> str:
     return alias.name if alias.asname else expression.id
 
 
+@contextmanager
+def working_directory_replaced(folder: Path, original: Path) -> Iterator[None]:
+    """Inside the context, and in its thread alone, modules are found in a folder instead of the working directory.
+
+    Args:
+        folder: the copy of the working directory.
+        original: modules that were imported from there don't count: the copy may have others.
+    """
+    token = _replaced.set((folder, original))
+    try:
+        yield
+    finally:
+        _replaced.reset(token)
+
+
 def _spec(name: str) -> ModuleSpec | None:
-    if name in sys.modules:
+    folder, original = _replaced.get() or (Path.cwd(), None)
+    if name in sys.modules and (name == "hpctrain" or not _is_of(sys.modules[name], original)):
         spec = getattr(sys.modules[name], "__spec__", None)
         if not isinstance(spec, ModuleSpec):
             raise UnknownError
         return spec
     places = list(sys.path)
     if not sys.flags.safe_path:
-        places.insert(0, str(Path.cwd()))  # as the ranks have it, which are started with `python -m`
+        places.insert(0, str(folder))  # as the ranks have it
     finders = [finder for finder in sys.meta_path if finder is not importlib.machinery.PathFinder]
     found = importlib.machinery.PathFinder.find_spec(name, places)
     # such as those of editable installations
     return found or next(filter(None, (finder.find_spec(name, None) for finder in finders)), None)
+
+
+def _is_of(module: object, folder: Path | None) -> bool:
+    """Whether a module was imported from a folder."""
+    file = getattr(module, "__file__", None)
+    return folder is not None and isinstance(file, str) and Path(file).is_relative_to(folder)
 
 
 def _submodules(source: ModuleSource) -> Iterator[str]:

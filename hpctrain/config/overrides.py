@@ -15,7 +15,7 @@ from hpctrain.config.explain import HELP, MISTAKES, Explainer
 from hpctrain.config.multiple_values import require_single_value, value_as_typed
 from hpctrain.errors import ConfigError
 
-OPEN_NODES = re.compile(r"^(cluster\.(env|sbatch)|optimizer\.named|logger\.mlflow\.tags)([.=])")
+OPEN_NODES = re.compile(r"^(args|cluster\.(env|sbatch)|optimizer\.named|logger\.mlflow\.tags)([.=])")
 """Keys whose names the user chooses; here new names need no plus sign, which Hydra requires elsewhere."""
 
 

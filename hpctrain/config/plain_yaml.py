@@ -41,3 +41,8 @@ def read_plain_config(path: Path) -> Mapping[str, Any]:
     except (OSError, yaml.YAMLError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}
+
+
+def is_program(path: Path) -> bool:
+    """Whether a ``config.yaml`` is that of a program's run; False if it can't be read."""
+    return "run" in read_plain_config(path)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.config.cluster import Slurm
+from hpctrain.config.program import ProgramConfig
 from hpctrain.config.root import Config
+from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import counted
 
@@ -18,12 +20,21 @@ NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What a run requests; derived once, and passed down."""
+    """What a run requests; derived once, and passed down.
+
+    Attributes:
+        num_nodes: without spare nodes.
+        processes_per_node: that hpctrain starts.
+        gpus_per_node: of each node.
+        cpus_per_process: CPU cores for each process; None for the scheduler's default.
+        spawned_per_node: processes that a program with run.processes=node is to start on each node; None for others.
+    """
 
     num_nodes: int
     processes_per_node: int
     gpus_per_node: int
     cpus_per_process: int | None
+    spawned_per_node: int | None = None
 
     @property
     def world_size(self) -> int:
@@ -48,7 +59,7 @@ def count_devices(listed: str) -> int:
     return next((number for number, hides in enumerate(invalid) if hides), len(names))
 
 
-def resources_of(config: Config, environ: Mapping[str, str] = os.environ) -> Resources:
+def resources_of(config: RunConfig, environ: Mapping[str, str] = os.environ) -> Resources:
     """Return what the configuration requests, with the defaults filled in.
 
     Raises:
@@ -58,13 +69,13 @@ def resources_of(config: Config, environ: Mapping[str, str] = os.environ) -> Res
     here = 0 if isinstance(cluster, Slurm) else visible_gpus(environ)
     gpus = here if cluster.gpus_per_node is None else cluster.gpus_per_node
     if not isinstance(cluster, Slurm) and gpus > here:
-        raise ConfigError(
-            "cluster.gpus_per_node",
-            gpus,
-            f"this machine has only {counted(here, 'visible GPU')}",
-            f"set it to {here} or less",
-        )
-    if config.parallel.kind == "data_parallel":
+        if here:
+            problem, remedy = f"this machine has only {counted(here, 'visible GPU')}", f"set it to {here} or less"
+        else:
+            problem = "this machine has no visible GPU"
+            remedy = f"leave it out, with cluster.processes_per_node={gpus} for as many ranks on the CPU"
+        raise ConfigError("cluster.gpus_per_node", gpus, problem, remedy)
+    if isinstance(config, Config) and config.parallel.kind == "data_parallel":
         processes = 1
     elif cluster.processes_per_node is not None:
         processes = cluster.processes_per_node
@@ -74,6 +85,15 @@ def resources_of(config: Config, environ: Mapping[str, str] = os.environ) -> Res
         raise ConfigError("cluster.gpus_per_process", cluster.gpus_per_process, problem, remedy)
     else:
         processes = max(1, gpus // cluster.gpus_per_process)
+    if isinstance(config, ProgramConfig) and config.run.processes == "node":
+        cores = cluster.cpus_per_process
+        return Resources(
+            num_nodes=config.nodes,
+            processes_per_node=1,
+            gpus_per_node=gpus,
+            cpus_per_process=None if cores is None else cores * processes,
+            spawned_per_node=processes,
+        )
     return Resources(
         num_nodes=config.nodes,
         processes_per_node=processes,

@@ -9,7 +9,9 @@ from typing import Any, get_type_hints
 from omegaconf import OmegaConf
 
 from hpctrain.config import callbacks, cluster, model, named_optimizers, optimizer, schedule, task
+from hpctrain.config.program import ProgramConfig
 from hpctrain.config.root import Config
+from hpctrain.config.run_config import RunConfig
 
 OPTIONS: dict[str, dict[str, type]] = {
     "callbacks": {
@@ -39,12 +41,18 @@ OPTIONS: dict[str, dict[str, type]] = {
 """The groups whose options differ in their keys."""
 LIST_GROUPS = ("callbacks",)
 """The groups of which several options can be chosen, as a list; the keys of each are below its own name."""
+TRAINING_KEYS = frozenset(get_type_hints(Config)) - frozenset(get_type_hints(RunConfig))
+"""The top-level keys that a training has and a program's run has not."""
+PROGRAM_KEYS = frozenset(get_type_hints(ProgramConfig)) - frozenset(get_type_hints(RunConfig))
+"""The top-level keys that a program's run has and a training has not."""
+_HINTS = get_type_hints(Config) | get_type_hints(ProgramConfig)
 GROUPS: dict[str, dict[str, type]] = {
-    name: OPTIONS.get(name) or {name: schema}
-    for name, schema in get_type_hints(Config).items()
-    if name in OPTIONS or is_dataclass(schema)
+    name: OPTIONS.get(name) or {name: _HINTS[name]}
+    # as in the documentation: where it runs, what is trained, and the groups that a reader meets last
+    for name in sorted(_HINTS, key=lambda name: (name != "cluster", name not in TRAINING_KEYS, name in PROGRAM_KEYS))
+    if name in OPTIONS or is_dataclass(_HINTS[name])
 }
-"""Dataclasses by group and schema name, in the order of `Config`."""
+"""Dataclasses by group and schema name."""
 
 
 def register() -> None:
@@ -69,6 +77,7 @@ def _schemas() -> dict[str, Any]:
     store = object.__new__(ConfigStore)  # calling the class returns the store of the process
     store.repo = {}
     store.store(name="base_config", node=root, provider="hpctrain")
+    store.store(name="base_program", node=OmegaConf.structured(ProgramConfig), provider="hpctrain")
     for group, schemas in GROUPS.items():
         for name, schema in schemas.items():
             # an entry under its own name, so that several can be chosen

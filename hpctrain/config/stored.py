@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -15,7 +15,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config.explain import Explainer, unreadable
 from hpctrain.config.plain_yaml import refuse_deep
+from hpctrain.config.program import USAGE, ProgramConfig
 from hpctrain.config.root import Config
+from hpctrain.config.run_config import RunConfig
 from hpctrain.config.schedule import Custom, schema_of
 from hpctrain.config.schema import GROUPS
 from hpctrain.errors import ConfigError
@@ -23,21 +25,32 @@ from hpctrain.startup import __version__
 
 OPEN_GROUPS = ("task", "model", "optimizer", "callbacks")
 """Groups whose keys are arguments of the class in `_target_`."""
+OPEN_OF_PROGRAMS = ("args",)
+"""Groups of a program's run whose keys the user chooses."""
+OWN_KEYS = ("put keys of your own under task, model or optimizer", "put values of your own under args")
+"""Where keys of their own belong in a training, and in a program's run."""
 
 FOR_MODEL = ("name", "seed", "task", "model", "precision.kind", "trainer.eval_ema")
 """What building a run's task and model, and loading its weights, depends on."""
 
 
-def to_config(node: DictConfig) -> Config:
+AnyConfig = TypeVar("AnyConfig", bound=RunConfig)
+
+
+def to_config(node: DictConfig, schema: type[AnyConfig]) -> AnyConfig:
     """Convert a composed or stored configuration to the typed one, and check each group.
+
+    Args:
+        node: with all keys.
+        schema: the class for it.
 
     Raises:
         ConfigError: an unknown key or an invalid value.
         OmegaConfBaseException: a missing value, a wrong type or an interpolation of a key that doesn't exist.
     """
-    fields = {field.name for field in dataclasses.fields(Config)}
+    fields = {field.name for field in dataclasses.fields(schema)}
     for name in sorted(str(key) for key in node if key not in fields):
-        raise ConfigError(name, node[name], "is not a known key", "put keys of your own under task, model or optimizer")
+        raise ConfigError(name, node[name], "is not a known key", OWN_KEYS[schema is ProgramConfig])
     for name in sorted(fields - {str(key) for key in node}):
         raise ConfigError(f"~{name}", None, "is required", "do not remove it")
     beyond = list(_beyond_the_schema(node))
@@ -52,13 +65,15 @@ def to_config(node: DictConfig) -> Config:
     }
     # to_object sets every key as an attribute, which slots refuse for those that the class lacks
     config = OmegaConf.to_object(_without(node, beyond))
-    assert isinstance(config, Config)
+    assert isinstance(config, schema)
     for key, value in plain.items():
         setattr(config, key, value)
     return config
 
 
 def _open_groups(node: DictConfig) -> tuple[str, ...]:
+    if "schedule" not in node:
+        return OPEN_OF_PROGRAMS
     # without a type: stored, with the arguments of a class
     is_open = OmegaConf.get_type(node.schedule) in (Custom, dict)
     return (*OPEN_GROUPS, "schedule") if is_open else OPEN_GROUPS
@@ -88,7 +103,7 @@ def _without(node: DictConfig, keys: Sequence[str]) -> DictConfig:
     return rest
 
 
-def to_yaml(config: Config) -> str:
+def to_yaml(config: RunConfig) -> str:
     """Return the text of ``config.yaml``, with everything resolved."""
     # as OmegaConf.to_yaml does, which would build its own tree first: half of the time, for each run of a sweep
     dumper = get_omega_conf_dumper()
@@ -139,7 +154,7 @@ def _unknown(known: object, stored: object, prefix: str = "") -> Iterator[tuple[
 
 
 def load(path: Path, overrides: list[str] | None = None, *, only: Sequence[str] = ()) -> Config:
-    """Read the configuration of a run from its ``config.yaml``, and apply overrides ``key=value``.
+    """Read the configuration of a training from its ``config.yaml``, and apply overrides ``key=value``.
 
     Args:
         path: of the file.
@@ -147,18 +162,27 @@ def load(path: Path, overrides: list[str] | None = None, *, only: Sequence[str] 
         only: full names of the keys to read; empty for all.
 
     Raises:
-        ConfigError: this version doesn't know a key or a value, or the file can't be read or isn't valid YAML.
+        ConfigError: this version doesn't know a key or a value, or the file can't be read or isn't valid YAML; or the
+            run is a program's.
     """
+    config = load_run(path, overrides, only=only)
+    if not isinstance(config, Config):
+        problem = "is the run of a program, not a training of hpctrain's"
+        raise ConfigError("run", path.parent, problem, "name a run of a training")
+    return config
+
+
+def load_run(path: Path, overrides: list[str] | None = None, *, only: Sequence[str] = ()) -> Config | ProgramConfig:
+    """Read the configuration of a run, a training or a program, as `load`."""
     try:
         refuse_deep(path)
         stored = OmegaConf.load(path)
-        if only:
+        is_program = "run" in stored
+        if only and not is_program:
             stored = _part(stored, only)
-        kind = OmegaConf.select(stored, "cluster.kind") or "local"
-        root = OmegaConf.structured(Config)
-        root.cluster = OmegaConf.structured(GROUPS["cluster"][kind])
-        schema = schema_of(OmegaConf.select(stored, "schedule") or {})
-        root.schedule = None if schema is Custom else OmegaConf.structured(schema)
+        # not through OmegaConf: ${HOME} in a command is the shell's
+        command = _take_command(stored) if is_program else []
+        root = _root_of_program(stored) if is_program else _root_of_training(stored)
         _refuse_unknown(path, root, stored)
         merged = OmegaConf.merge(root, stored)
         assert isinstance(merged, DictConfig)
@@ -166,15 +190,52 @@ def load(path: Path, overrides: list[str] | None = None, *, only: Sequence[str] 
             from hpctrain.config.overrides import apply_overrides  # Hydra is slow to import, and ranks change nothing
 
             apply_overrides(merged, overrides)
-        config = to_config(merged)
+        config = to_program(merged, command) if is_program else to_config(merged, Config)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise unreadable(error, [path.parent]) from error
     except OmegaConfBaseException as error:
         raise Explainer(str(error), overrides or [str(path)]).explain() from error
-    except (OSError, ValueError, KeyError, OverflowError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         # a kind of cluster that doesn't exist; a number of hundreds of digits; nesting
         problem = f"can't be read: {type(error).__name__}: {str(error).splitlines()[0]}"
         raise ConfigError("configuration", path, problem, "correct the file") from error
     if config.name is None:
         raise ConfigError("name", None, f"is missing in {path}", "correct the file")
     return config
+
+
+def to_program(node: DictConfig, command: Sequence[str]) -> ProgramConfig:
+    """Convert a composed or stored configuration of a program, as `to_config`; the command stays as it was typed."""
+    if OmegaConf.select(node, "run.command"):
+        typed = OmegaConf.to_container(node.run.command, resolve=False)
+        raise ConfigError("run.command", typed, "is set by what follows --", USAGE)
+    config = to_config(node, ProgramConfig)
+    config.run.command = list(command)
+    return config
+
+
+def _take_command(stored: Any) -> list[str]:
+    plain = OmegaConf.to_container(stored.run, resolve=False)
+    words = plain.get("command") if isinstance(plain, dict) else None
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ValueError("run.command is not a list of texts")
+    stored.run.command = []
+    return [str(word) for word in words]
+
+
+def _root_of_training(stored: Any) -> DictConfig:
+    root: DictConfig = OmegaConf.structured(Config)
+    root.cluster = OmegaConf.structured(GROUPS["cluster"][_kind(stored)])
+    schema = schema_of(OmegaConf.select(stored, "schedule") or {})
+    root.schedule = None if schema is Custom else OmegaConf.structured(schema)
+    return root
+
+
+def _root_of_program(stored: Any) -> DictConfig:
+    root: DictConfig = OmegaConf.structured(ProgramConfig)
+    root.cluster = OmegaConf.structured(GROUPS["cluster"][_kind(stored)])
+    return root
+
+
+def _kind(stored: Any) -> str:
+    return OmegaConf.select(stored, "cluster.kind") or "local"

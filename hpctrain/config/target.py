@@ -20,6 +20,7 @@ from hpctrain.config.hooks import (
     runs_nothing,
     wrong_arguments,
 )
+from hpctrain.config.main_module import is_own
 from hpctrain.config.module_source import (
     AbsentError,
     Definition,
@@ -32,7 +33,6 @@ from hpctrain.config.module_source import (
 from hpctrain.config.named_optimizers import NAMED_KEYS, named_optimizers
 from hpctrain.config.optimizer import HANDLING_KEYS, check_option
 from hpctrain.config.parameter_groups import check_options, entries_of
-from hpctrain.config.program import is_own
 from hpctrain.config.schedule import WarmUp, schedule_of
 from hpctrain.config.schema import OPTIONS
 from hpctrain.config.signature import lineage, signature_of

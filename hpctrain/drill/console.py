@@ -18,10 +18,10 @@ class Console:
         self._is_terminal = is_terminal(stream)
         self._drawn_at = 0.0
 
-    def show_step(self, run: str, step: int) -> None:
-        """Show the last step that a run completed."""
+    def show_step(self, run: str, step: int | None) -> None:
+        """Show the last step that a run completed, if one is known."""
         now = time.monotonic()
-        if self._is_terminal and now - self._drawn_at >= REDRAW_S:
+        if step is not None and self._is_terminal and now - self._drawn_at >= REDRAW_S:
             self._drawn_at = now
             self._write(f"\r\x1b[K{visible(run)}: step {step}")
 

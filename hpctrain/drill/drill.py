@@ -2,67 +2,43 @@
 
 from __future__ import annotations
 
-import math
-import shutil
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpctrain.config.cluster import Slurm
-from hpctrain.config.resources import resources_of
-from hpctrain.config.root import Config
-from hpctrain.drill.comparison import Row, compare, read_result
+from hpctrain.drill.comparison import Row
 from hpctrain.drill.console import Console
-from hpctrain.drill.plan import Plan, enough_steps
-from hpctrain.drill.training import LocalTraining, SubmittedTraining, Training
+from hpctrain.drill.launched_run import LaunchedRun, LocalRun, SubmittedRun, saves_of
+from hpctrain.drill.plan import Moment, Plan, TimePlan, signal_of
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.evaluation import is_evaluation
-from hpctrain.run.ledger import Attempt
+from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.status.metrics import read_metrics
 
-STEPS = 60
-EVAL_EVERY_STEPS = 20
-STEPS_KEY = "trainer.max_steps"
-EVAL_KEY = "trainer.eval_every_steps"
-DEFAULTS = (
-    f"{STEPS_KEY}={STEPS}",
-    "trainer.max_epochs=null",
-    f"{EVAL_KEY}={EVAL_EVERY_STEPS}",
-    "logger.every_steps=1",
-    "logger.tensorboard=false",
-    "logger.wandb.enabled=false",
-    "logger.mlflow.enabled=false",
-    "logger.samples=true",
-)
-"""The overrides of every drill; the user's own come after them."""
 # the drill itself watches its runs
 FORCED = ("cluster.wait=false", "cluster.dry_run=false")
-ON_GPUS = ("trainer.deterministic=true", "cluster.env.CUBLAS_WORKSPACE_CONFIG=:4096:8")
-"""cuBLAS is deterministic only with a workspace of a fixed size."""
-ONE_PROCESS_S = 0.15
-"""Seconds from an interruption to the last step of an attempt, with one process."""
-SEVERAL_RANKS_S = 1.5
-"""Seconds from an interruption to the last step with several ranks, which agree on a stop at least once a second."""
-ON_SLURM_S = 2.5
-"""Seconds from an interruption to the last step on SLURM."""
+"""Overrides that no one can change."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
     """An interruption that took effect.
 
     Attributes:
         how: the signal or command.
-        step: the last step that the attempt completed.
+        step: the last step that the attempt completed; None if the run reports no steps.
+        running_s: seconds for which the attempt ran.
         reason: why the attempt ended, from the ledger.
+        saved: whether the run had saved something by its end.
     """
 
     how: str
-    step: int
+    step: int | None
+    running_s: float
     reason: Reason
+    saved: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,167 +50,177 @@ class Report:
         interrupted: the interrupted run.
         interruptions: those that took effect.
         rows: the compared quantities.
+        notes: what wasn't compared, and other remarks, as sentences.
+        tolerance: the largest relative difference that is accepted.
+        unproven: why the comparison says nothing, such as a run that was over too soon; empty if it does.
     """
 
     straight: RunDirectory
     interrupted: RunDirectory
     interruptions: tuple[Interruption, ...]
     rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    tolerance: float = 0.0
+    unproven: str = ""
 
     @property
     def exact(self) -> bool:
         """Whether the run was interrupted, and the interruptions changed nothing."""
-        return bool(self.interruptions) and all(row.equal for row in self.rows)
+        return not self.unproven and all(row.equal for row in self.rows)
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the run was interrupted, and all differences are within the tolerance."""
+        return not self.unproven and all(row.is_within(self.tolerance) for row in self.rows)
 
 
 @dataclass(kw_only=True)
-class Drill:
+class Drill(ABC):
     """One drill.
 
     Args:
-        config: of its trainings.
-        overrides: those from which the config was composed; see `overrides_of`.
-        typed: the overrides that the user typed.
-        config_dir: a folder with more configuration.
         home: the folder of both runs, which is empty.
+        on_slurm: whether its runs are SLURM jobs.
         interruptions: number of interruptions.
-        seed: of their steps and signals.
+        seed: of their moments and signals.
         console: displays the progress.
     """
 
-    config: Config
-    overrides: Sequence[str]
-    typed: Sequence[str]
-    config_dir: str | None
     home: Path
+    on_slurm: bool
     interruptions: int
     seed: int
     console: Console
-    _running: list[Training] = field(default_factory=list, init=False)
+    _running: list[LaunchedRun] = field(default_factory=list, init=False)
 
     def run(self) -> Report:
-        """Run both trainings, and compare them.
+        """Make both runs, and compare them.
 
         Raises:
             RunFailedError: one of them failed for another reason than the drill's interruptions.
         """
         try:
             return self._run()
-        except BaseException:  # also Ctrl-C: the drill must not leave processes or jobs behind
-            for training in self._running:
-                training.stop()
+        except BaseException:  # also Ctrl-C and SIGTERM: the drill must not leave processes or jobs behind
+            for run in self._running:
+                run.stop()
             raise
 
-    def _run(self) -> Report:
-        overrides = self.overrides
-        straight, last = self._straight(overrides)
-        needed = enough_steps(self.interruptions, self._reaction_s, _step_s(last))
-        if (last.end_step or 0) < needed and not any(_key(word) == STEPS_KEY for word in self.typed):
-            self.console.report(f"{last.end_step} steps are over too soon: training {needed} steps instead")
-            # by the measured speed: a guess could make drills of slow models last for hours
-            shutil.rmtree(straight.path)
-            overrides = self._lengthened(overrides, needed)
-            straight, last = self._straight(overrides)
-        reaction_steps = int(self._reaction_s / max(_step_s(last), 1e-6)) + 1
-        plan = Plan(self.interruptions, self.seed, last.end_step or 0, reaction_steps, _first_evaluation(straight))
-        interrupted, interruptions = self._interrupted(overrides, plan)
-        rows = compare(read_result(straight), read_result(interrupted))
-        return Report(straight=straight, interrupted=interrupted, interruptions=tuple(interruptions), rows=tuple(rows))
+    @abstractmethod
+    def _run(self) -> Report: ...
 
-    def _lengthened(self, overrides: Sequence[str], steps: int) -> list[str]:
-        """Return the overrides for a longer training with the same number of evaluations."""
-        evaluated_every = math.ceil(steps * EVAL_EVERY_STEPS / STEPS)
-        longer = {STEPS_KEY: steps, EVAL_KEY: evaluated_every}
-        longer = {key: value for key, value in longer.items() if not any(_key(word) == key for word in self.typed)}
-        keys = [_key(word) for word in overrides]
-        return [f"{key}={longer[key]}" if key in longer else word for key, word in zip(keys, overrides, strict=True)]
+    def _straight(self, words: Sequence[str]) -> tuple[LaunchedRun, Attempt]:
+        """Make the uninterrupted run; return it, and the record of its last attempt.
 
-    @property
-    def _reaction_s(self) -> float:
-        if isinstance(self.config.cluster, Slurm):
-            return ON_SLURM_S
-        return ONE_PROCESS_S if resources_of(self.config).world_size == 1 else SEVERAL_RANKS_S
-
-    def _straight(self, overrides: Sequence[str]) -> tuple[RunDirectory, Attempt]:
-        training = self._launch("straight", overrides)
+        Args:
+            words: the command line after `python -m hpctrain`, without the run directory.
+        """
+        run = self._launch("straight", words)
         began = time.monotonic()
-        last = self._finish(training, 1)
-        self.console.report(f"straight run: {counted(last.end_step or 0, 'step')} in {time.monotonic() - began:.1f} s")
-        return training.directory, last
+        last = self._finish(run, 1)
+        self.console.report(f"straight run: {_steps(last)}{time.monotonic() - began:.1f} s")
+        return run, last
 
-    def _interrupted(self, overrides: Sequence[str], plan: Plan) -> tuple[RunDirectory, list[Interruption]]:
-        training = self._launch("interrupted", overrides)
+    def _interrupted(
+        self, words: Sequence[str], plan: Plan | TimePlan
+    ) -> tuple[RunDirectory, tuple[Interruption, ...]]:
+        run = self._launch("interrupted", words)
         interruptions: list[Interruption] = []
         done, attempt = 0, 1
         for number in range(plan.interruptions):
-            target = plan.target(done, number)
-            if not self._reaches(training, attempt, target):
+            moment = plan.moment(done, number)
+            if not self._reaches(run, attempt, moment):
                 break
-            how = training.interrupt(plan.signal(number))
-            entry = training.end_of(attempt)
+            how = run.interrupt(signal_of(number, plan.interruptions, self.seed))
+            entry = run.end_of(attempt)
             done = entry.end_step or 0
-            when = f"interrupted run: {how} after step {target}"
+            when = f"interrupted run: {how} {moment}"
             if entry.reason is Reason.COMPLETED:
                 self.console.report(f"{when} came too late, the run was completed")
                 break
-            assert entry.reason is not None
-            interruptions.append(Interruption(how, done, entry.reason))
-            self.console.report(f"{when}, stopped after step {done} ({entry.reason})")
+            interruption = _describe(how, entry, run.directory)
+            interruptions.append(interruption)
+            self.console.report(f"{when}, stopped after {stopped_after(interruption)} ({entry.reason})")
             attempt += 1
-            training.resume()
-        last = self._finish(training, attempt)
+            run.resume()
+        last = self._finish(run, attempt)
         attempts = counted(last.attempt, "attempt")
-        self.console.report(f"interrupted run: {counted(last.end_step or 0, 'step')} in {attempts}")
-        return training.directory, interruptions
+        self.console.report(f"interrupted run: {_steps(last)}{attempts}")
+        return run.directory, tuple(interruptions)
 
-    def _launch(self, name: str, overrides: Sequence[str]) -> Training:
-        kind = SubmittedTraining if isinstance(self.config.cluster, Slurm) else LocalTraining
-        training = kind(RunDirectory.at(self.home / name), overrides, self.config_dir)
-        self._running.append(training)
-        training.launch()
-        return training
+    def _launch(self, name: str, words: Sequence[str]) -> LaunchedRun:
+        kind = SubmittedRun if self.on_slurm else LocalRun
+        directory = RunDirectory.at(self.home / name)
+        run = kind(directory, _with_run_dir(words, directory))
+        self._running.append(run)
+        run.launch()
+        return run
 
-    def _reaches(self, training: Training, attempt: int, step: int) -> bool:
-        """Wait until an attempt has completed a step; return whether it got that far."""
-        for done in training.steps(attempt):
-            self.console.show_step("interrupted run", done)
-            if done >= step:
+    def _reaches(self, run: LaunchedRun, attempt: int, moment: Moment) -> bool:
+        """Wait for a moment of an attempt; return whether it got that far."""
+        for progress in run.progress(attempt):
+            self.console.show_step("interrupted run", progress.step)
+            if moment.is_reached(progress):
                 return True
         return False
 
-    def _finish(self, training: Training, attempt: int) -> Attempt:
+    def _finish(self, run: LaunchedRun, attempt: int) -> Attempt:
         """Wait until the run is completed, even if other causes interrupt it."""
-        name = f"{training.directory.path.name} run"
+        name = f"{run.directory.path.name} run"
         while True:
-            for step in training.steps(attempt):
-                self.console.show_step(name, step)
-            entry = training.end_of(attempt)
+            for progress in run.progress(attempt):
+                self.console.show_step(name, progress.step)
+            entry = run.end_of(attempt)
             if entry.reason is Reason.COMPLETED:
-                self._running.remove(training)
+                self._running.remove(run)
                 return entry
             self.console.report(f"{name}: {entry.reason} after step {entry.end_step}, not by this drill")
             attempt += 1
-            training.resume()
+            run.resume()
 
 
-def overrides_of(typed: Sequence[str], *, gpus: bool = False) -> list[str]:
-    """The overrides with which the trainings of a drill are launched."""
-    return [*DEFAULTS, *(ON_GPUS if gpus else ()), *typed, *FORCED]
+def unproven(interruptions: Sequence[Interruption], remedy: str) -> str:
+    """Return why these interruptions prove nothing; empty if they do."""
+    if not interruptions:
+        return f"no interruption took effect before the run ended; {remedy}"
+    if not any(one.saved for one in interruptions):
+        return f"the run had saved nothing when it was interrupted, and began anew; {remedy}"
+    return ""
 
 
-def _key(override: str) -> str:
-    return override.partition("=")[0].lstrip("+")
+def stopped_after(interruption: Interruption) -> str:
+    """When an interruption took effect, such as `step 12`, or `3.4 s`."""
+    return f"{interruption.running_s:.1f} s" if interruption.step is None else f"step {interruption.step}"
 
 
-def _first_evaluation(directory: RunDirectory) -> int:
-    """The step of the first evaluation that was logged; 0 without one."""
-    for found in read_metrics(directory.metrics):
-        if is_evaluation(found.values):
-            return found.step
-    return 0
+def duration_s(directory: RunDirectory) -> float:
+    """Seconds for which the attempts of a run ran."""
+    return sum(map(_duration_s, Ledger(directory).attempts()))
 
 
-def _step_s(attempt: Attempt) -> float:
-    """Mean seconds per step, after the first; 0 if they weren't measured."""
+def step_s(attempt: Attempt) -> float:
+    """Mean seconds per step of an attempt, after the first; 0 if they weren't measured."""
     steps = (attempt.end_step or 0) - (attempt.start_step or 0)
     return float(attempt.extra.get("train_s", 0.0)) / max(1, steps - 1)
+
+
+def _duration_s(entry: Attempt) -> float:
+    return max(0.0, (entry.end_time or 0.0) - (entry.start_time or 0.0)) if entry.end_time and entry.start_time else 0.0
+
+
+def _describe(how: str, entry: Attempt, directory: RunDirectory) -> Interruption:
+    assert entry.reason is not None
+    saved = any(saves_of(directory))
+    step = entry.end_step or None
+    return Interruption(how=how, step=step, running_s=_duration_s(entry), reason=entry.reason, saved=saved)
+
+
+def _steps(last: Attempt) -> str:
+    """The steps of a run, if it reported them, and the word before what it needed for them."""
+    return f"{counted(last.end_step, 'step')} in " if last.end_step else ""
+
+
+def _with_run_dir(words: Sequence[str], directory: RunDirectory) -> list[str]:
+    """Add the run directory, which belongs before the command of a program."""
+    position = list(words).index("--") if "--" in words else len(words)
+    return [*words[:position], f"run_dir={directory.path}", *words[position:]]

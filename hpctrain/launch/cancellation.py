@@ -16,7 +16,7 @@ from hpctrain.run.owner import Owner
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.report import ask_slurm, job_ids, read_statuses
 from hpctrain.streams import Report, print_warning
-from hpctrain.worker.program import Program
+from hpctrain.worker.host_program import HostProgram
 
 
 def cancel(directory: RunDirectory, warn: Report = print_warning) -> str:
@@ -76,7 +76,7 @@ def _stop_process(directory: RunDirectory) -> list[str]:
         return []
     if owner.alive is None:
         raise HpctrainError(f"it was started on {owner.host}, as process {owner.pid}: run the command there")
-    if owner.pid == os.getpid() and (program := Program.training(directory)) is not None:
+    if owner.pid == os.getpid() and (program := HostProgram.training(directory)) is not None:
         _record_cancelled(directory, cancelled=True)
         program.stop.ask(signal.SIGINT)
         return ["asked the training in this process to stop after its current step and save"]

@@ -11,9 +11,8 @@ from typing import NoReturn
 
 from hpctrain.distributed.stop_request import STOP_SIGNALS
 from hpctrain.errors import ExitCode
-from hpctrain.run.process import signals_blocked
+from hpctrain.run.process import PR_SET_PDEATHSIG, signals_blocked
 from hpctrain.streams import flush_output
-from hpctrain.worker.entry import PR_SET_PDEATHSIG
 
 LOOK_S = 5.0
 """Seconds between two checks of the parent, in case the kernel doesn't send the parent-death signal."""

@@ -7,21 +7,28 @@ import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpctrain.attempt.outcome import TIME_BOUND
 from hpctrain.config.checks import check
 from hpctrain.config.identity import decides_the_weights, flat, flat_values
 from hpctrain.config.plain_yaml import read_plain_config
+from hpctrain.config.program import ProgramConfig
 from hpctrain.config.root import Config
-from hpctrain.config.stored import OPEN_GROUPS, load
+from hpctrain.config.run_config import RunConfig
+from hpctrain.config.stored import OPEN_GROUPS, OPEN_OF_PROGRAMS, load_run
 from hpctrain.errors import ConfigError
+from hpctrain.launch.launch_code import checked_in_code_of
 from hpctrain.run.config_change import revert_config, trained_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.reason import Reason
-from hpctrain.status.report import RunStatus, statuses_before_launch
+from hpctrain.status.report import statuses_before_launch
+from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunState
 from hpctrain.streams import Report
+
+if TYPE_CHECKING:
+    from hpctrain.config.compose import Composer
 
 
 def revert_failed_changes(directories: Sequence[RunDirectory], report: Report = print) -> None:
@@ -41,7 +48,7 @@ def revert_failed_changes(directories: Sequence[RunDirectory], report: Report = 
             report(f"{where}: the last resume's job failed before it started an attempt; its changes are undone")
 
 
-def nothing_left(status: RunStatus, config: Config) -> bool:
+def nothing_left(status: RunStatus, config: RunConfig) -> bool:
     """Return whether a run has completed, and this configuration neither makes it longer nor changes its weights."""
     # not by the state, which is that of a newer job if there is one
     completed = bool(status.attempts) and status.attempts[-1].reason is Reason.COMPLETED
@@ -57,16 +64,17 @@ def nothing_left(status: RunStatus, config: Config) -> bool:
 def stored_values(path: Path) -> dict[str, Any]:
     """Read the values of a ``config.yaml`` by their full keys; empty if it can't be read."""
     plain = read_plain_config(path)
-    return _defaults() | flat_values(plain) if plain else {}
+    return _defaults("run" in plain) | flat_values(plain) if plain else {}
 
 
 @functools.cache
-def _defaults() -> dict[str, Any]:
+def _defaults(is_program: bool) -> dict[str, Any]:
     """The values of keys that an earlier version didn't store; the open groups have none."""
-    return {key: value for key, value in flat(Config()).items() if key not in OPEN_GROUPS}
+    default = ProgramConfig() if is_program else Config()
+    return {key: value for key, value in flat(default).items() if key not in (*OPEN_GROUPS, *OPEN_OF_PROGRAMS)}
 
 
-def changed_keys(old: Mapping[str, Any], new: Config) -> list[str]:
+def changed_keys(old: Mapping[str, Any], new: RunConfig) -> list[str]:
     """Return the keys whose values differ, sorted; keys under `resume` are left out.
 
     Args:
@@ -74,11 +82,16 @@ def changed_keys(old: Mapping[str, Any], new: Config) -> list[str]:
         new: the configuration with which the run is to continue.
     """
     after = flat(new)
-    changed = (key for key in old.keys() | after.keys() if old.get(key) != after.get(key))
+    # an empty group is none
+    changed = (key for key in old.keys() | after.keys() if _or_none(old.get(key)) != _or_none(after.get(key)))
     return sorted(key for key in changed if not key.startswith("resume."))
 
 
-def refuse_other_run(old: Config, new: Config, report: Report = print) -> None:
+def _or_none(value: object) -> object:
+    return None if value == {} else value
+
+
+def refuse_other_run(old: RunConfig, new: RunConfig, report: Report = print) -> None:
     """Refuse a configuration that would change a run's weights.
 
     Args:
@@ -94,10 +107,11 @@ def refuse_other_run(old: Config, new: Config, report: Report = print) -> None:
     refused = [key for key in changed if decides_the_weights(key) and not new.resume.allow_config_change]
     if refused:
         key, others = refused[0], refused[1:]
+        depend = "the program's results depend" if isinstance(new, ProgramConfig) else "the weights depend"
         raise ConfigError(
             key,
             after.get(key),
-            f"the run in {new.run_dir} has {before.get(key)}, and the weights depend on it"
+            f"the run in {new.run_dir} has {before.get(key)}, and {depend} on it"
             + (f"; they also depend on {', '.join(others)}" if others else ""),
             "choose another run_dir, or set resume.allow_config_change=true",
         )
@@ -106,30 +120,50 @@ def refuse_other_run(old: Config, new: Config, report: Report = print) -> None:
         report(f"the run continues with {key}={after.get(key)} instead of {before.get(key)}{inexact}")
 
 
-def changed_config(directory: RunDirectory, overrides: Sequence[str], config_dir: str | None) -> Config:
+def changed_config(
+    directory: RunDirectory, overrides: Sequence[str], config_dir: str | None, *, code_now: bool = False
+) -> RunConfig:
     """A run's configuration with overrides on top, which may choose another option of a group.
+
+    Args:
+        directory: of the run.
+        overrides: as typed.
+        config_dir: a folder with more options.
+        code_now: check the classes in today's code, and not in the recorded one.
 
     Raises:
         ConfigError: an override is invalid.
     """
     keys = {override: override.lstrip("+~").partition("=")[0] for override in overrides}
+    stored = load_run(directory.config)
     groups = {key for key in keys.values() if "." not in key}
-    default = Config()
-    typed = {name for name in Config.__dataclass_fields__ if dataclasses.is_dataclass(getattr(default, name))}
+    default = type(stored)()
+    typed = {name for name in type(stored).__dataclass_fields__ if dataclasses.is_dataclass(getattr(default, name))}
     chosen = groups & {*typed, *OPEN_GROUPS}
+    if {key.split(".")[0] for key in keys.values()} - {*type(stored).__dataclass_fields__}:
+        _composer(stored, config_dir).refuse_foreign(overrides)
     values = [override for override in overrides if keys[override].split(".")[0] not in chosen]
-    config = dataclasses.replace(load(directory.config, values), run_dir=str(directory.path))
+    config = dataclasses.replace(load_run(directory.config, values), run_dir=str(directory.path))
     if chosen:
-        # Hydra takes a tenth of a second to import, and only a changed group needs it
-        from hpctrain.config.compose import Composer
-
         wanted = [override for override in overrides if override not in values]
         # composition checks these together with the chosen groups
         if "cluster" in chosen:
             wanted.append(f"nodes={config.nodes}")
-        if "trainer" not in chosen:
-            wanted.append(f"trainer.global_batch_size={config.trainer.global_batch_size}")
-        composed = Composer(config_dir).compose(wanted)
+        if isinstance(stored, Config) and "trainer" not in chosen:
+            wanted.append(f"trainer.global_batch_size={stored.trainer.global_batch_size}")
+        composed = _composer(stored, config_dir).compose_run(wanted)
         config = dataclasses.replace(config, **{group: getattr(composed, group) for group in chosen})
-    check(config)
+    with checked_in_code_of(directory.path, now=code_now):
+        check(config)
     return config
+
+
+def _composer(stored: RunConfig, config_dir: str | None) -> Composer:
+    """The composer of the run's kind."""
+    # Hydra takes a tenth of a second to import, and only a changed group needs it
+    from hpctrain.config.compose import Composer
+    from hpctrain.config.compose_program import ProgramComposer
+
+    if isinstance(stored, ProgramConfig):
+        return ProgramComposer(stored.run.command, config_dir)
+    return Composer(config_dir)

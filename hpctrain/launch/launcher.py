@@ -6,27 +6,30 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpctrain.attempt.outcome import train_on_command
 from hpctrain.config.checks import warnings_of
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.root import Config
+from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ExitCode
+from hpctrain.launch.completed_run import print_completed
 from hpctrain.launch.existing_run import nothing_left, revert_failed_changes
+from hpctrain.launch.launch_code import LaunchCode, checked_in_code_of
 from hpctrain.launch.prepare import RunPlan, plan, prepare
 from hpctrain.launch.run_dir import undone_on_error
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
-from hpctrain.status.report import RunStatus, require_stopped
+from hpctrain.status.report import require_stopped
+from hpctrain.status.run_status import RunStatus
 from hpctrain.streams import Report, ignore_write_errors, print_warning
 
 
-def launch(config: Config, command: Sequence[str], *, force: bool = False) -> int:
+def launch(config: RunConfig, command: Sequence[str], *, force: bool = False, code_now: bool = False) -> int:
     """Launch one run, unless it has completed already; an error before the launch leaves it as it was, or absent.
 
     Args:
         config: checked.
         command: the command line as typed, for the manifest.
         force: launch an existing run although SLURM can't be asked whether its job is over.
+        code_now: take today's code for an existing run, too.
 
     Returns:
         An `ExitCode`: the run's, or 0 once it is submitted, and for a completed run.
@@ -39,9 +42,9 @@ def launch(config: Config, command: Sequence[str], *, force: bool = False) -> in
             print_warning(warning)
         print_plan(plan(config))
         return ExitCode.FINISHED
-    begun = begin(config, command, force=force)
+    begun = begin(config, command, force=force, code_now=code_now)
     if isinstance(begun, RunStatus):
-        _print_completed(begun, config)
+        print_completed(begun, config, code_now=code_now)
         return ExitCode.FINISHED
     return launch_here(begun.run) if begun.job_id is None else _report_and_wait(begun)
 
@@ -62,10 +65,12 @@ class Begun:
 
 
 def begin(
-    config: Config,
+    config: RunConfig,
     command: Sequence[str],
     *,
     force: bool = False,
+    code_now: bool = False,
+    code_required: bool = True,
     report: Report = print,
     warn: Report = print_warning,
 ) -> Begun | RunStatus:
@@ -75,6 +80,8 @@ def begin(
         config: checked, without `cluster.dry_run`.
         command: the command line as typed, for the manifest.
         force: launch an existing run although SLURM can't be asked whether its job is over.
+        code_now: take today's code for an existing run, too.
+        code_required: refuse a run whose code can't be copied; False if this process has imported it already.
         report: gets lines about an existing run that continues.
         warn: gets lines about settings that are probably mistakes.
 
@@ -90,7 +97,9 @@ def begin(
         status = require_stopped(existing, force=force)
         if nothing_left(status, config):
             return status
-    for warning in warnings_of(config):
+    with checked_in_code_of(config.run_dir, now=code_now):
+        warnings = warnings_of(config)
+    for warning in warnings:
         warn(warning)
     if isinstance(config.cluster, Slurm):
         from hpctrain.launch.submission import require_sbatch  # submitit takes a tenth of a second to import
@@ -99,7 +108,8 @@ def begin(
     with undone_on_error(config.run_dir, config.name) as directory:
         log = directory.rank_log(0)
         seen_bytes = log.stat().st_size if log.exists() else 0
-        run = prepare(dataclasses.replace(config, run_dir=str(directory.path)), command, report=report)
+        code = LaunchCode(directory, now=code_now, required=code_required, warn=warn)
+        run = prepare(dataclasses.replace(config, run_dir=str(directory.path)), command, report=report, code=code)
         job_id = _submit(run) if isinstance(config.cluster, Slurm) else None
     return Begun(run=run, job_id=job_id, seen_bytes=seen_bytes)
 
@@ -113,29 +123,18 @@ def launch_here(run: RunPlan) -> int:
     return launch_local(run)
 
 
-def _print_completed(status: RunStatus, config: Config) -> None:
-    """Print that nothing is left to train, and how to train on."""
-    directory = RunDirectory(status.path)
-    if status.note:
-        print(f"{directory.path}: already completed, at step {status.step} ({status.note})")
-        print(f"  {train_on_command(directory, status.note)}    # to train on")
-        return
-    length = "max_epochs" if config.trainer.max_steps is None else "max_steps"
-    print(f"{directory.path}: already completed, at step {status.step}")
-    print(f"  python -m hpctrain resume {directory.as_typed} trainer.{length}=N    # to train longer")
-
-
 def print_plan(run: RunPlan, varied: str = "") -> None:
     """Print what would be launched; ``varied`` is what the run's sweep varies, with its values."""
     ranks, path = run.resources.world_size, run.directory.path
+    verb = "run" if run.is_program else "train"
     if isinstance(run.config.cluster, Slurm):
         from hpctrain.launch.submission import script
 
         print(script(run, run.directory))
-        print(f"# nothing was submitted; the job would train with {counted(ranks, 'rank')} in {path}")
+        print(f"# nothing was submitted; the job would {verb} with {counted(ranks, 'rank')} in {path}")
     else:
         processes = "1 process" if ranks == 1 else f"{ranks} processes"
-        print(f"nothing was launched; {processes} here would train in {path}{varied and f' with {varied}'}")
+        print(f"nothing was launched; {processes} here would {verb} in {path}{varied and f' with {varied}'}")
 
 
 def _submit(run: RunPlan) -> str:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import IO
 
 from hpctrain.attempt.out_of_memory import oom_complaint, oom_kills, with_memory_advice
@@ -27,10 +27,14 @@ from hpctrain.errors import ExitCode
 from hpctrain.files import TEMPORARY_PREFIX
 from hpctrain.launch.crash_recorder import crash_recorder
 from hpctrain.launch.prepare import RunPlan
+from hpctrain.launch.rank_command import code_variables, rank_command, rank_variables
 from hpctrain.launch.rank_output import copy_output
+from hpctrain.run.checkpoints import saved_step
+from hpctrain.run.code import CheckedCode, check_code, current_code
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.run.handover import Handover
+from hpctrain.run.import_path import imported_from
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.run.process import environ_replaced, handlers_restored, may_handle_signals, signals_blocked
@@ -38,7 +42,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.terminal import can_redraw, is_terminal
 from hpctrain.worker.entry import run_rank
-from hpctrain.worker.program import Program
+from hpctrain.worker.host_program import HostProgram
 
 GRACE_S = 5.0
 """Seconds to wait before killing the ranks, after one of them failed or after a second Ctrl-C."""
@@ -47,9 +51,10 @@ WRITING_S = 25.0
 STOPPING_S = 60.0
 """Seconds to wait before killing the ranks, after one of them completed or stopped; all of them have saved by then."""
 POLL_S = 0.05
+FORWARDED = (*STOP_SIGNALS, signal.SIGHUP)
 
 
-def launch_local(run: RunPlan, program: Program | None = None) -> int:
+def launch_local(run: RunPlan, program: HostProgram | None = None) -> int:
     """Train on this machine and wait for the end.
 
     Args:
@@ -64,24 +69,38 @@ def launch_local(run: RunPlan, program: Program | None = None) -> int:
         return _launch(run, program)
 
 
-def _launch(run: RunPlan, program: Program | None) -> int:
+def _launch(run: RunPlan, program: HostProgram | None) -> int:
     directory, world_size = run.directory, run.resources.world_size
     UnrecordedEnds(directory, Slurm()).close(world_size)
+    # a program has imported its code already
+    code = check_code(directory) if program is None else CheckedCode(current_code(directory))
     # without an address from their user, local ranks meet at a file that only the user can open
-    needs_secret = world_size > 1 and run.config.parallel.init_method != "env://"
+    needs_secret = world_size > 1 and not run.is_program and run.training.parallel.init_method != "env://"
     attempt = Ledger(directory).claim(secret=needs_secret)
     Owner.write(directory.claim(attempt), in_program=program is not None)
+    if code.damage:
+        return _refuse(run, attempt, code)
     kills = oom_kills()
-    if world_size == 1:
+    if world_size == 1 and not run.is_program:
         conclude = partial(_conclude, run, attempt, kills, quiet=program is not None)
         # inside an allocation, or in a shell with leftover variables, the launched rank is still the only one
-        alone = environ_replaced(scrubbed(os.environ) | Handover(attempt=attempt).variables())
-        with crash_recorder(conclude), alone:
-            run_rank(run.config, directory, program=program)
+        alone = environ_replaced(scrubbed(os.environ) | Handover(attempt=attempt, code=code.digest).variables())
+        with crash_recorder(conclude), alone, imported_from(None if program else code.copy):
+            run_rank(run.training, directory, program=program)
         return conclude()
-    ranks = LocalRanks(directory, attempt, world_size, port=run.config.cluster.master_port or free_port())
-    ranks.run()
+    port = run.config.cluster.master_port or free_port()
+    ranks = LocalRanks(directory, attempt, world_size, port=port, code=code.digest, independent=run.is_program)
+    ranks.run(rank_command(run, code.copy), code_variables(run, code.copy, os.environ))
     return _conclude(run, attempt, kills, codes=ranks.codes, cut_short=ranks.cut_short)
+
+
+def _refuse(run: RunPlan, attempt: int, code: CheckedCode) -> int:
+    """End an attempt before its ranks start, because the code isn't what was submitted."""
+    outcome = Outcome(Reason.FAILED, saved_step(run.directory), code.damage)
+    size, digest = run.resources.world_size, code.digest
+    record_end(run.directory, attempt, outcome, world_size=size, ends_run=True, code=digest)
+    print(f"hpctrain: {outcome.reason.value}: {code.damage}", file=sys.stderr)
+    return outcome.reason.meaning.exit_code
 
 
 def _conclude(
@@ -112,19 +131,23 @@ def _conclude(
     if cut_short and outcome.reason in (Reason.INFRASTRUCTURE, Reason.OUT_OF_MEMORY):
         # the ranks were killed because their user asked for it, and left no exit record
         outcome = replace(outcome, reason=Reason.INTERRUPTED, report="ended at once by a second Ctrl-C, without a save")
-    record_end(directory, attempt, outcome, world_size=world_size, ends_run=True)
+    copy = current_code(directory)
+    digest = "" if copy is None else copy.digest
+    record_end(directory, attempt, outcome, world_size=world_size, ends_run=True, code=digest)
     if outcome.report and not is_recorded and not quiet and outcome.reason is not Reason.COMPLETED:
-        print(f"hpctrain: {_end(outcome, directory, attempt)}", file=sys.stderr)
+        print(f"hpctrain: {_end(outcome, run, attempt)}", file=sys.stderr)
         print(resume_advice(directory, outcome.reason), file=sys.stderr)
     return outcome.reason.meaning.exit_code
 
 
-def _end(outcome: Outcome, directory: RunDirectory, attempt: int) -> str:
+def _end(outcome: Outcome, run: RunPlan, attempt: int) -> str:
     """How the attempt ended, without an error that rank zero has printed already."""
     if outcome.reason.meaning.orderly or outcome.reason is Reason.HANG:  # the report itself says that a rank hangs
         return outcome.report
-    cause = first_cause(read_exit_records(directory.claim(attempt)))
+    cause = first_cause(read_exit_records(run.directory.claim(attempt)))
     if cause is not None and cause.rank == 0 and not cause.blames_peer:
+        if run.is_program:  # its exit code wasn't printed
+            return f"{outcome.reason.value}: {outcome.headline}"
         return f"{outcome.reason.value} after step {outcome.step}"
     return f"{outcome.reason.value}: {outcome.report}"
 
@@ -135,19 +158,6 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """The environment variables of a local rank, which are those of torchrun."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
 
 
 @dataclass
@@ -161,6 +171,8 @@ class LocalRanks:
         attempt: claimed.
         world_size: number of processes.
         port: where rank zero will listen.
+        code: digest of the copy from which they import; empty if there is none.
+        independent: whether the ranks end on their own, as a program's do: one that completed ends no other.
 
     Attributes:
         processes: by rank, once they are started.
@@ -172,6 +184,8 @@ class LocalRanks:
     attempt: int
     world_size: int
     port: int
+    code: str = ""
+    independent: bool = False
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False)
     codes: list[int | None] = field(default_factory=list, init=False)
     interrupts: int = field(default=0, init=False)
@@ -181,26 +195,24 @@ class LocalRanks:
         """Whether a second Ctrl-C ended the ranks."""
         return self.interrupts > 1
 
-    def run(self, command: Sequence[str] = (sys.executable, "-u", "-m", "hpctrain.worker")) -> None:
-        """Start the ranks and return when all have ended."""
+    def run(self, command: Sequence[str], more: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Start the ranks by their command, with more variables, and return when all have ended."""
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix="hpctrain-", dir=lockable_folder(), ignore_cleanup_errors=True)
             )
             # for a bar: what rank zero prints goes through a pipe
             terminal = os.dup(sys.stdout.fileno()) if can_redraw(sys.stdout) else None
-            handover = Handover(
-                attempt=self.attempt, logged=True, store=f"{folder}/store", parent=os.getpid(), terminal=terminal
-            )
-            stack.enter_context(handlers_restored(STOP_SIGNALS))
-            for number in STOP_SIGNALS if may_handle_signals() else ():
-                signal.signal(number, self._forward)
+            common = {**self._handover(f"{folder}/store", terminal).variables(), **more}
+            stack.enter_context(handlers_restored(FORWARDED))
+            for number in FORWARDED if may_handle_signals() else ():
+                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                    signal.signal(number, self._forward)
             stack.callback(self._kill_all)
-            with signals_blocked(STOP_SIGNALS):  # until a rank handles them (`StopRequest.install`)
+            with signals_blocked(FORWARDED):  # until a rank handles them (`StopRequest.install`)
                 for rank in range(self.world_size):
                     variables = scrubbed(os.environ) | rank_variables(rank, self.world_size, self.port)
-                    variables |= handover.variables()
-                    process = self._start(rank, [*command, str(self.directory.path)], variables, terminal)
+                    process = self._start(rank, [*command, str(self.directory.path)], variables | common, terminal)
                     self.processes.append(process)
                     if process.stdout is not None:
                         copier = self._copy(process.stdout, over_bar=terminal is not None)
@@ -210,6 +222,12 @@ class LocalRanks:
             self.codes = [process.poll() for process in self.processes]
             self._kill_all()
             copier.join(timeout=GRACE_S)
+
+    def _handover(self, store: str, terminal: int | None) -> Handover:
+        parent = os.getpid()
+        return Handover(
+            attempt=self.attempt, logged=True, store=store, parent=parent, terminal=terminal, code=self.code
+        )
 
     def _start(
         self, rank: int, command: list[str], variables: Mapping[str, str], terminal: int | None
@@ -240,7 +258,7 @@ class LocalRanks:
                 self._wait(GRACE_S, self._any_runs)
                 self._wait(WRITING_S, self._rank_zero_writes)
                 return
-            if ExitCode.FINISHED in codes:
+            if ExitCode.FINISHED in codes and not self.independent:
                 self._wait(STOPPING_S, self._any_runs)
                 return
             time.sleep(POLL_S)
@@ -267,7 +285,8 @@ class LocalRanks:
             os.write(sys.stdout.fileno(), b"\n")  # after the ^C that the terminal echoes
         for process in self.processes:
             if process.poll() is None:
-                process.send_signal(number)
+                # the terminal was closed: a stop, and ranks don't handle its signal
+                process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
     def _kill_all(self) -> None:
         for process in self.processes:

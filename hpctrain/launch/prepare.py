@@ -10,12 +10,15 @@ from typing import Any
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.cluster import Slurm
+from hpctrain.config.program import ProgramConfig
 from hpctrain.config.resources import Resources, resources_of
 from hpctrain.config.root import Config, with_absolute_init
-from hpctrain.config.stored import load, to_yaml
+from hpctrain.config.run_config import RunConfig
+from hpctrain.config.stored import load_run, to_yaml
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import write_json
 from hpctrain.launch.existing_run import refuse_other_run
+from hpctrain.launch.launch_code import LaunchCode
 from hpctrain.launch.run_dir import default_path, undone_on_error
 from hpctrain.run.config_change import change_config
 from hpctrain.run.directory import RunDirectory
@@ -33,7 +36,7 @@ class RunPlan:
         resources: of the run.
     """
 
-    config: Config
+    config: RunConfig
     directory: RunDirectory
     resources: Resources
 
@@ -43,8 +46,19 @@ class RunPlan:
         assert isinstance(self.config.cluster, Slurm)
         return self.config.cluster
 
+    @property
+    def training(self) -> Config:
+        """The configuration of a training, for code that runs only there."""
+        assert isinstance(self.config, Config)
+        return self.config
 
-def plan(config: Config) -> RunPlan:
+    @property
+    def is_program(self) -> bool:
+        """Whether the run is a program's, and not a training."""
+        return isinstance(self.config, ProgramConfig)
+
+
+def plan(config: RunConfig) -> RunPlan:
     """Plan a run without writing anything.
 
     Args:
@@ -56,11 +70,13 @@ def plan(config: Config) -> RunPlan:
 
 
 def prepare(
-    config: Config,
+    config: RunConfig,
     command: Sequence[str],
     varied: Mapping[str, str] | None = None,
     origin: Mapping[str, Any] | None = None,
+    *,
     report: Report = print,
+    code: LaunchCode | None = None,
 ) -> RunPlan:
     """Create the directory of a new run, or open an existing run's, and store the configuration.
 
@@ -70,19 +86,21 @@ def prepare(
         varied: the keys that a sweep varies, with this run's values, for the manifest.
         origin: the manifest, if the caller has made it already.
         report: gets a line on each key that continues an existing run with another value.
+        code: of the launch; None for ranks that import from their working directory.
 
     Returns:
         The plan of the run, whose directory exists.
 
     Raises:
-        ConfigError: the directory holds a run, and this configuration would change its weights.
+        ConfigError: the directory holds a run, and this configuration would change its weights; or the run needs code
+            that can't be copied.
         RunDirectoryError: the directory can't be created, or holds other files.
     """
     assert config.run_dir is not None
-    run = plan(with_absolute_init(config))
+    run = plan(with_absolute_init(config) if isinstance(config, Config) else config)
     directory = run.directory
     if directory.config.exists():
-        refuse_other_run(load(directory.config), run.config, report)
+        refuse_other_run(load_run(directory.config), run.config, report)
     elif directory.path.is_dir() and any(directory.path.iterdir()):
         raise RunDirectoryError(
             f"run_dir={directory.path}: expected a run or an empty folder, found other files; name an empty or new one"
@@ -91,23 +109,28 @@ def prepare(
     stored = dataclasses.replace(run.config, resume=dataclasses.replace(config.resume, allow_config_change=False))
     directory.create(config.mode)
     with directory.permissions():
+        copied = None if code is None else code.use(directory, stored)
         if not directory.manifest.exists():
             known = origin or manifest(command, Path.cwd())
-            write_json(directory.manifest, {**known, "varied": dict(varied or {})})
+            write_json(directory.manifest, {**known, "varied": dict(varied or {}), "code": copied})
         change_config(directory, to_yaml(stored))
     return dataclasses.replace(run, config=stored)
 
 
-def prepare_as_rank(config: Config, command: Sequence[str], environment: ClusterEnvironment) -> RunPlan:
+def prepare_as_rank(
+    config: RunConfig, command: Sequence[str], environment: ClusterEnvironment, *, takes_code: bool = False
+) -> RunPlan:
     """Prepare a run that hpctrain didn't launch: its user started its ranks, or wrote its batch script.
 
     Args:
         config: checked; without a `run_dir`, the job's id names it, so that a requeued job finds it again.
         command: the words that were typed.
         environment: rank zero's, or the batch script's.
+        takes_code: copy the code if the run is new; ranks that run already have imported theirs.
     """
     if config.run_dir is None and environment.job_id is not None:
         path = Path("runs") / str(config.name) / f"job_{environment.job_id}"
         config = dataclasses.replace(config, run_dir=str(path))
     with undone_on_error(config.run_dir, config.name) as directory:
-        return prepare(dataclasses.replace(config, run_dir=str(directory.path)), command)
+        code = LaunchCode(directory) if takes_code else None
+        return prepare(dataclasses.replace(config, run_dir=str(directory.path)), command, code=code)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from hpctrain.errors import RunDirectoryError
-from hpctrain.files import write_atomic
+from hpctrain.files import read_json_lines, write_atomic
+from hpctrain.run.code import list_of
 from hpctrain.run.directory import RunDirectory
 
 
@@ -47,12 +49,12 @@ def undone_on_error(run_dir: str | Path | None, name: str | None = None) -> Iter
 def _content_restored_on_error(directory: RunDirectory) -> Iterator[None]:
     path = directory.path
     found = (path.stat(), set(path.iterdir())) if path.exists() else None
-    folders = (directory.submitit, directory.logs, directory.claims, directory.checkpoints)
+    folders = (directory.submitit, directory.logs, directory.claims, directory.checkpoints, directory.code)
     absent = [folder for folder in folders if not folder.exists()]
     # the configuration comes first: as long as it can't be restored, the one before it must stay
-    files = (directory.config, directory.config_before, directory.manifest, directory.jobs)
+    files = (directory.config, directory.config_before, directory.manifest, directory.jobs, directory.code_records)
     before = {file: (file.read_bytes(), file.stat()) if file.is_file() else None for file in files}
-    launches = _launches(directory)
+    launches, copies = _launches(directory), _copies(directory)
     try:
         yield
     except BaseException:
@@ -60,6 +62,7 @@ def _content_restored_on_error(directory: RunDirectory) -> Iterator[None]:
             if _launches(directory) == launches:
                 for file, content in before.items():
                     _restore(file, content)
+                _remove_copies(directory, _copies(directory) - copies)
                 _remove_empty(absent)
                 # a sweep's folder with a new run in it keeps its new mode
                 if found is not None and set(path.iterdir()) == found[1]:
@@ -70,6 +73,20 @@ def _content_restored_on_error(directory: RunDirectory) -> Iterator[None]:
 def _launches(directory: RunDirectory) -> tuple[int, list[int]]:
     """What changes when a job is recorded or an attempt claimed."""
     return directory.jobs.stat().st_size if directory.jobs.is_file() else 0, directory.claimed_attempts()
+
+
+def _copies(directory: RunDirectory) -> set[str]:
+    """The digests of the copies of the code."""
+    return {path.stem for path in directory.code.glob("[!.]*")}
+
+
+def _remove_copies(directory: RunDirectory, digests: Collection[str]) -> None:
+    """Remove copies of the code that no run uses; another launch into the same sweep may have made some of them."""
+    records = [directory.code_records, *directory.path.glob("*/code.jsonl")] if digests else []
+    used = {record.get("digest") for file in records for record in read_json_lines(file)}
+    for digest in set(digests) - used:
+        shutil.rmtree(directory.code / digest, ignore_errors=True)
+        list_of(directory.code / digest).unlink(missing_ok=True)
 
 
 def _restore(file: Path, before: tuple[bytes, os.stat_result] | None) -> None:

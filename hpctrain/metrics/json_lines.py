@@ -13,6 +13,8 @@ from hpctrain.files import write_atomic
 from hpctrain.metrics.sink import RecordFile
 from hpctrain.run.evaluation import is_evaluation
 
+OWN_FIELDS = ("step", "time", "nonfinite")
+"""Fields of a record that aren't metrics."""
 WRITE_EVERY_S = 0.1
 """Seconds between writes: one costs as much as a step of a small model, and more on a shared file system."""
 
@@ -24,7 +26,7 @@ class JsonLinesSink:
     ``{"step": 20, "time": 1763.2, "train/loss": null, "nonfinite": {"train/loss": "nan"}}``.
 
     Records that come faster than ten a second are written together, with the first record a tenth of a second later or
-    the next `flush`. While the file system fails, training continues (see `RecordFile`).
+    the next `write` or `flush`. While the file system fails, training continues (see `RecordFile`).
 
     Args:
         path: the file; made if it is missing.
@@ -57,19 +59,20 @@ class JsonLinesSink:
         self._waiting.append((step, now, dict(values)))
         # a clock that was set back must not delay records; after an evaluation the next record may come much later
         if not 0 <= now - self._written_at < WRITE_EVERY_S or is_evaluation(values):
-            self._write()
+            self.write()
 
     def flush(self) -> None:
         """Make the records durable; a failure is a warning."""
-        self._write()
+        self.write()
         self._file.sync()
 
     def close(self) -> None:
         """Flush and close the file."""
-        self._write()
+        self.write()
         self._file.close()
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Write the records that wait, without making them durable."""
         self._written_at = self._clock()
         if self._waiting:
             self._file.append(b"".join(_line(*one) for one in self._waiting))

@@ -25,6 +25,7 @@ from hpctrain.run.checkpoint_manifest import (
     read_manifest,
 )
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.saves import last_save
 from hpctrain.run.score import Score, score_of
 
 ShowRead: TypeAlias = Callable[[int, int], None]
@@ -128,13 +129,15 @@ def list_checkpoints(directory: RunDirectory, *, verify: bool = True) -> list[Ch
 def saved_step(directory: RunDirectory) -> int:
     """Return the step of the newest checkpoint that is complete; 0 without one. Only names and sizes are compared.
 
-    A checkpoint that the file system fails to read counts: otherwise a brief failure would look like lost steps.
+    A checkpoint that the file system fails to read counts: otherwise a brief failure would look like lost steps. Of a
+    program, the newest save counts that it reported and that still exists.
     """
     for step in reversed(directory.checkpoint_steps()):
         info = _describe(directory.checkpoint(step), step, verify=False)
         if info.intact or info.unreadable:
             return step
-    return 0
+    save = last_save(directory)
+    return 0 if save is None else save.step
 
 
 def newest_intact(

@@ -75,9 +75,24 @@ class RunDirectory:
         return self.path / "attempts.jsonl"
 
     @property
+    def code(self) -> Path:
+        """Copies of the code, each with a list of its files."""
+        return self.path / "code"
+
+    @property
+    def code_records(self) -> Path:
+        """One record per copy of the code with which the run was launched or resumed."""
+        return self.path / "code.jsonl"
+
+    @property
     def metrics(self) -> Path:
         """One record per logged step."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def saves(self) -> Path:
+        """One record per save that a program reported; see `hpctrain.run.saves`."""
+        return self.path / "saves.jsonl"
 
     @property
     def metrics_csv(self) -> Path:

@@ -23,6 +23,7 @@ _FIELD_TYPES = {
     "blames_peer": FLAG,
     "stop_signal": FieldType("a signal", lambda value: value in set(signal.Signals)),
     "time": TIME,
+    "done": FLAG,
 }
 
 
@@ -41,6 +42,7 @@ class ExitRecord:
         stop_signal: number of the signal that had asked it to stop; None without one. SLURM without cgroups signals all
             processes of a rank, and the death of a child process then looks like an error of the task.
         time: epoch seconds.
+        done: whether a program called `session.done()`.
     """
 
     rank: int
@@ -52,6 +54,7 @@ class ExitRecord:
     blames_peer: bool = False
     stop_signal: int | None = None
     time: float = 0.0
+    done: bool = False
 
     def write(self, claim: Path) -> None:
         """Write the record into the attempt's claim.

@@ -18,6 +18,7 @@ class Handover:
         store: the file by which ranks on one machine meet, in a folder that only their user may enter; empty without.
         parent: the process id of a launcher on the same machine, whose ranks must not outlive it.
         terminal: the file descriptor of the launcher's terminal, which rank zero inherits; None without one.
+        code: digest of the copy of the code from which the rank imports; empty if there is none.
     """
 
     attempt: int | None = None
@@ -25,21 +26,24 @@ class Handover:
     store: str = ""
     parent: int | None = None
     terminal: int | None = None
+    code: str = ""
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> Handover:
         """Read the variables that the launcher set, if there was one."""
-        attempt, parent, terminal = (variables.get(f"{PREFIX}{name}") for name in ("ATTEMPT", "PARENT", "TERMINAL"))
+        attempt, parent, terminal = (variables.get(f"{PREFIX}{name}") for name in ("CLAIM", "PARENT", "TERMINAL"))
         return cls(
             attempt=int(attempt) if attempt else None,
             logged=variables.get(f"{PREFIX}LOGGED") == "1",
             store=variables.get(f"{PREFIX}STORE", ""),
             parent=int(parent) if parent else None,
             terminal=int(terminal) if terminal else None,
+            code=variables.get(f"{PREFIX}CODE", ""),
         )
 
     def variables(self) -> dict[str, str]:
         """The environment variables that pass this to a rank."""
-        found = {"ATTEMPT": self.attempt, "LOGGED": int(self.logged), "STORE": self.store, "PARENT": self.parent}
-        found["TERMINAL"] = self.terminal
+        # not ATTEMPT: programs get that one, and ranks of hpctrain that a program starts belong to another run
+        found = {"CLAIM": self.attempt, "LOGGED": int(self.logged), "STORE": self.store, "PARENT": self.parent}
+        found |= {"TERMINAL": self.terminal, "CODE": self.code}
         return {f"{PREFIX}{name}": str(value) for name, value in found.items() if value}

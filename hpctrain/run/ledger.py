@@ -31,8 +31,9 @@ _FIELD_TYPES = {
     "restart_count": COUNT,
     "total_steps": COUNT,
     "launched": TIME,
+    "code": TEXT,
     "seen": TIME,
-    **dict.fromkeys((*SPENT, "last_step"), NUMBER),
+    **dict.fromkeys((*SPENT, "last_step", "resumed_step"), NUMBER),
     "saved_step": COUNT,
     "suspects": TEXTS,
     "exclude": TEXTS,
@@ -63,6 +64,12 @@ class Attempt:
     def open(self) -> bool:
         """Whether no end was recorded: the attempt is running, or was killed."""
         return self.reason is None
+
+    @property
+    def resumed_step(self) -> int | None:
+        """The step from which it resumed: the recorded start, unless a program's first report shows another one."""
+        reported = self.extra.get("resumed_step")
+        return self.start_step if reported is None else int(reported)
 
 
 @dataclass(frozen=True, slots=True)

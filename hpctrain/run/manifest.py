@@ -10,7 +10,6 @@ import os
 import platform
 import shlex
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -19,15 +18,13 @@ from typing import Any
 
 from hpctrain.files import open_file, read_json_or_empty
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.git import ask_git
 from hpctrain.startup import __version__
 
 PACKAGES = ("torch", "submitit", "hydra-core", "omegaconf", "tensorboard", "numpy")
 LARGEST_DIFF_BYTES = 1_000_000
 HEAD_BYTES = 16 * 2**10
 """Bytes in which `varied` is looked for first: what precedes it is the command and a folder."""
-GIT_TIMEOUT_S = 5.0
-SAFE = {"core.fsmonitor": "", "core.hooksPath": "/dev/null"}
-"""Configuration of git in place of the repository's, which may name programs there."""
 
 
 def manifest(command: Sequence[str], folder: Path) -> dict[str, Any]:
@@ -91,16 +88,17 @@ def _versions() -> dict[str, str]:
 
 
 def _git_state(folder: Path) -> dict[str, Any] | None:
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
+    names = ask_git(folder, "rev-parse", "HEAD", "HEAD^{tree}").output
+    if names is None:
         return None
+    commit, tree = names.decode().split()
     filters = _without_filters(folder)
     # a submodule's changes would be asked for with its own configuration, which may name programs, too
     options = ("--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=dirty")
-    diff = None if filters is None else _git(folder, "diff", *options, "HEAD", instead=filters)
+    diff = None if filters is None else ask_git(folder, "diff", *options, "HEAD", instead=filters).output
     left_out = diff is None or len(diff) > LARGEST_DIFF_BYTES
     text = "" if diff is None or left_out else diff.decode(errors="replace")
-    return {"commit": commit.decode().strip(), "diff": text, "diff_left_out": left_out}
+    return {"commit": commit, "tree": tree, "diff": text, "diff_left_out": left_out}
 
 
 def _without_filters(folder: Path) -> dict[str, str] | None:
@@ -108,7 +106,7 @@ def _without_filters(folder: Path) -> dict[str, str] | None:
 
     None if that isn't possible: then a diff could execute them.
     """
-    listed = _git(folder, "config", "-z", "--name-only", "--list")
+    listed = ask_git(folder, "config", "-z", "--name-only", "--list").output
     if listed is None:
         return None
     filters = {key.rpartition(".")[0] for key in os.fsdecode(listed).split("\0") if key.startswith("filter.")}
@@ -116,32 +114,3 @@ def _without_filters(folder: Path) -> dict[str, str] | None:
         return None  # for git -c, a key ends at the first =
     values = {"clean": "", "smudge": "", "process": "", "required": "false"}
     return {f"{name}.{key}": value for name in filters for key, value in values.items()}
-
-
-def _git(folder: Path, *arguments: str, instead: Mapping[str, str] | None = None) -> bytes | None:
-    # options, because git before 2.31 ignores GIT_CONFIG_COUNT
-    settings = [part for key, value in {**SAFE, **(instead or {})}.items() for part in ("-c", f"{key}={value}")]
-    # a run without git, or on a file system where git is slow, starts without these fields
-    try:
-        done = subprocess.run(
-            ["git", "--no-pager", *settings, "-C", str(folder), *arguments],
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            timeout=GIT_TIMEOUT_S,
-            check=True,
-            env=_git_environment(),
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout
-
-
-def _git_environment() -> dict[str, str]:
-    """The environment in which git executes nothing that GIT_* variables name."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    return kept | {
-        "GIT_OPTIONAL_LOCKS": "0",  # otherwise git writes the index, and runs a hook
-        "GIT_ALLOW_PROTOCOL": "none",  # a partial clone fetches what is missing, by a program of its configuration
-        "GIT_NO_LAZY_FETCH": "1",
-        "GIT_TERMINAL_PROMPT": "0",
-    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -10,7 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from hpctrain.errors import ExitCode
 from hpctrain.startup import PYTHON_STARTED_S
+
+PR_SET_PDEATHSIG = 1
 
 
 def process_start(pid: int) -> float | None:
@@ -105,3 +109,12 @@ def environ_replaced(variables: Mapping[str, str]) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def end_with_parent(parent: int | None) -> None:
+    """Have the kernel kill this process when its launcher dies (Linux, prctl(2))."""
+    if parent is None:
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the call
+        os._exit(ExitCode.INTERRUPTED)

@@ -83,7 +83,7 @@ MEANINGS = {
     Reason.INFRASTRUCTURE: _MACHINE_FAILURE,
     Reason.HANG: _MACHINE_FAILURE,
     Reason.OUT_OF_MEMORY: _MACHINE_FAILURE,
-    Reason.FAILED: Meaning(why_final="the task raised an error, and would raise it again"),
+    Reason.FAILED: Meaning(why_final="its own code failed, and would fail again"),
     Reason.CANCELLED: Meaning(
         exit_code=ExitCode.CANCELLED, orderly=True, by_slurm=True, why_final="cancelled by its user: never requeued"
     ),

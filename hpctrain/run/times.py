@@ -43,6 +43,7 @@ class Times:
         self.launched = now() - age_s
         self._spent = dict.fromkeys(SPENT, 0.0)
         self._doing = STARTING[0]
+        self._facts: dict[str, int] = {}
         self._file: Path | None = None
         self._recorded_at = float("-inf")
 
@@ -57,6 +58,12 @@ class Times:
         self._spent[self._doing] += now - self._since
         self._since = now
         self._doing = doing
+
+    def recount(self, counted: str, doing: str) -> None:
+        """Count the time that was counted for one kind of work for another."""
+        self.enter(self._doing)
+        self._spent[doing] += self._spent[counted]
+        self._spent[counted] = 0.0
 
     @contextmanager
     def during(self, doing: str) -> Iterator[None]:
@@ -93,6 +100,10 @@ class Times:
         log.info("the first step came %s", describe_start(self._spent))
         self.record(step, due=True)
 
+    def know(self, **facts: int) -> None:
+        """Add fields to the record, such as ``total_steps``."""
+        self._facts |= facts
+
     def record(self, step: int, *, due: bool = False) -> None:
         """Record the attempt's progress, at most every `RECORD_EVERY_S`: a killed attempt leaves no other record.
 
@@ -102,7 +113,7 @@ class Times:
         """
         if self._file is None or not (due or self._clock() - self._recorded_at >= RECORD_EVERY_S):
             return
-        fields = {**self.spent(), "last_step": step, "seen": self._now()}
+        fields = {**self.spent(), **self._facts, "last_step": step, "seen": self._now()}
         # training doesn't depend on the record
         with contextlib.suppress(OSError):
             # not durable: an fsync may take seconds on a busy file system, and the next record comes soon

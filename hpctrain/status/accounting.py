@@ -187,7 +187,7 @@ def _divided(attempt: Attempt, wall_s: float, *, is_running: bool) -> WallTime:
     if not measured and _steps(attempt):
         # an older hpctrain recorded no times: assume that all of it was training
         return replace(spent, training_s=rest)
-    if "first_step_s" not in attempt.extra:
+    if "first_step_s" not in attempt.extra and not train:
         return replace(spent, starting_s=starting + rest)
     if is_running:
         return replace(spent, training_s=train + rest)
@@ -213,16 +213,16 @@ def _with_lost_share(spent: WallTime, share: float) -> WallTime:
 
 def _steps(attempt: Attempt) -> int | None:
     known = [int(step) for step in (attempt.end_step, _number(attempt, "last_step")) if step is not None]
-    return max(0, max(known) - (attempt.start_step or 0)) if known else None
+    return max(0, max(known) - (attempt.resumed_step or 0)) if known else None
 
 
 def _steps_lost(attempt: Attempt, later: Sequence[Attempt], otherwise: int | None) -> int:
     """The steps after the earliest one at which a later attempt began: they were repeated, or have to be."""
-    starts = [one.start_step for one in later if one.start_step is not None]
+    starts = [one.resumed_step for one in later if one.resumed_step is not None]
     resumed = min(starts, default=otherwise)
     if resumed is None:
         return 0
-    return max(0, (_steps(attempt) or 0) - max(0, resumed - (attempt.start_step or 0)))
+    return max(0, (_steps(attempt) or 0) - max(0, resumed - (attempt.resumed_step or 0)))
 
 
 def _waiting_s(until: float, submitted: Mapping[str, Sequence[float]], now: float) -> float:

@@ -14,7 +14,8 @@ from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.reason import Reason
 from hpctrain.status.log import RunLog
-from hpctrain.status.report import Jobs, RunStatus, ask_slurm, job_ids, read_status
+from hpctrain.status.report import Jobs, ask_slurm, job_ids, read_status
+from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunState
 from hpctrain.streams import Report, print_warning
 from hpctrain.terminal import log_output
@@ -154,14 +155,15 @@ def wait_for(directory: RunDirectory, *, skip_bytes: int = 0) -> ExitCode:
     status = follower.follow()
     last = status.attempts[-1] if status.attempts and not status.unstarted else None
     if last is not None and last.reason is not None:
-        follower.print_message(f"{last.reason} at step {last.end_step}; run directory {directory.path}")
+        at_step = f" at step {last.end_step}" if status.knows_step else ""
+        follower.print_message(f"{last.reason}{at_step}; run directory {directory.path}")
         code = last.reason.meaning.exit_code
         if code is not ExitCode.FINISHED:
             cause = first_cause(read_exit_records(directory.claim(last.attempt)))
             if cause is None or cause.blames_peer:
                 follower.print_message(last.detail)
             elif cause.rank or not log.shows_rank:  # rank zero's error is in its log, which was printed above
-                follower.print_message(describe(cause))
+                follower.print_message(describe(cause, independent=bool(status.command)))
             follower.print_message(resume_advice(directory, last.reason))
         return code
     if status.state is RunState.CANCELLED:

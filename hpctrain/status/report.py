@@ -1,18 +1,19 @@
-"""The status of a run, read from its directory and from SLURM's records of its jobs."""
+"""Read the status of a run from its directory and from SLURM's records of its jobs."""
 
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hpctrain.config.plain_yaml import read_plain_config
 from hpctrain.errors import RunDirectoryError, SchedulerError, SchedulerMissingError
 from hpctrain.files import describe_os_error
-from hpctrain.run.bottleneck import Bottleneck, last_bottleneck
+from hpctrain.run.bottleneck import last_bottleneck
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import last_evaluation
@@ -21,13 +22,14 @@ from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.manifest import read_varied
 from hpctrain.run.owner import Owner
 from hpctrain.run.record_fields import COUNT
-from hpctrain.run.score import Score
+from hpctrain.run.saves import last_save
 from hpctrain.run.times import read_times
 from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import JOB_ID, Slurm
 from hpctrain.status.accounting import Account, WallTime, account
 from hpctrain.status.log import batch_script_error
 from hpctrain.status.metrics import read_metrics
+from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunFacts, RunState, derive_state, job_that_may_run, unstarted_job
 from hpctrain.streams import Report, print_warning
 
@@ -36,66 +38,6 @@ TAIL_BYTES = 64 * 2**10
 
 Jobs = Mapping[str, JobRecord | None]
 """SLURM's records by job id; None for a job that SLURM doesn't know, or no longer remembers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStatus:
-    """The status of a run; times are epoch seconds.
-
-    Attributes:
-        name: the run's name in its configuration.
-        path: its directory.
-        state: its state.
-        note: the reason for the state, in one line; empty if the state needs none.
-        step: the last step known to be completed.
-        total_steps: the step at which the run ends; None if only the number of epochs is known.
-        metrics: the last value of each metric, NaN and infinities included.
-        metrics_time: when the last of them was logged.
-        best: the best value of the metric by which the run is judged; None before the first evaluation.
-        best_step: its step.
-        varied: the keys that the run's sweep varied, with this run's values as typed; empty without a sweep.
-        checkpoint_step: of the newest complete checkpoint; None without one.
-        set_aside: names of damaged checkpoints that a resume passed over.
-        attempts: oldest first; an open one with the times that it has recorded so far.
-        account: where the wall time went.
-        verdict: the newest bottleneck that an attempt recorded; None without one.
-        job_ids: every job of the run, oldest first.
-        may_start: when a queued run is expected to start.
-        unstarted: whether the newest job ended before it began an attempt, so that the last one has another job.
-        job_that_may_run: the job that may still be queued or running, by the run's own records; None if no job is left.
-    """
-
-    name: str
-    path: Path
-    state: RunState
-    note: str = ""
-    step: int = 0
-    total_steps: int | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    metrics_time: float | None = None
-    best: Score | None = None
-    best_step: int | None = None
-    varied: Mapping[str, str] = field(default_factory=dict)
-    checkpoint_step: int | None = None
-    set_aside: tuple[str, ...] = ()
-    attempts: tuple[Attempt, ...] = ()
-    account: Account
-    verdict: Bottleneck | None = None
-    job_ids: tuple[str, ...] = ()
-    may_start: float | None = None
-    unstarted: bool = False
-    job_that_may_run: str | None = None
-
-    @property
-    def described(self) -> str:
-        """The state with its reason, as in ``queued (waiting for nodes)``."""
-        return f"{self.state} ({self.note})" if self.note else str(self.state)
-
-    @property
-    def last_sign(self) -> float | None:
-        """When the run last logged a metric, began an attempt or ended one; None before the first."""
-        times = [when for attempt in self.attempts for when in (attempt.start_time, attempt.end_time)]
-        return max((when for when in (self.metrics_time, *times) if when is not None), default=None)
 
 
 def read_statuses(directories: Sequence[RunDirectory], warn: Report = print_warning) -> list[RunStatus]:
@@ -223,16 +165,21 @@ def read_status(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
     metrics_step, metrics_time, metrics = _last_metrics(directory.metrics)
     evaluation = last_evaluation(directory)
     saved = saved_step(directory) or None
+    save = last_save(directory)
     config = read_plain_config(directory.config)
     last = attempts[-1] if attempts else Attempt(attempt=0)
     # records after the step from which a resume started are void: the resume repeats those steps
-    step = last.end_step if last.end_step is not None else max(metrics_step, last.start_step or 0)
+    begun = max(last.start_step or 0, int(last.extra.get("last_step", 0)))
+    step = last.end_step if last.end_step is not None else max(metrics_step, begun)
+    # a program that reports no saves may have resumed from any step: none of its steps is known to be lost
+    is_unsaved = "run" in config and saved is None
     pending = [record for record in facts.known_jobs.values() if record.state.is_pending]
     return RunStatus(
         name=str(config.get("name") or directory.path.name),
         path=directory.path,
         state=state,
         note=note,
+        command=_command(config),
         step=step,
         total_steps=_total_steps(attempts, config),
         # evaluations may be too far apart to be in the tail of metrics.jsonl
@@ -242,15 +189,25 @@ def read_status(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
         best_step=None if evaluation is None else evaluation.best_step,
         varied=read_varied(directory),
         checkpoint_step=saved,
+        saved_path=None if save is None else str(save.path),
         set_aside=tuple(path.name for path in directory.set_aside()),
         attempts=tuple(attempts),
-        account=account(attempts, JobRecords(directory).read(), state=state, saved_step=saved or 0, now=time.time()),
+        account=_account(directory, attempts, state, step if is_unsaved else saved or 0, all_count=is_unsaved),
         verdict=last_bottleneck(directory),
         job_ids=facts.job_ids,
         may_start=pending[-1].start_time if pending and state is RunState.QUEUED else None,
         unstarted=unstarted,
         job_that_may_run=job_that_may_run(facts),
     )
+
+
+def _account(
+    directory: RunDirectory, attempts: Sequence[Attempt], state: RunState, saved_step: int, *, all_count: bool
+) -> Account:
+    """Account for the wall time; with ``all_count``, no attempt is taken to have repeated steps of an earlier one."""
+    counted = [replace(attempt, start_step=None) for attempt in attempts] if all_count else attempts
+    records = JobRecords(directory).read()
+    return account(counted, records, state=state, saved_step=saved_step, now=time.time())
 
 
 def _facts(directory: RunDirectory, attempts: Sequence[Attempt], jobs: Jobs | None) -> RunFacts:
@@ -283,6 +240,12 @@ def _total_steps(attempts: list[Attempt], config: Mapping[str, Any]) -> int | No
     configured = trainer.get("max_steps") if isinstance(trainer, dict) else None
     total = next((steps for steps in reversed(recorded) if steps), configured)
     return total if isinstance(total, int) and COUNT.accepts(total) else None
+
+
+def _command(config: Mapping[str, Any]) -> str:
+    run = config.get("run")
+    words = run.get("command") if isinstance(run, dict) else None
+    return shlex.join(map(str, words)) if isinstance(words, list) else ""
 
 
 def _last_metrics(path: Path) -> tuple[int, float | None, dict[str, float]]:

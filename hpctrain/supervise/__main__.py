@@ -1,4 +1,7 @@
-"""The program of a batch script: ``python -m hpctrain.supervise RUN``, or ``... KEY=VALUE ...`` for a new run."""
+"""The program of a batch script: ``python -m hpctrain.supervise RUN``, or ``... KEY=VALUE ...`` for a new run.
+
+The new run is a training, or a program if ``-- COMMAND`` follows.
+"""
 
 # ruff: noqa: E402 - the slow imports come after the signals are blocked
 from __future__ import annotations
@@ -15,11 +18,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.cluster import Slurm as SlurmCluster
+from hpctrain.config.program import split_command
 from hpctrain.config.resources import resources_of
-from hpctrain.config.stored import load
+from hpctrain.config.stored import load_run
 from hpctrain.errors import ERROR_PREFIX, ClusterEnvironmentError, ConfigError, HpctrainError
 from hpctrain.launch.prepare import RunPlan, prepare_as_rank
 from hpctrain.retry import retry
@@ -29,6 +34,9 @@ from hpctrain.supervise.allocation import allocation_overrides
 from hpctrain.supervise.supervisor import STORAGE_ERRORS, STORAGE_S, Supervisor
 from hpctrain.terminal import guard_output
 
+if TYPE_CHECKING:
+    from hpctrain.config.compose import Composer
+
 COMMAND = "python -m hpctrain.supervise"
 
 
@@ -36,7 +44,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run attempts of a run in this allocation, until the run ends or continues elsewhere.
 
     Args:
-        arguments: a run directory; or the overrides of a new run, which takes its resources from the allocation.
+        arguments: a run directory; or the overrides of a new run, which takes its resources from the allocation, and
+            after `--` the command of a program.
         environ: the batch script's environment.
 
     Returns:
@@ -74,38 +83,60 @@ def plan_run(arguments: Sequence[str], environ: Mapping[str, str]) -> RunPlan:
     Raises:
         HpctrainError: the configuration, the directory or the environment is invalid.
     """
-    parser = argparse.ArgumentParser(prog=COMMAND, description="Run a training job's ranks, from its batch script.")
+    typed, command = split_command(arguments)
+    is_program = "--" in arguments
+    parser = argparse.ArgumentParser(prog=COMMAND, description="Run a job's ranks, from its batch script.")
+    parser.usage = f"{COMMAND} [-h] [--config-dir FOLDER] (RUN | [KEY=VALUE ...] [-- COMMAND ...])"
     parser.add_argument("--config-dir", "-cd", metavar="FOLDER", help="a folder with groups of your own")
     parser.add_argument("words", nargs="*", metavar="RUN | KEY=VALUE", help="a run directory, or a new run's overrides")
-    options = parser.parse_intermixed_args(list(arguments))
+    options = parser.parse_intermixed_args(typed)
     words: list[str] = options.words
     environment = ClusterEnvironment.from_environment(environ)
     if environment.job_id is None or is_rank(environ):
-        problem = f"{COMMAND} is for batch scripts; elsewhere type python -m hpctrain cluster=slurm KEY=VALUE ..."
+        elsewhere = (
+            f"{'run ' if '--' in arguments else ''}cluster=slurm KEY=VALUE ...{' -- COMMAND' * ('--' in arguments)}"
+        )
+        problem = f"{COMMAND} is for batch scripts; elsewhere type python -m hpctrain {elsewhere}"
         raise ClusterEnvironmentError(problem, {})
-    if len(words) == 1 and "=" not in words[0] and not words[0].startswith("~"):
+    if not is_program and len(words) == 1 and "=" not in words[0] and not words[0].startswith("~"):
         return _patiently(lambda: _open_run(words[0]), environment, "the run directory can't be read")
-    return _prepare_run(words, options.config_dir, environ, environment)
+    composer = _composer(command if is_program else None, options.config_dir)
+    return _prepare_run(composer, words, [*COMMAND.split(), *arguments], environ, environment)
 
 
 def _open_run(path: str) -> RunPlan:
     directory = RunDirectory.existing(path)
     directory.config.read_bytes()  # `load` would report an error of the file system as one of the configuration
-    config = load(directory.config)
+    config = load_run(directory.config)
     return RunPlan(config, directory, resources_of(config))
 
 
-def _prepare_run(
-    words: list[str], config_dir: str | None, environ: Mapping[str, str], environment: ClusterEnvironment
-) -> RunPlan:
-    from hpctrain.config.compose import Composer  # imports Hydra, which a run that exists doesn't need
+def _composer(command: list[str] | None, config_dir: str | None) -> Composer:
+    """The composer of a training, or of a program with its command."""
+    # they import Hydra, which a run that exists doesn't need
+    if command is None:
+        from hpctrain.config.compose import Composer
 
-    config = Composer(config_dir).compose([*allocation_overrides(environ, words), *words])
+        return Composer(config_dir)
+    from hpctrain.config.compose_program import ProgramComposer
+
+    return ProgramComposer(command, config_dir)
+
+
+def _prepare_run(
+    composer: Composer,
+    words: list[str],
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    environment: ClusterEnvironment,
+) -> RunPlan:
+    config = composer.compose_run([*allocation_overrides(environ, words), *words])
     if not isinstance(config.cluster, SlurmCluster):
         raise ConfigError("cluster", config.cluster.kind, "isn't a SLURM cluster", "leave it out in a batch script")
-    command = [*COMMAND.split(), *words]
     return _patiently(
-        lambda: prepare_as_rank(config, command, environment), environment, "the run directory can't be prepared"
+        lambda: prepare_as_rank(config, command, environment, takes_code=True),
+        environment,
+        "the run directory can't be prepared",
     )
 
 

@@ -160,7 +160,7 @@ class Requeuer:
             return False
         if self.job.cancelled:
             found = replace(found, reason=Reason.CANCELLED)
-        log.info("SLURM is killing the job: %s (%s)", found.reason, found.evidence)
+        log.info("SLURM is killing the job: %s (%s)", found.reason, found.logged)
         self._termination = found
         attempt = self.job.attempt
         if attempt:
@@ -183,7 +183,8 @@ class Requeuer:
         """Whether the decision would be a requeue, if the newest attempt ended for this reason at the saved step."""
         outcome = Outcome(reason, saved_step(self.job.directory))
         history = history_with(Ledger(self.job.directory), self.job.attempt, outcome)
-        return decide(history, self.plan.slurm.requeue, in_allocation=1).action is Action.REQUEUE
+        decision = decide(history, self.plan.slurm.requeue, in_allocation=1, is_program=self.plan.is_program)
+        return decision.action is Action.REQUEUE
 
     def _unrecorded_requeues(self) -> int:
         try:

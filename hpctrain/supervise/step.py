@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpctrain.launch.prepare import RunPlan
+from hpctrain.launch.rank_command import rank_command
+from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.directory import RunDirectory
 
 COMPLAINT = re.compile(r"(?:srun|slurmstepd\S*): (?:error: |fatal: )?(?P<text>.*)")
@@ -28,6 +30,7 @@ EXITING_S = 15
 
 All ranks saved before their last barrier. What is left takes a few seconds: to destroy the process group, and to write
 an exit record. Some NCCL teardowns hang, and the job has to be requeued within a grace time of 30 s all the same.
+The ranks of a program end on their own: one may be done hours before another, so srun waits for all of them.
 """
 
 
@@ -42,13 +45,16 @@ def consecutive_ranks(plan: RunPlan) -> int | None:
     return None if distributed else plan.resources.processes_per_node
 
 
-def srun_command(plan: RunPlan, nodes: Sequence[str] = (), job_name: str | None = None) -> list[str]:
+def srun_command(
+    plan: RunPlan, nodes: Sequence[str] = (), job_name: str | None = None, code: CodeSnapshot | None = None
+) -> list[str]:
     """The srun line that starts the ranks; their output is appended to a log per rank.
 
     Args:
         plan: of the run.
         nodes: the nodes for the ranks, in a job with spare nodes; empty if it has none.
         job_name: of the job, for the ranks' environment; None leaves them the name of the step.
+        code: from which the ranks import; None for their working directory.
     """
     resources, directory = plan.resources, plan.directory
     command = [
@@ -57,7 +63,7 @@ def srun_command(plan: RunPlan, nodes: Sequence[str] = (), job_name: str | None 
         f"--ntasks={resources.world_size}",
         f"--ntasks-per-node={resources.processes_per_node}",
         "--kill-on-bad-exit=1",
-        f"--wait={EXITING_S}",
+        f"--wait={0 if plan.is_program else EXITING_S}",  # 0: without a limit
         f"--job-name={step_name(directory)}",
         "--export=ALL",  # with a site's --export=NONE srun would keep this process's environment from the ranks, too
         "--open-mode=append",
@@ -71,8 +77,7 @@ def srun_command(plan: RunPlan, nodes: Sequence[str] = (), job_name: str | None 
         command.append(f"--cpus-per-task={resources.cpus_per_process}")
     # --job-name also changes SLURM_JOB_NAME in the environment of the ranks
     restored = [] if job_name is None else ["env", f"SLURM_JOB_NAME={job_name}"]
-    worker = [sys.executable, "-u", "-m", "hpctrain.worker", str(directory.path)]
-    return [*command, *plan.slurm.srun_args, *restored, *worker]
+    return [*command, *plan.slurm.srun_args, *restored, *rank_command(plan, code), str(directory.path)]
 
 
 @dataclass

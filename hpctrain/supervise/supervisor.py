@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from hpctrain.attempt.out_of_memory import with_memory_advice
 from hpctrain.attempt.outcome import Outcome, record_end, resume_advice, resume_command
-from hpctrain.attempt.requeue import Action, RequeueDecision, decide, history_with
+from hpctrain.attempt.requeue import BLIND, Action, RequeueDecision, decide, history_with, reports_steps
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryUnavailableError, SchedulerError, SupersededError
 from hpctrain.launch.prepare import RunPlan
+from hpctrain.launch.rank_command import code_variables
 from hpctrain.retry import retry
+from hpctrain.run.code import CheckedCode, check_code
 from hpctrain.run.handover import Handover
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import SILENCE_S, Slurm
 from hpctrain.supervise.allocation import Allocation
 from hpctrain.supervise.current_job import CurrentJob
+from hpctrain.supervise.program_variables import program_variables
 from hpctrain.supervise.requeuer import Requeuer
 from hpctrain.supervise.step import ABORTED, NO_LOG, Step, consecutive_ranks, print_error, srun_command
 
@@ -27,6 +31,8 @@ STORAGE_S = 60.0
 """Seconds to retry I/O in the run directory while its file system is unavailable."""
 STORAGE_ERRORS = (OSError, RunDirectoryUnavailableError)
 """Errors of I/O in the run directory while its file system is unavailable."""
+
+T = TypeVar("T")
 
 log = logging.getLogger("hpctrain.supervise")
 
@@ -69,6 +75,7 @@ class Supervisor:
             self.job.nodes, plan.resources.num_nodes, plan.slurm.spare_nodes > 0, consecutive_ranks(plan)
         )
         self._in_allocation = 0
+        self._is_warned = False
 
     def run(self) -> int:
         """Run attempts until the run ends or continues elsewhere; return the batch script's exit code.
@@ -81,26 +88,27 @@ class Supervisor:
             return ExitCode.FINISHED
         while True:
             try:
+                code = self._before_ranks(lambda: check_code(self.directory), "the run's code can't be read yet")
                 attempt = self._claim()
-            except RunDirectoryUnavailableError as error:
+            except STORAGE_ERRORS as error:
                 return self._leave_unwritable(error)
-            complaints = self._run_ranks(attempt)
+            complaints = "" if code.damage else self._run_ranks(attempt, code)
             try:
-                outcome, decision = self._conclude(attempt, complaints)
+                outcome, decision = self._conclude(attempt, complaints, code.damage)
             except SupersededError:
                 log.warning("attempt %d was superseded: this job ends here", attempt)
                 return ExitCode.INTERRUPTED
             except STORAGE_ERRORS as error:
                 return self._leave_unwritable(error)
-            self._record(attempt, outcome, decision)
+            self._record(attempt, outcome, decision, code.digest)
             if decision.action is not Action.RESTART:
                 return self._leave(decision)
             self.allocation.lose(decision.exclude)
 
-    @property
-    def _storage_before_ranks_s(self) -> float:
-        """Seconds to retry before ranks start; 0 for a new run, whose directory may be a mistake."""
-        return self.storage_s if self._in_allocation or self.job.restarts else 0.0
+    def _before_ranks(self, act: Callable[[], T], problem: str) -> T:
+        """Retry I/O before ranks start, but not for a new run, whose directory may be a mistake."""
+        for_s = self.storage_s if self._in_allocation or self.job.restarts else 0.0
+        return retry(act, on=STORAGE_ERRORS, for_s=for_s, problem=problem)
 
     def _begin(self) -> bool:
         """End and close earlier attempts; return whether the run is completed already."""
@@ -110,12 +118,7 @@ class Supervisor:
                 self.job.end_steps()
         ends = UnrecordedEnds(self.directory, self.slurm, self.job.job_id, self.job.restarts)
         with contextlib.suppress(OSError):  # they are left to a later attempt
-            retry(
-                lambda: ends.close(self.plan.resources.world_size),
-                on=STORAGE_ERRORS,
-                for_s=self._storage_before_ranks_s,
-                problem="an earlier attempt can't be closed",
-            )
+            self._before_ranks(lambda: ends.close(self.plan.resources.world_size), "an earlier attempt can't be closed")
         try:
             last = next(reversed(self.ledger.attempts()), None)
         except OSError as error:
@@ -125,20 +128,19 @@ class Supervisor:
         return last is not None and last.reason is Reason.COMPLETED and last.job_id == self.job.job_id
 
     def _claim(self) -> int:
-        return retry(
-            lambda: self.job.claim(secret=self.plan.resources.world_size > 1),
-            on=STORAGE_ERRORS,
-            for_s=self._storage_before_ranks_s,
-            problem="the run can't be claimed yet",
-        )
+        secret = self.plan.resources.world_size > 1 and not self.plan.is_program
+        return self._before_ranks(lambda: self.job.claim(secret=secret), "the run can't be claimed yet")
 
-    def _run_ranks(self, attempt: int) -> str:
+    def _run_ranks(self, attempt: int, code: CheckedCode) -> str:
         """Run the ranks until all have ended; return srun's complaints."""
         self._in_allocation += 1
         nodes, keeps_spares = self.allocation.step_nodes, self.allocation.keeps_spares
         log.info("attempt %d on %s", attempt, " ".join(nodes))
-        command = srun_command(self.plan, nodes if keeps_spares else (), self.environ.get("SLURM_JOB_NAME"))
-        environ = {**self.environ, **Handover(attempt=attempt, logged=True).variables()}
+        command = srun_command(self.plan, nodes if keeps_spares else (), self.environ.get("SLURM_JOB_NAME"), code.copy)
+        handover = Handover(attempt=attempt, logged=True, code=code.digest)
+        environ = {**self.environ, **handover.variables(), **code_variables(self.plan, code.copy, self.environ)}
+        if self.plan.is_program:
+            environ |= program_variables(self.plan, self.environ, self.slurm, self.job.job_id, self._in_allocation)
         step = Step(command, environ, ends_with_a_node=keeps_spares)
         unseen = ""
         for line in step.run():
@@ -152,7 +154,7 @@ class Supervisor:
         log.info("srun ended with %d", step.code)
         return unseen or "; ".join(step.complaints)
 
-    def _conclude(self, attempt: int, complaints: str) -> tuple[Outcome, RequeueDecision]:
+    def _conclude(self, attempt: int, complaints: str, damage: str) -> tuple[Outcome, RequeueDecision]:
         """Find out how an attempt ended, and decide what follows.
 
         Raises:
@@ -160,23 +162,29 @@ class Supervisor:
             OSError: the file system stayed unavailable.
         """
         return retry(
-            lambda: self._try_to_conclude(attempt, complaints),
+            lambda: self._try_to_conclude(attempt, complaints, damage),
             on=STORAGE_ERRORS,
             for_s=self.storage_s,
             problem=f"how attempt {attempt} ended can't be read yet",
         )
 
-    def _try_to_conclude(self, attempt: int, complaints: str) -> tuple[Outcome, RequeueDecision]:
+    def _try_to_conclude(self, attempt: int, complaints: str, damage: str) -> tuple[Outcome, RequeueDecision]:
         outcome = Outcome.of_attempt(self.directory, attempt, self.plan.resources.world_size, complaints)
+        if damage:  # its ranks were never started
+            outcome = Outcome(Reason.FAILED, outcome.step, damage)
         outcome = with_memory_advice(self._ask_slurm(attempt, outcome), self.plan.config)
+        history = history_with(self.ledger, attempt, outcome)
         decision = decide(
-            history_with(self.ledger, attempt, outcome),
+            history,
             self.plan.slurm.requeue,
             in_allocation=self._in_allocation,
             suspects=self._suspects(outcome),
             reported=outcome.suspect_rank is not None,
             spares=self.allocation.spares,
+            is_program=self.plan.is_program,
         )
+        if self.plan.is_program and not reports_steps(history) and decision.action is not Action.END:
+            self._warn_blind()
         if decision.action in (Action.REQUEUE, Action.RESUBMIT):
             # queried again, since the user may have cancelled the job while its ranks saved
             decision = decision.allowed_by(
@@ -184,6 +192,12 @@ class Supervisor:
             )
         self.ledger.require_ownership(attempt)
         return outcome, decision
+
+    def _warn_blind(self) -> None:
+        """Warn, once per allocation, that nothing shows whether the run makes progress."""
+        if not self._is_warned:
+            self._is_warned = True
+            log.warning("the program reported no step and no save: %s", BLIND)
 
     def _ask_slurm(self, attempt: int, outcome: Outcome) -> Outcome:
         """Correct the outcome by SLURM's record: a rank that died while SLURM was ending the job couldn't see why."""
@@ -218,7 +232,7 @@ class Supervisor:
             return () if node is None else (node,)
         return outcome.suspects or self.allocation.of_ranks(outcome.silent_ranks)
 
-    def _record(self, attempt: int, outcome: Outcome, decision: RequeueDecision) -> None:
+    def _record(self, attempt: int, outcome: Outcome, decision: RequeueDecision, code: str) -> None:
         suspects = self._suspects(outcome)
         final = replace(outcome, reason=decision.reason)
         if decision.reason is not outcome.reason:
@@ -236,6 +250,7 @@ class Supervisor:
                     job_id=self.job.job_id,
                     nodes=self.allocation.step_nodes,
                     ends_run=decision.action is Action.END,
+                    code=code,
                     **decision.fields(suspects),
                 ),
                 on=STORAGE_ERRORS,
@@ -245,7 +260,8 @@ class Supervisor:
             )
         named = final.reason.value in decision.why
         why = decision.why if named else f"{final.reason.value}: {decision.why}"
-        log.info("attempt %d ended at step %d; %s", attempt, final.step, why)
+        at_step = "" if self.plan.is_program and not final.step else f" at step {final.step}"
+        log.info("attempt %d ended%s; %s", attempt, at_step, why)
         if final.report and final.reason is not Reason.COMPLETED:
             print_error(final.report)
             if decision.action is Action.END:

@@ -14,10 +14,12 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from hpctrain.config.compose import PRIMARY, Composer
+from hpctrain.config.compose_program import ProgramComposer
 from hpctrain.config.metric import metric_mode
 from hpctrain.config.multiple_values import NOT_SWEPT, value_as_typed
 from hpctrain.config.overrides import open_overrides
 from hpctrain.config.root import Config
+from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ConfigError, ExitCode, RunFailedError
 from hpctrain.launch.run_dir import default_path, undone_on_error
 from hpctrain.run.directory import RunDirectory
@@ -93,6 +95,7 @@ class ArrayLauncher(Launcher):
         """
         runs = [sweep_run(self.composer, overrides, self.fixed) for overrides in job_overrides]
         for run in runs:
+            assert isinstance(run.config, Config)  # `_run_sweeper` refuses programs
             require_results(run.config)
             require_direction(self.mode, metric_mode(run.config))
         require_one_cluster([run.config for run in runs])
@@ -143,7 +146,7 @@ def sweep_run(composer: Composer, overrides: Sequence[str], fixed: Collection[st
     pairs = [override.partition("=")[::2] for override in own]
     # Hydra splits a sweep's values into Python's texts
     varied = {key.lstrip("+"): YAML.get(value, value) for key, value in pairs if key not in fixed}
-    return SweepRun(composer.compose(own), varied)
+    return SweepRun(composer.compose_run(own), varied)
 
 
 def _refuse_swept(composer: Composer, overrides: Sequence[str]) -> None:
@@ -154,7 +157,7 @@ def _refuse_swept(composer: Composer, overrides: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _home(config: Config) -> Iterator[RunDirectory]:
+def _home(config: RunConfig) -> Iterator[RunDirectory]:
     """The sweep's directory; an error inside the context leaves it as it was, or absent."""
     if config.cluster.dry_run:
         yield RunDirectory.at(config.run_dir or default_path(str(config.name)))
@@ -167,6 +170,9 @@ def _home(config: Config) -> Iterator[RunDirectory]:
 
 def _run_sweeper(composer: Composer, overrides: Sequence[str], command: Sequence[str]) -> int:
     """Let an installed Hydra sweeper, such as Optuna's, choose the runs by the results so far."""
+    if isinstance(composer, ProgramComposer):
+        problem = "chooses values by the results of hpctrain's own trainings, not of programs"
+        raise ConfigError("hydra/sweeper", "...", problem, "leave it out, and list the values: args.lr=1e-3,1e-4")
     fixed = [override for override in composer.parse(overrides) if not override.is_sweep_override()]
     config = composer.compose(without_hydra_overrides([str(override.input_line) for override in fixed]))
     require_results(config)

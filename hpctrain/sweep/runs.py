@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpctrain.config.identity import decides_the_weights, flat
-from hpctrain.config.root import Config
-from hpctrain.config.stored import load
+from hpctrain.config.run_config import RunConfig
+from hpctrain.config.stored import load_run
 from hpctrain.errors import ConfigError
 from hpctrain.launch.existing_run import stored_values
 from hpctrain.run.directory import RunDirectory
@@ -30,7 +30,7 @@ class SweepRun:
         varied: the keys that the sweep varies, with this run's values as typed.
     """
 
-    config: Config
+    config: RunConfig
     varied: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -120,7 +120,7 @@ def _values_once(directory: RunDirectory, _changed_ns: int) -> Mapping[str, Any]
 
 def _loads(directory: RunDirectory) -> bool:
     try:
-        load(directory.config)
+        load_run(directory.config)
     except ConfigError as error:
         where = os.path.relpath(directory.path)
         print(f"hpctrain: warning: {where}: {error}; the sweep doesn't use its number again", file=sys.stderr)

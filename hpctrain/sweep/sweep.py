@@ -6,14 +6,15 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpctrain.config.checks import warnings_of
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.root import Config
+from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode
 from hpctrain.launch.existing_run import nothing_left
+from hpctrain.launch.launch_code import LaunchCode, checked_in_code_of
 from hpctrain.launch.launcher import launch_here, print_plan
 from hpctrain.launch.prepare import RunPlan, plan, prepare
 from hpctrain.launch.run_dir import undone_on_error
@@ -24,6 +25,7 @@ from hpctrain.run.manifest import manifest, varied_text
 from hpctrain.status.follow import wait_for
 from hpctrain.status.report import statuses_before_launch
 from hpctrain.status.state import RunState
+from hpctrain.streams import print_warning
 from hpctrain.sweep.progress import with_progress
 from hpctrain.sweep.runs import SweepRun
 
@@ -39,11 +41,21 @@ class Sweep:
         home: the sweep's directory.
         command: the command line as typed, for the manifests.
         force: launch runs although SLURM can't be asked whether their jobs are over.
+        code_now: take today's code for existing runs, too.
+
+    Attributes:
+        code: of all runs.
     """
 
     home: RunDirectory
     command: Sequence[str]
     force: bool = False
+    code_now: bool = False
+    code: LaunchCode = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Take the code once, though a sweeper may launch many batches."""
+        object.__setattr__(self, "code", LaunchCode(self.home, now=self.code_now))
 
     def launch(self, runs: Sequence[SweepRun]) -> list[int]:
         """Launch those runs that are neither completed nor running.
@@ -57,14 +69,25 @@ class Sweep:
         Raises:
             RunDirectoryError: one of them may be running, and SLURM can't be asked; nothing is written then.
         """
-        # runs that differ in a learning rate have the same warnings: one of each is enough
-        for warning in sorted({warning for run in runs for warning in warnings_of(run.config)}):
-            print(f"hpctrain: warning: {warning}", file=sys.stderr)
         by_directory = self._left_alone(runs)
         if missing := [run for run in runs if run.directory not in by_directory]:
+            self._print_warnings(missing)
             codes = self._dry_run(missing) if runs[0].config.cluster.dry_run else self._launch(missing)
             by_directory |= {run.directory: code for run, code in zip(missing, codes, strict=True)}
         return [by_directory[run.directory] for run in runs]
+
+    def _print_warnings(self, runs: Sequence[SweepRun]) -> None:
+        """Print each warning once, with the runs that it is about if those aren't all."""
+        about: dict[str, list[str]] = {}
+        for run in runs:
+            for warning in self._warnings(run):
+                about.setdefault(warning, []).append(os.path.relpath(run.directory.path))
+        for warning, names in sorted(about.items()):
+            print_warning(warning if len(names) == len(runs) else f"{listed(names)}: {warning}")
+
+    def _warnings(self, run: SweepRun) -> list[str]:
+        with checked_in_code_of(run.config.run_dir, now=self.code_now):
+            return warnings_of(run.config)
 
     def _launch(self, runs: Sequence[SweepRun]) -> list[int]:
         if isinstance(runs[0].config.cluster, Slurm):
@@ -84,7 +107,7 @@ class Sweep:
                 print(f"{ERROR_PREFIX}{where}: {status.note}; skipped", file=sys.stderr)
                 codes[run.directory] = ExitCode.BAD_CONFIGURATION
             elif done or status.state.may_change:
-                state = f"already completed, at step {status.step}" if done else f"{status.state}: left alone"
+                state = f"already completed{status.at_step}" if done else f"{status.state}: left alone"
                 print(f"{where}: {state}")
                 codes[run.directory] = ExitCode.FINISHED
         return codes
@@ -113,7 +136,10 @@ class Sweep:
             for run in runs:
                 undo.enter_context(undone_on_error(run.directory.path))
             origin = manifest(self.command, Path.cwd())  # the same for all, and git takes a while
-            yield [prepare(run.config, self.command, run.varied, origin) for run in with_progress(runs, "written")]
+            yield [
+                prepare(run.config, self.command, run.varied, origin, code=self.code)
+                for run in with_progress(runs, "written")
+            ]
 
     def _submit(self, runs: Sequence[SweepRun]) -> list[int]:
         # every directory is written before the first job is submitted, which may start at once
@@ -160,7 +186,7 @@ def by_resources(runs: Sequence[RunPlan]) -> list[list[int]]:
     return list(groups.values())
 
 
-def require_one_cluster(configs: Sequence[Config]) -> None:
+def require_one_cluster(configs: Sequence[RunConfig]) -> None:
     """Check that a sweep can be launched in one way.
 
     Raises:

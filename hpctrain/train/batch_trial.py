@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from hpctrain.checkpoint.host_memory import available_memory_bytes
+from hpctrain.cluster.cpus import cpu_threads
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.checks import refuse_without_gpu
 from hpctrain.config.named_optimizers import named_optimizers
@@ -28,7 +29,7 @@ from hpctrain.config.root import Config
 from hpctrain.config.stored import load
 from hpctrain.distributed.compiler import spare_compiler
 from hpctrain.distributed.determinism import set_determinism
-from hpctrain.distributed.world import World, choose_devices, cpu_threads
+from hpctrain.distributed.world import World, choose_devices
 from hpctrain.errors import HpctrainError
 from hpctrain.metrics.memory import Memory
 from hpctrain.train.parts import Parts

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from hpctrain.checkpoint.warm_start import warm_start
+from hpctrain.config.main_module import find_own
 from hpctrain.config.named_optimizers import losses_of, named_optimizers
-from hpctrain.config.program import find_own
 from hpctrain.config.root import Config
 from hpctrain.distributed.compiler import compile_in_place, compile_parts_in_place
 from hpctrain.distributed.replica import broadcast_tensors, inner, synchronise_batchnorm

@@ -88,7 +88,7 @@ class Stopping:
             left_s = None if self._termination.deadline is None else self._termination.deadline - self._clock()
             fits = left_s is None or left_s > save_takes_s * SAFETY
             reason = self._termination.reason
-            log.info("stopping: %s", ": ".join(filter(None, [reason and reason.value, self._termination.evidence])))
+            log.info("stopping: %s", ": ".join(filter(None, [reason and reason.value, self._termination.logged])))
             if not fits:
                 log.warning("skipping the save: %.1f s are left, and it may take %.1f s", left_s, save_takes_s)
         record, fits = self._world.broadcast((self._termination.as_json(), fits))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
@@ -11,11 +12,17 @@ from hpctrain.distributed.stop_request import STOP_SIGNALS
 signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 from hpctrain.config.stored import load  # noqa: E402 - after the signals are blocked
+from hpctrain.run.code import current_code  # noqa: E402 - as above
 from hpctrain.run.directory import RunDirectory  # noqa: E402 - as above
+from hpctrain.run.handover import Handover  # noqa: E402 - as above
+from hpctrain.run.import_path import search_path  # noqa: E402 - as above
 from hpctrain.streams import ignore_write_errors, open_streams  # noqa: E402 - as above
 from hpctrain.worker.entry import end_process, run_rank  # noqa: E402 - as above
 
 open_streams()
 ignore_write_errors()
 run_directory = RunDirectory.existing(sys.argv[1])
+digest = Handover.read(os.environ).code
+if digest and (code := current_code(run_directory, digest)) is not None:
+    sys.path[:] = search_path(code, sys.path, os.environ)
 end_process(run_rank(load(run_directory.config), run_directory))

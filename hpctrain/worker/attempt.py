@@ -15,13 +15,14 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from hpctrain.attempt.unrecorded import UnrecordedEnds
+from hpctrain.cluster.cpus import cpu_cores, cpu_threads
 from hpctrain.config.checks import check_batch, refuse_without_gpu
 from hpctrain.config.cluster import Slurm as SlurmCluster
 from hpctrain.config.root import Config
 from hpctrain.distributed.compiler import spare_compiler
 from hpctrain.distributed.determinism import set_determinism
 from hpctrain.distributed.rendezvous import choose_interface, meet, open_private_store
-from hpctrain.distributed.world import World, choose_devices, cpu_cores, cpu_threads, join
+from hpctrain.distributed.world import World, choose_devices, join
 from hpctrain.errors import RunDirectoryError
 from hpctrain.phrases import DATE_TIME
 from hpctrain.run.directory import RunDirectory
@@ -178,6 +179,7 @@ def _record_start(rank: Rank, trainer: Trainer, claim: Claim, hosts: list[str]) 
         restart_count=environment.restart_count,
         total_steps=trainer.total_steps,
         launched=rank.times.launched,
+        code=rank.handover.code or None,
         **rank.times.spent(),
     )
 

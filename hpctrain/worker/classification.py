@@ -2,36 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
+from hpctrain.attempt.peers import MACHINE, PEER_LOST, TIMED_OUT
 from hpctrain.errors import CheckpointError, CheckpointUnlikeError, RendezvousError, TaskError, error_text
 from hpctrain.run.reason import Reason
-
-TIMED_OUT = re.compile(
-    r"Timed out waiting \d+ ?ms|Timeout waiting for key|timed out after|wait timeout after|caused pair closure"
-    r"|monitoredBarrier|collective operation timeout|before timing out",
-    re.IGNORECASE,
-)
-"""Messages of torch's backends (gloo, the store, NCCL's watchdog) when another rank didn't arrive in time."""
-PEER_LOST = re.compile(
-    r"Connection (closed|reset|refused) by|Connection reset|Broken pipe"
-    r"|recvValue failed|sendBytes failed|DistNetworkError|DistStoreError|Socket closed"
-    # from one of gloo's sockets; "[enforce fail at ...]" means sizes that differ among ranks: the task's own mistake
-    r"|\[\S*/gloo/transport/\S+:\d+\] |Gloo connectFullMesh failed"
-    # "invalid" errors of NCCL are mistakes in the task or the configuration, and recur in every attempt
-    r"|NCCL error( in: [^,\n]*,| \d+:|:)(?! invalid (usage|argument))"
-    r"|unhandled system error|remote process exit(ed|ing)|unexpected exit of a remote peer"
-    r"|NCCL communicator was aborted|NCCL operations have failed or timed out|NCCL timeout in"
-    r"|retrieving ncclUniqueId from",
-    re.IGNORECASE,
-)
-"""Messages of the same backends when another rank has died. A backend's name isn't enough: usage errors have it too."""
-MACHINE = re.compile(
-    r"DataLoader worker \(pid.*(is killed by signal|exited unexpectedly)"
-    r"|CUDA error: .*(uncorrectable|ECC|NVLink|hardware stack|fallen off the bus)"
-)
-"""torch's messages about DataLoader workers that the system killed, such as for their memory, or about a broken GPU."""
 
 
 @dataclass(frozen=True, slots=True)

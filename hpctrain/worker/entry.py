@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
-import signal
 import socket
 import sys
 import traceback
@@ -18,18 +16,16 @@ from hpctrain.errors import ExitCode, HpctrainError, RendezvousError, Superseded
 from hpctrain.phrases import DATE_TIME
 from hpctrain.run.directory import RunDirectory, umask_of
 from hpctrain.run.handover import Handover
-from hpctrain.run.process import handlers_restored, process_age_s
+from hpctrain.run.process import end_with_parent, handlers_restored, process_age_s
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import Times
 from hpctrain.streams import flush_output
 from hpctrain.terminal import VisibleFormatter, can_redraw, output_unguarded, unguarded, visible
 from hpctrain.worker.advice import advice
 from hpctrain.worker.classification import classify
-from hpctrain.worker.program import Program
+from hpctrain.worker.host_program import HostProgram
 from hpctrain.worker.rank import Rank, headline
 from hpctrain.worker.watchdog import Watchdog
-
-PR_SET_PDEATHSIG = 1
 
 log = logging.getLogger("hpctrain.train")
 
@@ -38,7 +34,7 @@ def run_rank(
     config: Config,
     directory: RunDirectory | None,
     make_directory: Callable[[], RunDirectory] | None = None,
-    program: Program | None = None,
+    program: HostProgram | None = None,
 ) -> int:
     """Train as one rank of the run until the attempt ends.
 
@@ -165,15 +161,6 @@ def _report_error(rank: Rank, place: str, error: BaseException, hint: str) -> No
         print(visible(text), file=sys.stderr, flush=True)  # noqa: T201 - logging may be what failed
     elif hint:  # the program raises the error, and shows it
         error.add_note(hint)
-
-
-def end_with_parent(parent: int | None) -> None:
-    """Have the kernel kill this process when its launcher dies (Linux, prctl(2))."""
-    if parent is None:
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the call
-        os._exit(ExitCode.INTERRUPTED)
 
 
 def log_to_console(rank: int, *, stamped: bool = False) -> None:

@@ -27,7 +27,7 @@ from hpctrain.run.stacks import request_stacks
 from hpctrain.run.times import Times
 from hpctrain.sync.sender_processes import SenderProcesses, enabled_services
 from hpctrain.worker.by_hand import record_own_end
-from hpctrain.worker.program import Program
+from hpctrain.worker.host_program import HostProgram
 from hpctrain.worker.stacks import STDERR, Position
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Rank:
     times: Times
     directory: RunDirectory | None = None
     attempt: int | None = None
-    program: Program | None = None
+    program: HostProgram | None = None
     world: World | None = None
     trainer: Trainer | None = None
     senders: SenderProcesses | None = None

@@ -10,13 +10,10 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpctrain.attempt.peers import waits_for_peers
 from hpctrain.run.stacks import framed
 
 STDERR = 2
-_WAITING = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/hpctrain/distributed/")
-"""Parts of the paths of modules whose innermost call waits for other ranks."""
-_BACKWARD = "/torch/autograd/graph.py"
-"""DDP waits for the other ranks' gradients in this module, in C++ frames that Python doesn't show."""
 
 
 def write_stacks(path: Path | None, title: str, token: str) -> None:
@@ -66,9 +63,8 @@ class Position:
         if frame is None:
             return cls("a thread that has ended", "", waits=False)
         code = frame.f_code
-        path = code.co_filename.replace(os.sep, "/")
         return cls(
             text=f"{code.co_name} in {code.co_filename}:{frame.f_lineno}",
             stack="".join(traceback.format_stack(frame)),
-            waits=any(part in path for part in _WAITING) or path.endswith(_BACKWARD),
+            waits=waits_for_peers(code.co_filename),
         )

@@ -12,7 +12,9 @@ from hpctrain.config.field_docs import own_fields, purpose_of
 from hpctrain.config.folders import conf_dir
 from hpctrain.config.logger import MLflow, Wandb
 from hpctrain.config.named_optimizers import Named, NamedOptimizers
+from hpctrain.config.program import ProgramConfig
 from hpctrain.config.root import Config
+from hpctrain.config.run_config import RunConfig
 from hpctrain.config.schema import GROUPS, LIST_GROUPS
 
 INSIDE = {schema.__name__: schema for schema in (Requeue, Wandb, MLflow)}
@@ -28,6 +30,11 @@ options into the folder `conf` where you type the command, or into one that you 
 subfolder per group: `conf/cluster/mysite.yaml` with `defaults: [slurm, _self_]` becomes the option `cluster=mysite`.
 `python -m hpctrain --cfg job` prints the configuration that a command would use. An invalid value is refused with one
 line and exit code 2, before anything is written or submitted. A key whose default is `???` has none: set it.
+"""
+
+PROGRAMS = """\
+The run of a program, `python -m hpctrain run`, has the top-level keys `nodes`, `name`, `run_dir` and `run_mode`, the
+groups `cluster`, `code`, `health`, `resume` and `run`, and:
 """
 
 
@@ -51,7 +58,8 @@ def _users(group: str, schema: str) -> str:
 
 def reference() -> str:
     """Return the page."""
-    lines = [HEAD, "## Top level", "", *_table("", Config, leave_out=frozenset(GROUPS))]
+    lines = [HEAD, "## Top level", "", *_table("", RunConfig, Config, leave_out=frozenset(GROUPS))]
+    lines += [PROGRAMS, *_table("", ProgramConfig, leave_out=frozenset(GROUPS))]
     for group, schemas in GROUPS.items():
         options = sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
         lines += [

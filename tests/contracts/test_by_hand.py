@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how_to" / "by_hand.md").read_text()
-SCRIPTS = {name: (ROOT / "slurm" / name).read_text() for name in ("train.sbatch", "torchrun.sbatch")}
+SCRIPTS = {name: (ROOT / "slurm" / name).read_text() for name in ("train.sbatch", "program.sbatch", "torchrun.sbatch")}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -12,9 +12,12 @@ import pytest
 import hpctrain.config
 from hpctrain.config import schema
 from hpctrain.config.compose import Composer
+from hpctrain.config.compose_program import ProgramComposer
 from hpctrain.config.folders import conf_dir
+from hpctrain.config.program import ProgramConfig
 from hpctrain.config.root import Config
-from hpctrain.config.stored import load, to_yaml
+from hpctrain.config.run_config import RunConfig
+from hpctrain.config.stored import load_run, to_yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 from configuration_reference import reference
@@ -32,10 +35,12 @@ def composer():
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda value: value)
 def test_every_option_composes(group, option, composer, needed, tmp_path):
-    config = composer.compose([f"{group}={option}", *needed.get(f"{group}={option}", [])])
+    if group == "run":
+        composer = ProgramComposer(["true"])
+    config = composer.compose_run([f"{group}={option}", *needed.get(f"{group}={option}", [])])
     stored = tmp_path / "config.yaml"
     stored.write_text(to_yaml(config))
-    assert load(stored) == config
+    assert load_run(stored) == config
 
 
 def test_every_group_is_a_module_and_a_folder():
@@ -47,11 +52,16 @@ def test_every_group_is_a_module_and_a_folder():
 
 def test_the_groups_are_the_fields():
     fields = {field.name for field in dataclasses.fields(Config)}
-    assert set(schema.GROUPS) | TOP_LEVEL == fields
+    assert (set(schema.GROUPS) | TOP_LEVEL) - {"run"} == fields
+    program = {field.name for field in dataclasses.fields(ProgramConfig)}
+    assert program == {"nodes", "name", "run_dir", "run_mode", "cluster", "code", "health", "resume", "run", "args"}
+    assert program - fields == {"run", "args"}
 
 
 def schemas():
+    yield RunConfig
     yield Config
+    yield ProgramConfig
     for group in schema.GROUPS.values():
         yield from group.values()
 

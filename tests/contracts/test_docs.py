@@ -19,11 +19,14 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from hpctrain.api.run import Run
 from hpctrain.cli import COMMANDS, main
 from hpctrain.config import schema
 from hpctrain.config.cluster import Requeue
 from hpctrain.config.compose import Composer
+from hpctrain.config.compose_program import ProgramComposer
 from hpctrain.config.logger import MLflow, Wandb
+from hpctrain.config.program import split_command
 from hpctrain.errors import ExitCode
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.manifest import manifest
@@ -138,7 +141,7 @@ def finished_run(tmp_path_factory):
     """A short run that reached its end."""
     run = tmp_path_factory.mktemp("example") / "run"
     threads = torch.get_num_threads()
-    assert hpctrain([f"run_dir={run}", *SHORT]) == 0
+    assert hpctrain([f"run_dir={run}", "code.snapshot=none", *SHORT]) == 0
     yield run
     torch.set_num_threads(threads)
 
@@ -155,7 +158,7 @@ def folder(page, finished_run, tmp_path, monkeypatch):
             path = tmp_path / block.more
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text)
-    shutil.copytree(finished_run, tmp_path / EXAMPLE)
+    shutil.copytree(finished_run, tmp_path / EXAMPLE, symlinks=True)
     yield tmp_path
     for module in [path.stem for path in tmp_path.glob("*.py")]:
         sys.modules.pop(module, None)
@@ -210,13 +213,14 @@ class Reader:
         if words[0] == "sbatch":
             script = next(number for number, word in enumerate(words) if word.endswith(".sbatch"))
             assert (ROOT / words[script]).is_file()
-            return self.compose(words[script + 1 :])
+            given, command = split_command(words[script + 1 :])
+            return self.plan_program(["run", *given, "--", *command]) if command else self.compose(given)
         if words[-1] == "hpctrain" or "hpctrain" not in words or words[words.index("hpctrain") - 1] != "-m":
             return self.start([]) if words[-2:] == ["-m", "hpctrain"] else 0
         before, after = words[: words.index("hpctrain") - 1], words[words.index("hpctrain") + 1 :]
         if before[0] in ("srun", "torchrun") and after[0] not in COMMANDS:
             return self.compose(after)
-        return self.start(after)
+        return self.plan_program(after) if "--" in after else self.start(after)
 
     def run(self, words: list[str]) -> int:
         """A script that the page shows, or the program that makes token files."""
@@ -228,6 +232,16 @@ class Reader:
 
     def compose(self, overrides: list[str]) -> int:
         Composer().compose(overrides)
+        return 0
+
+    def plan_program(self, words: list[str]) -> int:
+        """A command of `run` or `drill run`: the program is the reader's own."""
+        for script in (word for word in words if word.endswith((".py", ".sh"))):
+            self.folder.joinpath(script).touch()
+        if words[0] == "run":
+            return hpctrain(["run", "cluster.dry_run=true", *words[1:]])
+        overrides, command = split_command(words[2:])
+        ProgramComposer(command).compose_program([word for word in overrides if "=" in word])
         return 0
 
     def start(self, words: list[str]) -> int:
@@ -256,7 +270,9 @@ class Reader:
         for word in words:
             if word.startswith("run_dir="):
                 run = self.folder / word.partition("=")[2]
-                shutil.copytree(self.finished_run, run / "0" if "-m" in words else run, dirs_exist_ok=True)
+                shutil.copytree(
+                    self.finished_run, run / "0" if "-m" in words else run, symlinks=True, dirs_exist_ok=True
+                )
 
 
 def sandbox_commands() -> str:
@@ -326,15 +342,18 @@ def test_every_key_that_is_mentioned_exists(page):
         # the walks of that page name functions, and some rooms have the names of groups
         module = ROOT.joinpath("hpctrain", *key.split(".")[:2]).with_suffix(".py")
         is_code = page.name == "architecture.md" and module.is_file()
+        # a variable `run`, which is a Run
+        is_code |= key.startswith("run.") and hasattr(Run, key.split(".")[1])
         assert key in known or invented or is_code or key.rpartition(".")[2] in FILES or f"+{key}" in text, key
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, "drill run"])
 def test_every_command_is_in_the_reference_with_its_flags(command, capsys):
     sections = re.split(r"^### ", (ROOT / "docs" / "reference" / "command_line.md").read_text(), flags=re.MULTILINE)
-    (section,) = [text.partition("\n## ")[0] for text in sections if text.split(maxsplit=1)[0] == command]
+    named = re.compile(rf"{command}(?![a-z -]*[a-z])")
+    (section,) = [text.partition("\n## ")[0] for text in sections if named.match(text)]
     with pytest.raises(SystemExit):
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     options = capsys.readouterr().out.partition("\noptions:")[2].partition("\n\n")[0]
     flags = set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", options, re.MULTILINE)) - {"--help"}
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `-")]

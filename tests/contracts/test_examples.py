@@ -37,3 +37,12 @@ def test_the_page_lists_them_with_their_numbers_of_lines():
     counted = {name: (source(name), len(source(name).read_text().splitlines())) for name in NAMES}
     assert listed == counted
     assert {path.stem for path in EXAMPLES.glob("*.py")} <= set(NAMES)
+
+
+def test_programs_have_at_most_60_lines_and_are_on_their_page():
+    page = (EXAMPLES.parent / "how_to" / "adapters.md").read_text()
+    programs = sorted((EXAMPLES / "programs").glob("*.py"))
+    assert programs
+    for path in programs:
+        assert len(path.read_text().splitlines()) <= 60, path
+        assert f"(../examples/programs/{path.name})" in page

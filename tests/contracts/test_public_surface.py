@@ -16,6 +16,7 @@ from hpctrain import errors
 from hpctrain.cli import COMMANDS, main
 from hpctrain.config.compose import Composer
 from hpctrain.config.identity import flat
+from hpctrain.config.program import ProgramConfig
 from hpctrain.config.root import Config
 from hpctrain.errors import ExitCode
 from hpctrain.run.directory import RunDirectory
@@ -23,15 +24,16 @@ from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.status.state import RunState
 
-COMMAND_WORDS = "cancel completion drill env fit-batch inspect logs resume stacks status sync"
+COMMAND_WORDS = "cancel completion drill env fit-batch inspect logs resume run stacks status sync"
 STATES = "prepared queued held starting running interrupted completed failed cancelled unknown unreadable"
 REASONS = """
     completed preempted time_limit node_failure infrastructure hang failed out_of_memory cancelled interrupted stalled
 """
 TOP_LEVEL_KEYS = """
     nodes seed name run_dir run_mode init_from init_match init_strict
-    cluster task model data optimizer schedule precision parallel trainer checkpoint logger callbacks health resume
+    cluster task model data optimizer schedule precision parallel trainer checkpoint logger callbacks health resume code
 """
+KEYS_OF_PROGRAMS = "nodes name run_dir run_mode cluster code health resume args run"
 FIXED_KEYS = """
     trainer.max_steps trainer.max_epochs trainer.global_batch_size trainer.micro_batch_size trainer.sync_batchnorm
     trainer.deterministic checkpoint.every_steps checkpoint.every_min checkpoint.keep data.num_workers data.drop_last
@@ -106,6 +108,7 @@ def test_states():
 
 def test_top_level_keys():
     assert {field.name for field in dataclasses.fields(Config)} == set(TOP_LEVEL_KEYS.split())
+    assert {field.name for field in dataclasses.fields(ProgramConfig)} == set(KEYS_OF_PROGRAMS.split())
 
 
 def test_fixed_keys():

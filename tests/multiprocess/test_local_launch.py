@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain.attempt.out_of_memory import oom_kills
-from hpctrain.launch.local import rank_variables
 from hpctrain.launch.prepare import prepare
+from hpctrain.launch.rank_command import rank_variables
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner

@@ -258,7 +258,8 @@ def test_what_is_asked_for_reaches_slurm_and_the_ranks(
         r"trainer\.sync_batchnorm=True: torch synchronises batch norm on GPUs only; see why torch finds none on n\d"
     )
     assert re.search(refusal, failed.stdout)
-    assert f"once the cause is fixed, resume with: python -m hpctrain resume '{work}/on gpu'\n" in failed.stdout
+    resume = f"python -m hpctrain resume '{work}/on gpu'"
+    assert f"once the cause is fixed, resume with: {resume} --code=now\n" in failed.stdout
     refused = misspelt.result()
     assert refused.returncode == 1, refused.stdout + refused.stderr
     assert "unrecognized option '--no-such-option'" in refused.stdout

@@ -61,7 +61,7 @@ def test_a_sweep_is_one_array_of_runs_with_directories_of_their_own(
     array = ids[0].partition("_")[0]
     assert ids == [f"{array}_0", f"{array}_1", f"{array}_2"]
     assert f"submitted array {array} of 3 runs" in done.stdout
-    assert sorted(path.name for path in sweep.iterdir()) == ["0", "1", "2", "logs"]
+    assert sorted(path.name for path in sweep.iterdir()) == ["0", "1", "2", "code", "logs"]
     configs = [yaml.safe_load((sweep / name / "config.yaml").read_text()) for name in "012"]
     assert [config["optimizer"]["lr"] for config in configs] == [1e-3, 3e-4, 1e-4]
     for name, job in zip("012", ids, strict=True):
@@ -125,7 +125,7 @@ def test_resume_of_a_sweep_submits_what_is_missing_as_an_array(
     done = hpctrain("-m", *QUICK, *own, "+task.fails=true,false", "seed=0,1", "run_dir=S", "cluster.wait=true")
     assert done.returncode == 1, done.stdout + done.stderr
     (tmp_path / "own.py").write_text(TASKS.replace("if fails:", "if False:"))
-    done = hpctrain("resume", "S")
+    done = hpctrain("resume", "S", "--code=now")
     assert done.returncode == 0, done.stdout + done.stderr
     (array,) = re.findall(r"^submitted array (\d+) of 2 runs$", done.stdout, re.MULTILINE)
     assert f"  {tmp_path}/S/0  task.fails=true seed=0\n  {tmp_path}/S/1  task.fails=true seed=1\n" in done.stdout

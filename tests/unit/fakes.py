@@ -285,7 +285,7 @@ class _Programs:
         what scontrol prints from then on; touches: folders of the run directory to make; hides: a file of it to
         replace by a broken link; says: printed on stderr last; code: the exit code.
         """
-        run, attempt = Path(words[-1]), int(os.environ["HPCTRAIN_ATTEMPT"])
+        run, attempt = Path(words[-1]), int(os.environ["HPCTRAIN_CLAIM"])
         self._record("steps", " ".join(word for word in words if "no" in word or "--mem" in word))
         plan = json.loads((self.home / "plan.json").read_text())
         act = plan[min(attempt, len(plan)) - 1]

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from hpctrain.phrases import counted, duration, listed, numbered
+from hpctrain.phrases import counted, duration, listed, numbered, page
 
 
 @pytest.mark.parametrize(
@@ -10,6 +12,12 @@ from hpctrain.phrases import counted, duration, listed, numbered
 )
 def test_listed(names, text):
     assert listed(names, shown=2) == text
+
+
+def test_a_page_is_named_by_its_path_so_that_it_can_be_opened_from_any_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert Path(page("how_to/programs.md")).is_file()
+    assert page("no.md") == "docs/no.md of hpctrain"
 
 
 def test_listed_with_another_separator():

@@ -137,7 +137,7 @@ class FollowedRun:
         """The ranks that run now, by process."""
         found = {}
         for pid, line in self.processes().items():
-            if "hpctrain.worker" in line and "srun" not in line:
+            if re.search(r"hpctrain\.(worker|program)", line) and "srun" not in line:
                 try:
                     environ = Path(f"/proc/{pid}/environ").read_bytes()
                 except OSError:

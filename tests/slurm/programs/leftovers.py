@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from followed_run import FollowedRun
 
 from hpctrain.cli.inspect import main as inspect
+from hpctrain.config.plain_yaml import is_program
 from hpctrain.files import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
@@ -106,7 +107,9 @@ def more_than_the_killed_leave(files: list[str]) -> list[str]:
 
 
 def assert_inspect_names_all(run: FollowedRun) -> None:
-    """`inspect` lists everything in the folder of checkpoints."""
+    """`inspect` lists everything in the folder of checkpoints, which a program may use in its own way."""
+    if is_program(run.directory.config):
+        return
     there = {str(path) for path in run.directory.checkpoints.iterdir()}
     if not there:
         return

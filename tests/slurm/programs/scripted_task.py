@@ -39,7 +39,7 @@ class ScriptedTask(Task):
 
     def __init__(self, pace: str = "", act: str = "", ballast_mb: int = 0, eval_samples: int = 0) -> None:
         self.pace, self.ballast_mb, self.eval_samples = Path(pace), ballast_mb, eval_samples
-        attempt = os.environ.get("HPCTRAIN_ATTEMPT", "")
+        attempt = os.environ.get("HPCTRAIN_CLAIM", "")
         rank = os.environ.get("SLURM_PROCID", os.environ.get("RANK", "0"))
         acts = [one.split(":") for one in act.split(",") if one]
         self.acts = {int(call): action for a, r, call, action in acts if a in {attempt, "*"} and r == rank}

@@ -1,5 +1,7 @@
 """How an attempt ended, from its ranks' exit records."""
 
+import signal
+
 import pytest
 
 from hpctrain.attempt.outcome import Outcome, record_end, train_on_command
@@ -145,3 +147,66 @@ def test_ranks_that_hang_alike_are_named_together():
 def test_a_rank_that_raised_is_the_cause_of_the_others_hang():
     raised = hang(1, waits=False, time=9.0, reason=Reason.FAILED)
     assert outcome_of(hang(0, waits=True), raised, world_size=2).reason is Reason.FAILED
+
+
+def of_program(*found, world_size=2, last_step=0, complaints=""):
+    return Outcome.from_records(records(*found), world_size, last_step, complaints, independent=True)
+
+
+STOPPED = {"reason": Reason.INTERRUPTED, "step": 0, "stop_signal": int(signal.SIGTERM)}
+
+
+def test_a_program_that_is_done_on_one_rank_is_completed_whatever_stopped_the_others():
+    outcome = of_program(record(0, done=True), record(1, **STOPPED))
+    assert outcome.reason is Reason.COMPLETED
+    assert of_program(record(0), record(1, **STOPPED)).reason is Reason.INTERRUPTED
+    assert of_program(record(0, done=True)).reason is Reason.INFRASTRUCTURE  # rank 1 was killed
+    failed = record(1, Reason.FAILED, message="exit code 7: ValueError: no")
+    assert of_program(record(0, done=True), failed).reason is Reason.FAILED
+
+
+def test_a_rank_of_a_program_that_stopped_does_not_explain_one_that_was_killed():
+    outcome = of_program(record(0, **STOPPED))
+    assert (outcome.reason, outcome.silent_ranks) == (Reason.INFRASTRUCTURE, (1,))
+
+
+def test_what_stopped_a_program_is_passed_on_for_slurms_answer():
+    warned = {**STOPPED, "stop_signal": int(signal.SIGUSR2), "message": "after the stop: exit code 1"}
+    outcome = of_program(record(0, **STOPPED), record(1, **warned))
+    assert (outcome.reason, outcome.stop_signal) == (Reason.INTERRUPTED, signal.SIGUSR2)
+    assert outcome.report == "stopped (after the stop: exit code 1)"
+    by_itself = record(0, Reason.TIME_LIMIT, step=12)
+    assert of_program(by_itself, world_size=1).report == "stopped after step 12"
+    assert of_program(by_itself, world_size=1).reason is Reason.TIME_LIMIT
+
+
+def test_a_step_that_no_program_reported_is_not_named():
+    failed = record(0, Reason.FAILED, step=0, message="exit code 7: ValueError: no")
+    assert of_program(failed, world_size=1).report == "rank 0 on n0: exit code 7: ValueError: no"
+    reported = record(0, Reason.FAILED, step=3, message="exit code 7")
+    assert of_program(reported, world_size=1).report == "rank 0 on n0, after step 3: exit code 7"
+
+
+def test_a_program_that_died_of_a_signal_accuses_no_node():
+    died = record(0, Reason.INFRASTRUCTURE, step=0, message="killed by SIGSEGV, without any output")
+    assert of_program(died, world_size=1).suspect_rank is None
+    broken = record(0, Reason.INFRASTRUCTURE, step=0, message="exit code 1: CUDA error: uncorrectable ECC error")
+    assert of_program(broken, world_size=1).suspect_rank == 0
+    killed = record(0, Reason.INFRASTRUCTURE, step=0, message="killed by SIGKILL: epoch 3")
+    oom = "slurmstepd: error: Detected 1 oom-kill event(s)"
+    assert of_program(killed, world_size=1, complaints=oom).reason is Reason.OUT_OF_MEMORY
+    assert of_program(killed, world_size=1).reason is Reason.INFRASTRUCTURE
+
+
+def test_an_exit_code_after_a_stop_that_is_to_be_believed_is_not_doubted(run):
+    failed = record(0, Reason.FAILED, message="exit code 3", stop_signal=int(signal.SIGTERM))
+    assert not of_program(failed, world_size=1).may_be_slurms_doing(Ledger(run), 1)
+    assert Outcome.from_records(records(failed), 1, 0).may_be_slurms_doing(Ledger(run), 1)
+
+
+def test_that_a_run_is_a_programs_is_read_from_its_configuration(run):
+    attempt = Ledger(run).claim()
+    record(0, **STOPPED).write(run.claim(attempt))
+    assert Outcome.of_attempt(run, attempt, 2).reason is Reason.INTERRUPTED
+    run.config.write_text("name: long\nrun: {command: [bash, long.sh]}\n")
+    assert Outcome.of_attempt(run, attempt, 2).reason is Reason.INFRASTRUCTURE

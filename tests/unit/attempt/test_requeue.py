@@ -204,3 +204,37 @@ def test_dead_nodes_are_replaced_while_there_are_enough_in_reserve(spares, actio
     decision = decide(attempts(Reason.NODE_FAILURE), POLICY, in_allocation=1, suspects=["n2", "n3"], spares=spares)
     assert decision.action is action
     assert decision.exclude == (("n2", "n3") if action is Action.RESTART else ())
+
+
+def of_program(*ends, reason=Reason.TIME_LIMIT, saved=0):
+    """A program's history: the step that each attempt reported last; all resumed from, and left, the same save."""
+    return [
+        Attempt(attempt=n + 1, start_step=saved, reason=reason, end_step=step, extra={"saved_step": saved})
+        for n, step in enumerate(ends)
+    ]
+
+
+def action_of_program(history):
+    return decide(history, POLICY, in_allocation=1, is_program=True).action
+
+
+def test_a_program_that_reports_nothing_is_not_taken_for_one_that_stalls():
+    assert action_of_program(of_program(*[0] * 20)) is Action.REQUEUE
+    assert decide(of_program(0, 0), POLICY, in_allocation=1).reason is Reason.STALLED  # a training
+    failures = of_program(0, 0, 0, 0, reason=Reason.INFRASTRUCTURE)
+    assert action_of_program(failures[:3]) is Action.RESTART
+    decision = decide(failures, POLICY, in_allocation=1, is_program=True)
+    assert (decision.action, decision.reason) == (Action.END, Reason.INFRASTRUCTURE)
+
+
+def test_a_program_without_reported_saves_is_judged_by_how_far_it_gets():
+    assert action_of_program(of_program(10, 20, 30, 40)) is Action.REQUEUE
+    decision = decide(of_program(10, 10, 9), POLICY, in_allocation=1, is_program=True)
+    assert (decision.action, decision.reason) == (Action.END, Reason.STALLED)
+    assert action_of_program(of_program(10, 10)) is Action.REQUEUE
+    assert action_of_program(of_program(10, 0, 0)) is Action.END  # it has reported steps before
+
+
+def test_a_program_that_reports_saves_is_judged_by_them():
+    decision = decide(of_program(60, 70, saved=50), POLICY, in_allocation=1, is_program=True)
+    assert (decision.action, decision.reason) == (Action.END, Reason.STALLED)

@@ -47,6 +47,18 @@ def test_what_slurm_said(name, reason, left_s, requeued):
     assert (termination.reason, left, termination.requeued) == (reason, left_s, requeued)
     assert termination.killing == (left_s is None and reason is not None)
     assert STOPS[name][0].name in termination.evidence
+    assert ("=" in termination.evidence, "JobState=" in termination.record) == (False, True)
+
+
+def test_the_evidence_is_in_words_and_names_no_signal_that_was_not_received():
+    words = {name: terminated(name).evidence for name in STOPS}
+    assert words["time_limit_near"] == "SLURM sent SIGUSR2 before the time limit"
+    assert words["time_limit_over"] == "the time limit was reached (SIGTERM)"
+    assert words["preempted"] == "SLURM preempted the job (SIGTERM)"
+    assert words["cancelled"] == "the job was cancelled (SIGTERM)"
+    _, record, now = STOPS["requeued_by_hand"]
+    found = diagnose(None, record, restarts=0, now=now)
+    assert (found.evidence, found.logged) == ("SLURM requeued the job", f"SLURM requeued the job; {found.record}")
 
 
 def test_a_job_that_was_requeued_before_isn_t_taken_for_one_that_is_now():

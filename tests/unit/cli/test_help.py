@@ -16,7 +16,11 @@ def test_help_is_one_screen(capsys):
     lines = text.splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
-    assert [word for word in (*COMMANDS, *GROUPS, "experiment", "run_dir") if word not in re.split(r"\s+", text)] == []
+    assert [
+        word
+        for word in (*COMMANDS, *GROUPS, "experiment", "run_dir", "args", "[run]")
+        if word not in re.split(r"\s+", text)
+    ] == []
 
 
 def test_a_group_shows_its_options_and_the_keys_of_the_chosen_one(capsys):
@@ -44,6 +48,7 @@ def test_values_are_those_that_a_command_would_use(capsys):
         ),
         ("nodes", "nodes=1\n    Number of machines. (int)\n"),
         ("experiment", "options: quick; "),
+        ("args", "args={}\n    Values of your own for the command"),
     ],
 )
 def test_a_key_and_a_group_without_keys(capsys, word, text):

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,7 @@ from hpctrain.errors import RunDirectoryError
 from hpctrain.run.checkpoint_manifest import ALGORITHM, FORMAT_VERSION, MANIFEST, encode_manifest
 from hpctrain.run.checkpoints import file_checksum
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.saves import record_save
 
 
 @pytest.fixture
@@ -145,3 +149,33 @@ assert not {"torch", "numpy", "omegaconf", "hydra"} & set(sys.modules)
 sys.exit(code)
 """
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def test_of_a_program_the_saves_are_shown_that_it_reported(directory, capsys):
+    directory.config.write_text("run: {command: [bash, long.sh]}\n")
+    assert main(["digits"]) == 0
+    assert "none reported: `python -m hpctrain run --help`" in capsys.readouterr().out
+    (directory.checkpoints / "sharded").mkdir()
+    (directory.checkpoints / "sharded" / "0.distcp").write_bytes(b"w" * 3000)
+    for step, name in ((10, "last.pt"), (20, "sharded"), (30, "last.pt")):
+        record_save(directory, 1, step, directory.checkpoints / name)
+    lines = main(["digits"]), *capsys.readouterr().out.splitlines()
+    assert lines[:3] == (0, "run             runs/digits/now", "step            20")
+    assert [line.split()[1] for line in lines[4:]] == ["30", "20"]
+    assert "gone" in lines[4]
+    assert "2.9 KiB" in lines[5]
+    assert lines[5].endswith("runs/digits/now/checkpoints/sharded")
+    code, found = report(capsys, "digits")
+    assert (code, found["step"], [save["exists"] for save in found["saves"]]) == (0, 20, [True, False])
+    assert found["unreported"] == []
+    for age in range(7):
+        (path := directory.checkpoints / f"own_{age}.pt").write_bytes(b"12")
+        os.utime(path, (1000 - age, 1000 - age))
+    assert [Path(one["path"]).name for one in report(capsys, "digits")[1]["unreported"]][:2] == ["own_0.pt", "own_1.pt"]
+    main(["digits"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[5] == "not reported"
+    assert lines[6].endswith("runs/digits/now/checkpoints/own_0.pt")
+    assert lines[11:] == ["  and 2 more"]
+    shutil.rmtree(directory.checkpoints / "sharded")
+    assert report(capsys, "digits")[0] == 1

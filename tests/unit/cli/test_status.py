@@ -22,6 +22,7 @@ from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
+from hpctrain.run.saves import record_save
 from hpctrain.run.score import Score
 
 NOW = time.time()
@@ -149,7 +150,7 @@ def test_one_run_in_detail(make_run, capsys):
     assert text == (
         "run         runs/digits/a\n"
         "state       running\n"
-        "step        200 of 460\n"
+        "step        200 of 460, about 20 min left\n"
         "checkpoint  step 140\n"
         "set aside   damaged-step_00000160-0123abcd: damaged, skipped by a resume\n"
         "metrics     train/loss 0.5  train/lr 0.001  (5 min ago)\n"
@@ -271,6 +272,7 @@ def test_json_of_one_run_is_an_object(make_run, capsys):
         "path": str(directory.path),
         "state": "completed",
         "note": "",
+        "command": "",
         "step": 460,
         "total_steps": 460,
         "metrics": {"eval/accuracy": 0.75, "train/loss": None},
@@ -279,6 +281,7 @@ def test_json_of_one_run_is_an_object(make_run, capsys):
         "best_step": None,
         "varied": {},
         "checkpoint_step": 460,
+        "saved_path": None,
         "set_aside": [],
         "attempts": [
             {
@@ -331,3 +334,72 @@ def test_help_shows_examples_and_states(capsys):
     text = capsys.readouterr().out
     assert "python -m hpctrain status runs/" in text
     assert "interrupted" in text
+
+
+@pytest.fixture
+def make_program(make_run):
+    def make(name):
+        directory = make_run(name)
+        directory.config.write_text("name: long\nargs: {lr: 0.1}\nrun: {command: [python, train.py, 'a b']}\n")
+        return directory
+
+    return make
+
+
+def test_a_program_that_reports_nothing_has_no_step(make_program, capsys):
+    directory = make_program("long/a")
+    begin(directory, job_id=None)
+    end(directory, Reason.TIME_LIMIT, 0, detail="stopped")
+    lines = shown(capsys, "long")
+    assert lines[1] == "command     python train.py 'a b'"
+    (line,) = [line for line in lines if line.startswith("step ")]
+    assert line.startswith("step        -  (whether it makes progress can't be seen; `python -m hpctrain run --help`")
+    assert not [line for line in lines if "effective training time ratio" in line]
+    assert "checkpoint  none yet" in lines
+    (directory.checkpoints / "ckpt_1").mkdir()
+    (directory.checkpoints / "ckpt_1" / "model.pt").write_text("")
+    (directory.checkpoints / "older.pt").write_text("")
+    os.utime(directory.checkpoints / "older.pt", (1000, 1000))
+    (line,) = [line for line in shown(capsys, "long") if line.startswith("checkpoint ")]
+    assert re.fullmatch(r"checkpoint  not reported; newest in checkpoints/: ckpt_1, \d s ago", line)
+    assert "STEPS" not in "\n".join(lines)
+    (row,) = shown(capsys)[1:]
+    assert row.split()[:3] == ["long/a", "interrupted", "-"]
+
+
+def test_a_completed_program_is_not_said_to_be_out_of_sight(make_program, capsys):
+    directory = make_program("long/a")
+    directory.config.write_text("run: {command: [bash, -c, 'a\n\n  b']}\n")
+    begin(directory, job_id=None)
+    assert "checkpoint  none yet" in shown(capsys, "long")
+    end(directory, Reason.COMPLETED, 0)
+    lines = shown(capsys, "long")
+    assert lines[1] == "command     bash -c 'a\\nb'"
+    assert {"step        -", "checkpoint  none"} <= set(lines)
+
+
+def test_a_program_that_reports_has_steps_a_save_and_the_time_left(make_program, capsys):
+    directory = make_program("long/a")
+    begin(directory, step=100, pid=os.getpid(), job_id=None, launched=NOW - 930, total_steps=1000)
+    times = {"import_s": 25, "first_step_s": 5, "train_s": 280, "last_step": 300, "seen": NOW}
+    (directory.claim(1) / "times.json").write_text(json.dumps(times))
+    (directory.checkpoints / "two.pt").touch()
+    for step, name in ((200, "two.pt"), (300, "three.pt")):
+        record_save(directory, 1, step, directory.checkpoints / name)
+    lines = shown(capsys, "long")
+    assert "step        300 of 1000, about 16 min left" in lines
+    assert "checkpoint  step 200: runs/long/a/checkpoints/two.pt" in lines  # the other one is gone
+    assert main(["long", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["step"], record["checkpoint_step"]) == (300, 200)
+    assert record["saved_path"] == str(directory.checkpoints / "two.pt")
+
+
+def test_a_program_that_reports_no_saves_is_not_said_to_lose_its_steps(make_program, capsys):
+    directory = make_program("long/a")
+    for began, step in ((NOW - 900, 50), (NOW - 500, 90)):
+        begin(directory, began=began, job_id=None)
+        end(directory, Reason.TIME_LIMIT, step, ended=began + 300, first_step_s=1, train_s=290, last_step=step)
+    lines = shown(capsys, "long")
+    assert "LOST" not in "\n".join(lines)
+    assert [re.search(r"\S+ -> \S+", line)[0] for line in lines if "->" in line] == ["? -> 50", "? -> 90"]

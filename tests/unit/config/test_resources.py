@@ -54,5 +54,5 @@ def test_gpus_that_the_processes_cannot_share_evenly(composer):
 def test_more_gpus_than_this_machine_has(composer):
     config = composer.compose([])
     config.cluster.gpus_per_node = 3
-    with pytest.raises(ConfigError, match=r"cluster\.gpus_per_node=3: this machine has only 0 visible GPUs"):
+    with pytest.raises(ConfigError, match=r"cluster\.gpus_per_node=3: this machine has no visible GPU; leave it"):
         resources_of(config, {"CUDA_VISIBLE_DEVICES": ""})

@@ -5,8 +5,9 @@ import os
 import pytest
 import torch
 
+from hpctrain.cluster.cpus import cpu_threads
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.distributed.world import World, bound_device, choose_devices, cpu_threads, join
+from hpctrain.distributed.world import World, bound_device, choose_devices, join
 
 CPU = torch.device("cpu")
 TWO_OF_FOUR = {

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.drill.plan import Plan, enough_steps
+from hpctrain.drill.plan import Moment, Plan, Progress, TimePlan, enough_steps, signal_of
 
 
 @given(
@@ -37,7 +37,7 @@ def test_every_interruption_comes_after_a_step_and_leaves_others_time(
 def test_a_seed_gives_the_same_drill_and_another_one_another():
     def drawn(seed):
         plan = Plan(3, seed, 1000, 5)
-        return [(plan.target(done, number), plan.signal(number)) for number, done in enumerate((0, 300, 600))]
+        return [(plan.target(done, number), signal_of(number, 3, seed)) for number, done in enumerate((0, 300, 600))]
 
     assert drawn(1) == drawn(1)
     assert len({step for seed in range(20) for step, _ in drawn(seed)}) > 40
@@ -67,3 +67,31 @@ def test_the_whole_training_is_hit():
 @pytest.mark.parametrize(("reaction_s", "step_s", "steps"), [(1.5, 0.01, 684), (0.15, 0.01, 77), (1.5, 10.0, 10)])
 def test_how_long_a_drill_must_be(reaction_s, step_s, steps):
     assert enough_steps(3, reaction_s, step_s) == pytest.approx(steps, abs=1)
+
+
+def test_without_steps_the_attempts_are_interrupted_within_the_duration():
+    for seed in range(50):
+        plan = TimePlan(3, seed, 10.0)
+        moments = [plan.moment(0, number).running_s for number in range(3)]
+        assert all(2.0 < moment < 4.5 for moment in moments)
+        # even if each attempt continued where the one before was interrupted
+        assert sum(moment - 2.0 for moment in moments) < 8.0
+    assert 2.0 < TimePlan(1, 0, 10.0).moment(0, 0).running_s < 10.0
+
+
+def test_without_steps_an_interruption_comes_after_the_first_save():
+    moments = [TimePlan(1, seed, 10.0, first_save_s=6.0).moment(0, 0) for seed in range(50)]
+    assert all(moment.after_save for moment in moments)
+    assert 1.0 < min(moment.running_s for moment in moments) < max(moment.running_s for moment in moments) < 4.0
+    # a save at the end says nothing
+    assert TimePlan(1, 0, 10.0, first_save_s=9.9).moment(0, 0) == TimePlan(1, 0, 10.0).moment(0, 0)
+
+
+def test_a_moment_is_a_step_or_a_time():
+    step, seconds, saved = Moment(step=5), Moment(running_s=2.0), Moment(running_s=1.0, after_save=True)
+    shown = ["after step 5", "2.0 s after its start", "1.0 s after its first save"]
+    assert [str(moment) for moment in (step, seconds, saved)] == shown
+    assert [step.is_reached(Progress(done, 100.0)) for done in (None, 4, 5)] == [False, False, True]
+    assert [seconds.is_reached(Progress(9, running_s)) for running_s in (1.9, 2.0)] == [False, True]
+    assert not saved.is_reached(Progress(None, 9.0))
+    assert [saved.is_reached(Progress(None, 9.0, first)) for first in (8.5, 8.0)] == [False, True]

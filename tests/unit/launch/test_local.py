@@ -123,7 +123,7 @@ def test_a_rank_knows_its_place_and_its_launcher(ranks, command, there, monkeypa
     environments = [environment for _, environment, _ in there()]
     for rank, environment in enumerate(environments):
         assert environment.items() >= rank_variables(rank, 2, 29123).items()
-        assert environment["HPCTRAIN_ATTEMPT"] == "3"
+        assert environment["HPCTRAIN_CLAIM"] == "3"
         assert environment["HPCTRAIN_PARENT"] == str(os.getpid())
         assert environment["HPCTRAIN_LOGGED"] == "1"
         assert environment["MY_OWN"] == "stays"
@@ -243,6 +243,23 @@ def test_a_rank_that_stopped_does_not_wait_for_ever_for_one_that_is_stuck(ranks,
     gone([entry[0] for entry in there()])
 
 
+def test_a_rank_of_a_program_that_completed_ends_no_other(ranks, command, directory, monkeypatch):
+    monkeypatch.setattr(local, "STOPPING_S", 0.0)
+    monkeypatch.setattr(local, "GRACE_S", 0.0)
+    ranks.independent = True
+    ranks.run(command("time.sleep(0.3 * int(rank)); folder.joinpath('done_' + rank).touch()"))
+    assert ranks.codes == [0, 0]
+    assert (directory.path / "done_1").exists()
+
+
+def test_a_rank_of_a_program_that_failed_ends_the_others(ranks, command, there, monkeypatch):
+    monkeypatch.setattr(local, "GRACE_S", 0.1)
+    ranks.independent = True
+    ranks.run(command("time.sleep(1000) if rank == '0' else sys.exit(1)"))
+    assert ranks.codes == [None, 1]
+    gone([entry[0] for entry in there()])
+
+
 def test_a_rank_that_was_killed_is_known_from_those_that_are_killed_because_of_it(ranks, command, monkeypatch):
     monkeypatch.setattr(local, "GRACE_S", 0.1)
     ranks.run(command("time.sleep(1000) if rank == '0' else os.kill(os.getpid(), signal.SIGKILL)"))
@@ -279,6 +296,23 @@ def test_lines_replace_a_bar_and_the_rest_of_a_line_does_not(tmp_path, monkeypat
         monkeypatch.undo()
     assert (tmp_path / "console").read_bytes() == b"\r\x1b[Kone\n\r\x1b[Ktwo, three\n\r\x1b[Kfour\n"
     assert (tmp_path / "log").read_bytes() == b"one\ntwo, three\nfour\n"
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing(ranks, command, then, directory):
+    heard = "wait_for_signal(); folder.joinpath('heard_' + rank).write_text(str(heard))"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        then(send(signal.SIGHUP), send(signal.SIGUSR2))
+        ranks.run(command(heard))
+        assert (directory.path / "heard_0").read_text() == f"[{int(signal.SIGUSR2)}]"
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_closed_terminal_asks_the_ranks_to_stop(ranks, command, then, directory):
+    then(send(signal.SIGHUP))
+    ranks.run(command("wait_for_signal(); folder.joinpath('heard_' + rank).write_text(str(heard))"))
+    assert [(directory.path / f"heard_{rank}").read_text() for rank in range(2)] == [f"[{int(signal.SIGTERM)}]"] * 2
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
@@ -320,7 +354,7 @@ sys.exit(4)
 
 def test_signals_wait_until_a_rank_can_handle_them(ranks, command, there):
     ranks.run(command(""))
-    assert [blocked for _, _, blocked in there()] == [sorted(STOP_SIGNALS)] * 2
+    assert [blocked for _, _, blocked in there()] == [sorted((*STOP_SIGNALS, signal.SIGHUP))] * 2
 
 
 def test_afterwards_signals_are_as_before(ranks, command):

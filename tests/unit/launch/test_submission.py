@@ -398,7 +398,7 @@ def test_the_shell_starts_the_supervisor_again_if_it_was_killed(tmp_path, superv
     assert (len(log.read_text().splitlines()), done.returncode) == (starts, code)
 
 
-@pytest.mark.parametrize("script", ["train.sbatch", "torchrun.sbatch"])
+@pytest.mark.parametrize("script", ["train.sbatch", "program.sbatch", "torchrun.sbatch"])
 def test_the_shipped_scripts_have_the_same_loop(script):
     shipped = [line.strip() for line in (Path(__file__).parents[3] / "slurm" / script).read_text().splitlines()]
     *_, loop, _, condition, pause, end, _ = [line.strip() for line in SHELL]

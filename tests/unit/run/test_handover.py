@@ -20,7 +20,7 @@ def test_a_rank_reads_what_its_launcher_passed(passed):
 def test_the_variables_by_name():
     assert Handover().variables() == {}
     assert Handover(attempt=2, logged=True, store="/tmp/a/store", parent=7, terminal=9).variables() == {
-        "HPCTRAIN_ATTEMPT": "2",
+        "HPCTRAIN_CLAIM": "2",
         "HPCTRAIN_LOGGED": "1",
         "HPCTRAIN_STORE": "/tmp/a/store",
         "HPCTRAIN_PARENT": "7",
@@ -29,4 +29,4 @@ def test_the_variables_by_name():
 
 
 def test_a_rank_that_nothing_launched():
-    assert Handover.read({"HPCTRAIN_ATTEMPT": "", "HPCTRAIN_LOGGED": "0"}) == Handover()
+    assert Handover.read({"HPCTRAIN_CLAIM": "", "HPCTRAIN_LOGGED": "0"}) == Handover()

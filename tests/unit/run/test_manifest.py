@@ -8,6 +8,7 @@ import zlib
 import pytest
 
 from hpctrain.files import write_json
+from hpctrain.run import git as git_module
 from hpctrain.run import manifest as manifest_module
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import HEAD_BYTES, manifest, read_varied
@@ -31,6 +32,8 @@ def test_the_commit_and_what_was_changed_since(repository):
     found = manifest(["python", "-m", "hpctrain", "name=a b"], repository)
     assert found["command"] == "python -m hpctrain 'name=a b'"
     assert len(found["git"]["commit"]) == 40
+    tree = subprocess.check_output(["git", "-C", repository, "rev-parse", "HEAD^{tree}"], text=True)
+    assert found["git"]["tree"] == tree.strip()
     assert "+lr = 2" in found["git"]["diff"]
     assert not found["git"]["diff_left_out"]
 
@@ -38,7 +41,8 @@ def test_the_commit_and_what_was_changed_since(repository):
 def test_a_large_diff_is_left_out(repository, monkeypatch):
     monkeypatch.setattr(manifest_module, "LARGEST_DIFF_BYTES", 10)
     (repository / "train.py").write_text("lr = 2\n")
-    assert manifest([], repository)["git"] | {"commit": ""} == {"commit": "", "diff": "", "diff_left_out": True}
+    found = manifest([], repository)["git"]
+    assert (found["diff"], found["diff_left_out"]) == ("", True)
 
 
 @pytest.fixture
@@ -111,7 +115,7 @@ def test_git_executes_nothing_that_the_repository_configures(hostile, repository
 
 @pytest.mark.parametrize("ends", ["exit 128", "exec sleep 60"])
 def test_without_a_list_of_the_filters_the_diff_is_left_out(hostile, repository, wrapped_git, monkeypatch, ends):
-    monkeypatch.setattr(manifest_module, "GIT_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(git_module, "TIMEOUT_S", 2.0)
     wrapped_git(f'case " $* " in *" config "*) {ends};; esac')
     found = manifest([], repository)["git"]
     assert executed(hostile) == []

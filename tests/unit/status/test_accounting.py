@@ -116,6 +116,20 @@ def test_an_attempt_without_an_end(state, extra, expected, lost):
     assert found.steps_lost == lost
 
 
+def test_a_program_that_reports_no_steps_works_from_its_start():
+    one = attempt(1, 100.0, (0, 0), 161.0, Reason.PREEMPTED, start={"import_s": 1.0}, train_s=60.0)
+    found = account([one], [], state=RunState.QUEUED, saved_step=0, now=161.0)
+    assert nonzero(found.spent) == {"starting_s": 1, "training_s": 60}
+
+
+def test_a_program_that_reports_no_saves_resumes_before_its_first_step():
+    first = attempt(1, 100.0, (0, 50), 155.0, Reason.PREEMPTED, train_s=50.0)
+    second = attempt(2, 200.0, (0, 90), 255.0, Reason.COMPLETED, train_s=50.0, resumed_step=40)
+    found = account([first, second], [], state=RunState.COMPLETED, saved_step=0, now=255.0)
+    assert [(one.steps, one.steps_lost) for one in found.attempts] == [(50, 10), (50, 0)]
+    assert found.spent.lost_s == 10
+
+
 def test_a_run_that_waits_for_its_next_attempt():
     one = attempt(1, 0.0, (0, 10), 20.0, Reason.PREEMPTED, train_s=10.0)
     submissions = [{"job_id": "12", "time": -5.0}]

@@ -11,7 +11,9 @@ import pytest
 from supervising import RUNNING
 
 from hpctrain.config.compose import Composer
+from hpctrain.launch.launch_code import LaunchCode
 from hpctrain.launch.prepare import prepare
+from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.supervise.supervisor import Supervisor
@@ -35,11 +37,12 @@ def composer():
 def supervisor(slurm, composer, tmp_path):
     """Makes a supervisor of a run of two nodes that hpctrain submitted, or that its user's script made."""
 
-    def make(*words: str, submitted: bool = True, run=slurm.run, **options: object) -> Supervisor:
+    def make(*words: str, submitted: bool = True, copied: bool = False, run=slurm.run, **options: object) -> Supervisor:
         variables = {name: str(options.pop(name)) for name in list(options) if name.startswith("SLURM_")}
         given = ["cluster=slurm", "nodes=2", "trainer.max_steps=80", f"run_dir={tmp_path}/run", *words]
         config = composer.compose(given)
-        plan = prepare(config, given)
+        code = LaunchCode(RunDirectory.at(config.run_dir)) if copied else None
+        plan = prepare(config, given, code=code)
         if submitted and not JobRecords(plan.directory).read():
             JobRecords(plan.directory).add({"job_id": "7", "time": time.time(), "log": "batch_7.log"})
         environ = slurm.environ | variables

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,6 +13,8 @@ from pathlib import Path
 import pytest
 from supervising import COMPLETES, KILLED, STOPS, all_ranks, story, until
 
+from hpctrain.config.program import ProgramConfig
+from hpctrain.config.stored import load_run
 from hpctrain.files import append_json_line
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
@@ -86,6 +90,20 @@ def test_a_script_without_a_run_makes_one_and_finds_it_again_after_a_requeue(slu
     assert ("nodes: 2\n" in config, "cpus_per_process: 3\n" in config) == (True, True)
 
 
+def test_a_script_makes_the_run_of_a_program_from_the_command_after_the_dashes(slurm, tmp_path):
+    slurm.plan({"start": 0, "ranks": all_ranks("completed", 0)})
+    words = ("args.lr=0.1", "cluster.setup=[module load julia]", "--", "julia", "train.jl", "--lr", "{args.lr}")
+    done = supervise(slurm, tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    directory = RunDirectory.existing(tmp_path / "runs" / "train" / "job_7")
+    config = load_run(directory.config)
+    assert isinstance(config, ProgramConfig)
+    assert config.run.command == ["julia", "train.jl", "--lr", "{args.lr}"]
+    assert (config.nodes, config.cluster.kind, config.cluster.processes_per_node) == (2, "slurm", 1)
+    typed = json.loads(directory.manifest.read_text())["command"]
+    assert typed == shlex.join(["python", "-m", "hpctrain.supervise", *words])
+
+
 def test_a_run_is_named_by_its_directory(slurm, supervisor, tmp_path):
     slurm.plan(COMPLETES)
     one = supervisor()
@@ -137,6 +155,9 @@ def test_a_stale_file_handle_is_one_line_or_tried_again_after_a_requeue(
         (["no_such_run"], {}, "no_such_run"),
         (["name=mine"], {"SLURM_JOB_ID": ""}, "is for batch scripts"),
         (["a_run"], {"SLURM_JOB_ID": ""}, "is for batch scripts"),
+        (["--", "bash", "long.sh"], {"SLURM_JOB_ID": ""}, "hpctrain run cluster=slurm KEY=VALUE ... -- COMMAND"),
+        (["nodes=2", "--"], {}, "there is no program to run"),
+        (["trainer.max_steps=3", "--", "bash", "long.sh"], {}, "belongs to hpctrain's own training"),
         (["name=mine"], {"SLURM_TASKS_PER_NODE": "2,1"}, "pass --ntasks-per-node to sbatch"),
     ],
 )

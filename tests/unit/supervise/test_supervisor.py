@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -25,11 +26,12 @@ from supervising import (
 )
 
 from hpctrain.errors import ExitCode
+from hpctrain.run.code import current_code
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.supervise.step import step_name
+from hpctrain.supervise.step import srun_command, step_name
 
 FAILS = {**KILLED, "says": "srun: error: Node failure on n2\n"}
 SIGNALLED = {"message": "CppCompileError: C++ compile error", "stop_signal": int(signal.SIGTERM)}
@@ -436,3 +438,37 @@ def test_a_node_that_does_not_see_the_run_directory_is_named(slurm, supervisor, 
     (attempt,) = one.ledger.attempts()
     remedy = "put the run directory on a file system that all nodes share"
     assert f"{node} can't write into {one.directory.path}; {remedy}" in attempt.detail
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder with a module, in which the job was submitted."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "mine.py").write_text("x = 1\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_every_attempt_s_code_is_compared_with_its_list(slurm, supervisor, project):
+    slurm.plan(KILLED, COMPLETES)
+    one = supervisor(copied=True)
+    code = current_code(one.directory)
+    (project / "mine.py").write_text("x = 2\n")  # the original may change
+    assert one.run() == ExitCode.FINISHED
+    (code.folder / "mine.py").chmod(0o600)
+    (code.folder / "mine.py").write_text("x = 2\n")
+    again = supervisor("trainer.max_steps=160", SLURM_JOB_ID="8")
+    assert again.run() == ExitCode.FAILED
+    last = Ledger(again.directory).attempts()[-1]
+    assert (last.reason, last.extra["code"]) == (Reason.FAILED, code.digest)
+    assert last.detail.startswith(f"{code.folder}/mine.py was changed since the code was taken: restore it, or take")
+    assert not slurm.requeued
+
+
+def test_ranks_import_from_the_copy(slurm, supervisor, project):
+    one = supervisor(copied=True)
+    code = current_code(one.directory)
+    command = srun_command(one.plan, code=code)
+    assert command[command.index(sys.executable) + 1] == "-P"
+    assert srun_command(one.plan)[-4:-1] == ["-u", "-m", "hpctrain.worker"]

@@ -25,7 +25,7 @@ def test_the_number_of_a_run_that_cant_be_read_is_taken(many, composer, capsys, 
 def test_a_sweep_reads_each_of_its_runs_once(many, composer, monkeypatch):
     read, loaded = [], []
     monkeypatch.setattr(module, "stored_values", lambda path: read.append(path.parent.name) or stored_values(path))
-    monkeypatch.setattr(module, "load", lambda path: loaded.append(path.parent.name) or load(path))
+    monkeypatch.setattr(module, "load_run", lambda path: loaded.append(path.parent.name) or load(path))
     for seed in (7, 8, 2):
         (placed,) = place([SweepRun(composer.compose([f"seed={seed}"]), {"seed": str(seed)})], RunDirectory.at("many"))
         prepare(placed.config, [])

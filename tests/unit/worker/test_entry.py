@@ -14,14 +14,15 @@ from hpctrain.config.compose import Composer
 from hpctrain.config.root import Config
 from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import ClusterEnvironmentError, ConfigError, ExitCode, TaskError
-from hpctrain.launch.local import rank_variables
+from hpctrain.launch.rank_command import rank_variables
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.handover import Handover
 from hpctrain.run.ledger import Ledger
+from hpctrain.run.process import end_with_parent
 from hpctrain.run.times import Times
 from hpctrain.worker import entry
 from hpctrain.worker import rank as rank_module
-from hpctrain.worker.entry import close_log_files, end_with_parent, log_to_console
+from hpctrain.worker.entry import close_log_files, log_to_console
 from hpctrain.worker.rank import Rank
 
 
@@ -88,9 +89,7 @@ def test_a_process_without_a_place_among_the_ranks_is_left_as_it_was(monkeypatch
 
 
 def test_a_rank_whose_launcher_died_before_it_started_ends():
-    program = (
-        "import os; from hpctrain.worker.entry import end_with_parent; end_with_parent(os.getppid() + 1); print(1)"
-    )
+    program = "import os; from hpctrain.run.process import end_with_parent; end_with_parent(os.getppid() + 1); print(1)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (4, b"")
 

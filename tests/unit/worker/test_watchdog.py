@@ -10,11 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from hpctrain.attempt.silence import Silence
 from hpctrain.config.health import Health
 from hpctrain.errors import ConfigError
 from hpctrain.run.stacks import answer
 from hpctrain.run.times import SPENT, STARTING, WORKING
-from hpctrain.worker.watchdog import Phase, Silence
+from hpctrain.worker.watchdog import Phase
 
 PROGRAM = Path(__file__).parent / "programs" / "watched.py"
 HANGING = {

@@ -14,7 +14,7 @@ from hpctrain.config.health import Health
 from hpctrain.run.stacks import answer, request_stacks
 from hpctrain.run.times import STARTING, Times
 from hpctrain.worker import watchdog
-from hpctrain.worker.program import Program
+from hpctrain.worker.host_program import HostProgram
 from hpctrain.worker.watchdog import Watchdog
 
 HANG_TIMEOUT_S = 3
@@ -164,7 +164,7 @@ class Rank:
         self.times = times
         self.stacks = folder / "stacks"
         self.stacks_request = folder / "request"
-        self.program = Program() if name == "hangs_in_a_program" else None
+        self.program = HostProgram() if name == "hangs_in_a_program" else None
 
     @property
     def progress(self):

@@ -1,22 +1,27 @@
 from __future__ import annotations
 
+import os
+import time
+
 import pytest
 
-from hpctrain.drill.training import Training
+from hpctrain.drill.launched_run import LaunchedRun
 from hpctrain.errors import RunFailedError
+from hpctrain.files import write_json
 from hpctrain.metrics.json_lines import JsonLinesSink
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
+from hpctrain.run.times import FILE_NAME
 
 
-class Scripted(Training):
-    """A training whose attempts end after so many looks."""
+class Scripted(LaunchedRun):
+    """A run whose attempts end after so many looks."""
 
     poll_s = 0.0
     settle_s = 0.3
 
     def __init__(self, directory, looks=0):
-        super().__init__(directory, [], None)
+        super().__init__(directory, [])
         self.looks = looks
 
     def launch(self):
@@ -50,16 +55,52 @@ def log(directory, *steps):
     sink.close()
 
 
+def steps(run, looks):
+    run.looks = looks
+    return [progress.step for progress in run.progress(1)]
+
+
 def test_steps_are_those_of_the_attempt(directory):
     log(directory, 1, 2)
-    training = Scripted(directory, looks=3)
-    assert list(training.steps(1)) == []  # it has not begun
+    run = Scripted(directory)
+    assert steps(run, looks=3) == []  # it has not begun
     begin(directory, step=2)
-    training.looks = 2
-    assert list(training.steps(1)) == []  # what is logged was done before it
+    assert steps(run, looks=2) == [None, None]  # what is logged was done before it
     log(directory, 3)
-    training.looks = 2
-    assert list(training.steps(1)) == [3, 3]
+    assert steps(run, looks=2) == [3, 3]
+
+
+def test_steps_of_an_earlier_attempt_that_were_not_saved_do_not_count(directory):
+    log(directory, 1, 2, 3)
+    time.sleep(0.01)
+    begin(directory, step=1)
+    run = Scripted(directory)
+    assert steps(run, looks=1) == [None]
+    write_json(directory.claim(1) / FILE_NAME, {"last_step": 2.0})  # a program that reports no metrics
+    assert steps(run, looks=1) == [2]
+
+
+def test_the_time_of_an_attempt_begins_with_its_start(directory):
+    begin(directory)
+    run = Scripted(directory, looks=2)
+    run.poll_s = 0.02
+    first, second = (progress.running_s for progress in run.progress(1))
+    assert first < 0.02 <= second
+
+
+def test_the_first_save_of_an_attempt_is_noticed(directory):
+    directory.checkpoints.mkdir(exist_ok=True)
+    saved = directory.checkpoints / "last.pt"
+    saved.touch()
+    os.utime(saved, (1, 1))  # by an earlier attempt
+    begin(directory)
+    run = Scripted(directory, looks=3)
+    found = []
+    for progress in run.progress(1):
+        found.append(progress.first_save_s)
+        saved.touch()
+    assert found[0] is None
+    assert found[1] == found[2] == run.latest.first_save_s
 
 
 @pytest.mark.parametrize("reason", [Reason.COMPLETED, Reason.INTERRUPTED, Reason.PREEMPTED, Reason.INFRASTRUCTURE])

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from hpctrain.config.compose import Composer
-from hpctrain.drill.drill import overrides_of
+from hpctrain.drill.training_drill import overrides_of
 
 
 def test_what_is_typed_counts_more_than_what_a_drill_sets():

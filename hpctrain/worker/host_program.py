@@ -10,11 +10,11 @@ from pathlib import Path
 from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.run.directory import RunDirectory
 
-_training: dict[Path, Program] = {}
+_training: dict[Path, HostProgram] = {}
 
 
 @dataclass(slots=True)
-class Program:
+class HostProgram:
     """What a program and the rank that trains in it know of each other.
 
     Attributes:
@@ -35,6 +35,6 @@ class Program:
             del _training[directory.path]
 
     @staticmethod
-    def training(directory: RunDirectory) -> Program | None:
+    def training(directory: RunDirectory) -> HostProgram | None:
         """Return the program that trains a run, if it is this process."""
         return _training.get(directory.path)

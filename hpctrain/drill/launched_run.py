@@ -1,4 +1,4 @@
-"""The trainings of a drill, launched like a user's and watched through their run directories."""
+"""The runs of a drill, launched like a user's and watched through their run directories."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
 
+from hpctrain.attempt.outcome import resume_advice
+from hpctrain.drill.plan import Progress
 from hpctrain.errors import ExitCode, RunDirectoryError, RunFailedError, SchedulerError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Attempt, Ledger
+from hpctrain.run.process import end_with_parent
 from hpctrain.run.reason import Reason
+from hpctrain.run.saves import read_saves
+from hpctrain.run.times import read_times
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.metrics import read_metrics
 from hpctrain.status.report import job_ids
@@ -22,34 +29,34 @@ from hpctrain.status.report import job_ids
 TAIL_BYTES = 4096
 """Bytes to read at the end of metrics.jsonl to find its last step."""
 SHOWN_LINES = 12
-"""Number of lines of a training's output that an error quotes."""
+"""Number of lines of a launch's output that an error quotes."""
 STOP_S = 20.0
-"""Seconds to wait for a training to end after Ctrl-C on the drill."""
+"""Seconds to wait for a run to end after Ctrl-C on the drill."""
 ASK_EVERY_S = 1.0
 """Seconds between two queries to SLURM."""
 
 
-class Training(ABC):
+class LaunchedRun(ABC):
     """A run that a drill launches, and may interrupt.
 
     Args:
-        directory: of the run; the training itself creates it.
-        overrides: the overrides of the launch, without the run directory.
-        config_dir: a folder with more configuration.
+        directory: of the run; the launch creates it.
+        words: the command line after `python -m hpctrain`.
 
     Attributes:
         poll_s: seconds between two checks of the run.
         settle_s: seconds that the record of an attempt's end may take to cross a shared file system.
+        latest: the progress that was seen last.
     """
 
     poll_s: float
     settle_s: float
+    latest: Progress = Progress(None, 0.0)
 
-    def __init__(self, directory: RunDirectory, overrides: Sequence[str], config_dir: str | None) -> None:
+    def __init__(self, directory: RunDirectory, words: Sequence[str]) -> None:
         self.directory = directory
         self._log = directory.path.with_name(f"{directory.path.name}.log")
-        options = [] if config_dir is None else ["--config-dir", config_dir]
-        self._command = [*options, *overrides, f"run_dir={directory.path}"]
+        self._words = list(words)
 
     @abstractmethod
     def launch(self) -> None:
@@ -71,12 +78,22 @@ class Training(ABC):
     def stop(self) -> None:
         """End the run, because the drill itself is interrupted."""
 
-    def steps(self, attempt: int) -> Iterator[int]:
-        """Yield the last completed step of an attempt repeatedly until the attempt ends."""
+    def progress(self, attempt: int) -> Iterator[Progress]:
+        """Yield how far an attempt is, repeatedly, from its start to its end."""
+        began: float | None = None
+        saved_before: tuple[int, float] | None = None
+        first_save_s: float | None = None
         while not self.has_ended(attempt):
-            step = self._last_step(attempt)
-            if step is not None:
-                yield step
+            entry = Ledger(self.directory).attempt(attempt)
+            if entry.start_step is not None:
+                began = time.monotonic() if began is None else began
+                running_s = time.monotonic() - began
+                if first_save_s is None:
+                    saved = saves_of(self.directory)
+                    saved_before = saved_before or saved
+                    first_save_s = running_s if saved != saved_before else None
+                self.latest = Progress(self._last_step(entry, entry.start_step), running_s, first_save_s)
+                yield self.latest
             time.sleep(self.poll_s)
 
     def end_of(self, attempt: int) -> Attempt:
@@ -96,14 +113,20 @@ class Training(ABC):
         # a local run has no supervisor, so the drill resumes it after its ranks were killed
         expected = entry.reason.meaning.resumable or entry.reason in (Reason.COMPLETED, Reason.INFRASTRUCTURE)
         if not expected and "next" not in entry.extra:
-            raise RunFailedError(f"attempt {attempt} of {self.directory.path}: {entry.reason}{self._end_of_log()}")
+            # to resume this run alone would prove nothing
+            quoted = self._end_of_log(without=resume_advice(self.directory, entry.reason))
+            raise RunFailedError(f"attempt {attempt} of {self.directory.path}: {entry.reason}{quoted}")
         return entry
 
-    def _last_step(self, attempt: int) -> int | None:
+    def _last_step(self, entry: Attempt, start_step: int) -> int | None:
         """The last step that an attempt is known to have completed; None before its first."""
-        start = Ledger(self.directory).attempt(attempt).start_step
-        records = list(read_metrics(self.directory.metrics, last_bytes=TAIL_BYTES))
-        return records[-1].step if records and start is not None and records[-1].step > start else None
+        # a program may report its steps without metrics
+        known = int(read_times(self.directory.claim(entry.attempt)).get("last_step", 0))
+        for record in read_metrics(self.directory.metrics, last_bytes=TAIL_BYTES):
+            # an earlier attempt may have come further than its last save
+            if record.time is None or entry.start_time is None or record.time >= entry.start_time:
+                known = max(known, record.step)
+        return known if known > start_step else None
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start hpctrain, with its output in a log next to the run directory."""
@@ -116,38 +139,55 @@ class Training(ABC):
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=partial(end_with_parent, os.getpid()),  # noqa: PLW1509 - this process has no other threads
             )
 
     def _raise_not_launched(self, code: int) -> None:
         if code == ExitCode.BAD_CONFIGURATION:
-            raise RunDirectoryError(f"the training was refused{self._end_of_log()}")
-        raise RunFailedError(f"the training could not be launched (exit code {code}){self._end_of_log()}")
+            raise RunDirectoryError(f"the run was refused{self._end_of_log()}")
+        raise RunFailedError(f"the run could not be launched (exit code {code}){self._end_of_log()}")
 
-    def _end_of_log(self) -> str:
+    def _end_of_log(self, without: str = "") -> str:
         try:
-            lines = self._log.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
+            lines = [line for line in self._log.read_text(errors="replace").splitlines() if line != without]
         except OSError:
             return ""
+        lines = lines[-SHOWN_LINES:]
         return "\n".join([f"; the end of {os.path.relpath(self._log)}:", *(f"  {line}" for line in lines)])
 
 
-class LocalTraining(Training):
+def saves_of(directory: RunDirectory) -> tuple[int, float]:
+    """What is known of a program's saves: how many it reported, and when its checkpoints changed (0 without any)."""
+    found = (last_change(path) for path in directory.checkpoints.iterdir())
+    return len(read_saves(directory)), max(found, default=0.0)
+
+
+def last_change(path: Path) -> float:
+    """When a file, or the contents of a folder, changed last; epoch seconds."""
+    latest = 0.0
+    for one in (path, *(path.rglob("*") if path.is_dir() else ())):
+        with contextlib.suppress(OSError):  # removed meanwhile
+            latest = max(latest, one.lstat().st_mtime)
+    return latest
+
+
+class LocalRun(LaunchedRun):
     """A process on this machine; interrupted by signals, and continued by `resume`."""
 
     # a step of a small model takes a millisecond, and the drill should interrupt close to the chosen step
     poll_s = 0.005
     settle_s = 0.0
 
-    def __init__(self, directory: RunDirectory, overrides: Sequence[str], config_dir: str | None) -> None:
-        super().__init__(directory, overrides, config_dir)
+    def __init__(self, directory: RunDirectory, words: Sequence[str]) -> None:
+        super().__init__(directory, words)
         self._process: subprocess.Popen[bytes] | None = None
 
     def launch(self) -> None:
-        """See `Training`."""
-        self._process = self._start(*self._command)
+        """See `LaunchedRun`."""
+        self._process = self._start(*self._words)
 
     def has_ended(self, attempt: int) -> bool:
-        """See `Training`."""
+        """See `LaunchedRun`."""
         assert self._process is not None
         if self._process.poll() is None:
             return False
@@ -156,45 +196,49 @@ class LocalTraining(Training):
         return True
 
     def interrupt(self, signal_number: int) -> str:
-        """See `Training`."""
+        """See `LaunchedRun`."""
         assert self._process is not None
         self._process.send_signal(signal_number)
         return signal.Signals(signal_number).name
 
     def resume(self) -> None:
-        """See `Training`."""
+        """See `LaunchedRun`."""
         self._process = self._start("resume", str(self.directory.path))
 
     def stop(self) -> None:
-        """See `Training`."""
+        """See `LaunchedRun`."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP_S)
-            self._process.kill()
-            self._process.wait()
+            try:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(STOP_S)
+            finally:  # also after another Ctrl-C; its ranks die with it
+                self._process.kill()
+                self._process.wait()
 
 
-class SubmittedTraining(Training):
+class SubmittedRun(LaunchedRun):
     """A SLURM job; interrupted by `scontrol requeue`, after which SLURM restarts it."""
 
     poll_s = 0.05
     settle_s = 15.0
 
-    def __init__(self, directory: RunDirectory, overrides: Sequence[str], config_dir: str | None) -> None:
-        super().__init__(directory, overrides, config_dir)
+    def __init__(self, directory: RunDirectory, words: Sequence[str]) -> None:
+        super().__init__(directory, words)
         self._slurm = Slurm()
         self._asked_at = float("-inf")
         self._job_is_over = False
+        self._launching: subprocess.Popen[bytes] | None = None
 
     def launch(self) -> None:
-        """See `Training`."""
-        code = self._start(*self._command).wait()
+        """See `LaunchedRun`."""
+        self._launching = self._start(*self._words)
+        code = self._launching.wait()
         if code:
             self._raise_not_launched(code)
 
     def has_ended(self, attempt: int) -> bool:
-        """See `Training`: the next attempt began, or the job is over and none will."""
+        """See `LaunchedRun`: the next attempt began, or the job is over and none will."""
         if Ledger(self.directory).last_claim() > attempt:
             return True
         now = time.monotonic()
@@ -207,16 +251,19 @@ class SubmittedTraining(Training):
         return self._job_is_over
 
     def interrupt(self, signal_number: int) -> str:  # noqa: ARG002 - SLURM chooses the signal
-        """See `Training`."""
+        """See `LaunchedRun`."""
         self._slurm.requeue(self._job_id)
         return "scontrol requeue"
 
     def resume(self) -> None:
-        """See `Training`: SLURM has put the job back into the queue."""
+        """See `LaunchedRun`: SLURM has put the job back into the queue."""
 
     def stop(self) -> None:
-        """See `Training`."""
-        # before the submission there is no job
+        """See `LaunchedRun`."""
+        # before the submission there is no job, and in the middle of it, its id isn't recorded yet
+        if self._launching is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._launching.wait(STOP_S)
         for job_id in job_ids(self.directory)[-1:]:
             self._slurm.cancel(job_id)
 

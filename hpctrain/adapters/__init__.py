@@ -1,0 +1,1 @@
+"""What connects programs of other libraries with `hpctrain.session`."""

@@ -1,0 +1,25 @@
+"""``conf/run``: how the program of `python -m hpctrain run` is started and stopped. Owner: hpctrain.program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from hpctrain.config import require
+
+
+@dataclass(kw_only=True, slots=True)
+class ProgramRun(require.Checked):
+    """A program that is launched as the ranks of a run."""
+
+    command: list[str] = field(default_factory=list)
+    """The program and its arguments; set by what follows `--`, not by hand."""
+    processes: Annotated[str, require.one_of("ranks", "node")] = "ranks"
+    """ranks: start the program once per rank; node: once per node, for a program such as torchrun that starts the
+    ranks itself."""
+    on_stop: Annotated[str, require.one_of("requeue", "exit_code")] = "requeue"
+    """Meaning of the program's end after it was asked to stop. requeue: interrupted, whatever the exit code, unless it
+    called session.done(); exit_code: completed if the code is 0, else failed."""
+    signal: Annotated[str, require.one_of("TERM", "INT", "HUP", "USR1", "USR2")] = "TERM"
+    """Signal by which the program is asked to stop: at a preemption, at a cancellation, and before the time limit
+    (`cluster.signal_delay_s`)."""

@@ -1,0 +1,144 @@
+"""Which files of a launch's code are copied into the run, and which are left where they are."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpctrain.errors import HpctrainError
+from hpctrain.phrases import scaled
+
+PACKAGE = Path(__file__).resolve().parent.parent
+"""hpctrain's own folder."""
+SECRETS = (
+    *(".env", ".env.*", ".envrc", ".netrc", ".pgpass", "credentials*.json"),
+    *("*.pem", "*.key", "id_rsa*", "id_ed25519*", "id_ecdsa*"),
+)
+"""Files from which programs read passwords and keys: more users may read a run than these."""
+MAX_FILES = 20_000
+"""Largest number of copied files: more are data, and no file system copies them in a moment."""
+NEVER = ("__pycache__", ".git", ".hg", ".svn")
+"""Names that are neither copied nor linked: caches that Python would believe, and histories."""
+
+
+class CodeFilesError(HpctrainError):
+    """Code that can't be found or copied.
+
+    Args:
+        problem: what is in the way.
+        remedy: what to do.
+    """
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"{problem}; {remedy}")
+
+
+@dataclass(frozen=True, slots=True)
+class CodeFiles:
+    """The files of a launch's code; paths are relative to the root.
+
+    Attributes:
+        root: of the repository, or the working directory; without symbolic links.
+        working_directory: `.` for the root.
+        commit: of git; None outside of a repository.
+        copied: files and symbolic links, with their sizes in bytes; some may vanish.
+        folders: that are empty: a program may write into them.
+        linked: files and folders that the code may use, and that aren't copied.
+    """
+
+    root: Path
+    working_directory: str
+    commit: str | None = None
+    copied: dict[str, int] = field(default_factory=dict)
+    folders: list[str] = field(default_factory=list)
+    linked: list[str] = field(default_factory=list)
+
+
+class Choice:
+    """Decides which files are left out, by patterns as in `fnmatch`.
+
+    A pattern without a slash is compared with the names of the file and of each folder above it, and one with a slash
+    with their paths. hpctrain itself is left out, too: it runs as it is installed.
+
+    Args:
+        exclude: the user's patterns, beyond `SECRETS`.
+        root: of the code.
+    """
+
+    def __init__(self, exclude: Sequence[str], root: Path) -> None:
+        patterns = [pattern.removesuffix("/") for pattern in (*SECRETS, *exclude)]
+        self._names = _regex(one for one in patterns if "/" not in one)
+        self._paths = _regex(one.removeprefix("/") for one in patterns if "/" in one)
+        self._folders: dict[str, str] = {"": ""}
+        if PACKAGE.is_relative_to(root):
+            place = PACKAGE.relative_to(root).as_posix()
+            self._folders[place] = place
+
+    def left_out(self, path: str) -> str:
+        """Return the first part of a path that is left out: the path itself, or a folder above it; else nothing."""
+        folder, _, name = path.rpartition("/")
+        if (above := self._folders.get(folder)) is None:
+            above = self._folders[folder] = self.left_out(folder)
+        if above:
+            return above
+        return path if self._names.fullmatch(name) or self._paths.fullmatch(path) else ""
+
+
+def _regex(patterns: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Whether a path is a folder, or inside of it; both are relative to the same root."""
+    return folder in (".", path) or path.startswith(f"{folder}/")
+
+
+def is_linked(path: str, run: str) -> bool:
+    """Whether to link what isn't copied.
+
+    Args:
+        path: of a file or folder.
+        run: path of the run's directory.
+    """
+    name = path.rpartition("/")[2]
+    # a link to the folder that contains the run would send tools that follow links around in circles
+    return name not in NEVER and not name.endswith(".pyc") and not is_below(run, path) and not is_below(path, run)
+
+
+def too_many_bytes(found: CodeFiles, sizes: Counter[str], max_bytes: float) -> CodeFilesError:
+    """Make the error for code that is too large; ``sizes`` are by the file or folder to name."""
+    largest, size = max(sizes.items(), key=lambda item: item[1])
+    where = f"the code in {found.root} has more than code.max_mb={max_bytes / 1e6:g}, {largest} alone"
+    return CodeFilesError(
+        f"{where} {scaled(size, 'B')}",
+        f"{_leave_out(largest)}, raise code.max_mb, or copy no code with code.snapshot=none",
+    )
+
+
+def require_few_files(found: CodeFiles, counts: Counter[str]) -> None:
+    """Refuse code that has too many files.
+
+    Args:
+        found: the code.
+        counts: its files, by the file or folder to name.
+
+    Raises:
+        CodeFilesError: there are more than `MAX_FILES`.
+    """
+    if counts.total() <= MAX_FILES:
+        return
+    largest, count = max(counts.items(), key=lambda item: item[1])
+    raise CodeFilesError(
+        f"the code in {found.root} has more than {MAX_FILES:,} files, {largest} alone {count:,}",
+        f"{_leave_out(largest)}, or copy no code with code.snapshot=none",
+    )
+
+
+def _leave_out(path: str) -> str:
+    return f"leave it out with code.exclude=[{path}] or a line in .gitignore"

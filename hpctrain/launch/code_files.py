@@ -1,0 +1,122 @@
+"""The files that belong to the code of a launch: what git knows, or else what the working directory contains."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpctrain.launch.code_choice import (
+    NEVER,
+    Choice,
+    CodeFiles,
+    CodeFilesError,
+    is_below,
+    is_linked,
+    require_few_files,
+    too_many_bytes,
+)
+from hpctrain.launch.code_repository import find_in_repository
+
+SMALL_BYTES = 1_000_000
+"""Outside of git, only files up to this size count as code."""
+
+
+def find_code(folder: Path, exclude: Sequence[str], run: Path, max_bytes: float) -> CodeFiles:
+    """Find the code of a launch.
+
+    Args:
+        folder: the working directory, without symbolic links.
+        exclude: patterns of files and folders that aren't copied.
+        run: the directory of the run or the sweep, which may be inside of the code, and isn't copied.
+        max_bytes: where the search outside of git ends.
+
+    Raises:
+        CodeFilesError: there is too much, or git fails.
+    """
+    found = find_in_repository(folder, exclude, run)
+    if found is None:
+        found = CodeFiles(folder, ".")
+        _Folder(found, Choice(exclude, folder), run, max_bytes).add_files()
+    return found
+
+
+class _Folder:
+    """Collects the small files of a folder that isn't in a repository.
+
+    Args:
+        found: gets the files.
+        chosen: decides which are left out.
+        run: the directory that isn't copied.
+        max_bytes: where the search ends.
+    """
+
+    def __init__(self, found: CodeFiles, chosen: Choice, run: Path, max_bytes: float) -> None:
+        self._found = found
+        self._chosen = chosen
+        self._run = os.path.relpath(os.path.realpath(run), found.root)
+        self._max_bytes = max_bytes
+        self._counts: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+
+    def add_files(self) -> None:
+        """Look through the folder, but not for long."""
+        root = self._found.root
+        if root in (Path.home().resolve(), Path("/")):
+            remedy = "change into the folder of your code, or set code.snapshot=none"
+            raise CodeFilesError(f"{root} is not a folder of code", remedy)
+        folders = [""]
+        while folders:
+            prefix = folders.pop()
+            try:
+                entries = sorted(os.scandir(root / prefix), key=lambda entry: entry.name)
+            except OSError:
+                continue  # of another user, or removed meanwhile
+            folders += filter(None, [self._add(f"{prefix}{entry.name}", entry) for entry in entries])
+
+    def _add(self, path: str, entry: os.DirEntry[str]) -> str | None:
+        """Add an entry; return a folder that is to be searched, with a slash at the end."""
+        if is_below(path, self._run) or entry.name in NEVER:
+            return None
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if self._chosen.left_out(path) or (is_folder and _is_foreign(entry)):
+            self._link(path)
+            return None
+        # folders and large files as well, which bounds the search
+        self._counts[path.partition("/")[0]] += 1
+        require_few_files(self._found, self._counts)
+        if is_folder:
+            return f"{path}/"
+        if entry.is_symlink():
+            self._found.copied[path] = 0
+        elif entry.is_file(follow_symlinks=False):
+            self._add_file(path, entry)
+        return None
+
+    def _add_file(self, path: str, entry: os.DirEntry[str]) -> None:
+        try:
+            size = entry.stat(follow_symlinks=False).st_size
+        except OSError:
+            return
+        if size > SMALL_BYTES:
+            self._link(path)
+        elif not path.endswith(".pyc"):
+            self._found.copied[path] = size
+            self._bytes[path.partition("/")[0]] += size
+            if self._bytes.total() > self._max_bytes:
+                raise too_many_bytes(self._found, self._bytes, self._max_bytes)
+
+    def _link(self, path: str) -> None:
+        if is_linked(path, self._run):
+            self._found.linked.append(path)
+
+
+def _is_foreign(folder: os.DirEntry[str]) -> bool:
+    """Whether a folder outside of git isn't code: a cache, the folder of the runs, a run, an environment."""
+    if folder.name.startswith(".") or folder.name == "runs":
+        return True
+    names = ("pyvenv.cfg", "conda-meta", "attempts.jsonl", "0/config.yaml")
+    return any(os.path.lexists(f"{folder.path}/{name}") for name in names) or all(
+        os.path.lexists(f"{folder.path}/{name}") for name in ("config.yaml", "manifest.json")
+    )

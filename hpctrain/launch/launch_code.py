@@ -1,0 +1,161 @@
+"""The code of a launch: taken when its first run needs it, and recorded in each of its runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hpctrain.config.identity import flat
+from hpctrain.config.program import ProgramConfig, command_of
+from hpctrain.config.root import Config
+from hpctrain.config.run_config import RunConfig
+from hpctrain.errors import ConfigError, RunDirectoryError
+from hpctrain.launch.code_choice import CodeFilesError
+from hpctrain.launch.snapshot import Taken, take_code
+from hpctrain.phrases import listed
+from hpctrain.run.code import CodeSnapshot, current_code, described, record_code
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.import_path import checked_in, hooked_packages
+from hpctrain.run.site_packages import hooked_packages_of
+from hpctrain.run.written_files import carry_over
+from hpctrain.streams import Report, print_warning
+
+INSTALLED = ("hpctrain", "torch")
+"""Packages whose classes need no copy."""
+
+
+class LaunchCode:
+    """The code of a launch, which all its runs share.
+
+    Args:
+        home: the directory of the run or the sweep, into which the code is copied.
+        now: also take it for runs that have recorded code already, as `resume --code=now` does.
+        required: refuse a run whose own code can't be copied; otherwise it only gets a warning.
+        warn: gets lines on code that isn't copied.
+    """
+
+    def __init__(
+        self, home: RunDirectory, *, now: bool = False, required: bool = True, warn: Report = print_warning
+    ) -> None:
+        self._home = home
+        self._now = now
+        self._required = required
+        self._warn = warn
+        self._taken: dict[str, Taken | None] = {}
+        self._checked: set[Path] = set()
+        self._carried: set[tuple[Path, Path]] = set()
+
+    def use(self, directory: RunDirectory, config: RunConfig) -> dict[str, Any] | None:
+        """Decide with which code a run is made from now on, and record it if that is new.
+
+        Args:
+            directory: of the run.
+            config: of the run.
+
+        Returns:
+            What the manifest says of the code; None if the ranks import from their working directory.
+
+        Raises:
+            ConfigError: the run needs code that can't be copied.
+            RunDirectoryError: the copy can't be written, or that of an existing run isn't as it was taken.
+        """
+        known = current_code(directory)
+        if config.code.snapshot == "none":
+            taken = None
+        elif known is not None and not self._now:
+            self._require_intact(known)
+            return described(directory)
+        else:
+            taken = self._take(config)
+        code = None if taken is None else taken.of(directory)
+        if code != known:
+            if code is not None and known is not None and isinstance(config, ProgramConfig):
+                self._carry_over(known, code)
+            fields = {} if taken is None else {"files": taken.count, "bytes": taken.bytes}
+            commit = None if taken is None else taken.files.commit
+            record_code(directory, code, time.time(), **fields, commit=commit)
+        return described(directory)
+
+    def _require_intact(self, known: CodeSnapshot) -> None:
+        """Refuse what the launcher of the next attempt would refuse, which may wait for hours in the queue."""
+        if known.folder not in self._checked:
+            self._checked.add(known.folder)
+            if damage := known.find_damage():
+                raise RunDirectoryError(damage)
+
+    def _carry_over(self, known: CodeSnapshot, code: CodeSnapshot) -> None:
+        """Let the program find what it wrote into its working directory: it may continue from there."""
+        if (known.folder, code.folder) in self._carried or known.folder == code.folder:
+            return
+        self._carried.add((known.folder, code.folder))
+        try:
+            left = carry_over(known, code)
+        except (OSError, RunDirectoryError) as error:
+            self._warn(f"what the program wrote into {known.folder} isn't there in today's code: {error}")
+            return
+        if left:
+            which = f"{listed(left)}, which the program wrote into {known.folder}"
+            self._warn(f"{which}: today's code has the same names, so the program won't find its own")
+
+    def _take(self, config: RunConfig) -> Taken | None:
+        settings = repr(config.code)
+        if settings not in self._taken:
+            self._taken[settings] = self._take_once(config)
+        return self._taken[settings]
+
+    def _take_once(self, config: RunConfig) -> Taken | None:
+        try:
+            taken = take_code(Path.cwd(), config.code, self._home, config.mode)
+        except CodeFilesError as error:
+            if self._required and needs_code(config):
+                raise ConfigError("code.snapshot", config.code.snapshot, error.problem, error.remedy) from error
+            self._warn(f"the code isn't copied, so the run imports what is there when it starts: {error}")
+            return None
+        if taken is not None and (hooked := _hooked(taken.of(self._home), config)):
+            self._warn(
+                f"{listed(hooked)}: installed editable by an import hook, so the run imports the original and not its "
+                "copy; reinstall with `pip install -e . --config-settings editable_mode=compat`"
+            )
+        return taken
+
+
+def _hooked(code: CodeSnapshot, config: RunConfig) -> list[str]:
+    """Return the packages of which the copy can't take the place, in hpctrain's Python or in that of a program."""
+    found = hooked_packages(code)
+    if isinstance(config, ProgramConfig):
+        folders = (code.submit_dir, code.root)
+        others = hooked_packages_of(command_of(config)[0], os.environ, folders)
+        names = {name for name, place in others.items() if Path(place).resolve().is_relative_to(code.root)}
+        # those in the working directory are found there
+        found += [name for name in names if not os.path.lexists(code.working_directory / name)]
+    return sorted(set(found))
+
+
+def needs_code(config: RunConfig) -> bool:
+    """Whether a run may import code that isn't installed: a program, or a training with a class of one's own."""
+    if not isinstance(config, Config):
+        return True
+    targets = (value for key, value in flat(config).items() if key.rpartition(".")[2] == "_target_")
+    return any(str(target).partition(".")[0] not in INSTALLED for target in targets if target is not None)
+
+
+@contextmanager
+def checked_in_code_of(run_dir: str | Path | None, *, now: bool = False) -> Iterator[None]:
+    """Inside the context, classes are looked up in the code with which a run continues.
+
+    Args:
+        run_dir: the run's directory, which may not exist yet; None for a new run.
+        now: whether the run continues with today's code.
+
+    Raises:
+        RunDirectoryError: the run's copy is missing.
+    """
+    code = None if now or run_dir is None else current_code(RunDirectory.at(run_dir))
+    if code is not None and not code.folder.is_dir():
+        raise RunDirectoryError(code.find_damage())
+    with checked_in(code):
+        yield

@@ -1,0 +1,59 @@
+"""The command that starts a rank, here or on a node, and variables for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpctrain.launch.code_choice import PACKAGE
+from hpctrain.launch.prepare import RunPlan
+from hpctrain.run.code import CodeSnapshot
+from hpctrain.run.import_path import python_path
+
+
+def rank_command(run: RunPlan, code: CodeSnapshot | None) -> list[str]:
+    """Return the command of a rank, which the run directory follows.
+
+    Args:
+        run: the run.
+        code: from which the rank imports; None for its working directory.
+    """
+    module = "hpctrain.program" if run.is_program else "hpctrain.worker"
+    safe = [] if code is None or _is_found_here() else ["-P"]
+    return [sys.executable, *safe, "-u", "-m", module]
+
+
+def code_variables(run: RunPlan, code: CodeSnapshot | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which a rank, and the processes that it starts, import a run's code.
+
+    A rank of a program gets none: it makes those of the program.
+
+    Args:
+        run: the run.
+        code: from which the rank imports; None for its working directory.
+        environ: of the launcher.
+    """
+    return {} if code is None or run.is_program else {"PYTHONPATH": python_path(code, environ)}
+
+
+def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """The environment variables of a local rank, which are those of torchrun."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def _is_found_here() -> bool:
+    """Whether Python finds hpctrain in the working directory alone, as in a checkout that isn't installed."""
+    parent = PACKAGE.parent
+    others = [place for place in sys.path if place and os.path.realpath(place) == str(parent)]
+    # `python -m` puts the working directory first
+    return parent == Path.cwd() and len(others) < 2

@@ -1,0 +1,238 @@
+"""Take the code of a launch: copy it into the run or the sweep, under a name that its contents decide."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from hpctrain.config.code import Code
+from hpctrain.errors import RunDirectoryError
+from hpctrain.files import describe_os_error, on_each_file, temporary_name
+from hpctrain.launch.code_choice import CodeFiles, CodeFilesError, too_many_bytes
+from hpctrain.launch.code_files import find_code
+from hpctrain.run.code import (
+    BLOCK_BYTES,
+    EXECUTABLE,
+    CodeFile,
+    CodeSnapshot,
+    digest_of,
+    link_to,
+    list_of,
+    mode_of,
+    write_files,
+)
+from hpctrain.run.directory import RunDirectory
+
+GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
+"""Errors of a file that vanished, or became something else, after it was listed."""
+TRIES = 3
+"""How often a file is copied anew that is written to meanwhile; then it counts as it was copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The code of a launch, in its place.
+
+    Attributes:
+        files: what was found.
+        folder: that contains the copy.
+        digest: of the copy.
+        count: number of copied files.
+        bytes: in them.
+    """
+
+    files: CodeFiles
+    folder: Path
+    digest: str
+    count: int
+    bytes: int
+
+    def of(self, run: RunDirectory) -> CodeSnapshot:
+        """Return the copy as the code of a run."""
+        files = self.files
+        return CodeSnapshot(
+            run=run, digest=self.digest, folder=self.folder, root=files.root, place=files.working_directory
+        )
+
+
+def take_code(folder: Path, settings: Code, home: RunDirectory, mode: int) -> Taken | None:
+    """Copy the code of a launch into the directory of a run or a sweep, which exists; None if there isn't any code.
+
+    Args:
+        folder: the working directory.
+        settings: what to copy.
+        home: the directory.
+        mode: permissions of the run.
+
+    Raises:
+        CodeFilesError: the code can't be found or read, or there is too much.
+        RunDirectoryError: the copy can't be written.
+    """
+    max_bytes = settings.max_mb * 1e6
+    found = find_code(Path(os.path.realpath(folder)), settings.exclude, home.path, max_bytes)
+    if not found.copied:
+        return None
+    _require_size(found, max_bytes)
+    with home.permissions(mode):
+        home.close_folder(home.code, mode)
+        try:
+            return _publish(found, home)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"run_dir={home.path}: the code can't be copied there ({describe_os_error(error)}); make room, choose "
+                "a folder that you may write to, or copy no code with code.snapshot=none"
+            ) from error
+
+
+def _require_size(found: CodeFiles, max_bytes: float) -> None:
+    sizes = Counter(found.copied)
+    if sizes.total() > max_bytes:
+        raise too_many_bytes(found, sizes, max_bytes)
+
+
+def _publish(found: CodeFiles, home: RunDirectory) -> Taken:
+    temporary = temporary_name(home.code / "copy")
+    temporary.mkdir()
+    try:
+        files = _copy(found, temporary)
+        folder = home.code / digest_of(files)
+        write_files(list_of(temporary), files)
+        list_of(temporary).replace(list_of(folder))
+        taken = Taken(found, folder, folder.name, len(files), sum(file.size for file in files))
+        try:
+            temporary.rename(folder)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            _require_intact(taken, home)
+            _link(found, folder)
+    finally:
+        # nothing of it is left after the renaming
+        _remove(temporary)
+        list_of(temporary).unlink(missing_ok=True)
+    return taken
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _require_intact(taken: Taken, home: RunDirectory) -> None:
+    """Refuse an equal copy of an earlier launch that was changed afterwards."""
+    if damage := taken.of(home).find_damage():
+        raise RunDirectoryError(f"{damage.partition(':')[0]}: restore it, or remove {taken.folder}")
+
+
+def _copy(found: CodeFiles, target: Path) -> Sequence[CodeFile]:
+    """Copy all files, and link to what isn't copied; return what was copied."""
+    for folder in sorted({path.rpartition("/")[0] for path in found.copied}):
+        (target / folder).mkdir(parents=True, exist_ok=True)
+    (target / found.working_directory).mkdir(parents=True, exist_ok=True)
+    source, copied = os.fspath(found.root), os.fspath(target)
+
+    def copy_one(path: str) -> CodeFile | None:
+        return _copy_one(f"{source}/{path}", f"{copied}/{path}", path)
+
+    files = [file for file in on_each_file(copy_one, list(found.copied)) if file is not None]
+    _link(found, target)
+    return files
+
+
+def _copy_one(source: str, target: str, path: str) -> CodeFile | None:
+    """Copy a file; None if it vanished."""
+    try:
+        descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP and (link := _read_link(source)) is not None:
+            text = _target_in_copy(path, link, source)
+            Path(target).symlink_to(text)
+            return link_to(text, path)
+        if error.errno in GONE or error.errno == errno.ENXIO:
+            return None
+        raise _unreadable(path, error) from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        for left in reversed(range(TRIES)):
+            before = os.fstat(descriptor)
+            file = _copy_content(descriptor, target, path, before)
+            after = os.fstat(descriptor)
+            if not left or (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size):
+                return file
+            Path(target).unlink()
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _copy_content(descriptor: int, target: str, path: str, state: os.stat_result) -> CodeFile:
+    mode = mode_of(state)
+    size, digest = 0, xxhash.xxh3_128()
+    # nobody may read a copy who may not read the original
+    allowed = state.st_mode & (0o555 if mode == EXECUTABLE else 0o444) | stat.S_IRUSR
+    copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, allowed)
+    try:
+        while block := _read(descriptor, size, path):
+            size += len(block)
+            digest.update(block)
+            _write(copy, block)
+        # Python's caches of modules, and tools such as make, compare times
+        os.utime(copy, ns=(state.st_atime_ns, state.st_mtime_ns))
+    finally:
+        os.close(copy)
+    return CodeFile(path, mode, size, digest.hexdigest())
+
+
+def _read(descriptor: int, offset: int, path: str) -> bytes:
+    try:
+        return os.pread(descriptor, BLOCK_BYTES, offset)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _write(descriptor: int, block: bytes) -> None:
+    written = 0
+    while written < len(block):
+        written += os.write(descriptor, block[written:])
+
+
+def _unreadable(path: str, error: OSError) -> CodeFilesError:
+    problem = f"{path} can't be read ({error.strerror})"
+    return CodeFilesError(problem, f"correct its permissions, or leave it out with code.exclude=[{path}]")
+
+
+def _read_link(source: str) -> str | None:
+    try:
+        return os.readlink(source)  # noqa: PTH115 - Path.readlink would change its text
+    except OSError:
+        return None
+
+
+def _target_in_copy(path: str, link: str, source: str) -> str:
+    """Return the target of a link in the copy: relative if it is inside of the code, otherwise absolute."""
+    folder = Path(source).parent
+    target = os.path.normpath(folder / link)
+    is_inside = Path(target).is_relative_to(source[: -len(path) - 1])
+    return os.path.relpath(target, folder) if is_inside else target
+
+
+def _link(found: CodeFiles, target: Path) -> None:
+    """Link to what the code may use and that isn't copied, unless the copy has something in its place."""
+    for path in found.linked:
+        place = target / path
+        # not below another link: it would be made in the original
+        if not (found.root / path).exists() or place.parent.is_symlink():
+            continue
+        with contextlib.suppress(FileExistsError):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(found.root / path)

@@ -1,0 +1,228 @@
+"""The entry point of a rank of a program: set up, run the program, and write the exit record."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shlex
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hpctrain.attempt.out_of_memory import oom_kills
+from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.config.program import ProgramConfig, command_of
+from hpctrain.config.resources import resources_of
+from hpctrain.config.stored import load_run
+from hpctrain.errors import ERROR_PREFIX, MAX_SHOWN_CHARS, ConfigError, ExitCode, HpctrainError, SupersededError
+from hpctrain.files import describe_os_error
+from hpctrain.phrases import DATE_TIME, listed, on_one_line
+from hpctrain.program.child import Child
+from hpctrain.program.ending import Judgement, ProgramEnd, judge
+from hpctrain.program.environment import program_variables
+from hpctrain.program.loop import EventLoop, HangError
+from hpctrain.program.output import read_tail
+from hpctrain.program.places import command_in_copy
+from hpctrain.program.rank import ProgramRank
+from hpctrain.program.records import Records
+from hpctrain.program.session_events import EventPipe
+from hpctrain.program.signals import Signals
+from hpctrain.run.code import current_code
+from hpctrain.run.directory import RunDirectory, umask_of
+from hpctrain.run.exit_record import ExitRecord
+from hpctrain.run.handover import Handover
+from hpctrain.run.process import end_with_parent, process_age_s
+from hpctrain.run.reason import Reason
+from hpctrain.run.times import Times
+from hpctrain.run.written_files import written_files
+from hpctrain.terminal import VisibleFormatter, visible
+
+DEADLINES = ("HPCTRAIN_DEADLINE", "SLURM_JOB_END_TIME")
+"""Variables with the epoch seconds at which the job's time is over: from the supervisor, and from SLURM since 23.02."""
+
+log = logging.getLogger("hpctrain.program")
+
+
+def run_program(directory: RunDirectory) -> int:
+    """Run the program of a run as one of its ranks, until it ends.
+
+    Args:
+        directory: of the run.
+
+    Returns:
+        An `ExitCode`: 0 if the run is completed, or was asked to stop; the exit record says more.
+    """
+    times = Times(process_age_s())
+    try:
+        rank = _this_rank(directory)
+    except HpctrainError as error:
+        print(f"{ERROR_PREFIX}{visible(str(error))}", file=sys.stderr)  # noqa: T201 - before there is a log
+        return ExitCode.FAILED
+    except OSError as error:
+        message = f"hpctrain's own process of this rank can't begin: {describe_os_error(error)}"
+        print(f"{ERROR_PREFIX}{visible(message)}", file=sys.stderr)  # noqa: T201
+        _record_early(directory, message)
+        return ExitCode.FAILED
+    _log_to_output()
+    try:
+        with Signals() as signals:
+            return _run(rank, times, signals)
+    except SupersededError as error:
+        log.warning("%s", error)
+        rank.write_exit_record(Reason.INTERRUPTED, message=str(error))
+        return ExitCode.FINISHED
+    except HangError:
+        return ExitCode.FAILED
+    except HpctrainError as error:
+        log.error("%s", error)
+        rank.write_exit_record(Reason.FAILED, message=str(error))
+    except Exception as error:
+        trace = traceback.format_exc()
+        log.exception("hpctrain's own process of this rank failed")
+        reason = Reason.INFRASTRUCTURE if isinstance(error, OSError) else Reason.FAILED
+        rank.write_exit_record(reason, message=f"{type(error).__name__}: {error}", traceback=trace)
+    finally:
+        shutil.rmtree(rank.session, ignore_errors=True)
+    return ExitCode.FAILED
+
+
+def _record_early(directory: RunDirectory, message: str) -> None:
+    """Leave an exit record of a rank that can't begin, such as for a full disk of its node, if that is possible."""
+    with contextlib.suppress(OSError, HpctrainError):
+        handover = Handover.read(os.environ)
+        if handover.attempt is not None:
+            rank = ClusterEnvironment.from_environment(os.environ).rank
+            host = socket.gethostname()
+            record = ExitRecord(
+                rank=rank, host=host, reason=Reason.INFRASTRUCTURE, step=0, message=message, time=time.time()
+            )
+            record.write(directory.claim(handover.attempt))
+
+
+def _this_rank(directory: RunDirectory) -> ProgramRank:
+    config = load_run(directory.config)
+    if not isinstance(config, ProgramConfig):
+        problem = "is a training, not a program"
+        raise ConfigError("run", directory.path, problem, f"python -m hpctrain.worker {directory.as_typed}")
+    os.umask(umask_of(config.mode))
+    handover = Handover.read(os.environ)
+    if handover.attempt is None:
+        problem = "no launcher has begun an attempt of it"
+        raise ConfigError("run", directory.path, problem, f"python -m hpctrain resume {directory.as_typed}")
+    end_with_parent(handover.parent)
+    return ProgramRank(
+        config=config,
+        directory=directory,
+        attempt=handover.attempt,
+        environment=ClusterEnvironment.from_environment(os.environ, master_port=config.cluster.master_port),
+        session=Path(tempfile.mkdtemp(prefix="hpctrain-session-")),
+        code=current_code(directory, handover.code) if handover.code else None,
+        deadline=_deadline(os.environ),
+    )
+
+
+def _deadline(variables: Mapping[str, str]) -> float | None:
+    for name in DEADLINES:
+        try:
+            return float(variables[name])
+        except (KeyError, ValueError):
+            continue
+    return None
+
+
+def _run(rank: ProgramRank, times: Times, signals: Signals) -> int:
+    early = [number for number in signals.read() if number != signal.SIGCHLD]
+    if early:
+        log.info("%s received before the program was started", early[-1].name)
+        rank.write_exit_record(Reason.INTERRUPTED, stop_signal=early[-1])
+        return ExitCode.FINISHED
+    records = Records(rank, times) if rank.is_rank_zero else None
+    events = EventPipe(rank.session)
+    variables = program_variables(rank, os.environ)
+    command = command_of(rank.config)
+    if rank.code is not None:
+        command = command_in_copy(rank.code, command)
+    output_start, kills = _size(rank.log), oom_kills()
+    log.info("attempt %d: starting %s", rank.attempt, _shown(command))
+    child = Child(command, variables, rank.folder, signal.Signals[f"SIG{rank.config.run.signal}"], rank.session)
+    try:
+        if records is not None:
+            records.begun()
+        loop = EventLoop(rank, child, signals, events, records)
+        end = replace(loop.run(), out_of_memory=oom_kills() > kills)
+        judgement = _judge(rank, end, output_start)
+        rank.write_exit_record(
+            judgement.reason,
+            step=loop.progress.step,
+            message=judgement.message,
+            traceback=judgement.traceback,
+            blames_peer=judgement.blames_peer,
+            stop_signal=end.stop_signal,
+            done=end.done,
+        )
+        # the grace time of a stop is for saving
+        if rank.is_rank_zero and end.stop_signal is None:
+            _report_written(rank)
+        loop.end_rest()
+    finally:
+        child.close()
+        events.close()
+    # after a stop, another code would have the launcher kill the other ranks, which may still save
+    stopped = end.stop_signal is not None
+    return ExitCode.FINISHED if stopped or judgement.reason.meaning.orderly else ExitCode.FAILED
+
+
+def _judge(rank: ProgramRank, end: ProgramEnd, output_start: int) -> Judgement:
+    mark = f"attempt {rank.attempt}: the program ended: {end.text}"
+    # through the same pipe or file as the program's output, which is complete in the log once this line is
+    log.info("%s", mark)
+    world_size = rank.environment.world_size * (resources_of(rank.config).spawned_per_node or 1)
+    output = read_tail(rank.log, output_start, mark) if end.code else ""
+    judgement = judge(end, output, rank.config.run, world_size)
+    if end.done and end.code:
+        log.warning("the program had called session.done(): the run is complete, whatever came after it")
+    elif end.code == 0 and judgement.reason is not Reason.COMPLETED:
+        log.info("it was asked to stop and didn't call session.done(): interrupted, and to be continued")
+    return judgement
+
+
+def _report_written(rank: ProgramRank) -> None:
+    """Name what the program wrote into the copy of its code: its user looks for it in the original."""
+    try:
+        found = [] if rank.code is None else written_files(rank.code)
+    except (OSError, HpctrainError):
+        return  # the launcher of the next attempt compares the copy with its list
+    if found and rank.code is not None:
+        advice = "write into $HPCTRAIN_CHECKPOINT_DIR or $HPCTRAIN_RUN_DIR instead"
+        log.info("the copy of the code, %s, has output in it: %s; %s", rank.code.folder, listed(found), advice)
+
+
+def _shown(command: Sequence[str]) -> str:
+    text = on_one_line(shlex.join(command))
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _log_to_output() -> None:
+    """Log to standard output, which goes into the rank's log with that of the program."""
+    logger = logging.getLogger("hpctrain")
+    logger.handlers.clear()
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(VisibleFormatter("%(asctime)s hpctrain: %(message)s", DATE_TIME, stream=sys.stdout))
+    logger.addHandler(handler)

@@ -1,0 +1,124 @@
+"""The environment of a program: torchrun's variables, and those of the run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from hpctrain.cluster.cpus import cpu_cores, cpu_threads
+from hpctrain.config.program import command_of
+from hpctrain.config.resources import resources_of
+from hpctrain.program.places import program_path, python_path
+from hpctrain.program.rank import ProgramRank
+from hpctrain.run.code import CodeSnapshot
+from hpctrain.run.handover import Handover
+
+_OF_EACH_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME")
+"""Variables of a rank; a program that starts the ranks by itself sets them."""
+_PRIVATE = Handover(attempt=1, logged=True, store="-", parent=1, terminal=1, code="-").variables()
+
+
+def program_variables(rank: ProgramRank, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a rank's program.
+
+    Sources: torch.distributed.elastic.agent, `LocalElasticAgent._start_workers`, for the variables of a rank;
+    torch.distributed.argparse_util, `env`, for PET_*, the defaults of torchrun's options.
+
+    Args:
+        rank: its place.
+        inherited: the environment of hpctrain's process.
+    """
+    variables = {name: value for name, value in inherited.items() if name not in _PRIVATE}
+    variables |= rank.config.cluster.env
+    if (interface := rank.config.cluster.network_interface) is not None:
+        variables.setdefault("GLOO_SOCKET_IFNAME", interface)
+        variables.setdefault("NCCL_SOCKET_IFNAME", interface)
+    # block-buffered output would hide the last lines of a program that is killed
+    variables.setdefault("PYTHONUNBUFFERED", "1")
+    # not PYTHONPYCACHEPREFIX, which would hide the compiled files of installed packages as well
+    variables.setdefault("PYTHONDONTWRITEBYTECODE", "1")
+    variables |= _of_run(rank)
+    if rank.code is not None:
+        variables |= _of_code(rank.code, command_of(rank.config)[0], variables)
+    return variables | (_of_node(rank, variables) if rank.spawns else _of_rank(rank, variables))
+
+
+def _of_run(rank: ProgramRank) -> dict[str, str]:
+    found = {
+        "PWD": str(rank.folder),
+        "HPCTRAIN_RUN_DIR": str(rank.directory.path),
+        "HPCTRAIN_ATTEMPT": str(rank.attempt),
+        "HPCTRAIN_CHECKPOINT_DIR": str(rank.directory.checkpoints),
+        "HPCTRAIN_SUBMIT_DIR": str(rank.submit_dir),
+        "HPCTRAIN_SESSION": str(rank.session),
+        "HPCTRAIN_STOP_SIGNAL": rank.config.run.signal,
+    }
+    if rank.deadline is not None:
+        found["HPCTRAIN_DEADLINE"] = f"{rank.deadline:.0f}"
+    return found
+
+
+def _of_code(code: CodeSnapshot, word: str, variables: Mapping[str, str]) -> dict[str, str]:
+    found = {
+        # git would take the repository that contains the run for that of the copy
+        "GIT_CEILING_DIRECTORIES": os.pathsep.join(
+            [str(code.folder.parent), *filter(None, [variables.get("GIT_CEILING_DIRECTORIES")])]
+        ),
+        # uv would install the copy, in place of the original, into the environment that both share
+        "UV_NO_SYNC": variables.get("UV_NO_SYNC", "1"),
+    }
+    if code.commit:
+        found["HPCTRAIN_CODE_COMMIT"] = code.commit
+    if "PATH" in variables:
+        found["PATH"] = program_path(code, variables)
+    if places := python_path(code, word, variables):
+        found["PYTHONPATH"] = places
+    return found
+
+
+def _of_rank(rank: ProgramRank, variables: Mapping[str, str]) -> dict[str, str]:
+    place = rank.environment
+    found = {
+        "RANK": place.rank,
+        "LOCAL_RANK": place.local_rank,
+        "WORLD_SIZE": place.world_size,
+        "LOCAL_WORLD_SIZE": place.local_world_size,
+        "GROUP_RANK": place.node_rank,
+        "GROUP_WORLD_SIZE": place.num_nodes,
+        "ROLE_RANK": place.rank,
+        "ROLE_WORLD_SIZE": place.world_size,
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": place.master_addr,
+        "MASTER_PORT": place.master_port,
+        "TORCHELASTIC_RUN_ID": f"{place.job_id or rank.config.name}.{rank.attempt}",
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+    threads = cpu_threads(place, rank.config.cluster.cpus_per_process, variables)
+    if threads is not None:
+        found["OMP_NUM_THREADS"] = threads
+    return {name: str(value) for name, value in found.items()}
+
+
+def _of_node(rank: ProgramRank, variables: dict[str, str]) -> dict[str, str]:
+    for name in [name for name in variables if name in _OF_EACH_RANK or name.startswith("TORCHELASTIC_")]:
+        del variables[name]
+    place = rank.environment
+    resources = resources_of(rank.config, variables)
+    spawned = resources.spawned_per_node or 1
+    found = {
+        "NODE_RANK": place.node_rank,
+        "GROUP_RANK": place.node_rank,
+        "GROUP_WORLD_SIZE": place.num_nodes,
+        "MASTER_ADDR": place.master_addr,
+        "MASTER_PORT": place.master_port,
+        "PET_NNODES": place.num_nodes,
+        "PET_NPROC_PER_NODE": spawned,
+        "PET_NODE_RANK": place.node_rank,
+        "PET_MASTER_ADDR": place.master_addr,
+        "PET_MASTER_PORT": place.master_port,
+    }
+    if spawned > 1 and "OMP_NUM_THREADS" not in variables:
+        found["OMP_NUM_THREADS"] = max(1, cpu_cores(place, resources.cpus_per_process, variables) // spawned)
+    return {name: str(value) for name, value in found.items()}

@@ -1,0 +1,264 @@
+"""The event loop of a rank: signals, the program's reports and its end, requests for stacks, hangs."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import select
+import signal
+import time
+
+from hpctrain.attempt.termination import Termination
+from hpctrain.distributed.stop_request import STOP_SIGNALS
+from hpctrain.errors import HpctrainError
+from hpctrain.files import write_json
+from hpctrain.program.child import Child
+from hpctrain.program.ending import ProgramEnd
+from hpctrain.program.forwarded_stop import ForwardedStop
+from hpctrain.program.hang import LOOK_S, HangWatch
+from hpctrain.program.rank import ProgramRank
+from hpctrain.program.records import Records
+from hpctrain.program.session_events import EventPipe, Progress
+from hpctrain.program.signals import Signals
+from hpctrain.program.stacks import ProgramStacks
+from hpctrain.run.reason import Reason
+from hpctrain.run.stacks import StacksRequests, request_stacks
+
+READ_EVERY_S = 0.05
+"""Seconds between two reads of reports: what a fast program reports is read together."""
+REQUESTS_EVERY_S = 2.0
+"""Seconds between two looks into the run directory."""
+REPEATED_S = 1.0
+"""Seconds in which further signals belong to the same stop: SLURM sends some of them twice."""
+STAGED_S = 0.1
+"""Seconds between two looks at a stop whose next signal is due when a process has ended."""
+OWN_SIGNAL_S = 0.5
+"""Seconds in which this process may receive the signal of which the program died."""
+REST_S = 2.0
+"""Seconds for the other processes of a program to end after the first one."""
+PEERS_S = 3.0
+"""Seconds for the other ranks to record a hang before this one ends, and their connections with it."""
+STOP_FILE = "stop"
+
+log = logging.getLogger("hpctrain.program")
+
+
+class HangError(HpctrainError):
+    """The program hangs; its exit record and stacks are written."""
+
+
+class EventLoop:
+    """Runs until the program has ended. Single-threaded; it sleeps unless something happens.
+
+    Args:
+        rank: this rank.
+        child: its program.
+        signals: that this process receives.
+        events: that the program reports.
+        records: of rank zero; None on the others.
+    """
+
+    def __init__(
+        self, rank: ProgramRank, child: Child, signals: Signals, events: EventPipe, records: Records | None
+    ) -> None:
+        self._rank = rank
+        self._child = child
+        self._signals = signals
+        self._events = events
+        self._records = records
+        self.progress = Progress()
+        self._hang = HangWatch(rank.config.health)
+        self._requests = StacksRequests(rank.directory.stacks_request(rank.attempt))
+        run = rank.config.run
+        self._stop = ForwardedStop(
+            child.process,
+            signal.Signals[f"SIG{run.signal}"],
+            child.orphans,
+            self.progress.reporters,
+            suspend=run.on_stop == "requeue",
+        )
+        self._stop_signal: signal.Signals | None = None
+        self._stopped_at = float("-inf")
+        self._stops = 0
+        self._interrupts = 0
+        self._deadline = rank.deadline
+        self._staged = False
+        self._ended_at: float | None = None
+        self._read_at = self._look_at = self._request_at = time.monotonic()
+
+    def run(self) -> ProgramEnd:
+        """Attend to the program until its first process has ended, and those that still save.
+
+        Raises:
+            HangError: the program hung.
+            SupersededError: a later attempt owns the run.
+        """
+        while (code := self._child.code) is None or self._may_save(code):
+            self._turn()
+        self._read_events()
+        return self._end(code)
+
+    def _turn(self) -> None:
+        self._wait()
+        for number in self._signals.read():
+            if number != signal.SIGCHLD:
+                self._receive(number)
+        self._child.reap()
+        now = time.monotonic()
+        if now >= self._read_at:
+            self._read_at = now if self._read_events() else now + READ_EVERY_S
+        if self._staged:
+            self._staged = self._stop.look(now)
+        if now >= self._look_at:
+            self._look_at = now + LOOK_S
+            self._look(now)
+
+    def _may_save(self, code: int) -> bool:
+        """Whether processes of the program may still save, although the first one has ended."""
+        now = time.monotonic()
+        if self._ended_at is None:
+            self._ended_at = now
+        if not self._stops:
+            # where SLURM doesn't track processes by cgroups, it signals all of them, perhaps this one last
+            return -code in STOP_SIGNALS and now - self._ended_at < OWN_SIGNAL_S
+        return self._stop.send_to_orphans(now - self._ended_at)
+
+    def end_rest(self) -> None:
+        """Give the other processes of the program a moment to end, and kill them; take their last reports."""
+        deadline = time.monotonic() + REST_S
+        while self._child.rest() and time.monotonic() < deadline:
+            time.sleep(0.02)
+            self._child.reap()
+        self._child.kill()
+        self._read_events()
+        if self._records is not None:
+            self._records.close(self.progress)
+
+    def _end(self, code: int) -> ProgramEnd:
+        return ProgramEnd(
+            code=code,
+            stop_signal=self._stop_signal,
+            stopping=self.progress.stopping,
+            done=self.progress.done,
+            cut_short=self._interrupts > 1,
+        )
+
+    def _wait(self) -> None:
+        now = time.monotonic()
+        poll = select.poll()
+        poll.register(self._signals.descriptor, select.POLLIN)
+        until = self._look_at
+        if now >= self._read_at:
+            poll.register(self._events.descriptor, select.POLLIN)
+        else:
+            until = min(until, self._read_at)
+        if self._staged or self._child.code is not None:
+            until = min(until, now + STAGED_S)
+        poll.poll(max(0.0, until - now) * 1000 + 1)
+
+    def _read_events(self) -> bool:
+        """Read the program's reports; return whether more of them wait."""
+        events, more = self._events.read()
+        for event in events:
+            self.progress.add(event)
+            if self._records is not None:
+                self._records.add(event, self.progress)
+        return more
+
+    def _look(self, now: float) -> None:
+        complaint = self._hang.look(self.progress, self._stops, now)
+        if complaint:
+            self._record_hang(complaint)
+        if self._records is not None:
+            self._records.look(self.progress)
+        if now < self._request_at:
+            return
+        self._request_at = now + REQUESTS_EVERY_S
+        self._require_ownership()
+        token = self._requests.new()
+        if token is not None:
+            self._write_stacks(self._collect(), "stacks as requested", token)
+        if self._stops:
+            self._learn_deadline()
+
+    def _require_ownership(self) -> None:
+        try:
+            self._rank.claim.require_ownership()
+        except OSError:  # the file system can't tell
+            return
+
+    def _receive(self, number: signal.Signals) -> None:
+        if self._child.code is not None and self._child.code >= 0 and not self._stops:
+            return
+        self._interrupts += number == signal.SIGINT
+        self._stop_signal = number
+        now = time.monotonic()
+        if self._interrupts > 1:
+            log.info("a second Ctrl-C: killing the program")
+            self._child.kill()
+            return
+        if now - self._stopped_at < REPEATED_S:
+            return
+        self._stopped_at = now
+        self._stops += 1
+        self._write_stop()
+        done = self._stop.send()
+        self._staged = True
+        log.info("%s received: %s", number.name, done)
+
+    def _write_stop(self) -> None:
+        assert self._stop_signal is not None
+        record = {"signal": self._stop_signal.name, "time": time.time(), "deadline": self._deadline}
+        try:
+            write_json(self._rank.session / STOP_FILE, record, durable=False)
+        except OSError as error:
+            log.warning("the program can't be told of the stop through a file: %s", error)
+
+    def _learn_deadline(self) -> None:
+        """Pass on when SLURM will kill the job, once the supervisor has asked."""
+        found = Termination.read(self._rank.claim_folder)
+        if found is not None and found.deadline not in (None, self._deadline):
+            self._deadline = found.deadline
+            self._write_stop()
+
+    def _collect(self) -> ProgramStacks:
+        may_ask = self._rank.config.run.signal != "USR1"
+        return ProgramStacks.collect(
+            self._child.process, self.progress.with_stacks if may_ask else (), self._rank.session
+        )
+
+    def _write_stacks(self, stacks: ProgramStacks, why: str, token: str) -> None:
+        description = self._rank.describe(self.progress.step)
+        title = f"{why}: {description}, {time.strftime('%Y-%m-%d %H:%M:%S %z')}"
+        try:
+            stacks.write(self._rank.stacks, title, token)
+        except OSError as error:
+            log.warning("%s: can't write stacks: %s", self._rank.stacks, error.strerror)
+
+    def _record_hang(self, complaint: str) -> None:
+        """Record that the program hangs, and kill it.
+
+        Raises:
+            HangError: always.
+        """
+        stacks = self._collect()
+        at = f"; it was at {stacks.position}" if stacks.position else ""
+        message = f"{complaint}{at}"
+        log.warning("%s hangs: %s", self._rank.describe(self.progress.step), message)
+        self._write_stacks(stacks, "hang", secrets.token_hex(4))
+        alone = self._rank.environment.world_size == 1
+        self._rank.write_exit_record(
+            Reason.HANG,
+            step=self.progress.step,
+            message=f"{message}; stacks: {self._rank.stacks}",
+            traceback=stacks.text,
+            blames_peer=stacks.waits and not alone,
+        )
+        if not alone:
+            try:
+                request_stacks(self._rank.directory.stacks_request(self._rank.attempt))
+            except HpctrainError as error:
+                log.warning("%s", error)
+            time.sleep(PEERS_S)
+        self._child.kill()
+        raise HangError(message)

@@ -1,0 +1,217 @@
+"""What rank zero records of a program: its start, times, metrics and saves."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from pathlib import Path
+
+from hpctrain.metrics.json_lines import OWN_FIELDS, JsonLinesSink
+from hpctrain.program.process_tree import Process
+from hpctrain.program.rank import ProgramRank
+from hpctrain.program.session_events import Event, Progress
+from hpctrain.run.checkpoints import saved_step
+from hpctrain.run.config_change import keep_config
+from hpctrain.run.saves import record_save
+from hpctrain.run.times import Times
+from hpctrain.terminal import visible
+
+LAST_TRIES_S = 5.0
+"""Seconds to try again to record saves once the program has ended."""
+KEEP_CONFIG_S = 60.0
+"""Seconds after which a program without a session counts as one that runs with its configuration."""
+
+log = logging.getLogger("hpctrain.program")
+
+
+class Records:
+    """Records of one attempt, on rank zero alone.
+
+    Args:
+        rank: rank zero.
+        times: of the attempt.
+
+    Raises:
+        SupersededError: a later attempt owns the run.
+        OSError: the ledger can't be written.
+    """
+
+    def __init__(self, rank: ProgramRank, times: Times) -> None:
+        self._rank = rank
+        self._times = times
+        self._saved = saved_step(rank.directory)
+        self._sink: JsonLinesSink | None = None
+        self._logged_step = 0
+        self._started: int | None = None
+        self._reporter: Process | None = None
+        self._first_step: int | None = None
+        self._recorded_step: int | None = None
+        self._unsaved: list[tuple[int, Path]] = []
+        self._warned: set[str] = set()
+        self._keeps_at: float | None = time.monotonic() + KEEP_CONFIG_S
+        rank.claim.require_ownership()
+        place = rank.environment
+        rank.claim.ledger.start(
+            rank.attempt,
+            job_id=place.job_id,
+            nodes=place.nodes or (socket.gethostname(),),
+            world_size=place.world_size,
+            step=self._saved,
+            restart_count=place.restart_count,
+            launched=times.launched,
+            code=None if rank.code is None else rank.code.digest,
+        )
+        times.record_in(rank.claim_folder)
+
+    def begun(self) -> None:
+        """Count the time from now on as the program's work: without a session, that is all that is known of it."""
+        self._times.enter("train_s")
+
+    def add(self, event: Event, progress: Progress) -> None:
+        """Record an event.
+
+        Raises:
+            SupersededError: a later attempt owns the run.
+        """
+        if self._rank.spawns and event.rank:
+            return
+        match event.kind:
+            case "start":
+                self._start(event.fields["pid"], progress)
+            case "step":
+                self._step(event)
+            case "saved":
+                self._unsaved.append((event.fields["step"], self._rank.folder / event.fields["path"]))
+                self._record_saves()
+
+    def look(self, progress: Progress) -> None:
+        """Record what waits; call it about once a second.
+
+        Raises:
+            SupersededError: a later attempt owns the run.
+        """
+        self._record_saves()
+        if self._sink is not None:
+            self._sink.write()
+        if self._keeps_at is not None and time.monotonic() >= self._keeps_at:
+            self._keep_config()
+        self._times.record(progress.step, due=progress.step != self._recorded_step)
+        self._recorded_step = progress.step
+
+    def close(self, progress: Progress) -> None:
+        """Record what waits, and close the files.
+
+        Raises:
+            SupersededError: a later attempt owns the run.
+        """
+        deadline = time.monotonic() + LAST_TRIES_S
+        self._record_saves()
+        while self._unsaved and time.monotonic() < deadline:
+            time.sleep(0.1)
+            self._record_saves()
+        if self._sink is not None:
+            self._sink.close()
+        self._times.record(progress.step, due=True)
+
+    def _start(self, pid: int, progress: Progress) -> None:
+        if self._started is None:
+            self._times.recount("train_s", "import_s")
+            self._times.enter("first_step_s")
+        self._started = pid
+        if progress.total_steps is not None:
+            self._times.know(total_steps=progress.total_steps)
+            self._times.record(progress.step, due=True)
+
+    def _step(self, event: Event) -> None:
+        step = event.fields["step"]
+        if self._times.doing == "first_step_s":
+            self._times.enter("train_s")
+        if self._first_step is None:
+            self._first_step = step
+            self._times.know(resumed_step=max(0, step - 1))
+        if self._keeps_at is not None:
+            self._keep_config()
+        if self._sink is None:
+            self._sink = self._open(self._first_step)
+        if event.metrics:
+            self._log(step, event)
+
+    def _log(self, step: int, event: Event) -> None:
+        reporter = self._reporter_of(event)
+        if step < self._logged_step and self._repeats(step, reporter):
+            self._reopen(step)
+        if self._sink is None:
+            return
+        if step < self._logged_step:
+            self._warn("step", f"metrics of step {step} came after those of step {self._logged_step}: they are dropped")
+            return
+        self._reporter = reporter
+        self._logged_step = step
+        values = {name: value for name, value in event.metrics.items() if name not in OWN_FIELDS}
+        for name in event.metrics.keys() - values:
+            self._warn(name, f"the metric {name!r} is skipped: records have a field of this name; use another one")
+        if values:
+            self._sink.log(step, values)
+
+    def _reporter_of(self, event: Event) -> Process | None:
+        """The process that reports; one that has ended already if its start isn't known."""
+        pid = event.fields.get("pid", self._started)
+        if pid is None or (self._reporter is not None and self._reporter.pid == pid):
+            return self._reporter
+        return Process.of(pid) or Process(pid, started=0)
+
+    def _repeats(self, step: int, reporter: Process | None) -> bool:
+        """Whether a process has taken the place of one that has ended, and repeats steps after the newest save.
+
+        One that torchrun has started again does so. One that evaluates runs beside the one that trains, or evaluates
+        what is saved.
+        """
+        if self._reporter is None or reporter is None or reporter.pid == self._reporter.pid or self._reporter.alive:
+            return False
+        return step > saved_step(self._rank.directory)
+
+    def _reopen(self, step: int) -> None:
+        if self._sink is not None:
+            self._sink.close()
+        self._logged_step = 0
+        self._saved = saved_step(self._rank.directory)
+        self._first_step = step
+        self._sink = self._open(step)
+
+    def _open(self, first_step: int) -> JsonLinesSink | None:
+        # a program may report its first step long after the one that it resumed from
+        before = max(0, first_step - 1)
+        resumed = min(self._saved, before) if self._saved else before
+        try:
+            self._rank.claim.require_ownership()
+            return JsonLinesSink(self._rank.directory.metrics, resumed)
+        except OSError as error:
+            self._warn("metrics", f"metrics can't be recorded for now: {error}")
+            return None
+
+    def _record_saves(self) -> None:
+        while self._unsaved:
+            step, path = self._unsaved[0]
+            try:
+                self._rank.claim.require_ownership()
+                if self._sink is not None:
+                    self._sink.flush()
+                record_save(self._rank.directory, self._rank.attempt, step, path)
+            except OSError as error:
+                self._warn("saves", f"the save of step {step} can't be recorded for now: {error}")
+                return
+            del self._unsaved[0]
+            if not os.path.exists(path):  # noqa: PTH110 - never raises
+                told = "report a save once it is written, with the path of its file or folder"
+                self._warn("missing", f"the save of step {step} isn't there: {visible(str(path))}; {told}")
+
+    def _keep_config(self) -> None:
+        keep_config(self._rank.directory)
+        self._keeps_at = None
+
+    def _warn(self, about: str, why: str) -> None:
+        if about not in self._warned:
+            log.warning("%s", why)
+            self._warned.add(about)

@@ -1,0 +1,281 @@
+"""The code with which a run is made: a copy that was taken when it was launched, and records of each use."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from hpctrain.errors import RunDirectoryError
+from hpctrain.files import append_json_line, on_each_file, read_json, read_json_lines, write_atomic
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.record_fields import COUNT, PATH, TEXT, TIME, require_fields
+
+FILE, EXECUTABLE, LINK = "100644", "100755", "120000"
+"""Modes of files, as git has them."""
+BLOCK_BYTES = 1 << 20
+
+_RECORD = {
+    "digest": TEXT,
+    "folder": PATH,
+    "root": PATH,
+    "working_directory": PATH,
+    "commit": TEXT,
+    "files": COUNT,
+    "bytes": COUNT,
+    "time": TIME,
+}
+_FILE = {"path": PATH, "mode": TEXT, "size": COUNT, "checksum": TEXT}
+
+
+@dataclass(frozen=True, slots=True)
+class CodeFile:
+    """A file of a copy.
+
+    Attributes:
+        path: relative to the copy's folder.
+        mode: `FILE`, `EXECUTABLE` or `LINK`.
+        size: bytes; of a symbolic link, of its target's path.
+        checksum: XXH3 (128 bits) of the same, in hexadecimal.
+    """
+
+    path: str
+    mode: str
+    size: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeSnapshot:
+    """A copy of the code, with which ranks of a run import their modules.
+
+    Attributes:
+        run: that uses it.
+        digest: of the files; equal code has the same.
+        folder: that contains the files.
+        root: of the original: a git repository, or the working directory.
+        place: of the working directory in both; `.` for the root.
+        commit: of git, when it was taken; empty if that isn't known.
+    """
+
+    run: RunDirectory
+    digest: str
+    folder: Path
+    root: Path
+    place: str
+    commit: str = field(default="", compare=False)
+
+    @property
+    def working_directory(self) -> Path:
+        """The folder that stands for the working directory."""
+        return self.folder / self.place
+
+    @property
+    def submit_dir(self) -> Path:
+        """The working directory in which the run was launched, or resumed with today's code."""
+        return self.root / self.place
+
+    @property
+    def list(self) -> Path:
+        """The list of its files."""
+        return list_of(self.folder)
+
+    def find_damage(self) -> str:
+        """Compare all files with the list; return a line on the first one that isn't as it was taken, or nothing.
+
+        Raises:
+            OSError: the file system is unavailable.
+        """
+        if not self.folder.is_dir():
+            where = f"{self.folder}, the code of this run, is missing"
+            if self.folder.parent != self.run.code:
+                moved = f"if the run was moved out of its sweep, copy the sweep's folder code into {self.run.path}"
+                return f"{where}: {moved}, or {self._remedy}"
+            return f"{where}: restore it, or {self._remedy}"
+        try:
+            files = read_files(self.list)
+        except (FileNotFoundError, RunDirectoryError) as error:
+            return f"{self.list}, the list of the run's code, can't be read ({error}): restore it, or {self._remedy}"
+        damaged = next(filter(None, on_each_file(self._damage_of, files)), None)
+        return "" if damaged is None else f"{damaged} since the code was taken: restore it, or {self._remedy}"
+
+    @property
+    def _remedy(self) -> str:
+        return f"take today's code with `python -m hpctrain resume {self.run.as_typed} --code=now`"
+
+    def _damage_of(self, file: CodeFile) -> str:
+        path = self.folder / file.path
+        try:
+            found = describe_file(path, file.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return f"{path} was removed"
+        except PermissionError:
+            return f"{path} was closed to this user"
+        return "" if found == file else f"{path} was changed"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCode:
+    """The code of an attempt that is about to start.
+
+    Attributes:
+        copy: from which its ranks import; None for their working directory.
+        damage: what is wrong with it, in one line; empty if nothing is.
+    """
+
+    copy: CodeSnapshot | None = None
+    damage: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Of the copy; empty without one."""
+        return "" if self.copy is None else self.copy.digest
+
+
+def list_of(folder: Path) -> Path:
+    """The path of the list of files that belongs to a copy."""
+    return folder.with_name(f"{folder.name}.json")
+
+
+def describe_file(path: Path, name: str) -> CodeFile:
+    """Describe a file as it is on the disk.
+
+    Args:
+        path: of the file.
+        name: for its description.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    state = path.lstat()
+    if stat.S_ISLNK(state.st_mode):
+        return link_to(os.readlink(path), name)  # noqa: PTH115 - Path.readlink would change its text
+    if not stat.S_ISREG(state.st_mode):
+        return CodeFile(name, f"{stat.S_IFMT(state.st_mode):o}", 0, "")
+    size, digest = 0, xxhash.xxh3_128()
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(BLOCK_BYTES):
+            size += len(block)
+            digest.update(block)
+    return CodeFile(name, mode_of(state), size, digest.hexdigest())
+
+
+def mode_of(state: os.stat_result) -> str:
+    """Return whether a regular file is executable, as a mode."""
+    return EXECUTABLE if state.st_mode & stat.S_IXUSR else FILE
+
+
+def link_to(target: str, name: str) -> CodeFile:
+    """Describe a symbolic link."""
+    text = os.fsencode(target)
+    return CodeFile(name, LINK, len(text), xxhash.xxh3_128_hexdigest(text))
+
+
+def digest_of(files: Sequence[CodeFile]) -> str:
+    """Return the digest of a copy, which depends on names, contents and modes alone."""
+    digest = xxhash.xxh3_128()
+    for file in sorted(files, key=lambda file: os.fsencode(file.path)):
+        digest.update(b"\0".join((os.fsencode(file.path), file.mode.encode(), file.checksum.encode(), b"")))
+    return digest.hexdigest()
+
+
+def write_files(path: Path, files: Sequence[CodeFile]) -> None:
+    """Write the list of a copy's files; names that aren't UTF-8 have their other bytes as lone surrogates."""
+    # a line per file; indented, each field would have one
+    lines = ",\n".join(json.dumps({name: getattr(file, name) for name in _FILE}) for file in files)
+    write_atomic(path, f'{{"files": [\n{lines}\n]}}\n', durable=False)
+
+
+def read_files(path: Path) -> Sequence[CodeFile]:
+    """Read the list of a copy's files.
+
+    Raises:
+        OSError: it can't be read.
+        RunDirectoryError: it isn't such a list.
+    """
+    records = read_json(path).get("files")
+    if not isinstance(records, list):
+        raise RunDirectoryError(f"{path}: expected a list of files")
+    found = []
+    for record in records:
+        require_fields(path, record if isinstance(record, dict) else {}, _FILE, required=tuple(_FILE))
+        found.append(CodeFile(**{name: record[name] for name in _FILE}))
+    return found
+
+
+def record_code(directory: RunDirectory, code: CodeSnapshot | None, when: float, **fields: object) -> None:
+    """Record the code with which a run is made from now on.
+
+    Args:
+        directory: of the run.
+        code: None if its ranks are to import from their working directory.
+        when: epoch seconds.
+        fields: with a copy, its `files` and `bytes`, and git's `commit`.
+    """
+    known: dict[str, Any] = {"digest": None}
+    if code is not None:
+        folder = os.path.relpath(code.folder, directory.path)
+        known = {"digest": code.digest, "folder": folder, "root": str(code.root), "working_directory": code.place}
+    append_json_line(directory.code_records, {**known, **fields, "time": when}, durable=True)
+
+
+def code_records(directory: RunDirectory) -> Iterator[dict[str, Any]]:
+    """Yield the records of a run's code, oldest first.
+
+    Raises:
+        RunDirectoryError: a field of a record can't be.
+    """
+    for record in read_json_lines(directory.code_records):
+        required = tuple(_RECORD.keys() - {"commit"}) if record.get("digest") else ()
+        require_fields(directory.code_records, record, _RECORD, required)
+        yield record
+
+
+def described(directory: RunDirectory) -> dict[str, Any] | None:
+    """Return what the manifest says of a run's code; None if it has no copy."""
+    record: dict[str, Any] = next(reversed(list(code_records(directory))), {})
+    return {name: record[name] for name in ("digest", "folder", "files", "bytes")} if record.get("digest") else None
+
+
+def current_code(directory: RunDirectory, digest: str | None = None) -> CodeSnapshot | None:
+    """Return the copy with which a run is made; None if its ranks import from their working directory.
+
+    Args:
+        directory: of the run.
+        digest: of the copy that its launcher found, if another one may have been recorded since.
+
+    Raises:
+        RunDirectoryError: a field of a record can't be.
+    """
+    records = [record for record in code_records(directory) if digest in (None, record.get("digest"))]
+    if not records or records[-1].get("digest") is None:
+        return None
+    record, digest = records[-1], str(records[-1]["digest"])
+    folder = Path(os.path.normpath(directory.path / record["folder"]))
+    # a run that was moved out of its sweep may have been given a copy of its own
+    own = directory.code / digest
+    return CodeSnapshot(
+        run=directory,
+        digest=digest,
+        folder=own if own.is_dir() else folder,
+        root=Path(record["root"]),
+        place=record["working_directory"],
+        commit=record.get("commit") or "",
+    )
+
+
+def check_code(directory: RunDirectory) -> CheckedCode:
+    """Find the copy with which a run is made, and compare it with its list.
+
+    Raises:
+        OSError: the file system is unavailable.
+        RunDirectoryError: a field of a record can't be.
+    """
+    copy = current_code(directory)
+    return CheckedCode(copy, "" if copy is None else copy.find_damage())

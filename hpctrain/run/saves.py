@@ -1,0 +1,94 @@
+"""The saves that a program reported: ``saves.jsonl``, one record per save."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.files import append_json_line, read_json_lines
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.record_fields import COUNT, PATH, TIME, describe_wrong_field
+
+_FIELD_TYPES = {"step": COUNT, "path": PATH, "time": TIME, "attempt": COUNT}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """One save of a program.
+
+    Attributes:
+        step: completed steps.
+        path: of the file or folder that was saved, absolute.
+        time: when it was reported, epoch seconds.
+        attempt: that reported it.
+    """
+
+    step: int
+    path: Path
+    time: float
+    attempt: int
+
+
+def record_save(directory: RunDirectory, attempt: int, step: int, path: Path) -> None:
+    """Append a save, durably; a path in the run directory is kept relative to it, so that the run can be moved.
+
+    Args:
+        directory: of the run.
+        attempt: that made it.
+        step: completed steps.
+        path: absolute.
+
+    Raises:
+        OSError: the record can't be written.
+    """
+    inside = path.is_relative_to(directory.path)
+    kept = path.relative_to(directory.path) if inside else path
+    record = {"step": step, "path": str(kept), "time": round(time.time(), 3), "attempt": attempt}
+    append_json_line(directory.saves, record, durable=True)
+
+
+def read_saves(directory: RunDirectory) -> list[Save]:
+    """The reported saves in order; a record that can't be read is left out."""
+    try:
+        records = list(read_json_lines(directory.saves))
+    except OSError:
+        return []
+    found = [record for record in records if not describe_wrong_field(record, _FIELD_TYPES, tuple(_FIELD_TYPES))]
+    return [
+        Save(step=one["step"], path=directory.path / one["path"], time=one["time"], attempt=one["attempt"])
+        for one in found
+    ]
+
+
+def unreported_files(directory: RunDirectory) -> list[tuple[Path, float]]:
+    """What lies in the run's folder for checkpoints and was not reported: files and folders, newest first.
+
+    Returns:
+        Each path, with the time of its last change in epoch seconds.
+    """
+    reported = {save.path for save in read_saves(directory)}
+    found = []
+    with contextlib.suppress(OSError):  # no attempt has made the folder yet
+        for path in directory.checkpoints.iterdir():
+            inside = any(path in (save, *save.parents) for save in reported)
+            if not inside and not path.name.startswith("."):
+                found.append((path, _last_change(path)))
+    return sorted(found, key=lambda one: one[1], reverse=True)
+
+
+def _last_change(path: Path) -> float:
+    """When a file, or the contents of a folder, changed last."""
+    latest = 0.0
+    for one in (path, *(path.rglob("*") if os.path.isdir(path) else ())):  # noqa: PTH112 - never raises
+        with contextlib.suppress(OSError):  # removed meanwhile
+            latest = max(latest, one.lstat().st_mtime)
+    return latest
+
+
+def last_save(directory: RunDirectory) -> Save | None:
+    """The newest save that still exists; None without one."""
+    # os.path.exists never raises, whatever a program has reported: a name that is too long, a folder of someone else
+    return next((save for save in reversed(read_saves(directory)) if os.path.exists(save.path)), None)  # noqa: PTH110

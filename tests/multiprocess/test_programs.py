@@ -1,0 +1,39 @@
+"""The programs of docs/examples/programs, drilled: interrupted, they end with the same tensors and metrics."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parents[2] / "docs" / "examples" / "programs"
+LENGTHS = {"ddp": 120, "accelerate_program": 120, "hf_trainer": 120, "lightning_program": 4}
+"""By program: its argument, steps or epochs."""
+PACKAGES = {"accelerate_program": "accelerate", "hf_trainer": "transformers", "lightning_program": "lightning"}
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("name", LENGTHS)
+def test_interrupted_and_straight_are_equal(name, world_size, tmp_path, variables):
+    package = PACKAGES.get(name, "sklearn")
+    if find_spec(package) is None:
+        pytest.skip(f"needs {package}")
+    words = ["drill", "run", f"cluster.processes_per_node={world_size}", f"run_dir={tmp_path}/drill"]
+    command = ["--", sys.executable, f"{name}.py", str(LENGTHS[name])]
+    environ = {key: value for key, value in variables.items() if key != "PYTHONWARNINGS"}
+    done = subprocess.run(
+        [sys.executable, "-m", "hpctrain", *words, *command],
+        cwd=PROGRAMS,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=850,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "exact: interrupted after steps " in done.stdout

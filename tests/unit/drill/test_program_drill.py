@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from hpctrain.config.compose_program import ProgramComposer
+from hpctrain.drill.program_drill import changed_code, overrides_of
+from hpctrain.run.code import CodeSnapshot, describe_file, list_of, record_code, write_files
+from hpctrain.run.directory import RunDirectory
+
+
+def test_the_logs_of_a_drill_are_not_code():
+    composer = ProgramComposer(["python", "train.py"])
+    typed = ["code.exclude=[data,'it\\'s']", "cluster.wait=true"]
+    config = composer.compose_program(overrides_of(typed))
+    assert not config.cluster.wait
+    config = composer.compose_program(overrides_of(typed, config))
+    assert config.code.exclude == ["data", "it's", "straight.log", "interrupted.log"]
+
+
+def test_a_drill_with_gpus_makes_cublas_deterministic():
+    composer = ProgramComposer(["python", "train.py"])
+    typed = ["cluster=slurm", "cluster.gpus_per_node=2"]
+    config = composer.compose_program(overrides_of(typed, composer.compose_program(overrides_of(typed))))
+    assert config.cluster.env == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
+
+def copied(run, **files):
+    folder = run.code / run.path.name
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    write_files(list_of(folder), [describe_file(folder / name, name) for name in files])
+    code = CodeSnapshot(run=run, digest=folder.name, folder=folder, root=run.path, place=".")
+    record_code(run, code, 1.0, files=len(files), bytes=1)
+
+
+def test_code_that_was_edited_during_the_drill_is_named(tmp_path):
+    straight, interrupted = runs = [RunDirectory.at(tmp_path / name) for name in ("straight", "interrupted")]
+    for run in runs:
+        run.create(0o750)
+    assert changed_code(*runs) == []  # no copies
+    copied(straight, train="a", log="1", same="x")
+    copied(interrupted, train="b", new="2", same="x")
+    assert changed_code(*runs) == ["the code was changed between the two launches: log, new, train"]
+    assert changed_code(straight, straight) == []

@@ -1,0 +1,284 @@
+"""The code of launches and resumes: which copy a run is made with, and what is left after an error."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from hpctrain.cli import main
+from hpctrain.config.program import ProgramConfig
+from hpctrain.config.run import ProgramRun
+from hpctrain.errors import ConfigError, RunDirectoryError
+from hpctrain.launch.existing_run import changed_config
+from hpctrain.launch.launch_code import LaunchCode, needs_code
+from hpctrain.launch.launcher import begin
+from hpctrain.launch.local import launch_local
+from hpctrain.launch.prepare import plan, prepare
+from hpctrain.launch.rank_command import code_variables, rank_command
+from hpctrain.launch.run_dir import undone_on_error
+from hpctrain.run.code import current_code
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
+from hpctrain.sweep.runs import SweepRun
+from hpctrain.sweep.sweep import Sweep
+
+OWN = ["task=custom", "task._target_=my_task.Mine", "model=mlp"]
+TASK = """
+from hpctrain.tasks.digits import Digits
+
+
+class Mine(Digits):
+    def __init__(self, size=1):
+        super().__init__()
+"""
+
+
+@pytest.fixture
+def project(folder):
+    """A repository with a task of one's own, in which commands are typed."""
+    subprocess.run(["git", "init", "-q", "."], check=True)
+    (folder / "my_task.py").write_text(TASK)
+    (folder / ".gitignore").write_text("runs/\nR*/\n")
+    return folder
+
+
+@pytest.fixture
+def prepared(composer):
+    """Prepares a run, or opens it again."""
+
+    def make(*words, **options):
+        config = composer.compose(["run_dir=R", *words])
+        directory = RunDirectory.at("R")
+        return prepare(config, [], report=lambda _: None, code=LaunchCode(directory, **options)).directory
+
+    return make
+
+
+def digests(directory):
+    return [json.loads(line)["digest"] for line in directory.code_records.read_text().splitlines()]
+
+
+def test_a_new_run_has_its_code_and_the_manifest_says_so(project, prepared):
+    directory = prepared(*OWN)
+    code = current_code(directory)
+    assert (code.folder / "my_task.py").read_text() == TASK
+    assert (code.root, code.submit_dir) == (project, project)
+    size = len(TASK) + len("runs/\nR*/\n")
+    wanted = {"digest": code.digest, "folder": f"code/{code.digest}", "files": 2, "bytes": size}
+    assert json.loads(directory.manifest.read_text())["code"] == wanted
+
+
+def test_a_run_keeps_its_code_until_today_s_is_wanted(project, prepared):
+    first = current_code(prepared(*OWN)).digest
+    (project / "my_task.py").write_text(f"{TASK}\nNEW = 1\n")
+    assert current_code(prepared(*OWN)).digest == first
+    directory = prepared(*OWN, now=True)
+    assert current_code(directory).digest != first
+    assert prepared(*OWN, now=True) == directory
+    assert len(digests(directory)) == 2  # today's is the recorded one
+    assert json.loads(directory.manifest.read_text())["code"]["digest"] == first
+
+
+def test_switched_off_and_on(project, prepared):
+    directory = prepared(*OWN, "code.snapshot=none")
+    assert current_code(directory) is None
+    assert not directory.code.exists()
+    assert json.loads(directory.manifest.read_text())["code"] is None
+    first = current_code(prepared(*OWN)).digest  # there was nothing to keep
+    assert current_code(prepared(*OWN, "code.snapshot=none")) is None
+    assert digests(directory) == [first, None]
+
+
+def test_ranks_that_were_started_by_hand_have_no_copy(project, composer):
+    directory = prepare(composer.compose(["run_dir=R"]), []).directory
+    assert current_code(directory) is None
+
+
+@pytest.fixture
+def large(project):
+    (project / "data.bin").write_bytes(bytes(2_000_000))
+    return project
+
+
+def test_own_code_that_cannot_be_copied_is_refused_before_anything_is_written(large, composer):
+    config = composer.compose(["run_dir=R", "code.max_mb=1", *OWN])
+    with pytest.raises(ConfigError, match=r"^code\.snapshot=auto: the code in .* data\.bin alone 2 MB; leave it out"):
+        begin(config, [])
+    assert not (large / "R").exists()
+
+
+def test_built_in_code_is_not_needed(large, prepared):
+    warnings = []
+    directory = prepared("code.max_mb=1", warn=warnings.append)
+    assert current_code(directory) is None
+    (line,) = warnings
+    assert line.startswith("the code isn't copied, so the run imports what is there when it starts: the code in")
+
+
+def test_a_program_that_trains_in_its_process_only_warns(large, prepared):
+    warnings = []
+    assert current_code(prepared("code.max_mb=1", *OWN, required=False, warn=warnings.append)) is None
+    assert len(warnings) == 1
+
+
+def test_which_trainings_need_code(project, composer):
+    assert not needs_code(composer.compose(["optimizer=sgd", "model=gpt", "task=text"]))
+    assert needs_code(composer.compose(OWN))
+    assert not needs_code(composer.compose(["optimizer=custom", "optimizer._target_=torch.optim.Adagrad"]))
+
+
+def test_a_package_behind_an_import_hook_is_warned_of(project, prepared, monkeypatch):
+    hook = type(sys)("__editable___mine_1_finder")
+    hook.MAPPING = {"mine_of_a_test": str(project / "lib" / "mine_of_a_test")}
+    monkeypatch.setitem(sys.modules, hook.__name__, hook)
+    warnings = []
+    prepared(*OWN, warn=warnings.append)
+    assert warnings[0].startswith("mine_of_a_test: installed editable by an import hook")
+
+
+def test_a_hook_in_the_program_s_own_python_is_warned_of(project, directory):
+    packages = project / ".venv" / "lib" / "python3.12" / "site-packages"
+    packages.mkdir(parents=True)
+    mapping = {"mine": str(project / "lib" / "mine"), "other": "/opt/other"}
+    hook = f"MAPPING: dict[str, str] = {mapping!r}\nNAMESPACES: dict[str, list[str]] = {{}}\n"
+    (packages / "__editable___mine_1_finder.py").write_text(hook)
+    warnings = []
+    config = ProgramConfig(name="p", run=ProgramRun(command=["train"]))
+    LaunchCode(directory, warn=warnings.append).use(directory, config)
+    assert warnings[0].startswith("mine: installed editable by an import hook")
+
+
+def test_today_s_code_of_a_program_has_links_to_what_it_wrote(project):
+    def use(**options):
+        config = ProgramConfig(name="p", run_dir="R", run=ProgramRun(command=["true"]))
+        directory = RunDirectory.at("R")
+        directory.create(config.mode)
+        LaunchCode(directory, **options).use(directory, config)
+        return current_code(directory)
+
+    first = use()
+    (first.folder / "outputs").mkdir()
+    (first.folder / "outputs" / "last.pt").write_text("work")
+    (first.folder / "notes").write_text("its own")
+    (project / "my_task.py").write_text(f"{TASK}\nNEW = 1\n")
+    (project / "notes").write_text("mine")
+    warnings = []
+    second = use(now=True, warn=warnings.append)
+    assert second.folder != first.folder
+    assert (second.folder / "outputs" / "last.pt").read_text() == "work"
+    assert (second.folder / "notes").read_text() == "mine"
+    (line,) = warnings
+    assert line.startswith(f"notes, which the program wrote into {first.folder}: today's code has the same names")
+    shutil.rmtree(second.folder)  # lost, so its contents aren't known
+    (project / "my_task.py").write_text(f"{TASK}\nNEW = 2\n")
+    assert use(now=True, warn=warnings.append).folder.is_dir()
+    assert "isn't there in today's code" in warnings[1]
+
+
+def interrupted(prepared, *words, **options):
+    with undone_on_error("R"):
+        prepared(*words, **options)
+        raise KeyboardInterrupt
+
+
+def tree(path):
+    """Every file below a folder, with its content."""
+    return {str(each.relative_to(path)): each.is_file() and each.read_bytes() for each in path.rglob("*")}
+
+
+def test_an_error_leaves_no_code(project, prepared, composer):
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(prepared, *OWN)
+    assert not (project / "R").exists()
+    directory = prepared(*OWN)
+    before = tree(directory.path)
+    (project / "my_task.py").write_text(f"{TASK}\nNEW = 1\n")
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(prepared, *OWN, now=True)
+    assert tree(directory.path) == before
+
+
+def sweep(composer, count, **options):
+    runs = [SweepRun(composer.compose([*OWN, f"run_dir=R/{n}", f"seed={n}"])) for n in range(count)]
+    return Sweep(RunDirectory.at("R"), [], **options)._prepared(runs)
+
+
+def test_the_runs_of_a_sweep_share_one_copy(project, composer):
+    with sweep(composer, 3) as plans:
+        pass
+    codes = {current_code(run.directory).folder for run in plans}
+    assert codes == {project / "R" / "code" / next(iter(codes)).name}
+    found = json.loads(plans[2].directory.manifest.read_text())["code"]["folder"]
+    assert found == f"../code/{next(iter(codes)).name}"
+    assert all(not run.directory.code.exists() for run in plans)
+
+
+def test_a_sweep_takes_today_s_code_for_all_its_runs(project, composer):
+    for now in (False, False, True):
+        with sweep(composer, 2, code_now=now) as plans:
+            digests = {current_code(run.directory).digest for run in plans}
+        (project / "my_task.py").write_text(f"{TASK}\nNOW = {now}\n")
+        assert len(list((project / "R" / "code").glob("*.json"))) == 1 + now
+    assert (project / "R" / "code" / digests.pop() / "my_task.py").read_text() == f"{TASK}\nNOW = False\n"
+    assert not digests
+
+
+def test_a_sweep_that_fails_leaves_what_others_use(project, composer):
+    with pytest.raises(KeyboardInterrupt), sweep(composer, 2):
+        raise KeyboardInterrupt
+    assert not (project / "R").exists()
+    with sweep(composer, 1):
+        pass
+    before = tree(project / "R")
+    with pytest.raises(KeyboardInterrupt), sweep(composer, 3):
+        raise KeyboardInterrupt
+    assert tree(project / "R") == before
+
+
+def test_a_resume_checks_classes_in_the_code_that_will_run(project, prepared):
+    directory = prepared(*OWN, "+task.size=2")
+    (project / "my_task.py").write_text(TASK.replace("size", "other"))
+    assert changed_config(directory, ["trainer.max_steps=9"], None).trainer.max_steps == 9
+    with pytest.raises(ConfigError, match=r"task\.size"):
+        changed_config(directory, [], None, code_now=True)
+    (project / "my_task.py").unlink()
+    assert changed_config(directory, [], None).task["size"] == 2
+
+
+def test_a_resume_without_its_code_says_what_to_do(project, prepared, capsys):
+    directory = prepared(*OWN)
+    code = current_code(directory)
+    (code.folder / "my_task.py").chmod(0o600)
+    (code.folder / "my_task.py").write_text("")
+    with pytest.raises(RunDirectoryError, match=r"my_task\.py was changed .*resume .*/R --code=now`$"):
+        prepared(*OWN)
+    code.folder.rename(project / "elsewhere")
+    assert main(["resume", "R"]) == 2
+    assert "the code of this run, is missing: restore it, or take today's" in capsys.readouterr().err
+
+
+def test_the_command_of_a_rank(project, prepared, composer, monkeypatch):
+    directory = prepared(*OWN)
+    code = current_code(directory)
+    run = plan(composer.compose(["run_dir=R", *OWN]))
+    assert rank_command(run, None)[1:] == ["-u", "-m", "hpctrain.worker"]
+    assert rank_command(run, code)[1:] == ["-P", "-u", "-m", "hpctrain.worker"]
+    assert code_variables(run, None, {}) == {}
+    assert code_variables(run, code, {"PYTHONPATH": "/opt"}) == {"PYTHONPATH": f"{code.folder}:/opt"}
+
+
+def test_a_local_attempt_is_not_started_with_code_that_was_changed(project, prepared, composer, capsys):
+    directory = prepared(*OWN)
+    code = current_code(directory)
+    (code.folder / "my_task.py").unlink()
+    assert launch_local(plan(composer.compose(["run_dir=R", *OWN]))) == 1
+    (attempt,) = Ledger(directory).attempts()
+    assert (attempt.reason, attempt.extra["code"]) == (Reason.FAILED, code.digest)
+    line = f"{code.folder}/my_task.py was removed since the code was taken: restore it, or take today's code with"
+    assert attempt.detail.startswith(line)
+    assert capsys.readouterr().err.startswith(f"hpctrain: failed: {line}")

@@ -1,0 +1,488 @@
+"""Code that a launch copies, from real repositories and folders."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import hpctrain
+from hpctrain.config.code import Code
+from hpctrain.errors import RunDirectoryError
+from hpctrain.launch import code_choice, code_files, code_repository, snapshot
+from hpctrain.launch.code_choice import CodeFilesError
+from hpctrain.launch.snapshot import take_code
+from hpctrain.run.directory import RunDirectory
+
+IDENTITY = ("-c", "user.name=me", "-c", "user.email=me@example.org", "-c", "protocol.file.allow=always")
+
+
+def git(folder, *words):
+    subprocess.run(["git", "-C", folder, *IDENTITY, *words], check=True, capture_output=True)
+
+
+def write(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def files_in(folder):
+    """Every file below a folder by its path, with its text, or the target of a link after an arrow."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            found[name] = f"-> {path.readlink()}"
+        elif path.is_file():
+            found[name] = path.read_text()
+    return found
+
+
+@pytest.fixture
+def home(tmp_path):
+    """The directory of a new run, outside of the code."""
+    directory = RunDirectory.at(tmp_path / "run")
+    directory.create(0o750)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A repository with one commit: train.py, pkg/net.py, and a .gitignore for data/ and *.log."""
+    root = tmp_path_factory.mktemp("prepared")
+    git(root, "init", "-q")
+    write(root, {"train.py": "lr = 1\n", "pkg/net.py": "width = 8\n"})
+    (root / ".gitignore").write_text("data/\n*.log\nruns/\n__pycache__/\n")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "first")
+    return root
+
+
+@pytest.fixture
+def repository(prepared, tmp_path):
+    """A copy of it."""
+    return Path(shutil.copytree(prepared, tmp_path / "repository"))
+
+
+def take(folder, home, **settings):
+    return take_code(folder, Code(**settings), home, 0o750)
+
+
+BASE = {".gitignore": "data/\n*.log\nruns/\n__pycache__/\n", "pkg/net.py": "width = 8\n", "train.py": "lr = 1\n"}
+
+
+def test_tracked_and_untracked_files_as_they_are_now(repository, home):
+    write(repository, {"train.py": "lr = 2\n", "new.py": "x = 1\n"})
+    (repository / "pkg" / "net.py").unlink()
+    taken = take(repository, home)
+    assert files_in(taken.folder) == {".gitignore": BASE[".gitignore"], "new.py": "x = 1\n", "train.py": "lr = 2\n"}
+    assert (taken.folder, taken.count) == (home.code / taken.digest, 3)
+    assert taken.bytes == sum(map(len, files_in(taken.folder).values()))
+    commit = subprocess.check_output(["git", "-C", repository, "rev-parse", "HEAD"], text=True).strip()
+    assert taken.files.commit == commit
+    assert taken.of(home).find_damage() == ""
+
+
+def test_what_git_ignores_is_linked(repository, home):
+    write(repository, {"data/a.bin": "a", "out.log": "b", "pkg/x.log": "c", "runs/old/config.yaml": "d"})
+    write(repository, {"pkg/__pycache__/net.pyc": "e"})
+    links = {name: f"-> {repository / name}" for name in ("data", "out.log", "pkg/x.log", "runs")}
+    assert files_in(take(repository, home).folder) == BASE | links
+
+
+def test_a_folder_that_contains_the_run_is_not_linked(repository):
+    directory = RunDirectory.at(repository / "runs" / "a" / "b")
+    directory.create(0o750)
+    assert files_in(take(repository, directory).folder) == BASE
+
+
+def test_runs_are_not_copied_though_git_does_not_ignore_them(repository):
+    (repository / ".gitignore").unlink()
+    write(repository, {"runs/other.txt": "a", "sweep/0/config.yaml": "b", "sweep/0/manifest.json": "c"})
+    write(repository, {"sweep/code/d/train.py": "d", "mine/config.yaml": "e", "mine/manifest.json": "f"})
+    directory = RunDirectory.at(repository / "outputs")
+    directory.create(0o750)
+    for _ in range(2):
+        taken = take(repository, directory)
+        assert files_in(taken.folder) == {name: BASE[name] for name in ("pkg/net.py", "train.py")}
+
+
+def test_a_virtual_environment_is_linked_though_git_does_not_ignore_it(repository, home):
+    write(repository, {"env/pyvenv.cfg": "home = /usr\n", "env/lib/big.py": "x"})
+    assert files_in(take(repository, home).folder) == BASE | {"env": f"-> {repository / 'env'}"}
+
+
+def test_secrets_are_linked(repository, home):
+    names = [".env", "pkg/.env.local", ".netrc", "tls.pem", "tls.key", "id_rsa", "pkg/id_ed25519.pub", "id_ecdsa"]
+    names += ["credentials.json", "pkg/credentials-gcp.json", ".pgpass", ".envrc"]
+    write(repository, dict.fromkeys(names, "KEY=hunter2"))
+    git(repository, "add", "-f", ".")
+    linked = {name: f"-> {repository / name}" for name in names}
+    assert files_in(take(repository, home).folder) == BASE | linked
+
+
+@pytest.mark.parametrize("pattern", ["pkg", "pkg/", "/pkg", "p?g", "pkg/*"])
+def test_excluded_files_are_linked(repository, home, pattern):
+    found = files_in(take(repository, home, exclude=[pattern]).folder)
+    name = "pkg/net.py" if pattern == "pkg/*" else "pkg"
+    assert found == {name: f"-> {repository / name}", **{key: BASE[key] for key in (".gitignore", "train.py")}}
+
+
+def test_the_working_directory_in_a_subfolder(repository, home):
+    taken = take(repository / "pkg", home)
+    code = taken.of(home)
+    assert (code.root, code.place) == (repository, "pkg")
+    assert (code.working_directory / "net.py").read_text() == "width = 8\n"
+    assert code.submit_dir == repository / "pkg"
+
+
+def test_an_empty_working_directory_exists(repository, home):
+    (repository / "empty").mkdir()
+    assert take(repository / "empty", home).of(home).working_directory.is_dir()
+
+
+def test_a_working_directory_that_git_ignores_is_taken_as_a_folder(repository, home):
+    write(repository, {"data/mine/task.py": "x = 1\n"})
+    taken = take(repository / "data" / "mine", home)
+    assert files_in(taken.folder) == {"task.py": "x = 1\n"}
+    assert taken.files.root == repository / "data" / "mine"
+
+
+def test_links_stay_inside_if_they_can(repository, home, tmp_path):
+    write(tmp_path, {"elsewhere/a.bin": "a"})
+    (repository / "pkg" / "same.py").symlink_to("../train.py")
+    (repository / "whole.py").symlink_to(repository / "pkg" / "net.py")
+    (repository / "folder").symlink_to("pkg")
+    (repository / "scratch").symlink_to(tmp_path / "elsewhere")
+    (repository / "pkg" / "up").symlink_to("../../elsewhere")
+    (repository / "nowhere").symlink_to("gone")
+    found = files_in(take(repository, home).folder)
+    outside = f"-> {tmp_path / 'elsewhere'}"
+    links = {"pkg/same.py": "-> ../train.py", "whole.py": "-> pkg/net.py", "folder": "-> pkg", "nowhere": "-> gone"}
+    assert found == BASE | links | {"scratch": outside, "pkg/up": outside}
+
+
+def test_permissions(repository, home):
+    (repository / "train.py").chmod(0o777)
+    folder = take(repository, home).folder
+    modes = {name: stat.S_IMODE((folder / name).stat().st_mode) for name in ("train.py", "pkg/net.py", "pkg")}
+    assert modes == {"train.py": 0o550, "pkg/net.py": 0o440, "pkg": 0o750}
+    assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE(home.code.stat().st_mode) == 0o750
+
+
+def test_a_copy_has_no_permissions_that_its_source_has_not(repository, home):
+    (repository / "train.py").chmod(0o700)
+    (repository / "pkg" / "net.py").chmod(0o600)
+    folder = take(repository, home).folder
+    modes = [stat.S_IMODE((folder / name).stat().st_mode) for name in ("train.py", "pkg/net.py")]
+    assert modes == [0o500, 0o400]
+
+
+def test_equal_code_is_copied_once(repository, home):
+    first = take(repository, home)
+    entry = (first.folder / "train.py").stat().st_ino
+    os.utime(repository / "train.py", (1, 1))
+    again = take(repository / "pkg", home)
+    assert again.folder == first.folder
+    assert (again.folder / "train.py").stat().st_ino == entry
+    (repository / "train.py").chmod(0o755)
+    assert take(repository, home).digest != first.digest
+    assert len(list(home.code.iterdir())) == 4  # two folders, each with its list
+
+
+def test_equal_code_gets_links_that_are_new(repository, home):
+    folder = take(repository, home).folder
+    write(repository, {"data/a.bin": "a"})
+    assert take(repository, home).folder == folder
+    assert (folder / "data" / "a.bin").read_text() == "a"
+
+
+def test_an_earlier_copy_that_was_changed_is_not_used(repository, home):
+    folder = take(repository, home).folder
+    (folder / "train.py").chmod(0o600)
+    (folder / "train.py").write_text("lr = 3\n")
+    with pytest.raises(RunDirectoryError, match=r"train\.py was changed.*remove"):
+        take(repository, home)
+
+
+def test_launches_at_once_make_one_copy(repository, home):
+    barrier = threading.Barrier(4)
+
+    def act(_):
+        barrier.wait()
+        return snapshot._publish(code_files.find_code(repository, [], home.path, 1e9), home).folder
+
+    home.code.mkdir()
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(act, range(4)))) == 1
+    assert len(list(home.code.iterdir())) == 2
+
+
+def test_submodules_and_repositories_inside(repository, prepared, home):
+    git(repository, "submodule", "add", "-q", str(prepared), "third/party")
+    git(repository, "submodule", "add", "-q", str(prepared), "absent")
+    git(repository, "commit", "-qm", "submodules")
+    git(repository, "submodule", "deinit", "-q", "-f", "absent")
+    shutil.copytree(prepared, repository / "clone")
+    write(repository, {"third/party/new.py": "x = 1\n", "third/party/a.log": "a"})
+    (repository / "third" / "party" / "train.py").unlink()
+    found = files_in(take(repository, home).folder)
+    assert found.pop(".gitmodules")
+    inside = {f"clone/{name}": text for name, text in BASE.items()}
+    inside |= {f"third/party/{name}": BASE[name] for name in (".gitignore", "pkg/net.py")}
+    inside |= {"third/party/new.py": "x = 1\n", "third/party/a.log": f"-> {repository / 'third/party/a.log'}"}
+    assert found == BASE | inside
+
+
+def test_a_worktree(repository, home, tmp_path):
+    git(repository, "worktree", "add", "-q", str(tmp_path / "tree"))
+    assert files_in(take(tmp_path / "tree", home).folder) == BASE
+
+
+def test_names_that_are_not_utf8(repository, home):
+    name = os.fsdecode(b"caf\xe9.py")
+    (repository / name).write_text("x = 1\n")
+    (repository / "a\nb.py").write_text("y = 1\n")
+    taken = take(repository, home)
+    assert (taken.folder / name).read_text() == "x = 1\n"
+    assert (taken.folder / "a\nb.py").read_text() == "y = 1\n"
+    assert taken.of(home).find_damage() == ""
+
+
+def test_too_large(repository, home):
+    (repository / "weights.bin").write_bytes(bytes(2_000_000))
+    with pytest.raises(CodeFilesError) as caught:
+        take(repository, home, max_mb=1)
+    assert str(caught.value) == (
+        f"the code in {repository} has more than code.max_mb=1, weights.bin alone 2 MB; leave it out with "
+        "code.exclude=[weights.bin] or a line in .gitignore, raise code.max_mb, or copy no code with code.snapshot=none"
+    )
+    assert not home.code.exists()
+    assert "weights.bin" in files_in(take(repository, home, max_mb=3).folder) | {}
+
+
+@pytest.mark.parametrize("in_git", [True, False], ids=["git", "folder"])
+def test_too_many_files(repository, home, monkeypatch, in_git):
+    monkeypatch.setattr(code_choice, "MAX_FILES", 5)
+    write(repository, {f"images/{n}.png": "x" for n in range(9)})
+    if not in_git:
+        shutil.rmtree(repository / ".git")
+    with pytest.raises(CodeFilesError, match=r"more than 5 files, images alone .*exclude=\[images\]"):
+        take(repository, home)
+
+
+def test_a_file_that_cannot_be_read(repository, home):
+    os.mkfifo(repository / "pipe.py")
+    assert files_in(take(repository, home).folder) == BASE
+    if os.geteuid():
+        (repository / "train.py").chmod(0)
+        with pytest.raises(CodeFilesError, match=r"train\.py can't be read .*exclude=\[train\.py\]"):
+            take(repository, home)
+
+
+def test_files_that_vanish_or_change_kind_meanwhile(repository, home, monkeypatch):
+    found = code_files.find_code(repository, [], home.path, 1e9)
+    shutil.rmtree(repository / "pkg")
+    (repository / "pkg").write_text("a file now")
+    (repository / "train.py").unlink()
+    (repository / "train.py").mkdir()
+    monkeypatch.setattr(snapshot, "find_code", lambda *_: found)
+    assert files_in(take(repository, home).folder) == {".gitignore": BASE[".gitignore"]}
+
+
+def test_a_file_that_grows_meanwhile(repository, home, monkeypatch):
+    copy, grown = snapshot._copy_content, []
+
+    def copy_content(descriptor, target, path, state):
+        file = copy(descriptor, target, path, state)
+        if path == "train.py" and len(grown) < 1:
+            grown.append(path)
+            with (repository / "train.py").open("a") as writer:
+                writer.write("more = 1\n")
+        return file
+
+    monkeypatch.setattr(snapshot, "_copy_content", copy_content)
+    taken = take(repository, home)
+    assert (taken.folder / "train.py").read_text() == "lr = 1\nmore = 1\n"
+    assert taken.of(home).find_damage() == ""
+
+
+def test_on_a_full_disk_nothing_is_left(repository, home, file_size_limit):
+    (repository / "large.py").write_text("x" * 5000)
+    with file_size_limit(4096), pytest.raises(RunDirectoryError, match=r"can't be copied.*code\.snapshot=none"):
+        take(repository, home)
+    assert list(home.code.iterdir()) == []
+
+
+def test_nothing_that_the_repository_configures_is_executed(repository, home, tmp_path):
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/executed\n")
+    program.chmod(0o755)
+    write(
+        repository, {".gitattributes": "*.py filter=evil\n", "train.py": "lr = 2\n", ".git/hooks/post-index-change": ""}
+    )
+    (repository / ".git" / "hooks" / "post-index-change").unlink()
+    (repository / ".git" / "hooks" / "post-index-change").symlink_to(program)
+    for key in ("core.fsmonitor", "filter.evil.clean", "filter.evil.smudge"):
+        git(repository, "config", key, program)
+    git(repository, "status")
+    (tmp_path / "executed").unlink()
+    take(repository, home)
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
+def test_a_repository_of_another_user(repository, home):
+    for path in [repository, *repository.rglob("*")]:
+        os.chown(path, 12345, 12345, follow_symlinks=False)
+    with pytest.raises(CodeFilesError, match=rf"another user; trust it with `git config .*directory {repository}`"):
+        take(repository / "pkg", home)
+
+
+@pytest.fixture
+def broken_git(tmp_path, monkeypatch):
+    """Replaces git by a shell script."""
+
+    def replace(text):
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "git").write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / "git").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+        monkeypatch.setattr(code_repository, "LIST_TIMEOUT_S", 0.1)
+
+    return replace
+
+
+@pytest.mark.parametrize(
+    ("ends", "problem"),
+    [("echo broken >&2; exit 127", "broken"), ("exec sleep 60", "git rev-parse took longer than 0.1 s")],
+)
+def test_a_repository_that_git_cannot_read_is_refused(repository, home, broken_git, ends, problem):
+    broken_git(ends)
+    with pytest.raises(CodeFilesError) as caught:
+        take(repository / "pkg", home)
+    remedy = "correct that, or copy no code with code.snapshot=none"
+    assert str(caught.value) == f"git can't read the repository {repository} ({problem}); {remedy}"
+
+
+def test_a_repository_without_the_program_git_is_refused(repository, home, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CodeFilesError, match=r"git can't be executed: .*No such file.*; correct that"):
+        take(repository, home)
+
+
+def test_a_repository_of_a_newer_git_is_refused(repository, home):
+    git(repository, "config", "core.repositoryformatversion", "99")
+    with pytest.raises(CodeFilesError, match=r"git can't read the repository .*version.*99"):
+        take(repository, home)
+
+
+def test_a_folder_does_not_need_git(folder, home, broken_git):
+    broken_git("exit 127")
+    assert files_in(take(folder, home).folder) == PLAIN
+    (folder / ".git").mkdir()  # git says clearly that it is none
+    broken_git_text = "echo 'fatal: not a git repository (or any of the parent directories): .git' >&2; exit 128"
+    (Path(os.environ["PATH"].partition(":")[0]) / "git").write_text(f"#!/bin/sh\n{broken_git_text}\n")
+    assert files_in(take(folder, home).folder) == PLAIN
+
+
+@pytest.mark.parametrize("inside", [".git", ".git/refs"])
+def test_files_of_git_itself_are_no_code(repository, home, inside):
+    with pytest.raises(CodeFilesError, match=r"contains files of git itself.*change into"):
+        take(repository / inside, home)
+
+
+def test_a_bare_repository_is_no_code(home, tmp_path):
+    git(tmp_path, "init", "-q", "--bare", "bare.git")
+    with pytest.raises(CodeFilesError, match=r"bare\.git contains files of git itself"):
+        take(tmp_path / "bare.git", home)
+
+
+def test_a_broken_submodule_says_how_to_repair_it(repository, prepared, home):
+    git(repository, "submodule", "add", "-q", str(prepared), "party")
+    shutil.rmtree(repository / ".git" / "modules")
+    with pytest.raises(CodeFilesError, match=r"party \(.*\); repair it with `git submodule update --init party`"):
+        take(repository, home)
+    assert "party" in files_in(take(repository, home, exclude=["party"]).folder)
+
+
+def test_a_tracked_folder_that_became_a_link(repository, home, tmp_path):
+    (repository / "pkg").rename(tmp_path / "moved")
+    (repository / "pkg").symlink_to(tmp_path / "moved")
+    rest = {name: BASE[name] for name in (".gitignore", "train.py")}
+    assert files_in(take(repository, home).folder) == rest | {"pkg": f"-> {tmp_path / 'moved'}"}
+    taken = take(repository, home, exclude=["*.py"]).folder
+    assert sorted(files_in(taken)) == [".gitignore", "pkg", "train.py"]
+
+
+def test_a_repository_without_commits(tmp_path, home):
+    (tmp_path / "new").mkdir()
+    git(tmp_path / "new", "init", "-q")
+    write(tmp_path / "new", {"train.py": "lr = 1\n"})
+    taken = take(tmp_path / "new", home)
+    assert (files_in(taken.folder), taken.files.commit) == ({"train.py": "lr = 1\n"}, None)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder that isn't in a repository."""
+    write(tmp_path / "folder", {"train.py": "lr = 1\n", "pkg/net.py": "width = 8\n"})
+    return tmp_path / "folder"
+
+
+PLAIN = {name: BASE[name] for name in ("pkg/net.py", "train.py")}
+
+
+def test_a_folder_without_git(folder, home):
+    write(folder, {"runs/a": "a", "pkg/__pycache__/net.pyc": "b", "venv/pyvenv.cfg": "c", ".cache/d": "d"})
+    write(folder, {"old/config.yaml": "e", "old/manifest.json": "f"})
+    (folder / "weights.bin").write_bytes(bytes(1_000_001))
+    (folder / "notebook.ipynb").write_text("{}")
+    (folder / "link").symlink_to("pkg")
+    linked = {name: f"-> {folder / name}" for name in ("runs", "venv", ".cache", "old", "weights.bin")}
+    assert files_in(take(folder, home).folder) == PLAIN | linked | {"notebook.ipynb": "{}", "link": "-> pkg"}
+
+
+def test_a_folder_that_contains_the_run(folder):
+    directory = RunDirectory.at(folder / "mine" / "run")
+    directory.create(0o750)
+    for _ in range(2):
+        assert files_in(take(folder, directory).folder) == PLAIN
+
+
+def test_a_folder_that_is_too_large(folder, home):
+    write(folder, {f"texts/{n}.txt": "x" * 1000 for n in range(20)})
+    with pytest.raises(CodeFilesError, match=r"code\.max_mb=0\.01, texts alone .*exclude=\[texts\]"):
+        take(folder, home, max_mb=0.01)
+    assert files_in(take(folder, home, max_mb=0.01, exclude=["texts"]).folder)["texts"] == f"-> {folder / 'texts'}"
+
+
+def test_a_home_is_not_searched(folder, home, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder))
+    with pytest.raises(CodeFilesError, match=r"is not a folder of code; change into"):
+        take(folder, home)
+    git(folder, "init", "-q")  # as for the configuration files in it
+    write(folder, {"project/mine.py": "x = 1\n"})
+    assert files_in(take(folder / "project", home).folder) == {"mine.py": "x = 1\n"}
+
+
+def test_an_empty_folder_has_no_code(tmp_path, home):
+    (tmp_path / "empty").mkdir()
+    assert take(tmp_path / "empty", home) is None
+    assert not home.code.exists()
+
+
+def test_hpctrain_itself_is_linked(home):
+    package = Path(hpctrain.__file__).parent
+    found = code_files.find_code(package.parent, [], home.path, 1e9)
+    assert "hpctrain" in found.linked
+    assert not any(path.startswith("hpctrain/") for path in found.copied)
+    assert "pyproject.toml" in found.copied

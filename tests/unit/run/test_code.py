@@ -1,0 +1,140 @@
+"""Records of a run's code, and the comparison with its list of files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from hpctrain import files as files_module
+from hpctrain.errors import RunDirectoryError
+from hpctrain.run.code import (
+    EXECUTABLE,
+    FILE,
+    LINK,
+    CodeSnapshot,
+    current_code,
+    describe_file,
+    digest_of,
+    read_files,
+    record_code,
+    write_files,
+)
+from hpctrain.run.directory import RunDirectory
+
+
+@pytest.fixture
+def code(directory, tmp_path):
+    """A recorded copy with a file in a folder, a program and a link."""
+    folder = directory.code / "d1"
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "pkg" / "net.py").write_text("width = 8\n")
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o550)
+    (folder / "link").symlink_to("pkg/net.py")
+    found = [describe_file(folder / name, name) for name in ("pkg/net.py", "run.sh", "link")]
+    write_files(folder.with_name("d1.json"), found)
+    made = CodeSnapshot(run=directory, digest="d1", folder=folder, root=tmp_path / "project", place="pkg")
+    record_code(directory, made, 12.0, files=3, bytes=20, commit="abc")
+    return made
+
+
+def test_the_last_record_counts(code, directory):
+    assert current_code(directory) == code
+    assert code.working_directory == directory.code / "d1" / "pkg"
+    assert str(code.submit_dir).endswith("project/pkg")
+    record_code(directory, None, 13.0)
+    assert current_code(directory) is None
+
+
+def test_a_run_without_records_has_no_copy(directory):
+    assert current_code(directory) is None
+
+
+def test_a_moved_run_keeps_its_code(code, directory, tmp_path):
+    moved = RunDirectory.at(tmp_path / "moved")
+    directory.path.rename(moved.path)
+    found = current_code(moved)
+    assert found.folder == moved.code / "d1"
+    assert found.find_damage() == ""
+
+
+def test_the_runs_of_a_sweep_share_a_copy(code, directory, tmp_path):
+    run = RunDirectory.at(directory.path / "7")
+    run.create(0o750)
+    record_code(run, code, 12.0, files=3, bytes=20)
+    assert '"folder": "../code/d1"' in run.code_records.read_text()
+    assert current_code(run).folder == directory.code / "d1"
+    assert current_code(run).find_damage() == ""
+    moved = RunDirectory.at(tmp_path / "moved")
+    run.path.rename(moved.path)
+    damage = current_code(moved).find_damage()
+    assert damage.startswith(f"{tmp_path}/code/d1, the code of this run, is missing: if the run was moved out of its")
+    assert f"copy the sweep's folder code into {moved.path}, or take today's code with `python -m hpctrain" in damage
+    assert damage.endswith(f"resume {moved.path} --code=now`")
+    shutil.copytree(directory.code, moved.code, symlinks=True)
+    assert current_code(moved).find_damage() == ""
+
+
+def test_the_digest_depends_on_names_contents_and_modes_alone(code):
+    found = list(read_files(code.list))
+    assert [file.mode for file in found] == [FILE, EXECUTABLE, LINK]
+    assert digest_of(found) == digest_of(found[::-1])
+    changes = [{"path": "b"}, {"checksum": "0"}, {"mode": EXECUTABLE}]
+    changed = [
+        [type(found[0])(**{**{name: getattr(found[0], name) for name in found[0].__slots__}, **change})]
+        for change in changes
+    ]
+    assert len({digest_of([*one, *found[1:]]) for one in [*changed, found[:1]]}) == 4
+
+
+def change(path, text):
+    path.chmod(0o600)
+    path.write_text(text)
+
+
+DAMAGE = {
+    "pkg/net.py was changed": lambda folder: change(folder / "pkg" / "net.py", "width = 9\n"),
+    "pkg/net.py was removed": lambda folder: shutil.rmtree(folder / "pkg"),
+    "run.sh was changed": lambda folder: (folder / "run.sh").chmod(0o440),
+    "link was changed": lambda folder: [(folder / "link").unlink(), (folder / "link").symlink_to("run.sh")],
+    "link was removed": lambda folder: (folder / "link").unlink(),
+}
+
+
+@pytest.mark.parametrize("slow", [False, True], ids=["a local disk", "a slow file system"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_one_line_with_the_file_and_what_to_do(code, damage, slow, monkeypatch):
+    if slow:
+        monkeypatch.setattr(files_module, "PROBED", 1)
+        monkeypatch.setattr(files_module, "SLOW_S", 0.0)
+    DAMAGE[damage](code.folder)
+    remedy = f"restore it, or take today's code with `python -m hpctrain resume {code.run.path} --code=now`"
+    assert code.find_damage() == f"{code.folder}/{damage} since the code was taken: {remedy}"
+
+
+def test_what_a_program_writes_into_the_copy_is_no_damage(code):
+    (code.folder / "outputs").mkdir()
+    (code.folder / "pkg" / "net.pyc").write_text("x")
+    os.utime(code.folder / "run.sh", (1, 1))
+    assert code.find_damage() == ""
+
+
+@pytest.mark.parametrize("text", [None, "{", "{}", '{"files": [7]}', '{"files": [{"path": "a"}]}'])
+def test_a_list_that_is_damaged_itself(code, text):
+    code.list.unlink() if text is None else change(code.list, text)
+    assert f"{code.list}, the list of the run's code, can't be read" in code.find_damage()
+
+
+def test_a_copy_that_is_missing(code):
+    shutil.rmtree(code.folder)
+    assert "the code of this run, is missing: restore it, or take today's code" in code.find_damage()
+
+
+def test_a_record_with_a_field_that_cannot_be(directory):
+    directory.code_records.write_text(
+        '{"digest": "d1", "folder": 7, "root": "/", "working_directory": ".", "time": 1}\n'
+    )
+    with pytest.raises(RunDirectoryError, match=r"code\.jsonl: expected folder to be a path, found 7"):
+        current_code(directory)
