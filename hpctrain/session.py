@@ -310,6 +310,12 @@ def _forked() -> None:
             os.close(earlier.pipe)
 
 
+def _exit() -> None:
+    _session.flush()
+    if _session.pipe is not None:
+        _session.write("exit", 0.0)
+
+
 _session = _Session()
-atexit.register(lambda: _session.flush())  # noqa: PLW0108 - of the session at the end
+atexit.register(_exit)
 os.register_at_fork(after_in_child=_forked)

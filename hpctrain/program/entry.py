@@ -144,8 +144,8 @@ def _run(rank: ProgramRank, times: Times, signals: Signals) -> int:
         log.info("%s received before the program was started", early[-1].name)
         rank.write_exit_record(Reason.INTERRUPTED, stop_signal=early[-1])
         return ExitCode.FINISHED
-    records = Records(rank, times) if rank.is_rank_zero else None
     events = EventPipe(rank.session)
+    records = Records(rank, times, events) if rank.is_rank_zero else None
     variables = program_variables(rank, os.environ)
     command = command_of(rank.config)
     if rank.code is not None:

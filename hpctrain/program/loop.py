@@ -158,8 +158,9 @@ class EventLoop:
 
     def _read_events(self) -> bool:
         """Read the program's reports; return whether more of them wait."""
-        events, more = self._events.read()
-        for event in events:
+        more = self._events.read()
+        while self._events.waiting:
+            event = self._events.waiting.popleft()
             self.progress.add(event)
             if self._records is not None:
                 self._records.add(event, self.progress)

@@ -11,7 +11,7 @@ from pathlib import Path
 from hpctrain.metrics.json_lines import OWN_FIELDS, JsonLinesSink
 from hpctrain.program.process_tree import Process
 from hpctrain.program.rank import ProgramRank
-from hpctrain.program.session_events import Event, Progress
+from hpctrain.program.session_events import Event, EventPipe, Progress
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.config_change import keep_config
 from hpctrain.run.saves import record_save
@@ -32,15 +32,17 @@ class Records:
     Args:
         rank: rank zero.
         times: of the attempt.
+        events: that the program reports; those that wait are looked at, and left.
 
     Raises:
         SupersededError: a later attempt owns the run.
         OSError: the ledger can't be written.
     """
 
-    def __init__(self, rank: ProgramRank, times: Times) -> None:
+    def __init__(self, rank: ProgramRank, times: Times, events: EventPipe) -> None:
         self._rank = rank
         self._times = times
+        self._events = events
         self._saved = saved_step(rank.directory)
         self._sink: JsonLinesSink | None = None
         self._logged_step = 0
@@ -169,6 +171,10 @@ class Records:
         what is saved.
         """
         if self._reporter is None or reporter is None or reporter.pid == self._reporter.pid or self._reporter.alive:
+            return False
+        # the earlier one may have ended after the later one's report, if this process reads late
+        self._events.read()
+        if any(event.fields.get("pid") == self._reporter.pid for event in self._events.waiting):
             return False
         return step > saved_step(self._rank.directory)
 

@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,8 +29,9 @@ _FIELDS = {
     "saved": {"step": STEP, "path": PATH},
     "stopping": {"cause": TEXT},
     "done": {},
+    "exit": {"pid": COUNT},
 }
-_REQUIRED = {"start": ("pid",), "step": ("step",), "saved": ("step", "path")}
+_REQUIRED = {"start": ("pid",), "step": ("step",), "saved": ("step", "path"), "exit": ("pid",)}
 
 log = logging.getLogger("hpctrain.program")
 
@@ -39,7 +41,7 @@ class Event:
     """One report of a program.
 
     Attributes:
-        kind: `start`, `step`, `saved`, `stopping` or `done`.
+        kind: `start`, `step`, `saved`, `stopping`, `done` or `exit`.
         rank: of the process that reports; None if it doesn't say.
         fields: those of its kind.
         metrics: of a step, by name.
@@ -90,7 +92,8 @@ class EventPipe:
         folder: of the session.
 
     Attributes:
-        descriptor: readable when events wait.
+        descriptor: readable when events wait in the pipe.
+        waiting: events that have been read, in their order; who attends to one takes it away.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -99,27 +102,27 @@ class EventPipe:
         with contextlib.suppress(OSError):
             fcntl.fcntl(self.descriptor, fcntl.F_SETPIPE_SZ, CAPACITY_BYTES)
         self._capacity = fcntl.fcntl(self.descriptor, fcntl.F_GETPIPE_SZ)
+        self.waiting: deque[Event] = deque()
         self._rest = b""
         self._warned = False
 
-    def read(self) -> tuple[list[Event], bool]:
-        """The events since the last call, and whether so many waited that the next call should come at once."""
+    def read(self) -> bool:
+        """Read all that the pipe holds; return whether it was so much that the next call should come at once."""
         try:
             data = os.read(self.descriptor, self._capacity)
         except BlockingIOError:
-            return [], False
+            return False
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > LONGEST_LINE_BYTES:
             self._rest = b""
             self._warn(data)
-        events = []
         for line in lines:
             event = Event.parse(line)
             if event is not None:
-                events.append(event)
+                self.waiting.append(event)
             elif line.strip():
                 self._warn(line)
-        return events, len(data) > self._capacity // 2
+        return len(data) > self._capacity // 2
 
     def close(self) -> None:
         """Close it: a program that still reports gets an error."""

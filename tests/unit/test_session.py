@@ -39,7 +39,8 @@ class Reader:
         return lines
 
     def events(self):
-        return [json.loads(line) for line in self.lines()]
+        """What was reported on purpose."""
+        return [event for event in map(json.loads, self.lines()) if event["event"] != "exit"]
 
     def wait_for(self, event, found=None):
         """Every event until one of this kind has come."""
@@ -127,6 +128,14 @@ session.done()
     ]
 
 
+@pytest.mark.parametrize(
+    ("end", "last"), [("sys.exit(3)", "exit"), ("raise ValueError", "exit"), ("os.abort()", "step")]
+)
+def test_a_process_that_ends_by_itself_says_so(start, reader, end, last):
+    start(f"session.step(1)\n{end}", reader).communicate()
+    assert [json.loads(line)["event"] for line in reader.lines()][-1] == last
+
+
 def test_nothing_without_hpctrain(start, tmp_path):
     program = """
 session.start()
@@ -165,7 +174,7 @@ session.step(2001)
 
 def test_many_metrics_are_split_into_lines_that_the_kernel_keeps_whole(start, reader):
     ended(start("session.step(5, {f'layer/{n}/' + 'ä' * 20: n / 7 for n in range(200)})", reader))
-    lines = reader.lines()
+    *lines, _ = reader.lines()
     assert len(lines) > 1
     assert max(map(len, lines)) < 4096
     found = {}

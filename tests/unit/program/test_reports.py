@@ -162,6 +162,23 @@ def test_a_child_that_reports_deletes_nothing(python, evaluated, dropped):
     assert ("they are dropped" in run.log()) == bool(dropped)
 
 
+READ_LATE = """
+import signal, subprocess
+os.kill(os.getppid(), signal.SIGSTOP)
+wait = f"until grep -q '^State:.Z' /proc/{os.getpid()}/status; do sleep 0.01; done"
+subprocess.Popen(["sh", "-c", f"{wait}; kill -CONT {os.getppid()}"])
+"""
+"""hpctrain reads nothing until the script has ended."""
+
+
+@pytest.mark.parametrize("after", ["", "session.step(4, {'a': 4})"])
+def test_a_child_deletes_nothing_if_its_reports_are_read_late(python, after):
+    text = "for step in (1, 2, 3): session.step(step, {'a': step})\n"
+    run = python(f"{EVALUATES}{READ_LATE}session.saved(1, 'train.py')\n{text}evaluate('2')\n{after}")
+    assert run.run()[1].reason is Reason.COMPLETED
+    assert [one["a"] for one in metrics(run) if "a" in one] == ([1, 2, 3, 4] if after else [1, 2, 3])
+
+
 def test_an_evaluation_of_saves_after_the_training_deletes_nothing(python):
     run = python(f"{EVALUATES}import shutil\n{TRAINS}os.execlp('sh', 'sh', '-c', sys.executable + ' -S train.py 2')")
     run.run()
