@@ -132,7 +132,7 @@ session.done()
     ("end", "last"), [("sys.exit(3)", "exit"), ("raise ValueError", "exit"), ("os.abort()", "step")]
 )
 def test_a_process_that_ends_by_itself_says_so(start, reader, end, last):
-    start(f"session.step(1)\n{end}", reader).communicate()
+    start(f"session.step(1)\n{end}", reader).wait(30)
     assert [json.loads(line)["event"] for line in reader.lines()][-1] == last
 
 
