@@ -48,7 +48,7 @@ class CodeFiles:
         working_directory: `.` for the root.
         commit: of git; None outside of a repository.
         copied: files and symbolic links, with their sizes in bytes; some may vanish.
-        folders: that are empty: a program may write into them.
+        folders: of the code, those that are empty as well: a program may write into them.
         linked: files and folders that the code may use, and that aren't copied.
     """
 
@@ -97,18 +97,6 @@ def _regex(patterns: Iterable[str]) -> re.Pattern[str]:
 def is_below(path: str, folder: str) -> bool:
     """Whether a path is a folder, or inside of it; both are relative to the same root."""
     return folder in (".", path) or path.startswith(f"{folder}/")
-
-
-def is_linked(path: str, run: str) -> bool:
-    """Whether to link what isn't copied.
-
-    Args:
-        path: of a file or folder.
-        run: path of the run's directory.
-    """
-    name = path.rpartition("/")[2]
-    # a link to the folder that contains the run would send tools that follow links around in circles
-    return name not in NEVER and not name.endswith(".pyc") and not is_below(run, path) and not is_below(path, run)
 
 
 def too_many_bytes(found: CodeFiles, sizes: Counter[str], max_bytes: float) -> CodeFilesError:

@@ -12,33 +12,32 @@ from hpctrain.launch.code_choice import (
     Choice,
     CodeFiles,
     CodeFilesError,
-    is_below,
-    is_linked,
     require_few_files,
     too_many_bytes,
 )
 from hpctrain.launch.code_repository import find_in_repository
+from hpctrain.launch.code_runs import Runs
 
 SMALL_BYTES = 1_000_000
 """Outside of git, only files up to this size count as code."""
 
 
-def find_code(folder: Path, exclude: Sequence[str], run: Path, max_bytes: float) -> CodeFiles:
+def find_code(folder: Path, exclude: Sequence[str], home: Path, max_bytes: float) -> CodeFiles:
     """Find the code of a launch.
 
     Args:
         folder: the working directory, without symbolic links.
         exclude: patterns of files and folders that aren't copied.
-        run: the directory of the run or the sweep, which may be inside of the code, and isn't copied.
+        home: the directory of the run or the sweep, which may be inside of the code.
         max_bytes: where the search outside of git ends.
 
     Raises:
         CodeFilesError: there is too much, or git fails.
     """
-    found = find_in_repository(folder, exclude, run)
+    found = find_in_repository(folder, exclude, home)
     if found is None:
         found = CodeFiles(folder, ".")
-        _Folder(found, Choice(exclude, folder), run, max_bytes).add_files()
+        _Folder(found, Choice(exclude, folder), Runs(folder, home), max_bytes).add_files()
     return found
 
 
@@ -48,14 +47,14 @@ class _Folder:
     Args:
         found: gets the files.
         chosen: decides which are left out.
-        run: the directory that isn't copied.
+        runs: that aren't copied.
         max_bytes: where the search ends.
     """
 
-    def __init__(self, found: CodeFiles, chosen: Choice, run: Path, max_bytes: float) -> None:
+    def __init__(self, found: CodeFiles, chosen: Choice, runs: Runs, max_bytes: float) -> None:
         self._found = found
         self._chosen = chosen
-        self._run = os.path.relpath(os.path.realpath(run), found.root)
+        self._runs = runs
         self._max_bytes = max_bytes
         self._counts: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
@@ -77,9 +76,9 @@ class _Folder:
 
     def _add(self, path: str, entry: os.DirEntry[str]) -> str | None:
         """Add an entry; return a folder that is to be searched, with a slash at the end."""
-        if is_below(path, self._run) or entry.name in NEVER:
-            return None
         is_folder = entry.is_dir(follow_symlinks=False)
+        if entry.name in NEVER or (self._runs.contain_folder(path) if is_folder else self._runs.contain(path)):
+            return None
         if self._chosen.left_out(path) or (is_folder and _is_foreign(entry)):
             self._link(path)
             return None
@@ -87,6 +86,7 @@ class _Folder:
         self._counts[path.partition("/")[0]] += 1
         require_few_files(self._found, self._counts)
         if is_folder:
+            self._found.folders.append(path)
             return f"{path}/"
         if entry.is_symlink():
             self._found.copied[path] = 0
@@ -108,15 +108,11 @@ class _Folder:
                 raise too_many_bytes(self._found, self._bytes, self._max_bytes)
 
     def _link(self, path: str) -> None:
-        if is_linked(path, self._run):
+        if self._runs.allow_link(path):
             self._found.linked.append(path)
 
 
 def _is_foreign(folder: os.DirEntry[str]) -> bool:
-    """Whether a folder outside of git isn't code: a cache, the folder of the runs, a run, an environment."""
-    if folder.name.startswith(".") or folder.name == "runs":
-        return True
-    names = ("pyvenv.cfg", "conda-meta", "attempts.jsonl", "0/config.yaml")
-    return any(os.path.lexists(f"{folder.path}/{name}") for name in names) or all(
-        os.path.lexists(f"{folder.path}/{name}") for name in ("config.yaml", "manifest.json")
-    )
+    """Whether a folder outside of git isn't code: a cache or an environment."""
+    names = ("pyvenv.cfg", "conda-meta")
+    return folder.name.startswith(".") or any(os.path.lexists(f"{folder.path}/{name}") for name in names)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hpctrain.launch.code_choice import Choice, CodeFiles, CodeFilesError, is_below, is_linked, require_few_files
+from hpctrain.launch.code_choice import NEVER, Choice, CodeFiles, CodeFilesError, is_below, require_few_files
+from hpctrain.launch.code_runs import Runs
 from hpctrain.run.git import ask_git
 
 LIST_TIMEOUT_S = 20.0
@@ -21,13 +23,13 @@ NO_WORK_TREE = "must be run in a work tree"
 """Part of git's message about its own files, such as a bare repository."""
 
 
-def find_in_repository(folder: Path, exclude: Sequence[str], run: Path) -> CodeFiles | None:
+def find_in_repository(folder: Path, exclude: Sequence[str], home: Path) -> CodeFiles | None:
     """Find the files that git knows.
 
     Args:
         folder: the working directory, without symbolic links.
         exclude: patterns of files and folders that aren't copied.
-        run: the directory of the run or the sweep, which may be inside of the code, and isn't copied.
+        home: the directory of the run or the sweep, which may be inside of the code.
 
     Returns:
         None outside of a repository, and where git ignores the folder itself.
@@ -45,8 +47,9 @@ def find_in_repository(folder: Path, exclude: Sequence[str], run: Path) -> CodeF
     commit = ask_git(root, "rev-parse", "--verify", "-q", "HEAD", timeout_s=LIST_TIMEOUT_S).output
     here = folder.relative_to(root).as_posix()
     found = CodeFiles(root, here, None if commit is None else commit.decode().strip())
-    _Repository(found, Choice(exclude, root), run).add_files("")
-    if here != "." and any(is_below(here, path) for path in found.linked):
+    repository = _Repository(found, Choice(exclude, root), Runs(root, home))
+    repository.add_files("")
+    if here != "." and repository.leaves_out(here):
         return None
     require_few_files(found, Counter(path.partition("/")[0] for path in found.copied))
     return found
@@ -80,13 +83,14 @@ class _Repository:
     Args:
         found: gets the files.
         chosen: decides which are left out.
-        run: the directory that isn't copied.
+        runs: that aren't copied.
     """
 
-    def __init__(self, found: CodeFiles, chosen: Choice, run: Path) -> None:
+    def __init__(self, found: CodeFiles, chosen: Choice, runs: Runs) -> None:
         self._found = found
         self._chosen = chosen
-        self._run = os.path.relpath(os.path.realpath(run), found.root)
+        self._runs = runs
+        self._left_out: set[str] = set()
         self._behind_link: dict[str, bool] = {"": False}
 
     def add_files(self, prefix: str) -> None:
@@ -100,7 +104,7 @@ class _Repository:
         for entry in self._listed(prefix, "-t", "-c", "-o"):
             # the tag of untracked files is a question mark
             (others if entry.startswith("?") else known).append(prefix + entry[2:])
-        environments, runs = _environments(others), [*_runs(others), f"{self._found.working_directory}/runs"]
+        environments = _environments(others)
         ignored = self._listed(prefix, "-o", "-i", "--directory")
         linked = dict.fromkeys(prefix + path.removesuffix("/") for path in ignored)
         for path in dict.fromkeys(known):  # a file with a merge conflict is listed three times
@@ -108,9 +112,34 @@ class _Repository:
         for path in others:
             if environment := next((one for one in environments if is_below(path, one)), None):
                 linked[environment] = None
-            elif not any(is_below(path, one.removeprefix("./")) for one in runs):
+            elif not self._runs.contain(path):
                 self._add(path, linked)
-        self._found.linked.extend(path for path in linked if is_linked(path, self._run))
+        self._left_out |= linked.keys()
+        self._add_folders(prefix)
+        self._found.linked.extend(filter(self._runs.allow_link, linked))
+
+    def leaves_out(self, folder: str) -> bool:
+        """Whether the contents of a folder aren't copied."""
+        return self._runs.contain_folder(folder) or any(is_below(folder, path) for path in self._left_out)
+
+    def _add_folders(self, prefix: str) -> None:
+        """Add the folders of one repository: git doesn't list those that are empty."""
+        prefixes = [prefix]
+        while prefixes:
+            above = prefixes.pop()
+            with contextlib.suppress(OSError):  # of another user, or removed meanwhile
+                entries = list(os.scandir(f"{self._found.root}/{above}"))
+                if above != prefix and any(entry.name == ".git" for entry in entries):
+                    continue  # another repository
+                folders = [f"{above}{entry.name}" for entry in entries if entry.is_dir(follow_symlinks=False)]
+                folders = [path for path in folders if self._is_code(path)]
+                self._found.folders.extend(folders)
+                prefixes += [f"{path}/" for path in folders]
+
+    def _is_code(self, folder: str) -> bool:
+        """Whether a folder may contain code; for a folder below such folders."""
+        is_left_out = folder in self._left_out or self._chosen.left_out(folder) or self._runs.contain_folder(folder)
+        return not is_left_out and folder.rpartition("/")[2] not in NEVER
 
     def _add(self, path: str, linked: dict[str, None]) -> None:
         path = path.removesuffix("/")  # of a repository that this one doesn't know
@@ -119,7 +148,7 @@ class _Repository:
         if left_out := self._chosen.left_out(path):
             linked[left_out] = None
             return
-        if is_below(path, self._run):
+        if self._runs.of_launch_contain(path):
             return
         try:
             state = os.lstat(f"{self._found.root}/{path}")
@@ -155,11 +184,3 @@ class _Repository:
 def _environments(files: Iterable[str]) -> list[str]:
     """Return the virtual environments among files that git neither tracks nor ignores."""
     return [path.rpartition("/")[0] for path in files if path.endswith("/pyvenv.cfg")]
-
-
-def _runs(files: Sequence[str]) -> list[str]:
-    """Return the runs and sweeps among files that git neither tracks nor ignores."""
-    configured = {path.rpartition("/")[0] for path in files if path.endswith("/config.yaml")}
-    runs = {path.rpartition("/")[0] for path in files if path.endswith("/manifest.json")} & configured
-    homes = {path.rpartition("/")[0] for path in runs if path.rpartition("/")[2].isdecimal()}
-    return sorted(runs | homes - {""})

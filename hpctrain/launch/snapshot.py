@@ -114,6 +114,7 @@ def _publish(found: CodeFiles, home: RunDirectory) -> Taken:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
             _require_intact(taken, home)
+            _make_folders(found, folder)
             _link(found, folder)
     finally:
         # nothing of it is left after the renaming
@@ -138,6 +139,7 @@ def _copy(found: CodeFiles, target: Path) -> Sequence[CodeFile]:
     for folder in sorted({path.rpartition("/")[0] for path in found.copied}):
         (target / folder).mkdir(parents=True, exist_ok=True)
     (target / found.working_directory).mkdir(parents=True, exist_ok=True)
+    _make_folders(found, target)
     source, copied = os.fspath(found.root), os.fspath(target)
 
     def copy_one(path: str) -> CodeFile | None:
@@ -224,6 +226,16 @@ def _target_in_copy(path: str, link: str, source: str) -> str:
     target = os.path.normpath(folder / link)
     is_inside = Path(target).is_relative_to(source[: -len(path) - 1])
     return os.path.relpath(target, folder) if is_inside else target
+
+
+def _make_folders(found: CodeFiles, target: Path) -> None:
+    """Make the folders that don't contain files, unless the copy has something in their place."""
+    for path in sorted(found.folders):
+        place = target / path
+        # not in a folder that the program moved elsewhere, and replaced by a link
+        if not os.path.lexists(place) and place.parent.resolve().is_relative_to(target.resolve()):
+            with contextlib.suppress(FileExistsError, FileNotFoundError, NotADirectoryError):
+                place.mkdir()
 
 
 def _link(found: CodeFiles, target: Path) -> None:

@@ -104,15 +104,51 @@ def test_a_folder_that_contains_the_run_is_not_linked(repository):
     assert files_in(take(repository, directory).folder) == BASE
 
 
-def test_runs_are_not_copied_though_git_does_not_ignore_them(repository):
-    (repository / ".gitignore").unlink()
-    write(repository, {"runs/other.txt": "a", "sweep/0/config.yaml": "b", "sweep/0/manifest.json": "c"})
-    write(repository, {"sweep/code/d/train.py": "d", "mine/config.yaml": "e", "mine/manifest.json": "f"})
-    directory = RunDirectory.at(repository / "outputs")
+def make_run(path):
+    """What each launched run has on the disk."""
+    directory = RunDirectory.at(path)
     directory.create(0o750)
+    write(directory.path, {"config.yaml": "lr: 1\n", "logs/rank_0.log": "loss 1\n"})
+    write(directory.path, {f"code/{DIGEST}/train.py": "old", f"code/{DIGEST}.json": "{}"})
+
+
+DIGEST = "0123456789abcdef" * 2
+MINE = {"runs/plot.py": "a", "sweep/notes.py": "b", "sweep/code/mine.py": "c", "sweep/logs/mine.log.py": "d"}
+MINE |= {"sweep/7/mine.py": "e", "experiments/config.yaml": "f", "experiments/manifest.json": "g"}
+
+
+@pytest.mark.parametrize("in_git", [True, False], ids=["git", "folder"])
+@pytest.mark.parametrize("where", ["outputs", "sweep", "."])
+def test_runs_and_sweeps_are_not_copied_but_what_lies_beside_them_is(repository, where, in_git):
+    (repository / ".gitignore").unlink()
+    make_run(repository / "runs" / "digits" / "1")
+    make_run(repository / "sweep" / "0")
+    write(repository, {f"sweep/code/{DIGEST}/train.py": "old", f"sweep/code/{DIGEST}.json": "{}"})
+    write(repository, {"sweep/logs/submitit/7_submission.pkl": "x", **MINE})
+    if not in_git:
+        shutil.rmtree(repository / ".git")
+    directory = RunDirectory.at(repository / where)
+    directory.create_for_sweep(0o750)
     for _ in range(2):
-        taken = take(repository, directory)
-        assert files_in(taken.folder) == {name: BASE[name] for name in ("pkg/net.py", "train.py")}
+        found = files_in(take(repository, directory).folder)
+        assert found == {name: BASE[name] for name in ("pkg/net.py", "train.py")} | MINE
+
+
+def test_a_run_that_is_being_made_is_not_copied(repository, home):
+    (repository / ".gitignore").unlink()
+    RunDirectory.at(repository / "runs" / "digits" / "1").create(0o750)
+    write(repository, {"runs/digits/1/code/.tmp-copy-01234567/train.py": "half", "runs/digits/1/code.jsonl": ""})
+    assert files_in(take(repository, home).folder) == {name: BASE[name] for name in ("pkg/net.py", "train.py")}
+
+
+def test_ignored_files_beside_the_runs_of_a_sweep_are_linked(repository):
+    (repository / ".gitignore").write_text("*.bin\nsweep/[0-9]\n/sweep/code/\n")
+    make_run(repository / "sweep" / "0")
+    write(repository, {"sweep/a.bin": "a"})
+    directory = RunDirectory.at(repository / "sweep")
+    for _ in range(2):
+        found = files_in(take(repository, directory).folder)
+        assert found == BASE | {".gitignore": found[".gitignore"], "sweep/a.bin": f"-> {repository / 'sweep/a.bin'}"}
 
 
 def test_a_virtual_environment_is_linked_though_git_does_not_ignore_it(repository, home):
@@ -154,6 +190,58 @@ def test_a_working_directory_that_git_ignores_is_taken_as_a_folder(repository, h
     taken = take(repository / "data" / "mine", home)
     assert files_in(taken.folder) == {"task.py": "x = 1\n"}
     assert taken.files.root == repository / "data" / "mine"
+
+
+def test_a_working_directory_that_git_ignores_may_contain_the_run(repository):
+    write(repository, {"data/mine/task.py": "x = 1\n"})
+    directory = RunDirectory.at(repository / "data" / "mine" / "runs" / "1")
+    directory.create(0o750)
+    assert files_in(take(repository / "data" / "mine", directory).folder) == {"task.py": "x = 1\n"}
+
+
+def test_a_working_directory_inside_a_run_is_taken_as_a_folder(repository, home):
+    (repository / ".gitignore").unlink()
+    make_run(repository / "runs" / "1")
+    inside = repository / "runs" / "1" / "code" / DIGEST
+    assert files_in(take(inside, home).folder) == {"train.py": "old"}
+
+
+EMPTY = ["out", "pkg/out", "new/out/deep", "party/out"]
+
+
+@pytest.mark.parametrize("in_git", [True, False], ids=["git", "folder"])
+def test_empty_folders_are_there_for_a_program_that_writes_into_them(repository, prepared, home, in_git):
+    write(repository, {"new/a.py": "x = 1\n"})
+    shutil.copytree(prepared, repository / "party")
+    hidden = ["data/out", "runs/out", "left/out", "env/out", "party/data/out"]
+    for name in [*EMPTY, *hidden, "__pycache__"]:
+        (repository / name).mkdir(parents=True)
+    write(repository, {"env/pyvenv.cfg": "home = /usr\n", "left/a.bin": "a"})
+    make_run(repository / "old")
+    if not in_git:
+        for inside in (repository, repository / "party"):
+            shutil.rmtree(inside / ".git")
+        (repository / "data").rename(repository / ".data")
+    for _ in range(2):
+        folder = take(repository, home, exclude=["left"]).folder
+        found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_dir()}
+        found = {path for path in found if not (folder / path).is_symlink()}
+        more = {"new", "new/out", "party", "party/pkg", "pkg"}
+        more |= set() if in_git else {"runs", "runs/out", "party/data", "party/data/out"}
+        assert found == {*EMPTY, *more}
+        (folder / "out").rmdir()
+
+
+def test_an_empty_folder_is_not_made_where_the_program_wrote_something_else(repository, home, tmp_path):
+    for name in ("out/deep", "other"):
+        (repository / name).mkdir(parents=True)
+    folder = take(repository, home).folder
+    shutil.rmtree(folder / "out")
+    (folder / "out").symlink_to(tmp_path)
+    (folder / "other").rmdir()
+    (folder / "other").write_text("x")
+    assert take(repository, home).folder == folder
+    assert not (tmp_path / "deep").exists()
 
 
 def test_links_stay_inside_if_they_can(repository, home, tmp_path):
@@ -443,12 +531,13 @@ PLAIN = {name: BASE[name] for name in ("pkg/net.py", "train.py")}
 
 def test_a_folder_without_git(folder, home):
     write(folder, {"runs/a": "a", "pkg/__pycache__/net.pyc": "b", "venv/pyvenv.cfg": "c", ".cache/d": "d"})
-    write(folder, {"old/config.yaml": "e", "old/manifest.json": "f"})
+    make_run(folder / "old")
     (folder / "weights.bin").write_bytes(bytes(1_000_001))
     (folder / "notebook.ipynb").write_text("{}")
     (folder / "link").symlink_to("pkg")
-    linked = {name: f"-> {folder / name}" for name in ("runs", "venv", ".cache", "old", "weights.bin")}
-    assert files_in(take(folder, home).folder) == PLAIN | linked | {"notebook.ipynb": "{}", "link": "-> pkg"}
+    linked = {name: f"-> {folder / name}" for name in ("venv", ".cache", "weights.bin")}
+    mine = {"notebook.ipynb": "{}", "link": "-> pkg", "runs/a": "a"}
+    assert files_in(take(folder, home).folder) == PLAIN | linked | mine
 
 
 def test_a_folder_that_contains_the_run(folder):
