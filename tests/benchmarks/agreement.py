@@ -18,11 +18,10 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import subprocess
-import sys
 import time
 
 import torch
+from as_ranks import run_as_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -31,7 +30,6 @@ from hpctrain.distributed.agreement import MAX_INTERVAL_S, Agreement
 from hpctrain.distributed.rendezvous import meet
 from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.distributed.world import World, join
-from hpctrain.launch.local import free_port, rank_variables
 
 
 class Loop:
@@ -136,12 +134,7 @@ def main() -> None:
     if "RANK" in os.environ:
         be_rank(options)
         return
-    port = free_port()
-    ranks = [
-        subprocess.Popen([sys.executable, *sys.argv], env=os.environ | rank_variables(rank, options.ranks, port))
-        for rank in range(options.ranks)
-    ]
-    sys.exit(max(rank.wait() for rank in ranks))
+    run_as_ranks(options.ranks)
 
 
 if __name__ == "__main__":

@@ -13,16 +13,15 @@ import argparse
 import importlib
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from as_ranks import run_as_ranks
+
 from hpctrain import session
-from hpctrain.launch.local import free_port, rank_variables
 
 ROUNDS = 9
 
@@ -100,12 +99,7 @@ def main() -> None:
         return
     in_one_process(options.calls)
     del os.environ["HPCTRAIN_SESSION"]
-    port = free_port()
-    ranks = [
-        subprocess.Popen([sys.executable, *sys.argv], env=os.environ | rank_variables(rank, options.ranks, port))
-        for rank in range(options.ranks)
-    ]
-    sys.exit(max(rank.wait() for rank in ranks))
+    run_as_ranks(options.ranks)
 
 
 if __name__ == "__main__":
