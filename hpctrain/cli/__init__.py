@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shlex
 import sys
 import threading
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ COMMANDS = (
 """The commands; each is a module of this package."""
 TRAINING = ("drill", "fit-batch", "resume")
 """Commands that run a task, which may be a module in the working directory."""
+PROGRAMS = ("python", "python3", "bash", "sh", "torchrun", "accelerate", "deepspeed")
+"""Programs that a user may type as a first word, instead of after `run --`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -116,6 +119,8 @@ def _dispatch(arguments: list[str]) -> int:
         known = f"the commands are {', '.join(COMMANDS)}; to train, write KEY=VALUE (see --help)"
         if "." in first or "/" in first:
             known = f"to run a program, write python -m hpctrain run -- python {first} ..."
+        elif first in PROGRAMS:
+            known = f"to run a program, write python -m hpctrain run -- {shlex.join(arguments)}"
         print(f"{ERROR_PREFIX}{first} is not a command; {known}", file=sys.stderr)
         return ExitCode.BAD_CONFIGURATION
     if first == "--version":

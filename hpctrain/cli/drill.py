@@ -37,7 +37,12 @@ def main(arguments: list[str]) -> int:
     add_overrides(parser, "what to train, and where; as for a run")
     add_drill_options(parser)
     options = parser.parse_intermixed_args(arguments)
+    strays = [word for word in options.overrides if "=" not in word and not word.startswith("~")]
+    if strays or "--" in arguments:
+        wrong = next(iter(strays), "--")
+        parser.error(f"{wrong} is not KEY=VALUE; to drill a program, write {parser.prog} run -- COMMAND")
     composer = Composer(options.config_dir)
+    composer.sweeps = False
     config = composer.compose(overrides_of(options.overrides))
     overrides = overrides_of(options.overrides, gpus=resources_of(config).gpus_per_node > 0)
     home = drill_home(config)

@@ -57,6 +57,7 @@ def main(arguments: list[str]) -> int:
     options = parse_words(parser, words, command if "--" in arguments else None)
     refuse_missing_script(command, print_warning)
     composer = ProgramComposer(command, options.config_dir)
+    composer.sweeps = False
     config = composer.compose_program(overrides_of(options.overrides))
     overrides = overrides_of(options.overrides, config)
     composer.compose_program(overrides)

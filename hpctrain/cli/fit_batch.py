@@ -81,7 +81,9 @@ def main(arguments: list[str]) -> int:
         problem = "fit-batch knows the batches of hpctrain's own trainings, not those of a program"
         raise ConfigError("run.command", typed, problem, "write KEY=VALUE of a training")
     options = parser.parse_intermixed_args(arguments)
-    config = Composer(options.config_dir).compose(options.overrides)
+    composer = Composer(options.config_dir)
+    composer.sweeps = False
+    config = composer.compose(options.overrides)
     if isinstance(config.cluster, Slurm):
         problem = "fit-batch tries on the machine where it is typed"
         raise ConfigError("cluster.kind", "slurm", problem, "write srun --gpus=1 python -m hpctrain fit-batch ...")

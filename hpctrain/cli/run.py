@@ -110,18 +110,31 @@ def parse_words(
     """
     options, unknown = parser.parse_known_intermixed_args(words)
     strays = [word for word in options.overrides if "=" not in word and not word.startswith("~")]
+    # a stray word after an unknown option is that option's value; an option after it is the program's
+    if unknown and words.index(unknown[0]) < min(map(words.index, strays), default=len(words)):
+        parser.error(_about_unknown(unknown[0]))
     if strays:
         parser.error(_about_stray(parser.prog, words, strays[0], command))
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if not command:
         missing = "nothing follows --" if command is not None else "there is no -- with a command after it"
         parser.error(f"{missing}; write {parser.prog} [KEY=VALUE ...] -- COMMAND")
     return options
 
 
+def _about_unknown(option: str) -> str:
+    known = {
+        "--code": "a new run copies the code as it is now; leave it out",
+        "-m": "a drill is of one run; type one command for each value",
+        "--multirun": "a drill is of one run; type one command for each value",
+    }
+    remedy = known.get(option.partition("=")[0], "options of the program belong after --")
+    return f"{option} is not an option here: {remedy}"
+
+
 def _about_stray(prog: str, words: Sequence[str], stray: str, command: Sequence[str] | None) -> str:
     place = list(words).index(stray)
+    if words[place - 1 : place] == ["--cfg"]:
+        return f"--cfg has no value here; leave out {stray}"
     is_key = stray.partition(".")[0] in ProgramConfig.__dataclass_fields__ and Path(stray).suffix not in INTERPRETERS
     if is_key and not (command and command[0].startswith("-")):
         return f"{stray} has no value; write {stray}=VALUE"

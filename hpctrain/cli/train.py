@@ -18,6 +18,7 @@ from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.compose import PRIMARY, Composer
 from hpctrain.config.multiple_values import quoted
 from hpctrain.config.overrides import open_overrides
+from hpctrain.config.program import split_command
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, HpctrainError
 from hpctrain.streams import ignore_write_errors
 
@@ -35,9 +36,9 @@ RANK_ZERO_S = 5.0
 def main(arguments: Sequence[str]) -> int:
     """Train, sweep, or show the configuration; ``arguments`` are overrides and Hydra's flags."""
     if "--" in arguments:
-        command = shlex.join(arguments[list(arguments).index("--") :])
-        remedy = f"write python -m hpctrain run KEY=VALUE {command}"
-        raise ConfigError("command", command, "needs the subcommand run", remedy)
+        command = shlex.join(split_command(arguments)[1])
+        remedy = f"write python -m hpctrain run {shlex.join(arguments)}"
+        raise ConfigError("run.command", command, "only the command run launches a program", remedy)
     parser = _parser()
     _refuse_dashes(arguments, parser)
     # flags may stand anywhere: `cluster=slurm -m seed=1,2`

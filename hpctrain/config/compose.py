@@ -49,6 +49,7 @@ class Composer:
     Attributes:
         primary: the main configuration.
         foreign: top-level keys that other runs have.
+        sweeps: whether the command has `-m`, which an error about several values then suggests.
 
     Raises:
         ConfigError: the folder doesn't exist.
@@ -56,6 +57,7 @@ class Composer:
 
     primary = PRIMARY
     foreign = PROGRAM_KEYS
+    sweeps = True
 
     def __init__(self, config_dir: str | None = None) -> None:
         hydra.version.setbase("1.3")  # as `@hydra.main(version_base="1.3")` does
@@ -199,7 +201,8 @@ class Composer:
     def _raw(self, overrides: Sequence[str]) -> DictConfig:
         choices: list[Override] = []
         values: list[Override] = []
-        for override in map(require_single_value, self.parse(overrides)):
+        for parsed in self.parse(overrides):
+            override = require_single_value(parsed, sweeps=self.sweeps)
             (choices if self._is_choice(override) else values).append(override)
         chosen, task = self._chosen(choices)
         node: DictConfig = pickle.loads(chosen)  # five times as fast as a deepcopy of OmegaConf's nodes

@@ -178,6 +178,8 @@ class Explainer:
             return self._about(key, "is a group of keys", f"set {key}.enabled=true")
         elif key.endswith(".groups") and str(given).startswith("{"):
             return self._about(key, "must be a list", f"write it in brackets: {key}=[{given}]")
+        elif key == "args":
+            return self._about(key, "is a group of keys of your own", "set args.NAME=VALUE")
         elif "is not a ListConfig" in self.text:
             example = "" if given is None or self._file or len(given) > MAX_SHOWN_CHARS else f": {key}=[{given}]"
             return self._about(key, "must be a list", f"write it in brackets{example}")
@@ -188,7 +190,10 @@ class Explainer:
     def _syntax(self, match: re.Match[str]) -> ConfigError:
         # the lexer's message lacks the override, unlike that of Hydra's parser
         word = match[1] if match.re.groups else next((o for o in self.overrides if "=" not in o), self.overrides[-1])
-        key, _, value = word.partition("=")
+        key, equals, value = word.partition("=")
+        if not equals:
+            remedy = f"write {word}=VALUE; to run a program, python -m hpctrain run [KEY=VALUE ...] -- COMMAND"
+            return ConfigError("argument", word, "is not KEY=VALUE", remedy)
         remedy = "quote values with special characters: 'key=\"a,b\"'"
         return ConfigError(key or word, value or None, "cannot be parsed as KEY=VALUE", remedy)
 
@@ -199,6 +204,9 @@ class Explainer:
 
     def _suggest(self, key: str) -> str:
         known, (group, _, rest) = self.keys(), key.partition(".")
+        if rest:  # a group isn't a key that was meant
+            groups = {name.partition(".")[0] for name in known if "." in name}
+            known = [name for name in known if name not in groups]
         if (instead := key_instead(key)) is not None:
             return instead
         is_like = difflib.get_close_matches(key, known, n=1, cutoff=LIKELY_TYPO)
@@ -208,9 +216,9 @@ class Explainer:
         if group == "logger" and "." in rest and not is_like:
             return SINKS
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-        if not near:
-            last = key.rsplit(".", 1)[-1]
-            near = [name for name in known if name.rsplit(".", 1)[-1] == last][:1]
+        last = key.rsplit(".", 1)[-1]
+        if not is_like:  # a key with the same last part is more likely than one that looks a little alike
+            near = [name for name in known if name.rsplit(".", 1)[-1] == last][:1] or near
         own = f"a new key of your own needs a plus: +{key}=VALUE"
         if not near:
             return f"{HELP}; {own}"

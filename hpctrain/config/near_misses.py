@@ -12,6 +12,7 @@ PROCESSES = "set cluster.processes_per_node=N, or cluster.gpus_per_node=N"
 CLIPPING = "set trainer.clip_grad_norm, or trainer.clip_grad_value"
 EVALUATIONS = "set trainer.eval_every_steps=N"
 CONTINUE = "python -m hpctrain resume RUN continues a run; init_from=PATH starts a new one with its weights"
+CODE_NOW = "a new run copies the code as it is now; for an earlier run: python -m hpctrain resume RUN --code=now"
 KEYS: Mapping[str, str] = {
     "accelerator": "leave it out: GPUs are used where there are any; on SLURM set cluster.gpus_per_node=N",
     "accumulate_grad_batches": ACCUMULATION,
@@ -38,6 +39,7 @@ KEYS: Mapping[str, str] = {
     "num_processes": PROCESSES,
     "num_sanity_val_steps": "set trainer.sanity_batches=N",
     "num_train_epochs": "set trainer.max_epochs=N",
+    "node": "set nodes=N",
     "output_dir": "set run_dir=PATH",
     "precision": "choose precision=bf16",
     "resume_from_checkpoint": CONTINUE,
@@ -49,6 +51,7 @@ KEYS: Mapping[str, str] = {
 }
 """What to do instead, by the last part of an unknown key."""
 OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "code": {"none": "set code.snapshot=none", "auto": "set code.snapshot=auto", "now": CODE_NOW},
     "logger": {
         "csv": "set logger.csv=true",
         "mlflow": "set logger.mlflow.enabled=true",

@@ -38,18 +38,19 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def command_of(config: ProgramConfig) -> list[str]:
     """Return the program and its arguments, with the values of `args`; other braces stay as they are."""
-    values = _values(config)
+    values = values_of_args(config)
     return [PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word) for word in config.run.command]
 
 
 def placeholders(config: ProgramConfig) -> tuple[list[str], list[str]]:
     """Return the keys of `args` that the command doesn't use, and those that it uses and that aren't set."""
     used = dict.fromkeys(found[1] for word in config.run.command for found in PLACEHOLDER.finditer(word))
-    values = _values(config)
+    values = values_of_args(config)
     return [key for key in values if key not in used], [key for key in used if key not in values]
 
 
-def _values(config: ProgramConfig) -> dict[str, str]:
+def values_of_args(config: ProgramConfig) -> dict[str, str]:
+    """Return the values of `args` as text for the command, by their full keys, such as `args.lr`."""
     found = flat_values({"args": config.args}) if config.args else {}
     return {key: _as_typed(value) for key, value in found.items()}
 

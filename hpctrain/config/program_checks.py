@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shlex
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.program import USAGE, ProgramConfig, command_of, placeholders
+from hpctrain.config.program import PLACEHOLDER, USAGE, ProgramConfig, command_of, placeholders, values_of_args
 from hpctrain.config.resources import resources_of
 from hpctrain.config.run_checks import check_run
 from hpctrain.config.scripts import INTERPRETERS, interpreter_of, near_script
@@ -19,6 +20,8 @@ from hpctrain.phrases import either
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\.[\w.-]+)?=.*", re.DOTALL)
 """A key with its value, or a variable of a shell."""
+CODE = re.compile(r"[\s'\"]")
+"""Characters of a word that is code, such as an f-string of Python, in which `{args.NAME}` may be a name of its own."""
 
 
 def check_program(config: ProgramConfig, environ: Mapping[str, str] = os.environ) -> None:
@@ -35,6 +38,7 @@ def check_program(config: ProgramConfig, environ: Mapping[str, str] = os.environ
         raise ConfigError("run.command", "[]", "there is no program to run", USAGE)
     check_run(config)
     _check_args("args", config.args)
+    _refuse_unset(config)
     resources_of(config, environ)
     _refuse_assignment(config.run.command)
     if not isinstance(config.cluster, Slurm):
@@ -48,6 +52,17 @@ def _check_args(key: str, values: Mapping[str, object]) -> None:
             _check_args(inside, value)
         elif isinstance(value, list) and any(isinstance(one, Mapping | list) for one in value):
             raise ConfigError(inside, value, "contains another list or mapping", "write a list of single values")
+
+
+def _refuse_unset(config: ProgramConfig) -> None:
+    """Refuse `{args.NAME}` without a value: the program would get these characters, perhaps after hours in a queue."""
+    values = values_of_args(config)
+    for word in config.run.command:
+        for found in () if CODE.search(word) else PLACEHOLDER.finditer(word):
+            if (key := found[1]) not in values:
+                near = difflib.get_close_matches(key, values, n=1)
+                remedy = f"did you mean {{{near[0]}}}?" if near else f"add {key}=VALUE before --"
+                raise ConfigError("run.command", word, f"{key} is not set", remedy)
 
 
 def _refuse_assignment(command: Sequence[str]) -> None:
@@ -75,7 +90,7 @@ def _check_executable(word: str) -> None:
         raise ConfigError("run.command", word, "is a file of this folder, which isn't in PATH", remedy)
     if path.is_file():
         remedy = f"chmod +x {word}, or name its interpreter: -- {interpreter} {word}"
-        raise ConfigError("run.command", word, f"{word} isn't executable here", remedy)
+        raise ConfigError("run.command", word, "isn't executable here", remedy)
     if is_script:
         near = near_script(word)
         remedy = f"did you mean {interpreter} {near}?" if near else f"correct it, and write {interpreter} before it"

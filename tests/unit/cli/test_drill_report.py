@@ -124,6 +124,9 @@ PROGRAM = ["run", "trainer.max_steps=3", "--", "true"]
     ("words", "problem"),
     [
         (PROGRAM, "belongs to hpctrain's own training"),
+        (["optimizer.lr=1,2"], r"has several values; write optimizer\.lr="),
+        (["run", "args.x=1,2", "--", "true"], r"has several values; write args\.x="),
+        (["run", "--", "true", "{args.x}"], r"args\.x is not set; add args\.x=VALUE before --"),
         (["run", "--", "no-such-program"], "no such program is in PATH"),
     ],
 )
@@ -138,6 +141,12 @@ def test_a_program_that_cannot_run_is_refused_before_anything_is_written(words, 
     ("words", "problem"),
     [
         (["run"], "there is no -- with a command after it"),
+        (["run", "-m", "args.x=1,2", "--", "true"], "a drill is of one run; type one command for each value"),
+        (
+            ["python", "train.py"],
+            "python is not KEY=VALUE; to drill a program, write python -m hpctrain drill run -- C",
+        ),
+        (["--", "train.py"], "is not KEY=VALUE; to drill a program, write python -m hpctrain drill run -- COMMAND"),
         (
             ["run", "python", "train.py"],
             "-- belongs before python; write python -m hpctrain drill run -- python train.py",

@@ -46,9 +46,25 @@ def test_the_command_follows_the_first_dashes(arguments, words, command):
         (["run", "cluster=slurm", "--", "bash", "no.sh", "x"], "run.command=no.sh: there is no such file in this"),
         (["drill", "run", "--", "python3", "no.py"], "run.command=no.py: there is no such file in this folder"),
         (["train.py"], "to run a program, write python -m hpctrain run -- python train.py ..."),
-        (["cluster=slurm", "--", "python", "x.py"], "write python -m hpctrain run KEY=VALUE -- python x.py"),
+        (["cluster=slurm", "--", "python", "x.py"], "write python -m hpctrain run cluster=slurm -- python x.py"),
+        (["python", "x.py"], "to run a program, write python -m hpctrain run -- python x.py"),
+        (
+            ["nodes=1", "x.py"],
+            "argument=x.py: is not KEY=VALUE; write x.py=VALUE; to run a program, python -m hpctrain",
+        ),
+        (["run", "args=3", "--", "true"], "args=3: is a group of keys of your own; set args.NAME=VALUE"),
+        (["run", "code=none", "--", "true"], "set code.snapshot=none"),
+        (["run", "cluster.node=2", "--", "true"], "cluster.node=2: is not a known key; set nodes=N"),
+        (["run", "health.signal=TERM", "--", "true"], "did you mean run.signal?"),
+        (["run", "resume.code=now", "--", "true"], "resume.code=now: is not a known key; "),
+        (["run", "--cfg", "job", "--", "true"], "--cfg has no value here; leave out job"),
+        (
+            ["run", "--code=now", "--", "true"],
+            "--code=now is not an option here: a new run copies the code as it is now",
+        ),
         (["run", "-m", "hydra/sweeper=optuna", "args.x=1,2", "--", "true"], "optuna"),
-        (["run", "--wrong", "--", "true"], "unrecognized arguments: --wrong"),
+        (["run", "--wrong", "--", "true"], "--wrong is not an option here: options of the program belong after --"),
+        (["run", "--tolerance", "1", "--", "true"], "--tolerance is not an option here"),
     ],
 )
 def test_a_wrong_use_is_one_line_and_exit_code_2(words, line, tmp_path, monkeypatch, capsys):

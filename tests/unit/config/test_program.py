@@ -38,7 +38,7 @@ def test_other_braces_stay():
 
 
 def test_placeholders_name_what_is_unused_and_what_is_unset():
-    found = program("train", "{args.lr}", "{args.typo}", "{args.typo}", lr=1, other=2)
+    found = program("train", "{args.lr}", "print(f'{args.typo}')", "{args.typo}", lr=1, other=2)
     assert placeholders(found) == (["args.other"], ["args.typo"])
     warnings = program_warnings(found)
     assert warnings[0].startswith("args.other is not in the command: write {args.other}")
@@ -100,6 +100,8 @@ def test_the_command_and_its_values_are_the_runs_identity():
         (["run.signl=TERM"], ["true"], "did you mean run.signal"),
         (["args.x=[[1],2]"], ["true"], "write a list of single values"),
         (["args.x=1,2"], ["true"], "add -m to sweep over them"),
+        ([], ["true", "--lr={args.lr}"], "run.command=--lr={args.lr}: args.lr is not set; add args.lr=VALUE before --"),
+        (["args.width=1"], ["true", "{args.widht}"], "args.widht is not set; did you mean {args.width}?"),
         ([], ["no-such-program-here"], "no such program is in PATH here"),
         ([], ["./notes.txt"], "chmod +x ./notes.txt, or name its interpreter: -- julia ./notes.txt"),
         ([], ["./train.py"], "chmod +x ./train.py, or name its interpreter: -- python ./train.py"),
