@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,10 @@ class LaunchCode:
                 raise ConfigError("code.snapshot", config.code.snapshot, error.problem, error.remedy) from error
             self._warn(f"the code isn't copied, so the run imports what is there when it starts: {error}")
             return None
+        if taken is not None and taken.set_aside is not None:
+            new_name = f"it is {taken.set_aside.name} now, and a new copy was made"
+            self._warn(f"{taken.folder} was changed since it was taken: {new_name}")
+            self._carry_over(replace(taken.of(self._home), folder=taken.set_aside), taken.of(self._home))
         if taken is not None and (hooked := _hooked(taken.of(self._home), config)):
             self._warn(
                 f"{listed(hooked)}: installed editable by an import hook, so the run imports the original and not its "

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import shutil
 import stat
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import xxhash
@@ -21,6 +22,7 @@ from hpctrain.launch.code_choice import CodeFiles, CodeFilesError, too_many_byte
 from hpctrain.launch.code_files import find_code
 from hpctrain.run.code import (
     BLOCK_BYTES,
+    DAMAGED,
     EXECUTABLE,
     CodeFile,
     CodeSnapshot,
@@ -48,6 +50,7 @@ class Taken:
         digest: of the copy.
         count: number of copied files.
         bytes: in them.
+        set_aside: an earlier copy of the same that was damaged, under its new name.
     """
 
     files: CodeFiles
@@ -55,6 +58,7 @@ class Taken:
     digest: str
     count: int
     bytes: int
+    set_aside: Path | None = None
 
     def of(self, run: RunDirectory) -> CodeSnapshot:
         """Return the copy as the code of a run."""
@@ -108,14 +112,12 @@ def _publish(found: CodeFiles, home: RunDirectory) -> Taken:
         write_files(list_of(temporary), files)
         list_of(temporary).replace(list_of(folder))
         taken = Taken(found, folder, folder.name, len(files), sum(file.size for file in files))
-        try:
-            temporary.rename(folder)
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                raise
-            _require_intact(taken, home)
-            _make_folders(found, folder)
-            _link(found, folder)
+        while not _renamed(temporary, folder):
+            if not taken.of(home).find_damage():
+                _make_folders(found, folder)
+                _link(found, folder)
+                break
+            taken = replace(taken, set_aside=_set_aside(folder) or taken.set_aside)
     finally:
         # nothing of it is left after the renaming
         _remove(temporary)
@@ -128,10 +130,27 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _require_intact(taken: Taken, home: RunDirectory) -> None:
-    """Refuse an equal copy of an earlier launch that was changed afterwards."""
-    if damage := taken.of(home).find_damage():
-        raise RunDirectoryError(f"{damage.partition(':')[0]}: restore it, or remove {taken.folder}")
+def _renamed(temporary: Path, folder: Path) -> bool:
+    """Give a copy its name, unless there is one of the same name."""
+    try:
+        temporary.rename(folder)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        return False
+    return True
+
+
+def _set_aside(folder: Path) -> Path | None:
+    """Rename a damaged copy, which may hold a program's outputs; None if another launch did."""
+    aside = folder.with_name(f"{DAMAGED}{folder.name}-{secrets.token_hex(4)}")
+    shutil.copyfile(list_of(folder), list_of(aside))
+    try:
+        folder.rename(aside)
+    except FileNotFoundError:
+        list_of(aside).unlink()
+        return None
+    return aside
 
 
 def _copy(found: CodeFiles, target: Path) -> Sequence[CodeFile]:

@@ -20,6 +20,8 @@ from hpctrain.run.record_fields import COUNT, PATH, TEXT, TIME, require_fields
 FILE, EXECUTABLE, LINK = "100644", "100755", "120000"
 """Modes of files, as git has them."""
 BLOCK_BYTES = 1 << 20
+DAMAGED = "damaged-"
+"""How the names of damaged copies begin that a launch set aside."""
 
 _RECORD = {
     "digest": TEXT,
@@ -102,6 +104,9 @@ class CodeSnapshot:
             files = read_files(self.list)
         except (FileNotFoundError, RunDirectoryError) as error:
             return f"{self.list}, the list of the run's code, can't be read ({error}): restore it, or {self._remedy}"
+        if digest_of(files) != self.digest:
+            which = f"{self.list}, the list of the run's code, was changed"
+            return f"{which} since the code was taken: restore it, or {self._remedy}"
         damaged = next(filter(None, on_each_file(self._damage_of, files)), None)
         return "" if damaged is None else f"{damaged} since the code was taken: restore it, or {self._remedy}"
 

@@ -180,6 +180,36 @@ def test_today_s_code_of_a_program_has_links_to_what_it_wrote(project):
     assert "isn't there in today's code" in warnings[1]
 
 
+def test_today_s_code_takes_the_place_of_a_damaged_copy_of_the_same(project, directory):
+    config = ProgramConfig(name="p", run=ProgramRun(command=["true"]))
+    LaunchCode(directory).use(directory, config)
+    folder = current_code(directory).folder
+    (folder / "my_task.py").unlink()
+    (folder / "outputs").mkdir()
+    (folder / "outputs" / "last.pt").write_text("work")
+    with pytest.raises(RunDirectoryError, match=r"my_task\.py was removed .*--code=now`$"):
+        LaunchCode(directory).use(directory, config)
+    warnings = []
+    LaunchCode(directory, now=True, warn=warnings.append).use(directory, config)
+    assert (current_code(directory).folder, current_code(directory).find_damage()) == (folder, "")
+    assert (folder / "outputs" / "last.pt").read_text() == "work"
+    (aside,) = directory.code.glob("damaged-*[!n]")
+    assert warnings == [f"{folder} was changed since it was taken: it is {aside.name} now, and a new copy was made"]
+    directory.path.rename(directory.path.with_name("moved"))
+    moved = directory.path.with_name("moved") / "code" / folder.name
+    assert (moved / "outputs" / "last.pt").read_text() == "work"
+
+
+def test_an_error_keeps_a_damaged_copy(project, prepared):
+    directory = prepared(*OWN)
+    folder = current_code(directory).folder
+    (folder / "my_task.py").unlink()
+    (folder / "mine").write_text("work")
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(prepared, *OWN, now=True)
+    assert [path.read_text() for path in directory.code.glob("damaged-*/mine")] == ["work"]
+
+
 def interrupted(prepared, *words, **options):
     with undone_on_error("R"):
         prepared(*words, **options)

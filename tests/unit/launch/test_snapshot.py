@@ -18,6 +18,7 @@ from hpctrain.errors import RunDirectoryError
 from hpctrain.launch import code_choice, code_files, code_repository, snapshot
 from hpctrain.launch.code_choice import CodeFilesError
 from hpctrain.launch.snapshot import take_code
+from hpctrain.run.code import list_of, read_files
 from hpctrain.run.directory import RunDirectory
 
 IDENTITY = ("-c", "user.name=me", "-c", "user.email=me@example.org", "-c", "protocol.file.allow=always")
@@ -293,12 +294,17 @@ def test_equal_code_gets_links_that_are_new(repository, home):
     assert (folder / "data" / "a.bin").read_text() == "a"
 
 
-def test_an_earlier_copy_that_was_changed_is_not_used(repository, home):
-    folder = take(repository, home).folder
-    (folder / "train.py").chmod(0o600)
-    (folder / "train.py").write_text("lr = 3\n")
-    with pytest.raises(RunDirectoryError, match=r"train\.py was changed.*remove"):
-        take(repository, home)
+def test_an_earlier_copy_that_was_changed_is_set_aside(repository, home):
+    first = take(repository, home)
+    (first.folder / "train.py").chmod(0o600)
+    (first.folder / "train.py").write_text("lr = 3\n")
+    again = take(repository, home)
+    assert (again.folder, again.of(home).find_damage()) == (first.folder, "")
+    assert again.set_aside.name.startswith(f"damaged-{first.digest}-")
+    assert (again.set_aside / "train.py").read_text() == "lr = 3\n"
+    assert read_files(list_of(again.set_aside)) == read_files(list_of(again.folder))
+    assert len(list(home.code.iterdir())) == 4
+    assert take(repository, home).set_aside is None
 
 
 def test_launches_at_once_make_one_copy(repository, home):

@@ -17,6 +17,7 @@ from hpctrain.run.code import (
     current_code,
     describe_file,
     digest_of,
+    list_of,
     read_files,
     record_code,
     write_files,
@@ -27,22 +28,23 @@ from hpctrain.run.directory import RunDirectory
 @pytest.fixture
 def code(directory, tmp_path):
     """A recorded copy with a file in a folder, a program and a link."""
-    folder = directory.code / "d1"
+    folder = directory.code / "being made"
     (folder / "pkg").mkdir(parents=True)
     (folder / "pkg" / "net.py").write_text("width = 8\n")
     (folder / "run.sh").write_text("#!/bin/sh\n")
     (folder / "run.sh").chmod(0o550)
     (folder / "link").symlink_to("pkg/net.py")
     found = [describe_file(folder / name, name) for name in ("pkg/net.py", "run.sh", "link")]
-    write_files(folder.with_name("d1.json"), found)
-    made = CodeSnapshot(run=directory, digest="d1", folder=folder, root=tmp_path / "project", place="pkg")
+    folder = folder.rename(directory.code / digest_of(found))
+    write_files(list_of(folder), found)
+    made = CodeSnapshot(run=directory, digest=folder.name, folder=folder, root=tmp_path / "project", place="pkg")
     record_code(directory, made, 12.0, files=3, bytes=20, commit="abc")
     return made
 
 
 def test_the_last_record_counts(code, directory):
     assert current_code(directory) == code
-    assert code.working_directory == directory.code / "d1" / "pkg"
+    assert code.working_directory == directory.code / code.digest / "pkg"
     assert str(code.submit_dir).endswith("project/pkg")
     record_code(directory, None, 13.0)
     assert current_code(directory) is None
@@ -56,7 +58,7 @@ def test_a_moved_run_keeps_its_code(code, directory, tmp_path):
     moved = RunDirectory.at(tmp_path / "moved")
     directory.path.rename(moved.path)
     found = current_code(moved)
-    assert found.folder == moved.code / "d1"
+    assert found.folder == moved.code / code.digest
     assert found.find_damage() == ""
 
 
@@ -64,13 +66,15 @@ def test_the_runs_of_a_sweep_share_a_copy(code, directory, tmp_path):
     run = RunDirectory.at(directory.path / "7")
     run.create(0o750)
     record_code(run, code, 12.0, files=3, bytes=20)
-    assert '"folder": "../code/d1"' in run.code_records.read_text()
-    assert current_code(run).folder == directory.code / "d1"
+    assert f'"folder": "../code/{code.digest}"' in run.code_records.read_text()
+    assert current_code(run).folder == directory.code / code.digest
     assert current_code(run).find_damage() == ""
     moved = RunDirectory.at(tmp_path / "moved")
     run.path.rename(moved.path)
     damage = current_code(moved).find_damage()
-    assert damage.startswith(f"{tmp_path}/code/d1, the code of this run, is missing: if the run was moved out of its")
+    assert damage.startswith(
+        f"{tmp_path}/code/{code.digest}, the code of this run, is missing: if the run was moved out of its"
+    )
     assert f"copy the sweep's folder code into {moved.path}, or take today's code with `python -m hpctrain" in damage
     assert damage.endswith(f"resume {moved.path} --code=now`")
     shutil.copytree(directory.code, moved.code, symlinks=True)
@@ -125,6 +129,14 @@ def test_what_a_program_writes_into_the_copy_is_no_damage(code):
 def test_a_list_that_is_damaged_itself(code, text):
     code.list.unlink() if text is None else change(code.list, text)
     assert f"{code.list}, the list of the run's code, can't be read" in code.find_damage()
+
+
+def test_a_list_that_was_changed_with_its_file(code):
+    change(code.folder / "pkg" / "net.py", "width = 9\n")
+    names = ("pkg/net.py", "run.sh", "link")
+    write_files(code.list, [describe_file(code.folder / name, name) for name in names])
+    line = f"{code.list}, the list of the run's code, was changed since the code was taken: restore it, or take today's"
+    assert code.find_damage().startswith(line)
 
 
 def test_a_copy_that_is_missing(code):
