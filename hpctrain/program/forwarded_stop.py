@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 
 from hpctrain.program.process_tree import Process
 
-READER_GRACE_S = 0.1
-"""Seconds in which a program may end that reads what the stopped ones wrote."""
 SHELL_GRACE_S = 0.5
 """Seconds in which a shell may end by itself after the programs that it ran."""
 PARENT_GRACE_S = 2.0
-"""Seconds in which another program may end by itself after those that it ran."""
+"""Seconds in which another program may end by itself after those that it ran, or whose output it reads."""
 CODE_GRACE_S = 10.0
 """The same if its exit code counts."""
 ORPHAN_S = 2.0
@@ -48,13 +46,14 @@ class ForwardedStop:
     recipients: list[Process] = field(default_factory=list, init=False)
     _shells: list[Process] = field(default_factory=list, init=False)
     _parents: list[Process] = field(default_factory=list, init=False)
+    _readers: list[Process] = field(default_factory=list, init=False)
     _ended_at: float | None = field(default=None, init=False)
 
     def send(self) -> str:
         """Send the signal; return what was done, for the log."""
         if not self.root.alive:
             return f"the first process has ended, others get {self.number.name} if they don't end"
-        self._shells, self._parents = [], []
+        self._shells, self._parents, self._readers = [], [], []
         self._ended_at = None
         self.recipients = self._find(self.root)
         names = ", ".join(f"{one.pid} ({one.command[:80]})" for one in self.recipients)
@@ -103,9 +102,9 @@ class ForwardedStop:
 
     @property
     def _grace_s(self) -> float:
-        if any(process.alive for process in self._parents):
+        if any(process.alive for process in (*self._parents, *self._readers)):
             return PARENT_GRACE_S if self.suspend else CODE_GRACE_S
-        return READER_GRACE_S if self.suspend else SHELL_GRACE_S
+        return 0.0 if self.suspend else SHELL_GRACE_S
 
     def _find(self, process: Process) -> list[Process]:
         """The processes below this one, or this one, that are to get the signal first."""
@@ -131,7 +130,9 @@ class ForwardedStop:
         found: list[Process] = []
         for child in children:
             # `train.py | tee log`: tee ends after train.py, whose output it copies to the end
-            if not (child.reads_from(children) and not child.handles(self.number)):
+            if child.reads_from(children) and not child.handles(self.number):
+                self._readers.append(child)
+            else:
                 found += self._find(child)
         return found or [shell]
 

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from hpctrain.program.loop import REPEATED_S
 from hpctrain.program.process_tree import Process
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
@@ -44,9 +45,11 @@ def test_a_signal_that_comes_twice_is_passed_on_once(program):
     run = program(sys.executable, "-Sc", "done = []\n" + text)
     process = run.start()
     run.await_file("ready")
-    for pause in (0.3, 1.2, 0.0):
-        process.send_signal(signal.SIGTERM)
-        time.sleep(pause)
+    process.send_signal(signal.SIGTERM)
+    run.await_log("received: sent SIGTERM")
+    process.send_signal(signal.SIGTERM)
+    time.sleep(1.2 * REPEATED_S)
+    process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 0
     assert run.log().count("received: sent SIGTERM") == 2
 
@@ -134,6 +137,15 @@ def test_a_parent_that_writes_for_its_child_is_not_suspended(program):
     assert (run.folder / "read").read_text() == str(2**20 + 1)
 
 
+def test_what_reads_the_output_may_write_it_to_the_end(program):
+    reads = "import sys, time; text = sys.stdin.read(); time.sleep(0.5); open('copy', 'w').write(text)"
+    run = program("bash", "-c", f'python3 -S save.py | python3 -Sc "{reads}"; touch went_on')
+    (run.folder / "save.py").write_text(saver().replace("time.sleep(0.2)", "print('last line')"))
+    assert run.stopped()[1].reason is Reason.INTERRUPTED
+    assert (run.folder / "copy").read_text() == "last line\n"
+    assert not (run.folder / "went_on").exists()
+
+
 def test_a_program_that_reads_the_stop_file_behind_another(program):
     text = "import os, signal, time; folder = os.environ['HPCTRAIN_SESSION']\nsignal.signal(15, signal.SIG_IGN)\n"
     text += "open(folder + '/events', 'w').write('{\"event\": \"start\", \"pid\": %d}\\n' % os.getpid())\n"
@@ -142,7 +154,6 @@ def test_a_program_that_reads_the_stop_file_behind_another(program):
     (run.folder / "save.py").write_text(text + "open('saved', 'w')")
     process = run.start()
     run.await_file("ready")
-    time.sleep(0.2)  # the report has been read
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 0
     assert (run.folder / "saved").exists()
@@ -151,10 +162,8 @@ def test_a_program_that_reads_the_stop_file_behind_another(program):
 def test_a_daemon_is_not_waited_for(program):
     run = program("bash", "-c", "setsid -f sleep 54399; python3 -S save.py; true")
     (run.folder / "save.py").write_text(saver())
-    begun = time.monotonic()
-    assert run.stopped()[1].reason is Reason.INTERRUPTED
+    assert run.stopped()[1].reason is Reason.INTERRUPTED  # within 30 s
     assert (run.folder / "saved").read_text() == "SIGTERM "
-    assert time.monotonic() - begun < 8
 
 
 def test_what_outlives_the_first_process_may_save_until_a_second_ctrl_c(program):
@@ -167,7 +176,7 @@ def test_what_outlives_the_first_process_may_save_until_a_second_ctrl_c(program)
     time.sleep(0.3)
     assert process.runs
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=5) == 0
+    assert process.wait(timeout=20) == 0
     assert not (run.folder / "saved").exists()
 
 
@@ -194,14 +203,15 @@ def test_a_signal_to_all_processes_at_once(program, first):
     (run.folder / "save.py").write_text(saver().replace("time.sleep(0.2)", "time.sleep(0.8)"))
     process = run.start()
     run.await_file("ready")
-    time.sleep(0.3)  # it has seen that the program is a shell
     below = [*Process.of(process.pid).descendants()]
     if first == "rank":
         process.send_signal(signal.SIGTERM)
     for one in below:
         one.send(signal.SIGTERM)
     if first == "program":
-        time.sleep(0.1)
+        shell = below[0]
+        while shell.alive:
+            time.sleep(0.001)
         process.send_signal(signal.SIGTERM)
     assert process.wait() == 0
     assert run.record().reason is Reason.INTERRUPTED
@@ -224,8 +234,7 @@ def test_a_second_ctrl_c_kills_it(program):
     process = run.start()
     run.await_file("ready")
     process.send_signal(signal.SIGINT)
-    while "SIGINT received: sent SIGTERM" not in run.log():
-        time.sleep(0.02)
+    run.await_log("SIGINT received: sent SIGTERM")
     process.send_signal(signal.SIGINT)
     assert process.wait() == 0
     assert run.record().reason is Reason.INTERRUPTED
