@@ -86,8 +86,9 @@ class LaunchedRun(ABC):
         while not self.has_ended(attempt):
             entry = Ledger(self.directory).attempt(attempt)
             if entry.start_step is not None:
-                began = time.monotonic() if began is None else began
-                running_s = time.monotonic() - began
+                now = time.monotonic()
+                began = now if began is None else began
+                running_s = now - began
                 if first_save_s is None:
                     saved = saves_of(self.directory)
                     saved_before = saved_before or saved

@@ -202,6 +202,7 @@ class EventLoop:
             return
         self._stopped_at = now
         self._stops += 1
+        self._read_events()  # they say which processes learn of the stop without the signal
         self._write_stop()
         done = self._stop.send()
         self._staged = True
@@ -223,6 +224,7 @@ class EventLoop:
             self._write_stop()
 
     def _collect(self) -> ProgramStacks:
+        self._read_events()  # they say which processes write stacks
         may_ask = self._rank.config.run.signal != "USR1"
         return ProgramStacks.collect(
             self._child.process, self.progress.with_stacks if may_ask else (), self._rank.session

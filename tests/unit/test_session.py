@@ -362,12 +362,13 @@ def test_a_signal_handler_of_the_program_may_report(start, reader):
     program = """
 def handler(number, frame):
     session.saved(7, "x")
+    signal.setitimer(signal.ITIMER_REAL, 0.001)  # not before: while the reader is slow, handlers would pile up
 signal.signal(signal.SIGALRM, handler)
-signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+signal.setitimer(signal.ITIMER_REAL, 0.001)
 until = time.monotonic() + 0.2
 while time.monotonic() < until:
     session.step(1, {"a": 1})
-signal.setitimer(signal.ITIMER_REAL, 0)
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
 session.done()
 """
     process = start(program, reader)

@@ -153,6 +153,13 @@ class Program:
             time.sleep(0.02)
         return (self.folder / name).read_text()
 
+    def await_log(self, text):
+        """Wait until the log of rank zero contains a text."""
+        deadline = time.monotonic() + 20
+        while text not in self.log():
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.01)
+
     def record(self, rank=0):
         """The exit record of a rank."""
         return read_exit_records(self.directory.claim(self.attempt)).get(rank)

@@ -13,6 +13,13 @@ from hpctrain.program.process_tree import Process, listing
 THIS = Process.of(os.getpid())
 
 
+def wait_until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @pytest.fixture
 def started():
     """Start commands that print a line when they are ready; they are killed at the end."""
@@ -34,13 +41,12 @@ def started():
 
 def test_a_process_and_its_descendants(started):
     shell = started("bash", "-c", "sleep 60 & echo ready; (sleep 61; true); true")
-    deadline = time.monotonic() + 5
-    while len([*shell.descendants()]) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    # a child that was only forked still has the shell's command line
+    wait_until(lambda: {"sleep 60", "sleep 61"} <= {one.command for one in shell.descendants()})
+    wait_until(lambda: shell.state == "S")
     below = [*shell.descendants()]
-    assert sorted(one.command for one in below if one.command.startswith("sleep")) == ["sleep 60", "sleep 61"]
+    assert len(below) == 3
     assert shell in THIS.children()
-    assert shell.state == "S"
     assert shell.is_shell
     assert not below[0].is_shell or below[0].command.startswith("bash")
     lines = listing(shell).splitlines()
@@ -52,9 +58,7 @@ def test_a_process_and_its_descendants(started):
 def test_a_process_that_has_ended():
     with subprocess.Popen(["true"]) as process:
         ended = Process.of(process.pid)
-        deadline = time.monotonic() + 5
-        while ended.alive and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: not ended.alive)
         assert (ended.state, ended.alive, ended.children()) == ("", False, [])  # not reaped yet
     ended.send(signal.SIGKILL)
     assert Process.of(process.pid) is None
@@ -81,9 +85,7 @@ def test_whether_a_process_handles_a_signal(started, command, number, handles):
 
 def test_the_reader_of_a_pipe(started):
     shell = started("bash", "-c", "echo ready; sleep 60 | cat; true")
-    deadline = time.monotonic() + 5
-    while {one.command for one in shell.children()} != {"sleep 60", "cat"} and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: {one.command for one in shell.children()} == {"sleep 60", "cat"})
     writer, reader = sorted(shell.children(), key=lambda one: one.command, reverse=True)
     assert (writer.command, reader.command) == ("sleep 60", "cat")
     assert reader.reads_from([writer, reader])

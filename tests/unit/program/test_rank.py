@@ -36,7 +36,7 @@ def pids_of(word):
 
 
 def await_none(word):
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while (left := pids_of(word)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not left
@@ -138,9 +138,10 @@ def test_a_death_by_a_signal_is_the_machines(program):
 
 
 def test_what_a_program_leaves_behind_is_killed(program, monkeypatch):
-    run = program("sh", "-c", "setsid sleep 54321 & sleep 54322 & echo started")
+    seconds = f"5432{os.getpid()}"  # other tests of this machine have their own
+    run = program("sh", "-c", f"setsid sleep {seconds}1 & sleep {seconds}2 & echo started")
     assert run.run()[1].reason is Reason.COMPLETED
-    await_none("sleep 5432[12]")
+    await_none(f"sleep {seconds}[12]")
 
 
 def test_a_program_that_signals_its_group_reaches_only_itself(program):
@@ -150,16 +151,15 @@ def test_a_program_that_signals_its_group_reaches_only_itself(program):
 
 def test_the_program_dies_with_the_process_that_watches_it(program):
     # torchrun's workers have sessions of their own, too
-    script = (
-        "echo $HPCTRAIN_SESSION > session; sleep 54323 & setsid sleep 54323 & setsid -f sleep 54323; sleep 54323; :"
-    )
+    sleep = f"sleep 5432{os.getpid()}3"
+    script = f"echo $HPCTRAIN_SESSION > session; {sleep} & setsid {sleep} & setsid -f {sleep}; {sleep}; :"
     run = program("sh", "-c", script)
     process = run.start()
-    while len(pids_of("^sleep 54323")) < 4:
+    while len(pids_of(f"^{sleep}")) < 4:
         time.sleep(0.02)
     process.kill()
     process.wait()
-    await_none("sleep 54323")
+    await_none(sleep)
     assert not os.path.exists((run.folder / "session").read_text().strip())  # noqa: PTH110 - the guard removed it
 
 

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from hpctrain import session
+from hpctrain.program.process_tree import Process
 from hpctrain.program.stacks import WITHOUT_STACKS
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.config_change import change_config
@@ -244,7 +245,7 @@ def test_the_progress_of_a_running_program_is_recorded(python):
     assert run.directory.config_before.exists()
     process = run.start()
     await_metric(run, 2)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while read_times(run.directory.claim(1)).get("last_step") != 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert read_times(run.directory.claim(1)).items() >= {"last_step": 2, "total_steps": 9}.items()
@@ -318,19 +319,22 @@ def test_stacks_on_request(python, program, with_session):
     run = python(HANGS) if with_session else program("sh", "-c", "touch ready; sleep 30; true")
     process = run.start()
     run.await_file("ready")
-    tokens = [request_stacks(run.directory.stacks_request(1))]
-    found = None
-    deadline = time.monotonic() + 10
-    while found is None and time.monotonic() < deadline:
+    deadline = time.monotonic() + 20
+    # the shell makes the file before it starts sleep
+    while not with_session and "sleep 30" not in [one.command for one in Process.of(process.pid).descendants()]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    token = request_stacks(run.directory.stacks_request(1))
+    while (found := answer(run.directory.stacks(1, 0), token)) is None:
+        assert time.monotonic() < deadline
         time.sleep(0.02)
-        found = answer(run.directory.stacks(1, 0), tokens[-1])
     run.end(process)
     assert found.startswith("==== stacks as requested: rank 0 of 1 on ")
     if with_session:
         assert "in stand\n" in found
         assert WITHOUT_STACKS not in found
     else:
-        assert re.search(r"^ +\d+ S .* sleep 30$", found, re.MULTILINE)
+        assert re.search(r"^ +\d+ [RSD] .* sleep 30$", found, re.MULTILINE)
         assert WITHOUT_STACKS in found
 
 
