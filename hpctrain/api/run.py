@@ -191,7 +191,7 @@ class Run:
 
         Raises:
             ConfigError: an override is invalid, or would change the weights.
-            RunDirectoryError: the run is queued or running, or may be.
+            RunDirectoryError: the run is queued or running, or may be; or its code comes from another folder.
             HpctrainError: as `hpctrain.submit` or `hpctrain.fit`.
         """
         from hpctrain.api.composition import as_words, hydra_restored
@@ -199,9 +199,12 @@ class Run:
         from hpctrain.api.training import own_task, train_here
         from hpctrain.config.main_module import own_targets
         from hpctrain.launch.existing_run import changed_config, revert_failed_changes
+        from hpctrain.launch.launch_code import require_original_folder
 
         if code not in (None, "now"):
             raise ConfigError("code", code, "is not known", 'write code="now", or leave it out')
+        if code == "now":
+            require_original_folder([self._directory], log.warning)
         revert_failed_changes([self._directory], log.info)
         folder = None if config_dir is None else str(config_dir)
         with hydra_restored(), own_task(self.config, task):

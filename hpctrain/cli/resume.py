@@ -13,6 +13,7 @@ from hpctrain.cli.arguments import add_config_dir, add_runs_dir, command_parser
 from hpctrain.config.program import split_command
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, RunDirectoryError
 from hpctrain.launch.existing_run import changed_config, revert_failed_changes
+from hpctrain.launch.launch_code import require_original_folder
 from hpctrain.launch.launcher import launch
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import read_varied
@@ -31,7 +32,7 @@ runs of a sweep as one array. If the new attempt fails before it starts, hpctrai
 you stop or cancel it before it starts, your changes are kept for the next resume.
 
 A run continues with the copy of the code that was made when it was launched. With --code=now, it gets a new copy of the
-code in the folder where you type this.
+code in the folder where you type this: that from which the run was launched, or the same one of a clone.
 
 Exit code: the run's, or that of the first run that didn't finish; 0 once the run is submitted, and for a completed run;
 2 if RUN is not a run, can't be read, is or may be running, or if an override is invalid."""
@@ -51,11 +52,13 @@ def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     command = ["python", "-m", "hpctrain", "resume", *arguments]
     directories, overrides = _split_words(options.words, Path(options.runs_dir))
+    now = options.code == "now"
+    if now:
+        require_original_folder(directories)
     revert_failed_changes(directories)
     if len(directories) > 1:
         return _resume_all(directories, overrides, options, command)
     (directory,) = directories
-    now = options.code == "now"
     config = changed_config(directory, overrides, options.config_dir, code_now=now)
     return launch(config, command, force=options.force, code_now=now)
 

@@ -55,6 +55,14 @@ def find_in_repository(folder: Path, exclude: Sequence[str], home: Path) -> Code
     return found
 
 
+def repository_with(folder: Path, commit: str) -> Path | None:
+    """Return the repository that contains a folder; None outside of one, and if it doesn't have a commit."""
+    if ask_git(folder, "cat-file", "-e", f"{commit}^{{commit}}", timeout_s=LIST_TIMEOUT_S).output is None:
+        return None
+    answer = ask_git(folder, "rev-parse", "--show-toplevel", timeout_s=LIST_TIMEOUT_S)
+    return None if answer.output is None else Path(os.path.realpath(os.fsdecode(answer.output.removesuffix(b"\n"))))
+
+
 def _is_home(root: Path) -> bool:
     return root in (Path.home().resolve(), Path("/"))
 

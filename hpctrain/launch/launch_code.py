@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.launch.code_choice import CodeFilesError
+from hpctrain.launch.code_repository import repository_with
 from hpctrain.launch.snapshot import Taken, take_code
 from hpctrain.phrases import listed
 from hpctrain.run.code import CodeSnapshot, current_code, described, record_code
@@ -164,3 +166,40 @@ def checked_in_code_of(run_dir: str | Path | None, *, now: bool = False) -> Iter
         raise RunDirectoryError(code.find_damage())
     with checked_in(code):
         yield
+
+
+def require_original_folder(directories: Sequence[RunDirectory], warn: Report = print_warning) -> None:
+    """Refuse to take today's code of runs in another folder than that of their code.
+
+    A clone of the repository, or a work tree of it, may stand for the original; so may any folder if that is gone.
+
+    Args:
+        directories: of the runs.
+        warn: gets a line if the original is gone.
+
+    Raises:
+        RunDirectoryError: the original is there, or the working directory is in another folder of a clone.
+    """
+    here = Path.cwd().resolve()
+    seen: set[tuple[Path, str]] = set()
+    for directory in directories:
+        known = current_code(directory)
+        if known is None or (known.submit_dir, known.commit) in seen:
+            continue
+        seen.add((known.submit_dir, known.commit))
+        expected = _folder_like(known, here)
+        if expected == here:
+            continue
+        if expected.is_dir():
+            typed = f"`cd {shlex.quote(str(expected))} && python -m hpctrain resume {directory.as_typed} --code=now`"
+            raise RunDirectoryError(f"{directory.path}: its code comes from {expected}, not from {here}: type {typed}")
+        warn(f"{expected}, from which the code of {directory.path} comes, is gone: today's code is that in {here}")
+
+
+def _folder_like(known: CodeSnapshot, here: Path) -> Path:
+    """Return the folder of a run's code, in the repository of the working directory if that has the run's commit."""
+    original = known.submit_dir.resolve()
+    if original == here or not known.commit:
+        return original
+    root = repository_with(here, known.commit)
+    return original if root is None else root / known.place

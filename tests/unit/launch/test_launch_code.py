@@ -14,7 +14,7 @@ from hpctrain.config.program import ProgramConfig
 from hpctrain.config.run import ProgramRun
 from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.launch.existing_run import changed_config
-from hpctrain.launch.launch_code import LaunchCode, needs_code
+from hpctrain.launch.launch_code import LaunchCode, needs_code, require_original_folder
 from hpctrain.launch.launcher import begin
 from hpctrain.launch.local import launch_local
 from hpctrain.launch.prepare import plan, prepare
@@ -290,6 +290,46 @@ def test_a_resume_without_its_code_says_what_to_do(project, prepared, capsys):
     code.folder.rename(project / "elsewhere")
     assert main(["resume", "R"]) == 2
     assert "the code of this run, is missing: restore it, or take today's" in capsys.readouterr().err
+
+
+def committed(folder):
+    for words in (["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run(
+            ["git", "-C", folder, "-c", "user.name=me", "-c", "user.email=me@example.org", *words], check=True
+        )
+
+
+def test_today_s_code_is_that_of_the_run_s_own_folder(project, prepared, monkeypatch, capsys):
+    (project / "lib").mkdir()
+    (project / "lib" / "a.py").write_text("")
+    committed(project)
+    directory = prepared(*OWN)
+    for name in ("lib", "../clone/lib"):
+        if "clone" in name:
+            subprocess.run(["git", "clone", "-q", project, project.parent / "clone"], check=True)
+        expected = (project / name).resolve().parent
+        monkeypatch.chdir(project / name)
+        before = tree(directory.path)
+        assert main(["resume", str(directory.path), "--code=now"]) == 2
+        remedy = f"type `cd {expected} && python -m hpctrain resume {directory.path} --code=now`"
+        line = f"{directory.path}: its code comes from {expected}, not from {expected / 'lib'}: {remedy}\n"
+        assert capsys.readouterr().err == f"hpctrain: error: {line}"
+        assert tree(directory.path) == before
+        monkeypatch.chdir(expected)
+        require_original_folder([directory], pytest.fail)
+    elsewhere = project.parent / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    with pytest.raises(RunDirectoryError, match=rf"its code comes from {project}, not from {elsewhere}"):
+        require_original_folder([directory])
+    directory.path.rename(elsewhere / "R")
+    project.rename(project.with_name("renamed"))
+    warnings = []
+    require_original_folder([RunDirectory.at("R")] * 2, warnings.append)
+    where = f"{project}, from which the code of {elsewhere / 'R'} comes, is gone"
+    assert warnings == [f"{where}: today's code is that in {elsewhere}"]
+    monkeypatch.chdir(project.with_name("renamed"))
+    require_original_folder([RunDirectory.at(elsewhere / "R")], pytest.fail)
 
 
 def test_the_command_of_a_rank(project, prepared, composer, monkeypatch):
