@@ -191,7 +191,7 @@ class _Agreement:
 
 
 def start(*, total_steps: int | None = None) -> None:
-    """Handle the stop signal, if this is the main thread, besides its earlier handler, and report the start."""
+    """Report the start and, in the main thread, handle the stop signal; its earlier handler is called as well."""
     now = _session
     now.muted = False
     with contextlib.suppress(ValueError):  # in another thread than the main one
@@ -202,7 +202,7 @@ def start(*, total_steps: int | None = None) -> None:
 
 
 def step(n: int, metrics: Mapping[str, Any] | None = None) -> None:
-    """Report ``n`` completed optimizer steps, of all attempts together, and numbers by name: rank zero's are kept."""
+    """Report ``n`` completed optimizer steps, over all attempts, and metrics by name; rank zero's are recorded."""
     now = _session
     if not now.folder or now.muted:
         return

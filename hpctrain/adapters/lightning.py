@@ -36,7 +36,7 @@ class SessionCallback(Callback):
     """Reports steps, logged metrics and the saves of every ModelCheckpoint; at a stop, saves and leaves the program.
 
     The program ends inside of `fit`, by SystemExit with code 0, so that nothing after `fit` runs before the training is
-    complete. Make it before `fit`: from then on a stop signal no longer ends the process.
+    complete. Create it before `fit`: from then on a stop signal no longer ends the process.
 
     Args:
         done: whether the end of `fit` completes the run. If the program does more, pass False, and call
@@ -60,8 +60,8 @@ class SessionCallback(Callback):
         environment = getattr(trainer.strategy, "cluster_environment", None)
         if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
             raise MisconfigurationException(
-                "SLURMEnvironment(auto_requeue=True) would requeue the job besides hpctrain: leave the plugin out, or "
-                "pass SLURMEnvironment(auto_requeue=False)"
+                "SLURMEnvironment(auto_requeue=True) would requeue the job in addition to hpctrain: leave the plugin "
+                "out, or pass SLURMEnvironment(auto_requeue=False)"
             )
         if isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO):
             raise MisconfigurationException(

@@ -23,7 +23,7 @@ class SessionCallback(TrainerCallback):
     """Reports steps, logged metrics and saves; at a stop, has the Trainer save, and leaves the program.
 
     The program ends inside of `train`, by SystemExit with code 0, so that nothing after `train` runs before the
-    training is complete. Make it before `train`: from then on a stop signal no longer ends the process.
+    training is complete. Create it before `train`: from then on a stop signal no longer ends the process.
 
     Args:
         done: whether the end of `train` completes the run. If the program does more, pass False, and call

@@ -21,10 +21,10 @@ examples:
   python -m hpctrain drill run cluster=slurm nodes=2 --tolerance 1e-6 -- python train.py
 
 The program runs once straight, and once with interruptions: on this machine by SIGTERM or SIGINT to the launching
-process and `resume`, on SLURM by `scontrol requeue`. The moments are random: steps if the program reports its steps
-(hpctrain.session), else times. Then the tensors in the last saves are compared to the last bit, and the metrics that
-the program reported. The last save is what the program reported as such; without a report, what the straight run wrote
-last into HPCTRAIN_CHECKPOINT_DIR, and what has the same name in the other run.
+process and `resume`, on SLURM by `scontrol requeue`. It is interrupted after random steps if it reports its steps
+(hpctrain.session), otherwise at random times. Then the tensors in the last saves are compared to the last bit, and the
+metrics that the program reported. The last save is the one that the program reported last; without reports, what the
+straight run wrote last into HPCTRAIN_CHECKPOINT_DIR, and what has the same name in the other run.
 
 The runs stay in runs/drill/DATE_TIME, or in run_dir, as `straight` and `interrupted`.
 

@@ -156,8 +156,8 @@ def _result(row: Row, report: Report) -> str:
     if row.equal:
         return "equal"
     relative = "" if row.relative is None else f"relative {row.relative:.2g}"
-    verdict = f"within {report.tolerance:g}" if row.is_within(report.tolerance) else "DIFFERS"
-    return ", ".join(filter(None, (verdict, row.difference, relative)))
+    summary = f"within {report.tolerance:g}" if row.is_within(report.tolerance) else "DIFFERS"
+    return ", ".join(filter(None, (summary, row.difference, relative)))
 
 
 def _count(text: str) -> int:

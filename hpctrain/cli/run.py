@@ -26,15 +26,15 @@ examples:
   python -m hpctrain run -m cluster=slurm args.lr=1e-3,1e-4 -- python train.py --lr {{args.lr}}
   python -m hpctrain run cluster=slurm -- bash long.sh
 
-Each rank is one process of the command, with torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR, ...) and
+The command is started once per rank, with torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR, ...) and
 HPCTRAIN_RUN_DIR, HPCTRAIN_CHECKPOINT_DIR, HPCTRAIN_ATTEMPT and HPCTRAIN_SUBMIT_DIR. It runs in a copy of the code that
 is made now.
 
 At a preemption and before the time limit the command gets SIGTERM (run.signal). If it ends then, even with exit code 0,
 the run is requeued, and the same command starts again: it should save at the signal, and continue from what it saved.
-Without such a signal, exit code 0 completes the run, and any other code fails it.
+Without such a signal, exit code 0 means that the run is completed, and any other code that it failed.
 
-A program shows its progress in four lines: `from hpctrain import session`, session.start(total_steps=N),
+A program reports its progress with four lines: `from hpctrain import session`, session.start(total_steps=N),
 session.step(STEP, {{"loss": LOSS}}) after each step, and session.saved(STEP, PATH) after each save.
 
 `--cfg` prints the configuration. status, logs, cancel, resume, stacks and drill work as for hpctrain's own trainings.

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 MARGIN = 1.5
 """Factor by which a training should be longer than its reactions to all interruptions."""
-
-
 START = 0.2
 """Share of a run's duration in which a program that reports no steps, and saves only at its end, probably starts."""
 LATE = 0.8
@@ -73,7 +71,7 @@ class TimePlan:
     duration_s: float
     first_save_s: float | None = None
 
-    def moment(self, done: int, number: int) -> Moment:  # noqa: ARG002 - nobody knows how far it is
+    def moment(self, done: int, number: int) -> Moment:  # noqa: ARG002 - the program doesn't report it
         """When to interrupt the attempt with this number, counted from 0."""
         first_s = self.first_save_s
         saves_early = first_s is not None and first_s <= LATE * self.duration_s

@@ -102,7 +102,7 @@ def is_below(path: str, folder: str) -> bool:
 def too_many_bytes(found: CodeFiles, sizes: Counter[str], max_bytes: float) -> CodeFilesError:
     """Make the error for code that is too large; ``sizes`` are by the file or folder to name."""
     largest, size = max(sizes.items(), key=lambda item: item[1])
-    where = f"the code in {found.root} has more than code.max_mb={max_bytes / 1e6:g}, {largest} alone"
+    where = f"the code in {found.root} has more than code.max_mb={max_bytes / 1e6:g} MB, {largest} alone"
     return CodeFilesError(
         f"{where} {scaled(size, 'B')}",
         f"{_leave_out(largest)}, raise code.max_mb, or copy no code with code.snapshot=none",

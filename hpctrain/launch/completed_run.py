@@ -1,4 +1,4 @@
-"""What a launch says of a run that has completed already: that nothing is left to do, and how to go on."""
+"""What a launch prints of a run that has already completed: that nothing is left to do, and what to type for more."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def _copy_one(source: str, target: str, path: str) -> CodeFile | None:
 def _copy_content(descriptor: int, target: str, path: str, state: os.stat_result) -> CodeFile:
     mode = mode_of(state)
     size, digest = 0, xxhash.xxh3_128()
-    # nobody may read a copy who may not read the original
+    # users who can't read the original must not be able to read the copy
     allowed = state.st_mode & (0o555 if mode == EXECUTABLE else 0o444) | stat.S_IRUSR
     copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, allowed)
     try:

@@ -105,7 +105,7 @@ class Child:
         return [process for process in this.descendants() if process.pid != self._guard.pid]
 
     def orphans(self) -> list[Process]:
-        """The processes of the program that no other of them has for a child: the first one is among them."""
+        """The processes of the program whose parent isn't one of them; the first one is among these."""
         this = Process.of(os.getpid())
         assert this is not None
         return [process for process in this.children() if process.pid != self._guard.pid]

@@ -190,7 +190,7 @@ def _judge(rank: ProgramRank, end: ProgramEnd, output_start: int) -> Judgement:
     if end.done and end.code:
         log.warning("the program had called session.done(): the run is complete, whatever came after it")
     elif end.code == 0 and judgement.reason is not Reason.COMPLETED:
-        log.info("it was asked to stop and didn't call session.done(): interrupted, and to be continued")
+        log.info("it was asked to stop and didn't call session.done(): the run is interrupted, and can be resumed")
     return judgement
 
 
@@ -202,7 +202,9 @@ def _report_written(rank: ProgramRank) -> None:
         return  # the launcher of the next attempt compares the copy with its list
     if found and rank.code is not None:
         advice = "write into $HPCTRAIN_CHECKPOINT_DIR or $HPCTRAIN_RUN_DIR instead"
-        log.info("the copy of the code, %s, has output in it: %s; %s", rank.code.folder, listed(found), advice)
+        log.info(
+            "the copy of the code, %s, contains what the program wrote: %s; %s", rank.code.folder, listed(found), advice
+        )
 
 
 def _shown(command: Sequence[str]) -> str:

@@ -185,7 +185,7 @@ class EventLoop:
     def _require_ownership(self) -> None:
         try:
             self._rank.claim.require_ownership()
-        except OSError:  # the file system can't tell
+        except OSError:  # the file system is unavailable
             return
 
     def _receive(self, number: signal.Signals) -> None:
@@ -214,7 +214,7 @@ class EventLoop:
         try:
             write_json(self._rank.session / STOP_FILE, record, durable=False)
         except OSError as error:
-            log.warning("the program can't be told of the stop through a file: %s", error)
+            log.warning("can't write the file that asks the program to stop: %s", error)
 
     def _learn_deadline(self) -> None:
         """Pass on when SLURM will kill the job, once the supervisor has asked."""

@@ -210,8 +210,8 @@ class Records:
                 return
             del self._unsaved[0]
             if not os.path.exists(path):  # noqa: PTH110 - never raises
-                told = "report a save once it is written, with the path of its file or folder"
-                self._warn("missing", f"the save of step {step} isn't there: {visible(str(path))}; {told}")
+                advice = "report a save once it is written, with the path of its file or folder"
+                self._warn("missing", f"the save of step {step} isn't there: {visible(str(path))}; {advice}")
 
     def _keep_config(self) -> None:
         keep_config(self._rank.directory)

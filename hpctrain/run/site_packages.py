@@ -20,7 +20,7 @@ def editable_places(word: str, variables: Mapping[str, str], folders: tuple[Path
     Reads the environments of the command, of `python` in PATH, of VIRTUAL_ENV, CONDA_PREFIX and the user, and `.venv`.
 
     Args:
-        word: the first of the command.
+        word: the first word of the command.
         variables: of the program.
         folders: in which the command may be and an environment `.venv` is looked for; the first is the working
             directory.

@@ -1,4 +1,4 @@
-"""The variables that the batch script adds for the ranks of a program: what no rank can find out by itself."""
+"""Variables that the supervisor sets for the ranks of a program, because a rank can't find them out by itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def program_variables(
     try:
         record = slurm.show(job_id)
     except SchedulerError as error:
-        log.info("the program isn't told when the job's time is over: %s", error)
+        log.info("HPCTRAIN_DEADLINE isn't set, because SLURM doesn't answer: %s", error)
     else:
         if record is not None and record.end_time is not None:
             found["HPCTRAIN_DEADLINE"] = str(record.end_time)

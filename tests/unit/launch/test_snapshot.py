@@ -356,7 +356,7 @@ def test_too_large(repository, home):
     with pytest.raises(CodeFilesError) as caught:
         take(repository, home, max_mb=1)
     assert str(caught.value) == (
-        f"the code in {repository} has more than code.max_mb=1, weights.bin alone 2 MB; leave it out with "
+        f"the code in {repository} has more than code.max_mb=1 MB, weights.bin alone 2 MB; leave it out with "
         "code.exclude=[weights.bin] or a line in .gitignore, raise code.max_mb, or copy no code with code.snapshot=none"
     )
     assert not home.code.exists()
@@ -555,7 +555,7 @@ def test_a_folder_that_contains_the_run(folder):
 
 def test_a_folder_that_is_too_large(folder, home):
     write(folder, {f"texts/{n}.txt": "x" * 1000 for n in range(20)})
-    with pytest.raises(CodeFilesError, match=r"code\.max_mb=0\.01, texts alone .*exclude=\[texts\]"):
+    with pytest.raises(CodeFilesError, match=r"code\.max_mb=0\.01 MB, texts alone .*exclude=\[texts\]"):
         take(folder, home, max_mb=0.01)
     assert files_in(take(folder, home, max_mb=0.01, exclude=["texts"]).folder)["texts"] == f"-> {folder / 'texts'}"
 

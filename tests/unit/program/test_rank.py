@@ -234,7 +234,9 @@ def test_a_program_runs_in_the_copy_of_its_code(program, tmp_path):
     assert shown["environ"]["HPCTRAIN_SUBMIT_DIR"] == str(tmp_path / "repository" / "scripts")
     assert shown["environ"]["PYTHONPATH"] == f"{folder}/lib:/opt/tools"
     assert Ledger(run.directory).attempt(1).extra["code"] == "d1"
-    assert f"the copy of the code, {folder}, has output in it: scripts/shown; write into $HPC" in run.log()
+    assert (
+        f"the copy of the code, {folder}, contains what the program wrote: scripts/shown; write into $HPC" in run.log()
+    )
 
 
 def test_a_working_directory_that_is_missing_here(program):
