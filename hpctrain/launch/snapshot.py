@@ -20,6 +20,7 @@ from hpctrain.errors import RunDirectoryError
 from hpctrain.files import describe_os_error, on_each_file, temporary_name
 from hpctrain.launch.code_choice import CodeFiles, CodeFilesError, too_many_bytes
 from hpctrain.launch.code_files import find_code
+from hpctrain.launch.code_links import Links
 from hpctrain.run.code import (
     BLOCK_BYTES,
     DAMAGED,
@@ -159,23 +160,24 @@ def _copy(found: CodeFiles, target: Path) -> Sequence[CodeFile]:
         (target / folder).mkdir(parents=True, exist_ok=True)
     (target / found.working_directory).mkdir(parents=True, exist_ok=True)
     _make_folders(found, target)
+    links = Links(found)
     source, copied = os.fspath(found.root), os.fspath(target)
 
     def copy_one(path: str) -> CodeFile | None:
-        return _copy_one(f"{source}/{path}", f"{copied}/{path}", path)
+        return _copy_one(f"{source}/{path}", f"{copied}/{path}", path, links)
 
     files = [file for file in on_each_file(copy_one, list(found.copied)) if file is not None]
     _link(found, target)
     return files
 
 
-def _copy_one(source: str, target: str, path: str) -> CodeFile | None:
+def _copy_one(source: str, target: str, path: str, links: Links) -> CodeFile | None:
     """Copy a file; None if it vanished."""
     try:
         descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ELOOP and (link := _read_link(source)) is not None:
-            text = _target_in_copy(path, link, source)
+            text = links.target(path, link)
             Path(target).symlink_to(text)
             return link_to(text, path)
         if error.errno in GONE or error.errno == errno.ENXIO:
@@ -237,14 +239,6 @@ def _read_link(source: str) -> str | None:
         return os.readlink(source)  # noqa: PTH115 - Path.readlink would change its text
     except OSError:
         return None
-
-
-def _target_in_copy(path: str, link: str, source: str) -> str:
-    """Return the target of a link in the copy: relative if it is inside of the code, otherwise absolute."""
-    folder = Path(source).parent
-    target = os.path.normpath(folder / link)
-    is_inside = Path(target).is_relative_to(source[: -len(path) - 1])
-    return os.path.relpath(target, folder) if is_inside else target
 
 
 def _make_folders(found: CodeFiles, target: Path) -> None:

@@ -259,6 +259,34 @@ def test_links_stay_inside_if_they_can(repository, home, tmp_path):
     assert found == BASE | links | {"scratch": outside, "pkg/up": outside}
 
 
+def test_absolute_links_by_another_name_of_the_repository_stay_inside(repository, home, tmp_path):
+    (tmp_path / "name").symlink_to(repository)
+    (tmp_path / "above").symlink_to(tmp_path)
+    (repository / "a.py").symlink_to(tmp_path / "name" / "pkg" / "net.py")
+    (repository / "pkg" / "b.py").symlink_to(tmp_path / "above" / "repository" / "train.py")
+    (repository / "pkg" / "c.py").symlink_to("../../name/train.py")
+    (repository / "whole").symlink_to(tmp_path / "name")
+    found = files_in(take(repository, home).folder)
+    links = {"a.py": "-> pkg/net.py", "pkg/b.py": "-> ../train.py", "pkg/c.py": "-> ../train.py", "whole": "-> ."}
+    assert found == BASE | links
+
+
+@pytest.mark.parametrize("in_git", [True, False], ids=["git", "folder"])
+def test_links_to_what_the_copy_does_not_have_lead_to_the_original(repository, in_git):
+    directory = RunDirectory.at(repository / "outputs" / "1")
+    directory.create(0o750)
+    write(repository, {"data/a.bin": "a", "outputs/old/last.pt": "x", "outputs/1/out": "y"})
+    (repository / ".gitignore").write_text("data/\noutputs/\n")
+    if not in_git:
+        shutil.rmtree(repository / ".git")
+        make_run(repository / "outputs" / "old")
+    (repository / "best").symlink_to("outputs/old/last.pt")
+    (repository / "a.bin").symlink_to("data/a.bin")
+    folder = take(repository, directory).folder
+    assert (folder / "a.bin").readlink() == Path("data/a.bin")
+    assert (folder / "best").readlink() == repository / "outputs/old/last.pt"
+
+
 def test_permissions(repository, home):
     (repository / "train.py").chmod(0o777)
     folder = take(repository, home).folder
@@ -515,6 +543,17 @@ def test_a_tracked_folder_that_became_a_link(repository, home, tmp_path):
     assert files_in(take(repository, home).folder) == rest | {"pkg": f"-> {tmp_path / 'moved'}"}
     taken = take(repository, home, exclude=["*.py"]).folder
     assert sorted(files_in(taken)) == [".gitignore", "pkg", "train.py"]
+
+
+def test_a_sparse_checkout(repository, home):
+    write(repository, {"docs/a.md": "a", "docs/deep/b.md": "b"})
+    git(repository, "add", ".")
+    git(repository, "commit", "-qm", "docs")
+    for words in (["--cone"], ["--cone", "--sparse-index"]):
+        git(repository, "sparse-checkout", "set", *words, "pkg")
+        write(repository, {"new.py": "x = 1\n"})
+        assert not (repository / "docs").exists()
+        assert files_in(take(repository, home).folder) == BASE | {"new.py": "x = 1\n"}
 
 
 def test_a_repository_without_commits(tmp_path, home):
