@@ -37,7 +37,7 @@ CPU_SHARE = 4
 FORK_TIMEOUT_S = 10.0
 """Seconds within which a forked worker must run; it takes milliseconds."""
 
-_IGNORED = (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _ALL = (*_IGNORED, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 

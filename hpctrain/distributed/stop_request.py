@@ -10,6 +10,8 @@ from types import FrameType
 from hpctrain.run.process import may_handle_signals
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+HANDLED = (*STOP_SIGNALS, signal.SIGHUP)
+"""The signals that a `StopRequest` handles: a process learns by SIGHUP that its terminal was closed."""
 
 
 class StopKind(IntEnum):
@@ -37,7 +39,7 @@ class Stop:
 class StopRequest:
     """Set by the first signal that asks this process to stop; the loop reads it between steps.
 
-    SIGTERM and the user signals come from a scheduler, SIGINT from a person. A second SIGINT raises KeyboardInterrupt
+    SIGTERM and the user signals come from a scheduler, SIGINT from a person, SIGHUP from a closed terminal. A second SIGINT raises KeyboardInterrupt
     at once. A third one is ignored: it would only interrupt the process while it records its end.
 
     Attributes:
@@ -78,8 +80,9 @@ class StopRequest:
         """
         if not may_handle_signals():
             return
-        for number in STOP_SIGNALS:
-            signal.signal(number, self._handle)
+        for number in HANDLED:
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._handle)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
-from hpctrain.distributed.stop_request import STOP_SIGNALS, StopRequest
+from hpctrain.distributed.stop_request import HANDLED, StopRequest
 from hpctrain.errors import ExitCode, HpctrainError, RendezvousError, SupersededError, error_text
 from hpctrain.phrases import DATE_TIME
 from hpctrain.run.directory import RunDirectory, umask_of
@@ -53,7 +53,7 @@ def run_rank(
     os.environ.update(config.cluster.env)
     umask = os.umask(umask_of(config.mode))
     stop = StopRequest() if program is None else program.stop
-    with handlers_restored(STOP_SIGNALS):
+    with handlers_restored(HANDLED):
         try:
             stop.install()
             handover = Handover.read(os.environ)

@@ -165,7 +165,7 @@ def test_workers_outlive_the_signals_of_a_stop() -> None:
     batches = iter(loader(plan, Augmented(64), workers=Workers(2, prefetch_factor=1)))
     pids = {int(next(batches).batch[4][0]) for _ in range(4)}
     for pid in pids:
-        for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             os.kill(pid, number)
         assert os.spawnlp(os.P_WAIT, "sh", "sh", "-c", f"kill -TERM {pid}") == 0
     after = {int(next(batches).batch[4][0]) for _ in range(20)}

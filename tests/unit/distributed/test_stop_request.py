@@ -11,7 +11,7 @@ from hpctrain.distributed.stop_request import STOP_SIGNALS, Stop, StopKind, Stop
 
 @pytest.fixture
 def request_to_stop():
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    before = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGHUP)}
     made = StopRequest()
     made.install()
     yield made
@@ -24,7 +24,7 @@ def send(*numbers):
         os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("number", STOP_SIGNALS)
+@pytest.mark.parametrize("number", [*STOP_SIGNALS, signal.SIGHUP])
 def test_a_signal_sets_the_request_and_nothing_else(request_to_stop, number):
     assert request_to_stop.pending is None
     send(number)
@@ -54,6 +54,17 @@ def test_an_error_is_a_stop_of_its_own_kind_whatever_signals_come(request_to_sto
     send(signal.SIGUSR2)
     assert request_to_stop.pending == Stop(StopKind.ERROR, signal.SIGUSR2)
     assert request_to_stop.error is error
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    others = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        StopRequest().install()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        for number, handler in [*others.items(), (signal.SIGHUP, before)]:
+            signal.signal(number, handler)
 
 
 def test_in_another_thread_the_signals_stay_as_they_are():
