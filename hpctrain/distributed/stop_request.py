@@ -39,8 +39,9 @@ class Stop:
 class StopRequest:
     """Set by the first signal that asks this process to stop; the loop reads it between steps.
 
-    SIGTERM and the user signals come from a scheduler, SIGINT from a person, SIGHUP from a closed terminal. A second SIGINT raises KeyboardInterrupt
-    at once. A third one is ignored: it would only interrupt the process while it records its end.
+    SIGTERM and the user signals come from a scheduler, SIGINT from a person, SIGHUP from a closed terminal. A second
+    SIGINT raises KeyboardInterrupt at once. A third one is ignored: it would only interrupt the process while it
+    records its end.
 
     Attributes:
         error: the error that stops all ranks; None without one.
