@@ -29,7 +29,7 @@ main(sys.argv[1:])
 """
 PACKAGES = Path(hpctrain.__file__).parents[1]
 NOT_SAVES = (".json", ".jsonl", ".txt", ".log", ".csv", ".yaml", ".yml", ".toml", ".png", ".html")
-"""Endings of files among checkpoints that are no checkpoints."""
+"""Endings of files that lie among checkpoints and are not checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
