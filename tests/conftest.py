@@ -11,12 +11,16 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from fork_server import ForkServer
 
 # how long one example takes, or is made, says nothing on a loaded machine
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -27,8 +31,9 @@ settings.load_profile("hpctrain")
 ONLY_WHEN_NAMED = ("soak", "nightly")
 COMPUTING = ("multiprocess", "contracts")
 """Folders with files that take long and wait little."""
+TESTS = Path(__file__).parent
 for folder in ("support", "slurm/programs"):
-    sys.path.insert(0, str(Path(__file__).parent / folder))
+    sys.path.insert(0, str(TESTS / folder))
 
 # Ranks that tests start by hand keep their user's secret here, and not in the home of whoever runs the tests.
 if "XDG_CONFIG_HOME" not in os.environ:
@@ -58,6 +63,17 @@ def untouched_logging():
     logger.handlers.clear()
     logger.propagate = True
     logger.setLevel(logging.NOTSET)
+
+
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """Starts ranks outside of SLURM: one server for the programs of all folders, since each imports torch."""
+    from fork_server import ForkServer, clean_environment
+
+    programs = (TESTS / folder / "programs" for folder in ("multiprocess", "slurm"))
+    server = ForkServer(tmp_path_factory.mktemp("fork_server"), clean_environment(*programs))
+    yield server
+    server.close()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -97,4 +113,4 @@ def in_turn(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 def folder_of(item: pytest.Item) -> str:
     """The folder of tests/ that a test is in."""
-    return item.path.relative_to(Path(__file__).parent).parts[0]
+    return item.path.relative_to(TESTS).parts[0]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fork_server import ForkServer, clean_environment
+from fork_server import clean_environment
 
 from hpctrain.config.compose import Composer
 from hpctrain.files import read_json_lines
@@ -25,13 +25,6 @@ sys.path.append(str(PROGRAMS))  # tests use constants of the programs that they 
 def variables():
     """The environment of every process."""
     return clean_environment(PROGRAMS)
-
-
-@pytest.fixture(scope="session")
-def fork_server(tmp_path_factory, variables):
-    server = ForkServer(tmp_path_factory.mktemp("fork_server"), variables)
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="session")

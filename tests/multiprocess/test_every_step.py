@@ -91,7 +91,9 @@ def killed_at(train, straight):
     return run_chain
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize(
+    "world_size", [pytest.param(1, marks=pytest.mark.nightly), 2, pytest.param(4, marks=pytest.mark.nightly)]
+)
 def test_killed_at_every_step_one_after_the_other(killed_at, world_size):
     """Without loading processes in the first half, with two in the second."""
     killed_at(world_size, CHAIN, workers=(0, 2))

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 from disk import Disk, mount, unmount
-from fork_server import ForkServer, clean_environment
+from fork_server import ForkServer
 from leftovers import assert_nothing_is_left
-from submitted_runs import PROGRAMS, Straight, SubmittedRuns
+from submitted_runs import Straight, SubmittedRuns
 
 PROGRAM = Path(__file__).parents[2] / "slurm" / "sandbox"
 STATES = Path("/run/slurm-sandbox")
@@ -267,14 +267,6 @@ def start_sandbox() -> Iterator[Callable[..., SlurmSandbox]]:
     yield start
     for each in started:
         each.down()
-
-
-@pytest.fixture(scope="session")
-def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    """Starts ranks outside of SLURM."""
-    server = ForkServer(tmp_path_factory.mktemp("fork_server"), clean_environment(PROGRAMS))
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="session")

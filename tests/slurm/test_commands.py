@@ -19,11 +19,24 @@ if TYPE_CHECKING:
     Hpctrain = Callable[..., subprocess.CompletedProcess[str]]
 
 SUBMIT = ["cluster=slurm", "nodes=2", "logger.tensorboard=false", "cluster.cpus_per_process=1"]
+SUBMIT += ["task=custom", "task._target_=own.Slow", "model=convnet"]
+TASK = """
+import time
+
+from hpctrain.tasks.digits import Digits
+
+
+class Slow(Digits):
+    def loss(self, model, batch):
+        time.sleep(0.05)  # the processors are needed elsewhere while the test asks about the run
+        return super().loss(model, batch)
+"""
 
 
 @pytest.fixture
 def hpctrain(sandbox: SlurmSandbox, tmp_path: Path) -> Hpctrain:
     """Type `python -m hpctrain ...` and wait for it."""
+    (tmp_path / "own.py").write_text(TASK)
     return lambda *words: sandbox.run([sys.executable, "-m", "hpctrain", *words], cwd=tmp_path, timeout=280)
 
 
