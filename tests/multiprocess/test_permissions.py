@@ -33,7 +33,7 @@ def too_open(folder, beyond):
     return [str(path) for path in paths if stat.S_IMODE(path.stat().st_mode) & beyond]
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_generous_umask_opens_nothing(fork_server, shared, size):
     words = (*SHORT, f"run_dir={shared}/R", "trainer.max_steps=2", f"cluster.processes_per_node={size}")
     words += ("trainer.profile=[1,1]",)

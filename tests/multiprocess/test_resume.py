@@ -58,7 +58,7 @@ def test_the_newest_intact_checkpoint_or_the_same_error_on_every_rank(train, wor
         assert all("lost another rank" not in log for log in logs)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_large_optimizer_resumes_exactly(train, world_size):
     words = (*QUIET, f"+task.width={LARGE_WIDTH}", "trainer.micro_batch_size=6")
     code, run, output = train("straight", *words, world_size=world_size)

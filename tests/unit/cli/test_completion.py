@@ -134,7 +134,14 @@ def test_an_option_of_ones_own_has_its_keys(here: Path) -> None:
     assert candidates(["task=sine", "task.n"]) == ["task.num_points="]
 
 
-@pytest.mark.parametrize("group", ["cluster", "model", "optimizer", "task", "schedule"])
+@pytest.mark.parametrize(
+    "group",
+    [
+        "cluster",
+        "schedule",
+        *(pytest.param(group, marks=pytest.mark.nightly) for group in ("model", "optimizer", "task")),
+    ],
+)
 def test_what_is_offered_is_what_composing_finds(group: str, here: Path) -> None:
     composer = Composer()
     folders = [conf_dir(), here / "conf"]

@@ -12,6 +12,7 @@ from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 
 SITE = "defaults: [slurm, _self_]\npartition: long\n"
+ONE, TWO = ["mine"], ["mine", "other"]
 
 
 @pytest.fixture
@@ -170,8 +171,17 @@ def test_a_resume_whose_job_cannot_be_recorded_is_cancelled_and_leaves_the_run_a
     assert (slurm.cancelled, all_of(run)) == (["8"], before)
 
 
-@pytest.mark.parametrize("words", [["mine"], ["mine", "other"]], ids=["one", "two"])
-@pytest.mark.parametrize(("state", "reverted"), [("FAILED", True), ("CANCELLED", False), ("COMPLETED", False)])
+@pytest.mark.parametrize(
+    ("state", "reverted", "words"),
+    [
+        pytest.param("FAILED", True, ONE, id="failed-one"),
+        pytest.param("FAILED", True, TWO, id="failed-two"),
+        pytest.param("CANCELLED", False, ONE, id="cancelled-one"),
+        pytest.param("CANCELLED", False, TWO, id="cancelled-two", marks=pytest.mark.nightly),
+        pytest.param("COMPLETED", False, ONE, id="completed-one", marks=pytest.mark.nightly),
+        pytest.param("COMPLETED", False, TWO, id="completed-two"),
+    ],
+)
 def test_a_change_whose_job_failed_before_an_attempt_is_reverted(run, slurm, capsys, state, reverted, words):
     started_job(run, reason=Reason.FAILED)
     prepare(Composer().compose(["run_dir=other"]), [])
