@@ -401,6 +401,19 @@ def test_too_many_files(repository, home, monkeypatch, in_git):
         take(repository, home)
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", ["ignored", "excluded", "folder"])
+def test_more_files_than_can_be_copied_that_are_not_copied(repository, home, how):
+    for number in range(code_choice.MAX_FILES + 1):
+        (repository / f"{number}.bin").touch()
+    if how == "ignored":
+        (repository / ".gitignore").write_text("*.bin\n")
+    elif how == "folder":
+        shutil.rmtree(repository / ".git")
+    folder = take(repository, home, exclude=[] if how == "ignored" else ["*.bin"]).folder
+    assert sum(path.is_symlink() for path in folder.iterdir()) == code_choice.MAX_FILES + 1
+
+
 def test_a_file_that_cannot_be_read(repository, home):
     os.mkfifo(repository / "pipe.py")
     assert files_in(take(repository, home).folder) == BASE
