@@ -19,6 +19,7 @@ from hpctrain.config.compose import Composer
 from hpctrain.config.main_module import path_of, require_maker, target_bound
 from hpctrain.config.root import Config
 from hpctrain.errors import ConfigError
+from hpctrain.phrases import page
 
 if TYPE_CHECKING:
     from hpctrain.tasks.task import Task
@@ -113,7 +114,7 @@ def _instead_of(flag: str) -> str:
     """What to write in Python instead of a flag of the command."""
     match flag.partition("=")[0]:
         case "-m" | "--multirun":
-            return "call hpctrain.submit for each value, or type the command (docs/how_to/sweep.md)"
+            return f"call hpctrain.submit for each value, or type the command ({page('how_to/sweep.md')})"
         case "-cd" | "--config-dir":
             return "write compose(..., config_dir=FOLDER)"
     return "leave it out"

@@ -12,6 +12,7 @@ import yaml
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from hpctrain.config import require
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.near_misses import SINKS, key_instead, option_instead
 from hpctrain.config.schedule import Plateau
@@ -156,7 +157,7 @@ class Explainer:
         return ConfigError(key, "???", "is required", f"add {key}=VALUE")
 
     def _not_single(self, match: re.Match[str]) -> ConfigError:
-        remedy = f"see docs/reference/configuration.md for {match[1]}"
+        remedy = f"{require.REFERENCE} for {match[1]}"
         return self._about(match[1], "must be a single value, not a list or a group of keys", remedy)
 
     def _recursive(self, _match: re.Match[str]) -> ConfigError:
@@ -185,7 +186,7 @@ class Explainer:
             return self._about(key, "must be a list", f"write it in brackets{example}")
         else:
             problem = "has the wrong type"
-        return self._about(key, problem, f"see docs/reference/configuration.md for {key}")
+        return self._about(key, problem, f"{require.REFERENCE} for {key}")
 
     def _syntax(self, match: re.Match[str]) -> ConfigError:
         # the lexer's message lacks the override, unlike that of Hydra's parser

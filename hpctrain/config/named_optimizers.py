@@ -13,7 +13,7 @@ from hpctrain.config import require
 from hpctrain.config.optimizer import PAIR, Handling
 from hpctrain.config.parameter_groups import patterns
 from hpctrain.errors import ConfigError
-from hpctrain.phrases import listed
+from hpctrain.phrases import listed, page
 
 DEFAULT_LOSS = "loss"
 
@@ -112,7 +112,7 @@ def named_optimizers(node: Mapping[str, Any]) -> list[NamedOptimizer]:
         return [NamedOptimizer(node=node)]
     named = node["named"]
     if not isinstance(named, Mapping) or not named:
-        remedy = "write optimizer.named.NAME._target_=torch.optim.Adam; see docs/how_to/optimizers.md"
+        remedy = f"write optimizer.named.NAME._target_=torch.optim.Adam; see {page('how_to/optimizers.md')}"
         raise ConfigError("optimizer.named", named, "must have an entry per optimizer", remedy)
     _refuse_others(node)
     shared = {key: node[key] for key in SHARED_KEYS if node.get(key) is not None}

@@ -10,6 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from hpctrain.errors import ConfigError
+from hpctrain.phrases import page
 
 Check = Callable[[str, Any], None]
 """Takes the full key and its value, which is never None; raises a ConfigError with both and a remedy."""
@@ -18,7 +19,7 @@ Check = Callable[[str, Any], None]
 MAX_INTEGER = 2**63 - 1
 """Largest number that tensors, NumPy's arrays and SLURM's records can hold."""
 
-REFERENCE = "see docs/reference/configuration.md"
+REFERENCE = f"see {page('reference/configuration.md')}"
 TYPES: Mapping[object, str] = {
     int: "a whole number",
     float: "a number",

@@ -12,6 +12,7 @@ from hpctrain.config import checks
 from hpctrain.config.compose import Composer
 from hpctrain.config.identity import flat
 from hpctrain.errors import ConfigError
+from hpctrain.phrases import page
 
 ONE_NAMED = ("optimizer=named", "optimizer.named.a={_target_: torch.optim.SGD, lr: 0.1}")
 MISTAKES = {
@@ -304,7 +305,7 @@ MISTAKES = {
     "half a step of warm-up": (
         [*ONE_NAMED, "optimizer.named.a.schedule={warmup_steps: 1.5}"],
         "optimizer.named.a.schedule.warmup_steps=1.5: must be a whole number",
-        "see docs/reference/configuration.md",
+        f"see {page('reference/configuration.md')}",
     ),
     "a factor of a named optimizer's schedule": (
         [*ONE_NAMED, "optimizer.named.a.schedule={kind: plateau, factor: 2}"],

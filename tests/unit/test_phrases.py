@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 
+import hpctrain
 from hpctrain.phrases import counted, duration, listed, numbered, page
 
 
@@ -18,6 +20,20 @@ def test_a_page_is_named_by_its_path_so_that_it_can_be_opened_from_any_folder(mo
     monkeypatch.chdir(tmp_path)
     assert Path(page("how_to/programs.md")).is_file()
     assert page("no.md") == "docs/no.md of hpctrain"
+
+
+def test_messages_name_pages_by_their_path():
+    package = Path(hpctrain.__file__).parent
+    texts = {path: path.read_text() for path in package.rglob("*.py")}
+    trees = {path: ast.parse(text) for path, text in texts.items() if "docs/" in text and path.name != "phrases.py"}
+    docstrings = {id(node.value) for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    found = [
+        f"{path}:{node.lineno}"
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and "docs/" in str(node.value) and id(node) not in docstrings
+    ]
+    assert found == []
 
 
 def test_listed_with_another_separator():
