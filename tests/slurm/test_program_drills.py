@@ -1,4 +1,4 @@
-"""Drills on a real SLURM of the programs on the pages: requeued jobs of two nodes end as uninterrupted ones do."""
+"""Drills on a real SLURM of the programs on the pages: requeued jobs end as uninterrupted ones do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from conftest import SlurmSandbox
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples/programs"
-CLUSTER = ("cluster=slurm", "nodes=2", "cluster.cpus_per_process=1", "cluster.gpus_per_node=0")
+CLUSTER = ("cluster=slurm", "cluster.cpus_per_process=1", "cluster.gpus_per_node=0")
 # long enough for two requeues, which SLURM carries out some seconds after it was asked
 PROGRAMS = {
     "ddp": ("torch", "20000"),
@@ -56,14 +56,17 @@ def drill(sandbox: SlurmSandbox, folder: Path, *words: str, command: list[str]) 
 
 @pytest.mark.nightly  # the gate has a drill on this machine, tests/multiprocess/test_drill.py
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("nodes", [1, 2, 4])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_requeued_program_is_the_straight_one(program: str, sandbox: SlurmSandbox, tmp_path: Path) -> None:
+def test_a_requeued_program_is_the_straight_one(
+    program: str, nodes: int, sandbox: SlurmSandbox, tmp_path: Path
+) -> None:
     package, amount = PROGRAMS[program]
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} isn't installed")
     shutil.copy(EXAMPLES / f"{program}.py", tmp_path)
     # a mean over the steps of the last attempt
-    words = (*CLUSTER, "--interruptions", "2", "--ignore", "train_loss")
+    words = (*CLUSTER, f"nodes={nodes}", "--interruptions", "2", "--ignore", "train_loss")
     report = drill(sandbox, tmp_path, *words, command=[f"{program}.py", amount])
     first, *others = Ledger(RunDirectory.at(report["interrupted"])).attempts()
     assert len(others) == len(report["interruptions"])

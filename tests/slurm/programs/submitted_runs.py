@@ -89,7 +89,9 @@ class SubmittedRuns:
     def launch(self, run: FollowedRun, command: Sequence[str], *words: str, nodes: int = 2) -> None:
         """Submit a run of a program, through the command line."""
         own = (f"run_dir={run.directory.path}", f"nodes={nodes}", "cluster=slurm", "cluster.cpus_per_process=1")
-        typed = [sys.executable, "-m", "hpctrain", "run", *own, *words, "--", *command]
+        # a copy of the pace, with the code, would keep its first value
+        code = "code.exclude=[*.pace]"
+        typed = [sys.executable, "-m", "hpctrain", "run", *own, code, *words, "--", *command]
         done = self.sandbox.run(typed, cwd=self.folder, env=submitters_variables())
         assert done.returncode == 0, done.stdout + done.stderr
         run.job_id = run.newest_job
