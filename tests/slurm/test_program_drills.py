@@ -19,14 +19,18 @@ if TYPE_CHECKING:
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples/programs"
 CLUSTER = ("cluster=slurm", "cluster.cpus_per_process=1", "cluster.gpus_per_node=0")
-# long enough for two requeues, which SLURM carries out some seconds after it was asked
 PROGRAMS = {
-    "ddp": ("torch", "20000"),
-    "lightning_program": ("lightning", "60"),
-    "hf_trainer": ("transformers", "1500"),
-    "accelerate_program": ("accelerate", "4000"),
+    "ddp": "torch",
+    "lightning_program": "lightning",
+    "hf_trainer": "transformers",
+    "accelerate_program": "accelerate",
 }
-"""By script: the package that it needs, and how long it trains: in epochs with Lightning, else in steps."""
+"""By script: the package that it needs."""
+PACED = Path(__file__).parent / "programs" / "paced.py"
+PACE_S, STEPS = 0.03, 800
+"""Long enough for two requeues, which SLURM carries out some seconds after it was asked."""
+EPOCHS_PER_RANK = 15
+"""How long Lightning trains: an epoch has 56 steps with one rank, and fewer with more."""
 WITHOUT_SESSION = """
 import os, time
 from pathlib import Path
@@ -61,13 +65,15 @@ def drill(sandbox: SlurmSandbox, folder: Path, *words: str, command: list[str]) 
 def test_a_requeued_program_is_the_straight_one(
     program: str, nodes: int, sandbox: SlurmSandbox, tmp_path: Path
 ) -> None:
-    package, amount = PROGRAMS[program]
+    package = PROGRAMS[program]
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} isn't installed")
     shutil.copy(EXAMPLES / f"{program}.py", tmp_path)
+    (tmp_path / "pace").write_text(str(PACE_S))
+    amount = EPOCHS_PER_RANK * nodes if program == "lightning_program" else STEPS
     # a mean over the steps of the last attempt
     words = (*CLUSTER, f"nodes={nodes}", "--interruptions", "2", "--ignore", "train_loss")
-    report = drill(sandbox, tmp_path, *words, command=[f"{program}.py", amount])
+    report = drill(sandbox, tmp_path, *words, command=[str(PACED), "pace", f"{program}.py", str(amount)])
     first, *others = Ledger(RunDirectory.at(report["interrupted"])).attempts()
     assert len(others) == len(report["interruptions"])
     assert [entry.start_step for entry in others] == [one["step"] for one in report["interruptions"]]
