@@ -86,7 +86,7 @@ def _of_programs() -> list[str]:
 
 
 def _described(composer: Composer, node: DictConfig, name: str) -> Iterator[str]:
-    if "." not in name and (options := composer.options(name)):
+    if "." not in name and (options := composer.options.of(name)):
         yield from _group(node, name, options)
         return
     group, _, key = name.rpartition(".")

@@ -17,17 +17,16 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import setup_globals
-from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from hpctrain.config import schema
 from hpctrain.config.checks import check
-from hpctrain.config.explain import MISTAKES, Explainer, unreadable
+from hpctrain.config.explain import Explainer, unreadable
 from hpctrain.config.folders import conf_dir, own_folders
+from hpctrain.config.group_options import GroupOptions
 from hpctrain.config.multiple_values import require_single_value, with_first_value
-from hpctrain.config.near_misses import option_instead
-from hpctrain.config.overrides import apply_override, keys_of, open_overrides
+from hpctrain.config.overrides import MISTAKES, apply_override, keys_of, open_overrides
 from hpctrain.config.root import Config, with_absolute_init
 from hpctrain.config.run_config import RunConfig
 from hpctrain.config.schema import PROGRAM_KEYS
@@ -49,6 +48,7 @@ class Composer:
     Attributes:
         primary: the main configuration.
         foreign: top-level keys that other runs have.
+        options: of the groups.
         sweeps: whether the command has `-m`, which an error about several values then suggests.
 
     Raises:
@@ -74,14 +74,10 @@ class Composer:
         # Hydra refuses a second instance in a process, and a sweeper or a resume may need one
         GlobalHydra.instance().clear()
         self.hydra = Hydra.create_main_hydra2("hpctrain", search_path)
+        self.options = GroupOptions(self.hydra.config_loader)
         self._composed: dict[tuple[str, ...], tuple[bytes, str]] = {}
         self._parsed: dict[str, list[Override]] = {}
-        self._is_group: dict[str, bool] = {}
         setup_globals()  # the resolvers `hydra:` and `now:` of interpolations
-
-    def options(self, group: str) -> list[str]:
-        """Return the options of one group."""
-        return [name for name in self.hydra.config_loader.get_group_options(group) if not name.startswith("base_")]
 
     @contextlib.contextmanager
     def explaining(self, overrides: Sequence[str]) -> Iterator[None]:
@@ -98,7 +94,7 @@ class Composer:
             raise ConfigError("configuration", error.filename, "can't be read", "change its permissions") from error
         except MISTAKES as error:
             text = "\n".join(filter(None, (str(error), str(error.__cause__ or ""))))
-            raise Explainer(text, overrides, lambda: self._known(overrides, text), self.options).explain() from error
+            raise Explainer(text, overrides, lambda: self._known(overrides, text), self.options.of).explain() from error
 
     def compose(self, overrides: Sequence[str], *, world_size: int | None = None) -> Config:
         """Compose and check the configuration for these overrides.
@@ -145,7 +141,7 @@ class Composer:
             ConfigError: an option doesn't exist, or a file doesn't consist of keys.
         """
         # without values: those of a swept group needn't be keys of its default option
-        chosen = [one for one in self.parse(overrides) if not one.is_sweep_override() and self._is_choice(one)]
+        chosen = [one for one in self.parse(overrides) if not one.is_sweep_override() and self.options.chosen_by(one)]
         with self.explaining(overrides):
             node = self.hydras([str(choice.input_line) for choice in chosen], RunMode.MULTIRUN)
         sweeper: DictConfig = node.hydra.sweeper
@@ -192,9 +188,8 @@ class Composer:
         found = _schema_keys(text)
         for words in (overrides, []):
             with contextlib.suppress(ConfigError, *MISTAKES):
-                choices = [
-                    override for override in map(with_first_value, self.parse(words)) if self._is_choice(override)
-                ]
+                parsed = map(with_first_value, self.parse(words))
+                choices = [override for override in parsed if self.options.chosen_by(override)]
                 return sorted(found.union(keys_of(self._raw([str(choice.input_line) for choice in choices]))))
         return sorted(found)
 
@@ -203,7 +198,7 @@ class Composer:
         values: list[Override] = []
         for parsed in self.parse(overrides):
             override = require_single_value(parsed, sweeps=self.sweeps)
-            (choices if self._is_choice(override) else values).append(override)
+            (choices if self.options.chosen_by(override) else values).append(override)
         chosen, task = self._chosen(choices)
         node: DictConfig = pickle.loads(chosen)  # five times as fast as a deepcopy of OmegaConf's nodes
         for override in values:
@@ -218,34 +213,6 @@ class Composer:
         target = OmegaConf.select(node, "task._target_") if task == "custom" else None
         return str(target).rpartition(".")[2].lower() if target else task
 
-    def _is_choice(self, override: Override) -> bool:
-        key = override.key_or_group
-        if key.startswith("hydra"):
-            return True
-        # a group's name has no dot; asking Hydra takes 40 ms each time, since it copies its whole store to answer
-        if "." in key:
-            return False
-        if key not in self._is_group:
-            self._is_group[key] = bool(self.hydra.config_loader.get_group_options(key))
-        if not self._is_group[key]:
-            return False
-        value = override.value()
-        names = value if key in schema.LIST_GROUPS and isinstance(value, list) else [value]
-        if not (override.is_delete() or all(map(_may_be_file, names))):
-            raise ConfigError(key, value, f"is not an option of the group {key}", self._remedy(key, value))
-        return True
-
-    def _remedy(self, group: str, value: object) -> str:
-        if isinstance(value, dict) and value and group not in schema.LIST_GROUPS:
-            keys = [f"{group}.{name}" for name in value]
-            return f"set its keys one by one: {', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''}"
-        if (instead := option_instead(group, value)) is not None:
-            return instead
-        names = ", ".join(self.options(group))
-        if group in schema.LIST_GROUPS:
-            return f"write {group}=[] for none, or choose from {names}: {group}=[NAME,NAME]"
-        return f"choose one of {names}"
-
     def _chosen(self, choices: Sequence[Override]) -> tuple[bytes, str]:
         """Return the configuration of these options without Hydra's part, pickled, and the option of the task."""
         # a sweep over values composes only once, since Hydra needs a tenth of a second
@@ -253,51 +220,13 @@ class Composer:
         if words not in self._composed:
             node = self.hydras(words, RunMode.RUN)
             for choice in choices:
-                self._require_own_names(choice)
+                self.options.require_own_entries(choice)
             task = Path(str(node.hydra.runtime.choices.get("task"))).name
             # three quarters of the keys are Hydra's own, and every run would copy them
             with open_dict(node):
                 del node["hydra"]
             self._composed[words] = pickle.dumps(node), task
         return self._composed[words]
-
-    def _require_own_names(self, choice: Override) -> None:
-        """Refuse several options of a list whose files have an entry by the same name: the last would replace the rest.
-
-        Entries that a file has from its own defaults list don't count: it is meant to change them.
-        """
-        group, options = choice.key_or_group, choice.value()
-        if group not in schema.LIST_GROUPS or not isinstance(options, list):
-            return
-        sources, owners = self.hydra.config_loader.get_sources(), dict[object, str]()
-        for option in map(str, options):
-            path = f"{group}/{option}"
-            # Hydra, too, takes the first source that has it
-            found = next((source.load_config(path) for source in sources if source.is_config(path)), None)
-            for name in _entries(group, option, found):
-                if name in owners:
-                    problem = f"{owners[name]} and {option} both have the entry {name}, and only one would count"
-                    raise ConfigError(group, f"[{','.join(options)}]", problem, "rename the entry in one of them")
-                owners[name] = option
-
-
-def _entries(group: str, option: str, file: ConfigResult | None) -> set[str]:
-    """Return the entries of a group that a file has, wherever its header `# @package` places it."""
-    if file is None or not isinstance(file.config, DictConfig):
-        return set()
-    package = (file.header.get("package") or "_group_").replace("_group_", group).replace("_name_", option)
-    names = {str(name) for name in file.config} - {"defaults"}
-    if package == "_global_":
-        return {str(name) for name in file.config.get(group) or ()}
-    if package == group:
-        return names
-    first, _, below = package.removeprefix("_global_.").partition(".")
-    return {below.partition(".")[0]} if first == group and below and names else set()
-
-
-def _may_be_file(option: object) -> bool:
-    """Whether an option may be a file's name; Hydra's own errors about others don't name the group."""
-    return isinstance(option, str) and len(option) < 250 and option != "???" and not re.search(r"\0|\$\{", option)
 
 
 def _schema_keys(text: str) -> set[str]:

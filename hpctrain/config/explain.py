@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config import require
 from hpctrain.config.cluster import Slurm
@@ -18,8 +16,6 @@ from hpctrain.config.near_misses import SINKS, key_instead, option_instead
 from hpctrain.config.schedule import Plateau
 from hpctrain.errors import MAX_SHOWN_CHARS, ConfigError
 
-MISTAKES = (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError)
-"""What composing raises for mistakes on the command line and in configuration files."""
 HELP = "`python -m hpctrain --help` lists groups and keys"
 PLAIN_TYPES = {"bool": "true or false", "Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
 WRONG_TYPE = re.compile(

@@ -6,14 +6,20 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
-from hpctrain.config.explain import HELP, MISTAKES, Explainer
+from hpctrain.config.explain import HELP, Explainer
 from hpctrain.config.multiple_values import require_single_value, value_as_typed
 from hpctrain.errors import ConfigError
+
+MISTAKES = (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError)
+"""What composing raises for mistakes on the command line and in configuration files."""
 
 OPEN_NODES = re.compile(r"^(args|cluster\.(env|sbatch)|optimizer\.named|logger\.mlflow\.tags)([.=])")
 """Keys whose names the user chooses; here new names need no plus sign, which Hydra requires elsewhere."""

@@ -145,7 +145,7 @@ def test_an_option_of_ones_own_has_its_keys(here: Path) -> None:
 def test_what_is_offered_is_what_composing_finds(group: str, here: Path) -> None:
     composer = Composer()
     folders = [conf_dir(), here / "conf"]
-    assert options_of(group, folders) == sorted(composer.options(group))
+    assert options_of(group, folders) == sorted(composer.options.of(group))
     for option in options_of(group, folders):
         needed = {"image_folder": ["task.data=."], "tokens": ["task.data=."], "custom": [f"{group}._target_=a.B"]}
         node = composer._raw([f"{group}={option}", *needed.get(option, [])])

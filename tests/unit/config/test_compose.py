@@ -14,14 +14,14 @@ def test_a_folder_of_the_users_comes_before_hpctrains_own(tmp_path):
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "mine.yaml").write_text("defaults: [default, _self_]\nmax_epochs: 3\n")
     composer = Composer(str(tmp_path))
-    assert {"default", "mine"} <= set(composer.options("trainer"))
+    assert {"default", "mine"} <= set(composer.options.of("trainer"))
     assert composer.compose(["trainer=mine"]).trainer.max_epochs == 3
     with pytest.raises(ConfigError, match=r"^--config-dir=\S+/nowhere: is not a folder"):
         Composer(str(tmp_path / "nowhere"))
 
 
 def test_options_are_those_that_can_be_chosen(composer):
-    assert composer.options("cluster") == ["local", "slurm"]
+    assert composer.options.of("cluster") == ["local", "slurm"]
 
 
 def test_callbacks_are_chosen_as_a_list_and_keep_its_order(composer, tmp_path):

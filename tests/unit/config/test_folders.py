@@ -62,7 +62,7 @@ def test_the_named_folder_comes_first(conf: Path, here: Path) -> None:
     assert (config.cluster.partition, config.optimizer["_target_"]) == ("named", "torch.optim.Adam")
     assert config.task["held_out"] == 0.5
     # as in the documentation; the same folder isn't searched twice
-    assert Composer("conf").options("cluster").count("site") == 1
+    assert Composer("conf").options.of("cluster").count("site") == 1
 
 
 def test_options_are_named_in_help_and_in_messages(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,4 +103,4 @@ def test_a_folder_in_it_that_is_another_users_is_named(conf: Path) -> None:
 def test_something_else_of_that_name_is_ignored(here: Path, make) -> None:
     make(here / "conf")
     assert own_folders(None) == (None, None)
-    assert json.dumps(Composer().options("cluster")) == '["local", "slurm"]'
+    assert json.dumps(Composer().options.of("cluster")) == '["local", "slurm"]'
