@@ -96,10 +96,8 @@ class _Session:
         if not self.open():
             return
         rank = int(os.environ.get("RANK") or ((dist := _distributed()) and dist.get_rank()) or 0)
-        line = (
-            json.dumps({"event": event, "rank": rank, "pid": os.getpid(), **fields, "time": time.time()}).encode()
-            + b"\n"
-        )
+        record = {"event": event, "rank": rank, "pid": os.getpid(), **fields, "time": time.time()}
+        line = json.dumps(record).encode() + b"\n"
         if len(line) > MAX_LINE:
             metrics = list((fields.pop("metrics", None) or {}).items())
             if len(metrics) < 2:

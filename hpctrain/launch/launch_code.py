@@ -18,7 +18,7 @@ from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.launch.code_choice import CodeFilesError
 from hpctrain.launch.code_repository import repository_with
-from hpctrain.launch.snapshot import Taken, take_code
+from hpctrain.launch.snapshot import CodeCopy, copy_code
 from hpctrain.phrases import listed
 from hpctrain.run.code import CodeSnapshot, current_code, described, record_code
 from hpctrain.run.directory import RunDirectory
@@ -48,11 +48,11 @@ class LaunchCode:
         self._now = now
         self._required = required
         self._warn = warn
-        self._taken: dict[str, Taken | None] = {}
+        self._copies: dict[str, CodeCopy | None] = {}
         self._checked: set[Path] = set()
         self._carried: set[tuple[Path, Path]] = set()
 
-    def use(self, directory: RunDirectory, config: RunConfig) -> dict[str, Any] | None:
+    def assign_to(self, directory: RunDirectory, config: RunConfig) -> dict[str, Any] | None:
         """Decide with which code a run is made from now on, and record it if that is new.
 
         Args:
@@ -68,18 +68,18 @@ class LaunchCode:
         """
         known = current_code(directory)
         if config.code.snapshot == "none":
-            taken = None
+            copy = None
         elif known is not None and not self._now:
             self._require_intact(known)
             return described(directory)
         else:
-            taken = self._take(config)
-        code = None if taken is None else taken.of(directory)
+            copy = self._copy(config)
+        code = None if copy is None else copy.of(directory)
         if code != known:
             if code is not None and known is not None and isinstance(config, ProgramConfig):
                 self._carry_over(known, code)
-            fields = {} if taken is None else {"files": taken.count, "bytes": taken.bytes}
-            commit = None if taken is None else taken.files.commit
+            fields = {} if copy is None else {"files": copy.count, "bytes": copy.bytes}
+            commit = None if copy is None else copy.files.commit
             record_code(directory, code, time.time(), **fields, commit=commit)
         return described(directory)
 
@@ -104,30 +104,30 @@ class LaunchCode:
             which = f"{listed(left)}, which the program wrote into {known.folder}"
             self._warn(f"{which}: today's code has the same names, so the program won't find its own")
 
-    def _take(self, config: RunConfig) -> Taken | None:
+    def _copy(self, config: RunConfig) -> CodeCopy | None:
         settings = repr(config.code)
-        if settings not in self._taken:
-            self._taken[settings] = self._take_once(config)
-        return self._taken[settings]
+        if settings not in self._copies:
+            self._copies[settings] = self._copy_once(config)
+        return self._copies[settings]
 
-    def _take_once(self, config: RunConfig) -> Taken | None:
+    def _copy_once(self, config: RunConfig) -> CodeCopy | None:
         try:
-            taken = take_code(Path.cwd(), config.code, self._home, config.mode)
+            copy = copy_code(Path.cwd(), config.code, self._home, config.mode)
         except CodeFilesError as error:
             if self._required and needs_code(config):
                 raise ConfigError("code.snapshot", config.code.snapshot, error.problem, error.remedy) from error
             self._warn(f"the code isn't copied, so the run imports what is there when it starts: {error}")
             return None
-        if taken is not None and taken.set_aside is not None:
-            new_name = f"it is {taken.set_aside.name} now, and a new copy was made"
-            self._warn(f"{taken.folder} was changed since it was taken: {new_name}")
-            self._carry_over(replace(taken.of(self._home), folder=taken.set_aside), taken.of(self._home))
-        if taken is not None and (hooked := _hooked(taken.of(self._home), config)):
+        if copy is not None and copy.set_aside is not None:
+            new_name = f"it is {copy.set_aside.name} now, and a new copy was made"
+            self._warn(f"{copy.folder} was changed since it was taken: {new_name}")
+            self._carry_over(replace(copy.of(self._home), folder=copy.set_aside), copy.of(self._home))
+        if copy is not None and (hooked := _hooked(copy.of(self._home), config)):
             self._warn(
                 f"{listed(hooked)}: installed editable by an import hook, so the run imports the original and not its "
                 "copy; reinstall with `pip install -e . --config-settings editable_mode=compat`"
             )
-        return taken
+        return copy
 
 
 def _hooked(code: CodeSnapshot, config: RunConfig) -> list[str]:

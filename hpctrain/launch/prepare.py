@@ -109,7 +109,7 @@ def prepare(
     stored = dataclasses.replace(run.config, resume=dataclasses.replace(config.resume, allow_config_change=False))
     directory.create(config.mode)
     with directory.permissions():
-        copied = None if code is None else code.use(directory, stored)
+        copied = None if code is None else code.assign_to(directory, stored)
         if not directory.manifest.exists():
             known = origin or manifest(command, Path.cwd())
             write_json(directory.manifest, {**known, "varied": dict(varied or {}), "code": copied})

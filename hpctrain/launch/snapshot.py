@@ -42,8 +42,8 @@ TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """The code of a launch, in its place.
+class CodeCopy:
+    """The copied code of a launch.
 
     Attributes:
         files: what was found.
@@ -69,7 +69,7 @@ class Taken:
         )
 
 
-def take_code(folder: Path, settings: Code, home: RunDirectory, mode: int) -> Taken | None:
+def copy_code(folder: Path, settings: Code, home: RunDirectory, mode: int) -> CodeCopy | None:
     """Copy the code of a launch into the directory of a run or a sweep, which exists; None if there isn't any code.
 
     Args:
@@ -104,7 +104,7 @@ def _require_size(found: CodeFiles, max_bytes: float) -> None:
         raise too_many_bytes(found, sizes, max_bytes)
 
 
-def _publish(found: CodeFiles, home: RunDirectory) -> Taken:
+def _publish(found: CodeFiles, home: RunDirectory) -> CodeCopy:
     temporary = temporary_name(home.code / "copy")
     temporary.mkdir()
     try:
@@ -112,18 +112,18 @@ def _publish(found: CodeFiles, home: RunDirectory) -> Taken:
         folder = home.code / digest_of(files)
         write_files(list_of(temporary), files)
         list_of(temporary).replace(list_of(folder))
-        taken = Taken(found, folder, folder.name, len(files), sum(file.size for file in files))
+        copy = CodeCopy(found, folder, folder.name, len(files), sum(file.size for file in files))
         while not _renamed(temporary, folder):
-            if not taken.of(home).find_damage():
+            if not copy.of(home).find_damage():
                 _make_folders(found, folder)
                 _link(found, folder)
                 break
-            taken = replace(taken, set_aside=_set_aside(folder) or taken.set_aside)
+            copy = replace(copy, set_aside=_set_aside(folder) or copy.set_aside)
     finally:
         # nothing of it is left after the renaming
         _remove(temporary)
         list_of(temporary).unlink(missing_ok=True)
-    return taken
+    return copy
 
 
 def _remove(folder: Path) -> None:

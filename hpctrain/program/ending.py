@@ -62,7 +62,7 @@ class ProgramEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class ProgramOutcome:
     """What the end of a program means: fields of its exit record."""
 
     reason: Reason
@@ -71,8 +71,8 @@ class Judgement:
     blames_peer: bool = False
 
 
-def judge(end: ProgramEnd, output: str, run: ProgramRun, world_size: int) -> Judgement:
-    """Judge the end of a program.
+def outcome_of(end: ProgramEnd, output: str, run: ProgramRun, world_size: int) -> ProgramOutcome:
+    """Return what the end of a program means.
 
     Args:
         end: of it.
@@ -81,27 +81,27 @@ def judge(end: ProgramEnd, output: str, run: ProgramRun, world_size: int) -> Jud
         world_size: number of ranks, also of those that it starts by itself.
     """
     if end.cut_short:
-        return Judgement(Reason.INTERRUPTED, "ended at once by a second Ctrl-C, without a save")
+        return ProgramOutcome(Reason.INTERRUPTED, "ended at once by a second Ctrl-C, without a save")
     if end.done:
-        return Judgement(Reason.COMPLETED)
+        return ProgramOutcome(Reason.COMPLETED)
     if end.stop_signal is not None or end.stopping:
         return _after_stop(end, output, run)
     if end.code == 0:
-        return Judgement(Reason.COMPLETED)
+        return ProgramOutcome(Reason.COMPLETED)
     if end.out_of_memory and end.killed_by == signal.SIGKILL:
-        return Judgement(Reason.OUT_OF_MEMORY, f"{_killed(end)}: the kernel was out of memory")
+        return ProgramOutcome(Reason.OUT_OF_MEMORY, f"{_killed(end)}: the kernel was out of memory")
     return _failure(end, output, run, world_size)
 
 
-def _after_stop(end: ProgramEnd, output: str, run: ProgramRun) -> Judgement:
+def _after_stop(end: ProgramEnd, output: str, run: ProgramRun) -> ProgramOutcome:
     if run.on_stop == "exit_code":
-        return Judgement(Reason.COMPLETED) if end.code == 0 else _described(Reason.FAILED, end, _last(output))
+        return ProgramOutcome(Reason.COMPLETED) if end.code == 0 else _described(Reason.FAILED, end, _last(output))
     message = "" if end.code == 0 else f"after the stop: {end.text}"
     by_itself = end.stop_signal is None and end.stopping == DEADLINE
-    return Judgement(Reason.TIME_LIMIT if by_itself else Reason.INTERRUPTED, message)
+    return ProgramOutcome(Reason.TIME_LIMIT if by_itself else Reason.INTERRUPTED, message)
 
 
-def _failure(end: ProgramEnd, output: str, run: ProgramRun, world_size: int) -> Judgement:
+def _failure(end: ProgramEnd, output: str, run: ProgramRun, world_size: int) -> ProgramOutcome:
     errors = find_errors(output)
     found = [(error, *_classified(error, world_size)) for error in errors]
     if run.processes == "node":
@@ -129,13 +129,15 @@ def _classified(error: OutputError, world_size: int) -> tuple[Reason, bool]:
     return Reason.FAILED, False
 
 
-def _described(reason: Reason, end: ProgramEnd, error: OutputError | None, *, blames_peer: bool = False) -> Judgement:
+def _described(
+    reason: Reason, end: ProgramEnd, error: OutputError | None, *, blames_peer: bool = False
+) -> ProgramOutcome:
     how = end.text if end.killed_by is None else _killed(end)
     if error is None:
-        return Judgement(reason, f"{how}, without any output", blames_peer=blames_peer)
+        return ProgramOutcome(reason, f"{how}, without any output", blames_peer=blames_peer)
     if end.killed_by in (signal.SIGKILL, signal.SIGTERM) and not blames_peer:
-        return Judgement(reason, how, error.traceback)  # from outside: what it printed last isn't the cause
-    return Judgement(reason, f"{how}: {error.message}", error.traceback, blames_peer)
+        return ProgramOutcome(reason, how, error.traceback)  # from outside: what it printed last isn't the cause
+    return ProgramOutcome(reason, f"{how}: {error.message}", error.traceback, blames_peer)
 
 
 def _killed(end: ProgramEnd) -> str:

@@ -26,7 +26,7 @@ from hpctrain.errors import ERROR_PREFIX, MAX_SHOWN_CHARS, ConfigError, ExitCode
 from hpctrain.files import describe_os_error
 from hpctrain.phrases import DATE_TIME, listed, on_one_line
 from hpctrain.program.child import Child
-from hpctrain.program.ending import Judgement, ProgramEnd, judge
+from hpctrain.program.ending import ProgramEnd, ProgramOutcome, outcome_of
 from hpctrain.program.environment import program_variables
 from hpctrain.program.loop import EventLoop, HangError
 from hpctrain.program.output import read_tail
@@ -158,13 +158,13 @@ def _run(rank: ProgramRank, times: Times, signals: Signals) -> int:
             records.begun()
         loop = EventLoop(rank, child, signals, events, records)
         end = replace(loop.run(), out_of_memory=oom_kills() > kills)
-        judgement = _judge(rank, end, output_start)
+        outcome = _outcome(rank, end, output_start)
         rank.write_exit_record(
-            judgement.reason,
+            outcome.reason,
             step=loop.progress.step,
-            message=judgement.message,
-            traceback=judgement.traceback,
-            blames_peer=judgement.blames_peer,
+            message=outcome.message,
+            traceback=outcome.traceback,
+            blames_peer=outcome.blames_peer,
             stop_signal=end.stop_signal,
             done=end.done,
         )
@@ -177,21 +177,21 @@ def _run(rank: ProgramRank, times: Times, signals: Signals) -> int:
         events.close()
     # after a stop, another code would have the launcher kill the other ranks, which may still save
     stopped = end.stop_signal is not None
-    return ExitCode.FINISHED if stopped or judgement.reason.meaning.orderly else ExitCode.FAILED
+    return ExitCode.FINISHED if stopped or outcome.reason.meaning.orderly else ExitCode.FAILED
 
 
-def _judge(rank: ProgramRank, end: ProgramEnd, output_start: int) -> Judgement:
+def _outcome(rank: ProgramRank, end: ProgramEnd, output_start: int) -> ProgramOutcome:
     mark = f"attempt {rank.attempt}: the program ended: {end.text}"
     # through the same pipe or file as the program's output, which is complete in the log once this line is
     log.info("%s", mark)
     world_size = rank.environment.world_size * (resources_of(rank.config).spawned_per_node or 1)
     output = read_tail(rank.log, output_start, mark) if end.code else ""
-    judgement = judge(end, output, rank.config.run, world_size)
+    outcome = outcome_of(end, output, rank.config.run, world_size)
     if end.done and end.code:
         log.warning("the program had called session.done(): the run is complete, whatever came after it")
-    elif end.code == 0 and judgement.reason is not Reason.COMPLETED:
+    elif end.code == 0 and outcome.reason is not Reason.COMPLETED:
         log.info("it was asked to stop and didn't call session.done(): the run is interrupted, and can be resumed")
-    return judgement
+    return outcome
 
 
 def _report_written(rank: ProgramRank) -> None:

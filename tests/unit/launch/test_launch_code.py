@@ -149,7 +149,7 @@ def test_a_hook_in_the_program_s_own_python_is_warned_of(project, directory):
     (packages / "__editable___mine_1_finder.py").write_text(hook)
     warnings = []
     config = ProgramConfig(name="p", run=ProgramRun(command=["train"]))
-    LaunchCode(directory, warn=warnings.append).use(directory, config)
+    LaunchCode(directory, warn=warnings.append).assign_to(directory, config)
     assert warnings[0].startswith("mine: installed editable by an import hook")
 
 
@@ -158,7 +158,7 @@ def test_today_s_code_of_a_program_has_links_to_what_it_wrote(project):
         config = ProgramConfig(name="p", run_dir="R", run=ProgramRun(command=["true"]))
         directory = RunDirectory.at("R")
         directory.create(config.mode)
-        LaunchCode(directory, **options).use(directory, config)
+        LaunchCode(directory, **options).assign_to(directory, config)
         return current_code(directory)
 
     first = use()
@@ -182,15 +182,15 @@ def test_today_s_code_of_a_program_has_links_to_what_it_wrote(project):
 
 def test_today_s_code_takes_the_place_of_a_damaged_copy_of_the_same(project, directory):
     config = ProgramConfig(name="p", run=ProgramRun(command=["true"]))
-    LaunchCode(directory).use(directory, config)
+    LaunchCode(directory).assign_to(directory, config)
     folder = current_code(directory).folder
     (folder / "my_task.py").unlink()
     (folder / "outputs").mkdir()
     (folder / "outputs" / "last.pt").write_text("work")
     with pytest.raises(RunDirectoryError, match=r"my_task\.py was removed .*--code=now`$"):
-        LaunchCode(directory).use(directory, config)
+        LaunchCode(directory).assign_to(directory, config)
     warnings = []
-    LaunchCode(directory, now=True, warn=warnings.append).use(directory, config)
+    LaunchCode(directory, now=True, warn=warnings.append).assign_to(directory, config)
     assert (current_code(directory).folder, current_code(directory).find_damage()) == (folder, "")
     assert (folder / "outputs" / "last.pt").read_text() == "work"
     (aside,) = directory.code.glob("damaged-*[!n]")

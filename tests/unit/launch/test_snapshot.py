@@ -17,7 +17,7 @@ from hpctrain.config.code import Code
 from hpctrain.errors import RunDirectoryError
 from hpctrain.launch import code_choice, code_files, code_repository, snapshot
 from hpctrain.launch.code_choice import CodeFilesError
-from hpctrain.launch.snapshot import take_code
+from hpctrain.launch.snapshot import copy_code
 from hpctrain.run.code import list_of, read_files
 from hpctrain.run.directory import RunDirectory
 
@@ -74,7 +74,7 @@ def repository(prepared, tmp_path):
 
 
 def take(folder, home, **settings):
-    return take_code(folder, Code(**settings), home, 0o750)
+    return copy_code(folder, Code(**settings), home, 0o750)
 
 
 BASE = {".gitignore": "data/\n*.log\nruns/\n__pycache__/\n", "pkg/net.py": "width = 8\n", "train.py": "lr = 1\n"}

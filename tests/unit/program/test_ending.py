@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from hpctrain.config.run import ProgramRun
-from hpctrain.program.ending import ProgramEnd, judge
+from hpctrain.program.ending import ProgramEnd, outcome_of
 from hpctrain.run.reason import Reason
 
 TRACEBACK = "Traceback (most recent call last):\n  File x\n{}\n"
@@ -20,7 +20,7 @@ WATCHDOG = (
 
 
 def of(code, output="", world_size=1, run=None, **fields):
-    return judge(ProgramEnd(code=code, **fields), output, run or ProgramRun(), world_size)
+    return outcome_of(ProgramEnd(code=code, **fields), output, run or ProgramRun(), world_size)
 
 
 @pytest.mark.parametrize(
