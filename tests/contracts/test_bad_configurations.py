@@ -324,7 +324,7 @@ MISTAKES = {
     ),
     "steps that are a text": (
         [*ONE_NAMED, "optimizer.named.a.every_steps=often"],
-        "optimizer.named.a.every_steps='often': must be a whole number; see docs",
+        "optimizer.named.a.every_steps='often': must be a whole number; see",
         "",
     ),
     "no optimizer in every step": (
@@ -425,8 +425,8 @@ MISTAKES = {
     ),
     "a text where a callback takes a number": (
         ["+callbacks.mine._target_=hpctrain.callbacks.log_text.LogText", "+callbacks.mine.new_tokens='3'"],
-        "callbacks.mine.new_tokens='3': must be a whole number; see docs",
-        "see docs",
+        "callbacks.mine.new_tokens='3': must be a whole number; see",
+        "docs/reference/configuration.md",
     ),
     "a value of a model of one's own file": (
         ["model=own", "model._target_=hpctrain.models.mlp.MLP", "+model.dropout=2"],
@@ -559,9 +559,21 @@ MISTAKES = {
     "another folder than ours": (["-cp", "conf", "cluster=slurm"], "--config-path=conf", "experiment=NAME"),
     "a pickle of Hydra's": (["--experimental-rerun", "config.pickle"], "--experimental-rerun=config.pickle", "resume"),
     "a number that is required": (["trainer.max_steps=???"], "trainer.max_steps=???: is required", "=VALUE"),
-    "a list for a text": (["checkpoint.metric=[1]"], "checkpoint.metric=[1]: must be a single value", "see docs"),
-    "a reference of another type": (["optimizer.betas=${seed}"], "optimizer.betas=0: has the wrong type", "see docs"),
-    "variables of another type": (["cluster.env=${seed}"], "cluster.env=0: has the wrong type", "see docs"),
+    "a list for a text": (
+        ["checkpoint.metric=[1]"],
+        "checkpoint.metric=[1]: must be a single value",
+        "docs/reference/configuration.md",
+    ),
+    "a reference of another type": (
+        ["optimizer.betas=${seed}"],
+        "optimizer.betas=0: has the wrong type",
+        "docs/reference/configuration.md",
+    ),
+    "variables of another type": (
+        ["cluster.env=${seed}"],
+        "cluster.env=0: has the wrong type",
+        "docs/reference/configuration.md",
+    ),
     "a list in a list": (["schedule.drop_at_steps=[[1]]"], "schedule.drop_at_steps=[[1]]: has the wrong type", ""),
     "a value that refers to itself": (["seed=${seed}"], "seed=${seed}: refers to itself", "write a value"),
     "a value without end": (["name=" + "a" * 5000], "a...: is not usable as a folder name", "letters"),
