@@ -46,9 +46,8 @@ class Runs:
         if not f"/{path}".endswith("/logs/submitit"):
             return False
         sweep = path.removesuffix("logs/submitit").removesuffix("/") or "."
-        return sweep == self._home or any(
-            is_run(folder) for folder in (self._root / sweep).iterdir() if folder.name.isdecimal()
-        )
+        # glob passes over a folder that can't be read
+        return sweep == self._home or any(map(is_run, (self._root / sweep).glob("[0-9]*")))
 
     def of_launch_contain(self, path: str) -> bool:
         """Whether a file or a folder belongs to the launch's own run or sweep."""
