@@ -1,0 +1,1 @@
+"""Searches without a server: what a sweep draws, the journal of its decisions, and which run comes next."""

@@ -1,0 +1,1 @@
+"""Many runs, live, in a terminal."""
