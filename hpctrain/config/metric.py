@@ -9,6 +9,14 @@ from hpctrain.config.root import Config
 from hpctrain.config.signature import lineage
 
 
+def metric_name(config: Config) -> str | None:
+    """Return the metric's name, as the task's `evaluate` names it; None if only the task's class itself can tell."""
+    if config.checkpoint.metric is not None:
+        return config.checkpoint.metric
+    name = _constants_of(str(config.task["_target_"])).get("metric")
+    return name if isinstance(name, str) else None
+
+
 def metric_mode(config: Config) -> str | None:
     """Return `min` or `max`: which values of the metric are better; None if only the task's class itself can tell."""
     checkpoint = config.checkpoint

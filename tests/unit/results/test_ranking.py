@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+
+import pytest
+
+from hpctrain.results.metric_choice import judging_metric, named_metric
+from hpctrain.results.ranking import rank
+from hpctrain.results.ranking_metric import RankingMetric
+from hpctrain.results.run_result import read_results
+from hpctrain.run.reason import Reason
+from hpctrain.status.search import find_runs
+
+ACCURACY = RankingMetric("eval/accuracy", "max")
+
+
+def ranked(tmp_path, metric=ACCURACY):
+    return rank(read_results(find_runs(tmp_path / "sweep")), metric)
+
+
+def lr(value, seed=0):
+    return {"seed": seed, "optimizer": {"lr": value}}
+
+
+def test_the_best_run_comes_first_with_what_it_varies(tmp_path, make_run):
+    make_run(0, lr(0.1), {5: 0.5, 10: 0.25})
+    make_run(1, lr(0.01), {5: 0.5, 10: 0.75})
+    found = ranked(tmp_path)
+    assert found.keys == ("optimizer.lr",)
+    one, other = found.rows
+    assert found.winner is one
+    assert (one.rank, one.label, one.values) == (1, "optimizer.lr=0.01", {"optimizer.lr": 0.01})
+    assert (one.best, one.best_step, one.last, one.step, one.seconds) == (0.75, 10, 0.75, 10, 4.0)
+    assert (one.state, [directory.path.name for directory in one.directories]) == ("completed", ["1"])
+    assert (other.rank, other.best, other.best_step, other.last) == (2, 0.5, 5, 0.25)
+
+
+def test_runs_that_differ_in_nothing_but_the_seed_are_one_row(tmp_path, make_run):
+    for number, (value, seed, accuracy) in enumerate(
+        [(0.1, 0, 0.5), (0.1, 1, 0.7), (0.1, 2, 0.6), (0.01, 0, 0.65), (0.001, 0, 0.9)]
+    ):
+        reason = Reason.FAILED if value == 0.001 else Reason.COMPLETED
+        make_run(number, lr(value, seed), {10: accuracy}, reason=reason)
+    found = ranked(tmp_path)
+    assert found.keys == ("optimizer.lr", "seed")
+    single, row, failed = found.rows
+    assert (single.label, single.spread.count, single.spread.deviation) == ("optimizer.lr=0.01 seed=0", 1, None)
+    assert (row.label, row.seeds, row.values) == ("optimizer.lr=0.1", (0, 1, 2), {"optimizer.lr": 0.1})
+    assert row.best == pytest.approx(0.6)
+    assert row.spread.deviation == pytest.approx(0.1)
+    assert (row.spread.lowest, row.spread.highest, row.spread.count, row.best_step) == (0.5, 0.7, 3, None)
+    assert (failed.rank, failed.state, failed.best) == (None, "failed", 0.9)
+
+
+def test_values_that_are_no_numbers_are_never_best(tmp_path, make_run):
+    make_run(0, lr(0.1), {5: 0.5, 10: math.nan})
+    make_run(1, lr(0.2), {5: math.inf, 10: math.nan})
+    first, second = ranked(tmp_path).rows
+    assert (first.best, first.best_step) == (0.5, 5)
+    assert math.isnan(first.last)
+    assert (second.rank, second.best) == (None, None)
+    named = named_metric(read_results(find_runs(tmp_path)), "loss", None)
+    assert named == RankingMetric("eval/loss", "min")
+    first, second = ranked(tmp_path, named).rows
+    assert (first.best, first.best_step, second.best) == (1.5, 5, None)
+
+
+def test_a_live_run_counts_with_what_it_has(tmp_path, make_run):
+    make_run(0, lr(0.1), {10: 0.5})
+    live = make_run(1, lr(0.2), {5: 0.75}, reason=None)
+    owner = {"host": socket.gethostname(), "pid": os.getpid()}
+    (live.claim(1) / "owner.json").write_text(json.dumps(owner))
+    make_run(2, lr(0.3), {5: 0.9}, reason=Reason.INTERRUPTED)
+    make_run(3, lr(0.4))
+    found = ranked(tmp_path).rows
+    assert [(row.rank, row.state, row.is_live) for row in found] == [
+        (1, "running", True),
+        (2, "completed", False),
+        (None, "interrupted", False),
+        (None, "prepared", False),
+    ]
+
+
+def test_damaged_and_old_runs(tmp_path, make_run):
+    make_run(0, lr(0.1), {10: 0.5})
+    torn = make_run(1, lr(0.2), {10: 0.75})
+    (torn.claim(1) / "evaluation.json").write_text('{"step": 1')
+    torn.metrics.write_text(torn.metrics.read_text() + '{"step": 11, "eval/acc')
+    unread = make_run(2, lr(0.3), {10: 0.6})
+    unread.config.write_text("optimizer: [")
+    empty = make_run(3, lr(0.4), {10: 0.9})
+    empty.attempts.write_text('{"attempt": 1, "event": "start", "time": "x"}\n')
+    found = ranked(tmp_path)
+    assert found.keys == ("optimizer.lr",)
+    assert [(row.label, row.best, row.state) for row in found.rows] == [
+        ("optimizer.lr=0.2", 0.75, "completed"),
+        ("2", 0.6, "completed"),
+        ("optimizer.lr=0.1", 0.5, "completed"),
+        ("optimizer.lr=0.4", 0.9, "unreadable"),
+    ]
+
+
+def test_without_a_metric_nothing_has_a_rank(tmp_path, make_run):
+    make_run(0, lr(0.1), {10: 0.5})
+    make_run(1, lr(0.2), {})
+    found = ranked(tmp_path, None)
+    assert found.winner is None
+    assert [(row.rank, row.best) for row in found.rows] == [(None, None), (None, None)]
+    assert judging_metric(read_results(find_runs(tmp_path))) == ACCURACY
