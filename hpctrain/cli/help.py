@@ -14,11 +14,13 @@ from omegaconf import Container, DictConfig, OmegaConf
 
 from hpctrain.config.compose import Composer
 from hpctrain.config.compose_program import ProgramComposer
+from hpctrain.config.compose_sweep import SweepComposer, is_of_sweep
 from hpctrain.config.field_docs import all_fields, purpose_of
 from hpctrain.config.multiple_values import quoted
 from hpctrain.config.overrides import open_overrides
 from hpctrain.config.root import Config
-from hpctrain.config.schema import GROUPS, PROGRAM_KEYS
+from hpctrain.config.schema import GROUPS, PROGRAM_KEYS, SWEEP_GROUP
+from hpctrain.config.sweep import KINDS
 from hpctrain.errors import ConfigError
 
 SCREEN = """\
@@ -66,7 +68,9 @@ def help_text(composer: Composer, words: Sequence[str], config_dir: str | None =
     overrides = [word for word in words if "=" in word]
     # `--help cluster=slurm` shows the keys of that choice
     named = named or [word.partition("=")[0].lstrip("+") for word in overrides]
-    if any(word.partition(".")[0] in PROGRAM_KEYS for word in named):
+    if any(map(is_of_sweep, named)):
+        composer, overrides = SweepComposer(config_dir), _sweep_with(named, overrides)
+    elif any(word.partition(".")[0] in PROGRAM_KEYS for word in named):
         composer = ProgramComposer(["COMMAND"], config_dir)
     if not named:
         groups = textwrap.wrap(" ".join([*GROUPS, "experiment"]), WIDTH - 10)
@@ -75,6 +79,14 @@ def help_text(composer: Composer, words: Sequence[str], config_dir: str | None =
     with composer.explaining(overrides):
         node = composer.hydras(list(map(quoted, open_overrides(overrides))), RunMode.RUN)
     return "\n".join("\n".join(_described(composer, node, name)) for name in dict.fromkeys(named)) + "\n"
+
+
+def _sweep_with(named: Sequence[str], overrides: list[str]) -> list[str]:
+    """Add the option of `sweep` that has the named key: a grid, the default, has few."""
+    names = [name.partition(".")[2] for name in named]
+    owners = [kind for kind, schema in KINDS.items() if any(name in all_fields(schema) for name in names)]
+    is_chosen = any(word.startswith(f"{SWEEP_GROUP}=") for word in overrides)
+    return overrides if is_chosen or not owners else [f"{SWEEP_GROUP}={owners[0]}", *overrides]
 
 
 def _top_level() -> list[str]:

@@ -11,14 +11,18 @@ import time
 from collections.abc import Sequence
 
 from hydra._internal.utils import get_args_parser
+from omegaconf import OmegaConf
 
 from hpctrain.cli.arguments import OneLineParser
 from hpctrain.cli.search_path import include_working_directory
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.compose import PRIMARY, Composer
+from hpctrain.config.compose_sweep import SweepComposer, split_sweep
 from hpctrain.config.multiple_values import quoted
 from hpctrain.config.overrides import open_overrides
 from hpctrain.config.program import split_command
+from hpctrain.config.schema import SWEEP_GROUP
+from hpctrain.config.sweep import kind_of
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, HpctrainError
 from hpctrain.streams import ignore_write_errors
 
@@ -90,8 +94,9 @@ def _command(arguments: Sequence[str]) -> list[str]:
 
 
 def _show(composer: Composer, options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    hydra, overrides = composer.hydra, list(map(quoted, open_overrides(options.overrides)))
-    with composer.explaining(options.overrides):
+    own, words = split_sweep(options.overrides) if options.cfg and options.multirun else ([], options.overrides)
+    hydra, overrides = composer.hydra, list(map(quoted, open_overrides(words)))
+    with composer.explaining(words):
         if options.help:
             from hpctrain.cli.help import help_text
 
@@ -102,7 +107,7 @@ def _show(composer: Composer, options: argparse.Namespace, parser: argparse.Argu
             hydra.hydra_help(config_name=PRIMARY, args_parser=parser, args=options)
         elif options.cfg:
             if options.cfg == "job":
-                composer.compose(options.overrides)
+                composer.compose(words)
             hydra.show_cfg(
                 config_name=PRIMARY,
                 overrides=overrides,
@@ -110,6 +115,10 @@ def _show(composer: Composer, options: argparse.Namespace, parser: argparse.Argu
                 package=options.package,
                 resolve=options.resolve,
             )
+            if own:
+                search = SweepComposer(options.config_dir).compose_sweep(own)
+                print(f"# of the command, and of no run: sweep={kind_of(search)}")
+                print(OmegaConf.to_yaml({SWEEP_GROUP: OmegaConf.structured(search)}), end="")
         elif options.info:
             hydra.show_info(options.info, config_name=PRIMARY, overrides=overrides)
         else:

@@ -29,7 +29,7 @@ from hpctrain.config.multiple_values import require_single_value, with_first_val
 from hpctrain.config.overrides import MISTAKES, apply_override, keys_of, open_overrides
 from hpctrain.config.root import Config, with_absolute_init
 from hpctrain.config.run_config import RunConfig
-from hpctrain.config.schema import PROGRAM_KEYS
+from hpctrain.config.schema import PROGRAM_KEYS, SWEEP_GROUP
 from hpctrain.config.stored import to_config
 from hpctrain.errors import ConfigError
 
@@ -46,6 +46,7 @@ class Composer:
         config_dir: the folder of `--config-dir`; None for none.
 
     Attributes:
+        config_dir: as given.
         primary: the main configuration.
         foreign: top-level keys that other runs have.
         options: of the groups.
@@ -60,6 +61,7 @@ class Composer:
     sweeps = True
 
     def __init__(self, config_dir: str | None = None) -> None:
+        self.config_dir = config_dir
         hydra.version.setbase("1.3")  # as `@hydra.main(version_base="1.3")` does
         schema.register()
         search_path = create_config_search_path(str(conf_dir()))
@@ -169,13 +171,15 @@ class Composer:
             raise ConfigError("configuration", " ".join(overrides), str(error), "correct the file") from error
 
     def refuse_foreign(self, overrides: Sequence[str]) -> None:
-        """Refuse keys that only other runs have.
+        """Refuse keys that only other runs, or only sweeps, have.
 
         Raises:
             ConfigError: there is one.
         """
         for override in overrides:
             key, _, value = override.lstrip("+~").partition("=")
+            if key.partition(".")[0] == SWEEP_GROUP:
+                raise ConfigError(key, value, "is of a sweep, but there is no -m", f"write -m {override}")
             if key.partition(".")[0] in self.foreign:
                 raise self._foreign_key(key, value)
 
@@ -203,10 +207,13 @@ class Composer:
         node: DictConfig = pickle.loads(chosen)  # five times as fast as a deepcopy of OmegaConf's nodes
         for override in values:
             apply_override(override, node)
-        if node.name is None:
-            node.name = self._default_name(task, node)
+        self._named(node, task)
         OmegaConf.set_struct(node, False)
         return node
+
+    def _named(self, node: DictConfig, task: str) -> None:
+        if node.name is None:
+            node.name = self._default_name(task, node)
 
     def _default_name(self, task: str, node: DictConfig) -> str:
         """Return the name of a run without one: its task's option, or the class for task=custom."""

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 from omegaconf import OmegaConf
 
-from hpctrain.config import callbacks, cluster, model, named_optimizers, optimizer, schedule, task
+from hpctrain.config import callbacks, cluster, model, named_optimizers, optimizer, schedule, sweep, task
 from hpctrain.config.program import ProgramConfig
 from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
@@ -39,6 +39,8 @@ OPTIONS: dict[str, dict[str, type]] = {
     "schedule": {"schedule": schedule.Schedule, "plateau": schedule.Plateau, "custom": schedule.Custom},
 }
 """The groups whose options differ in their keys."""
+SWEEP_GROUP = "sweep"
+"""The group that chooses how a sweep finds its runs."""
 LIST_GROUPS = ("callbacks",)
 """The groups of which several options can be chosen, as a list; the keys of each are below its own name."""
 TRAINING_KEYS = frozenset(get_type_hints(Config)) - frozenset(get_type_hints(RunConfig))
@@ -51,8 +53,8 @@ GROUPS: dict[str, dict[str, type]] = {
     # as in the documentation: where it runs, what is trained, and the groups that a reader meets last
     for name in sorted(_HINTS, key=lambda name: (name != "cluster", name not in TRAINING_KEYS, name in PROGRAM_KEYS))
     if name in OPTIONS or is_dataclass(_HINTS[name])
-}
-"""Dataclasses by group and schema name."""
+} | {SWEEP_GROUP: dict(sweep.KINDS)}
+"""Dataclasses by group and schema name; the last group is of the command that makes a sweep, and not of its runs."""
 
 
 def register() -> None:
@@ -78,6 +80,7 @@ def _schemas() -> dict[str, Any]:
     store.repo = {}
     store.store(name="base_config", node=root, provider="hpctrain")
     store.store(name="base_program", node=OmegaConf.structured(ProgramConfig), provider="hpctrain")
+    store.store(name="base_command", node={SWEEP_GROUP: None}, provider="hpctrain")
     for group, schemas in GROUPS.items():
         for name, schema in schemas.items():
             # an entry under its own name, so that several can be chosen

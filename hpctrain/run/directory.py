@@ -65,6 +65,11 @@ class RunDirectory:
         return self.path / "config.before.yaml"
 
     @property
+    def sweep(self) -> Path:
+        """In a sweep's directory: how the sweep finds its runs; see `SweepRecord`."""
+        return self.path / "sweep.json"
+
+    @property
     def manifest(self) -> Path:
         """Command, git commit and diff, versions, host."""
         return self.path / "manifest.json"

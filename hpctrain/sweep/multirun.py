@@ -15,17 +15,20 @@ from omegaconf import DictConfig
 
 from hpctrain.config.compose import PRIMARY, Composer
 from hpctrain.config.compose_program import ProgramComposer
+from hpctrain.config.compose_sweep import SweepComposer, split_sweep
 from hpctrain.config.metric import metric_mode
 from hpctrain.config.multiple_values import NOT_SWEPT, value_as_typed
 from hpctrain.config.overrides import open_overrides
 from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
+from hpctrain.config.sweep import Grid, kind_of
 from hpctrain.errors import ConfigError, ExitCode, RunFailedError
 from hpctrain.launch.run_dir import default_path, undone_on_error
 from hpctrain.run.directory import RunDirectory
 from hpctrain.sweep.expand import expand
 from hpctrain.sweep.objective import objective, require_direction, require_results, sweeper_mode
 from hpctrain.sweep.progress import with_progress
+from hpctrain.sweep.recorded import record_of
 from hpctrain.sweep.runs import SweepRun, place
 from hpctrain.sweep.sweep import Sweep, require_one_cluster
 
@@ -49,20 +52,29 @@ def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str
     Raises:
         ConfigError: a run's configuration is invalid; nothing is launched or written then.
     """
+    own, overrides = split_sweep(overrides)
+    # most sweeps are grids without keys of their own, and composing takes a tenth of a second
+    search = SweepComposer(composer.config_dir).compose_sweep(own) if own else Grid()
+    if not isinstance(search, Grid):
+        raise ConfigError("sweep", kind_of(search), "isn't available yet", "list values, and leave it out")
     _refuse_swept(composer, overrides)
     sweeper = composer.sweeper(overrides)
     if sweeper.get("_target_") != BASIC:
+        if own:
+            remedy = f"leave out {own[0]}, or hydra/sweeper=..."
+            raise ConfigError("hydra/sweeper", "...", "a sweeper of Hydra finds the runs by itself", remedy)
         return _run_sweeper(composer, overrides, command)
     # in place of Hydra's basic sweeper, which would launch batch by batch, and write its own files
     params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
     with composer.explaining(overrides):
         parsed = composer.parse([*params, *overrides])
         jobs = expand(parsed)
+    record = record_of(composer, search, parsed, command)
     fixed = [override.get_key_element() for override in parsed if not override.is_sweep_override()]
     runs = [sweep_run(composer, job, fixed) for job in with_progress(jobs, "composed")]
     require_one_cluster([run.config for run in runs])
     with _home(runs[0].config) as home:
-        codes = Sweep(home, command).launch(place(runs, home))
+        codes = Sweep(home, command, record=record).launch(place(runs, home))
     return next((code for code in codes if code != ExitCode.FINISHED), ExitCode.FINISHED)
 
 

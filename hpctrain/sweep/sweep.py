@@ -22,6 +22,7 @@ from hpctrain.launch.submission import require_sbatch, sbatch_parameters, script
 from hpctrain.phrases import counted, listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import manifest, varied_text
+from hpctrain.search.record import SweepRecord
 from hpctrain.status.follow import wait_for
 from hpctrain.status.report import statuses_before_launch
 from hpctrain.status.state import RunState
@@ -42,6 +43,7 @@ class Sweep:
         command: the command line as typed, for the manifests.
         force: launch runs although SLURM can't be asked whether their jobs are over.
         code_now: take today's code for existing runs, too.
+        record: how the runs were found, written before they are launched; None leaves the one that is there.
 
     Attributes:
         code: of all runs.
@@ -51,6 +53,7 @@ class Sweep:
     command: Sequence[str]
     force: bool = False
     code_now: bool = False
+    record: SweepRecord | None = None
     code: LaunchCode = field(init=False)
 
     def __post_init__(self) -> None:
@@ -133,6 +136,8 @@ class Sweep:
         with contextlib.ExitStack() as undo:
             undo.enter_context(undone_on_error(self.home.path))
             self.home.create_for_sweep(runs[0].config.mode)
+            if self.record is not None:
+                self.record.write(self.home, runs[0].config.mode)
             for run in runs:
                 undo.enter_context(undone_on_error(run.directory.path))
             origin = manifest(self.command, Path.cwd())  # the same for all, and git takes a while

@@ -13,11 +13,13 @@ import hpctrain.config
 from hpctrain.config import schema
 from hpctrain.config.compose import Composer
 from hpctrain.config.compose_program import ProgramComposer
+from hpctrain.config.compose_sweep import SweepComposer
 from hpctrain.config.folders import conf_dir
 from hpctrain.config.program import ProgramConfig
 from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
 from hpctrain.config.stored import load_run, to_yaml
+from hpctrain.config.sweep import kind_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from configuration_reference import reference
@@ -35,6 +37,9 @@ def composer():
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda value: value)
 def test_every_option_composes(group, option, composer, needed, tmp_path):
+    if group == "sweep":
+        assert kind_of(SweepComposer().compose_sweep([f"sweep={option}"])) == option
+        return
     if group == "run":
         composer = ProgramComposer(["true"])
     config = composer.compose_run([f"{group}={option}", *needed.get(f"{group}={option}", [])])
@@ -52,7 +57,7 @@ def test_every_group_is_a_module_and_a_folder():
 
 def test_the_groups_are_the_fields():
     fields = {field.name for field in dataclasses.fields(Config)}
-    assert (set(schema.GROUPS) | TOP_LEVEL) - {"run"} == fields
+    assert (set(schema.GROUPS) | TOP_LEVEL) - {"run", "sweep"} == fields
     program = {field.name for field in dataclasses.fields(ProgramConfig)}
     assert program == {"nodes", "name", "run_dir", "run_mode", "cluster", "code", "health", "resume", "run", "args"}
     assert program - fields == {"run", "args"}

@@ -61,7 +61,7 @@ def test_a_sweep_is_one_array_of_runs_with_directories_of_their_own(
     array = ids[0].partition("_")[0]
     assert ids == [f"{array}_0", f"{array}_1", f"{array}_2"]
     assert f"submitted array {array} of 3 runs" in done.stdout
-    assert sorted(path.name for path in sweep.iterdir()) == ["0", "1", "2", "code", "logs"]
+    assert sorted(path.name for path in sweep.iterdir()) == ["0", "1", "2", "code", "logs", "sweep.json"]
     configs = [yaml.safe_load((sweep / name / "config.yaml").read_text()) for name in "012"]
     assert [config["optimizer"]["lr"] for config in configs] == [1e-3, 3e-4, 1e-4]
     for name, job in zip("012", ids, strict=True):

@@ -24,6 +24,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import read_varied
 from hpctrain.run.owner import Owner
+from hpctrain.search.record import SweepRecord
 from hpctrain.sweep.multirun import register_launcher, without_hydra_overrides
 from hpctrain.sweep.sweep import Sweep
 
@@ -63,7 +64,7 @@ def numbers(path):
 def test_runs_go_one_after_another_each_with_its_own_configuration(tmp_path, capsys):
     assert main(["-m", "run_dir=sweep", *SHORT, "optimizer.lr=0.1,0.01", "seed=3"]) == 0
     runs = [tmp_path / "sweep" / str(number) for number in range(2)]
-    assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == ["0", "1"]
+    assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == ["0", "1", "sweep.json"]
     assert [config_of(path)["optimizer"]["lr"] for path in runs] == [0.1, 0.01]
     assert [config_of(path)["seed"] for path in runs] == [3, 3]
     assert [config_of(path)["run_dir"] for path in runs] == [str(path) for path in runs]
@@ -267,3 +268,16 @@ def test_a_failure_ends_a_sweep_that_asks_for_losses(halving, tmp_path, capsys):
     assert main(words) == 1
     assert "hpctrain: error: the sweep ended: run 0 ended with exit code 1" in capsys.readouterr().err
     assert [path.name for path in Path("sweep").iterdir() if path.name.isdecimal()] == ["0"]
+
+
+def test_the_command_of_a_sweep_is_recorded(tmp_path):
+    words = ["-m", "run_dir=S", *SHORT, "seed=0,1", "seed=1,2", "optimizer.lr=0.1", "sweep.time_limit_min=90"]
+    assert main([*words, "+task.x=1", "cluster.dry_run=true"]) == 2
+    assert not (tmp_path / "S").exists()
+    assert main(words) == 0
+    record = SweepRecord.read(tmp_path / "S")
+    assert (record.kind, record.space, record.seed, record.num_runs) == ("grid", {"seed": "1,2"}, None, None)
+    assert record.fixed == [*SHORT, "optimizer.lr=0.1"]
+    assert (record.folder, record.config_dir, record.program) == (str(tmp_path), None, None)
+    assert record.command == ["python", "-m", "hpctrain", *words]
+    assert record.deadline - record.submitted == 90 * 60
