@@ -13,7 +13,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -185,7 +185,12 @@ def read_json_lines(path: Path, *, last_bytes: int | None = None) -> Iterator[di
         data = read_bytes(path, last_bytes=last_bytes)
     except FileNotFoundError:
         return
-    for line in data.splitlines():
+    yield from json_lines(data.splitlines())
+
+
+def json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Parse lines of JSON; those that are incomplete, or no object, are skipped."""
+    for line in lines:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):

@@ -56,8 +56,8 @@ def main(arguments: list[str]) -> int:
     runs_dir = Path(options.runs_dir)
     found = chosen_runs(options) if options.run else find_runs(runs_dir)
     shown = found if options.all or options.run else found[:SHOWN]
-    statuses = read_statuses(shown)
-    single = len(options.run) == 1 and len(statuses) == 1
+    single = len(options.run) == 1 and len(shown) == 1
+    statuses = read_statuses(shown, brief=not (single or options.json))
     if options.json:
         records = [_as_json(status) for status in statuses]
         print(json.dumps(records[0] if single else records, indent=2, allow_nan=False))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
@@ -83,7 +83,13 @@ def read_bottleneck(claim: Path) -> Bottleneck | None:
     return Bottleneck(**known)
 
 
-def last_bottleneck(directory: RunDirectory) -> Bottleneck | None:
-    """Read the newest bottleneck that any attempt recorded."""
-    found = (read_bottleneck(directory.claim(attempt)) for attempt in reversed(directory.claimed_attempts()))
+def last_bottleneck(directory: RunDirectory, claims: Sequence[int] | None = None) -> Bottleneck | None:
+    """Read the newest bottleneck that any attempt recorded.
+
+    Args:
+        directory: of the run.
+        claims: the attempts that claimed it, if they are known already; oldest first.
+    """
+    claims = directory.claimed_attempts() if claims is None else claims
+    found = (read_bottleneck(directory.claim(attempt)) for attempt in reversed(claims))
     return next((bottleneck for bottleneck in found if bottleneck is not None), None)

@@ -133,8 +133,7 @@ def saved_step(directory: RunDirectory) -> int:
     program, the newest save counts that it reported and that still exists.
     """
     for step in reversed(directory.checkpoint_steps()):
-        info = _describe(directory.checkpoint(step), step, verify=False)
-        if info.intact or info.unreadable:
+        if _seems_complete(directory.checkpoint(step), step):
             return step
     save = last_save(directory)
     return 0 if save is None else save.step
@@ -192,6 +191,17 @@ def _describe(path: Path, step: int, *, verify: bool, show: ShowRead | None = No
         config_digest=manifest["config_digest"],
         score=score_of(manifest.get("score")),
     )
+
+
+def _seems_complete(path: Path, step: int) -> bool:
+    try:
+        manifest = read_manifest(path)
+    except ManifestUnreadableError:
+        return True
+    except CheckpointDamagedError:
+        return False
+    problems = _wrong_files(path, manifest["files"], verify=False)
+    return manifest["step"] == step and (not problems or any(problem.unreadable for problem in problems))
 
 
 def _still_there(info: CheckpointInfo) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,9 +48,15 @@ def is_evaluation(names: Iterable[str]) -> bool:
     return any(name.startswith(EVAL_PREFIX) for name in names)
 
 
-def last_evaluation(directory: RunDirectory) -> EvaluationRecord | None:
-    """Read the newest evaluation that any attempt recorded."""
-    found = (_read(directory.claim(attempt)) for attempt in reversed(directory.claimed_attempts()))
+def last_evaluation(directory: RunDirectory, claims: Sequence[int] | None = None) -> EvaluationRecord | None:
+    """Read the newest evaluation that any attempt recorded.
+
+    Args:
+        directory: of the run.
+        claims: the attempts that claimed it, if they are known already; oldest first.
+    """
+    claims = directory.claimed_attempts() if claims is None else claims
+    found = (_read(directory.claim(attempt)) for attempt in reversed(claims))
     return next((evaluation for evaluation in found if evaluation is not None), None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,5 +52,10 @@ class JobRecords:
     @property
     def cancelled_at(self) -> float | None:
         """When the user cancelled the run, in epoch seconds; None if they didn't, or a job was submitted afterwards."""
-        last: dict[str, Any] = next(reversed(self.read()), {})
-        return float(last["time"]) if last.get("cancelled") else None
+        return cancelled_at(self.read())
+
+
+def cancelled_at(records: Sequence[Mapping[str, Any]]) -> float | None:
+    """When the user cancelled the run, by its submissions and cancellations; see `JobRecords.cancelled_at`."""
+    last = records[-1] if records else {}
+    return float(last["time"]) if last.get("cancelled") else None

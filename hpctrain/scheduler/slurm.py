@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -19,6 +19,8 @@ COMMAND_TIMEOUT_S = 20.0
 SILENCE_S = 300.0
 """Seconds for which the batch script retries a query: during a failover, the controller doesn't answer for slightly
 more than `SlurmctldTimeout`, 120 s by default."""
+LONGEST_LIST = 100_000
+"""Characters of job ids in one command: Linux allows 128 KiB per argument (MAX_ARG_STRLEN in execve(2))."""
 
 JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
 """A job, or a task of a job array."""
@@ -64,16 +66,14 @@ class Slurm:
 
         An array's id stands for all of its tasks. Unknown jobs are left out.
         """
-        ids = _all_checked(job_ids)
-        if not ids:
-            return {}
         # --all: hidden partitions too; --array: a row per task; --states: without it, finished jobs are left out
         options = ("--noheader", "--all", "--array", "--states=all", f"--Format={answers.SQUEUE_FORMAT}")
-        try:
-            answer = self._run("squeue", *options, f"--jobs={','.join(ids)}")
-        except UnknownJobError:
-            return {}
-        return {record.job_id: record for record in answers.squeue(answer)}
+        found: dict[str, JobRecord] = {}
+        for ids in _in_command_lines(_all_checked(job_ids)):
+            with suppress(UnknownJobError):
+                answer = self._run("squeue", *options, f"--jobs={ids}")
+                found |= {record.job_id: record for record in answers.squeue(answer)}
+        return found
 
     def accounting(self, job_ids: Iterable[str]) -> dict[str, JobRecord]:
         """The accounting database's records of many jobs, from one query; an array's id stands for all of its tasks.
@@ -83,12 +83,10 @@ class Slurm:
         Raises:
             SchedulerMissingError: also if there is no accounting.
         """
-        ids = _all_checked(job_ids)
-        if not ids:
-            return {}
         return {
             task: replace(record, job_id=task)
-            for record in self._sacct(*ids)
+            for ids in _in_command_lines(_all_checked(job_ids))
+            for record in self._sacct(ids)
             for task in fields.array_tasks(record.job_id)
         }
 
@@ -184,11 +182,11 @@ class Slurm:
             if array in found and found[array].state.is_finished
         }
 
-    def _sacct(self, *ids: str, duplicates: bool = False) -> list[JobRecord]:
+    def _sacct(self, ids: str, duplicates: bool = False) -> list[JobRecord]:
         # --allocations: without the job's steps; --duplicates: also the records before each requeue
         options = ["--noheader", "--parsable2", "--allocations", f"--format={answers.SACCT_FORMAT}"]
         options += ["--duplicates"] if duplicates else []
-        return answers.sacct(self._run("sacct", *options, f"--jobs={','.join(ids)}"))
+        return answers.sacct(self._run("sacct", *options, f"--jobs={ids}"))
 
     def _run(self, *arguments: str) -> str:
         return self._run_command(arguments, self._environ, self._timeout_s)
@@ -202,3 +200,18 @@ def _checked(job_id: str) -> str:
 
 def _all_checked(job_ids: Iterable[str]) -> list[str]:
     return [_checked(job_id) for job_id in dict.fromkeys(job_ids)]
+
+
+def _in_command_lines(job_ids: Sequence[str]) -> Iterator[str]:
+    """Join ids by commas, in as few texts as the length of a command's argument allows; none without an id."""
+    if sum(map(len, job_ids)) + len(job_ids) > LONGEST_LIST:
+        # an array's id stands for all of its tasks
+        job_ids = list(dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids))
+    joined = ""
+    for job_id in job_ids:
+        if len(joined) + len(job_id) >= LONGEST_LIST:
+            yield joined
+            joined = ""
+        joined = f"{joined},{job_id}" if joined else job_id
+    if joined:
+        yield joined

@@ -96,6 +96,10 @@ class Account:
     steps_lost: int
 
 
+NOTHING = Account(attempts=(), spent=WallTime(), steps_lost=0)
+"""The account of a run without an attempt."""
+
+
 def account(
     attempts: Sequence[Attempt],
     submissions: Iterable[Mapping[str, Any]],

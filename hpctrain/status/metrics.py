@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpctrain.files import read_json_lines
+from hpctrain.files import json_lines, read_bytes, read_json_lines
 from hpctrain.run.record_fields import COUNT, TIME, finite_numbers
+
+_NAMES = re.compile(rb'"([^"]*)":')
+_NO_METRICS = {b"step", b"time", b"nonfinite"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +52,35 @@ def metrics_of(records: Iterable[dict[str, Any]]) -> Iterator[LoggedMetrics]:
             named = nonfinite.items() if isinstance(nonfinite, dict) else ()
             spelled = {name: float(text) for name, text in named if text in ("nan", "inf", "-inf")}
             yield LoggedMetrics(step, time if TIME.accepts(time) else None, finite_numbers(record) | spelled)
+
+
+def last_metrics(path: Path, *, last_bytes: int) -> LoggedMetrics | None:
+    """Read the last value of each metric in the file's tail, with the step and the time of the last record.
+
+    Args:
+        path: the file.
+        last_bytes: of the tail.
+
+    Returns:
+        None if the tail has no record, or the file doesn't exist.
+
+    Raises:
+        OSError: the file exists and can't be read.
+    """
+    try:
+        data = read_bytes(path, last_bytes=last_bytes)
+    except FileNotFoundError:
+        return None
+    # from the last line back, until each name has its value: parsing all of the tail takes ten times as long
+    missing = set(_NAMES.findall(data)) - _NO_METRICS
+    escaped = b"\\" in data
+    last: LoggedMetrics | None = None
+    values: dict[str, float] = {}
+    for line in reversed(data.splitlines()):
+        for record in metrics_of(json_lines([line])):
+            last = last or record
+            values = {**record.values, **values}
+            missing.difference_update(name.encode(errors="replace") for name in record.values)
+        if last is not None and not missing and not escaped:
+            break
+    return None if last is None else LoggedMetrics(last.step, last.time, values)

@@ -10,25 +10,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpctrain.config.plain_yaml import read_plain_config
+from hpctrain.config.plain_yaml import read_plain_values
 from hpctrain.errors import RunDirectoryError, SchedulerError, SchedulerMissingError
 from hpctrain.files import describe_os_error
 from hpctrain.run.bottleneck import last_bottleneck
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import last_evaluation
-from hpctrain.run.job_records import JobRecords
-from hpctrain.run.ledger import Attempt, Ledger
+from hpctrain.run.ledger import Attempt
 from hpctrain.run.manifest import read_varied
 from hpctrain.run.owner import Owner
 from hpctrain.run.record_fields import COUNT
 from hpctrain.run.saves import last_save
 from hpctrain.run.times import read_times
 from hpctrain.scheduler.job import JobRecord
-from hpctrain.scheduler.slurm import JOB_ID, Slurm
-from hpctrain.status.accounting import Account, WallTime, account
+from hpctrain.scheduler.slurm import Slurm
+from hpctrain.status.accounting import Account, account
 from hpctrain.status.log import batch_script_error
-from hpctrain.status.metrics import read_metrics
+from hpctrain.status.metrics import LoggedMetrics, last_metrics
+from hpctrain.status.records import RunRecords
 from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunFacts, RunState, derive_state, job_that_may_run, unstarted_job
 from hpctrain.streams import Report, print_warning
@@ -36,11 +36,16 @@ from hpctrain.streams import Report, print_warning
 TAIL_BYTES = 64 * 2**10
 """Bytes to read at the end of metrics.jsonl: a few hundred records."""
 
+_SHOWN_KEYS = ("name", "run", "trainer.max_steps")
+_NO_METRICS = LoggedMetrics(0, None, {})
+
 Jobs = Mapping[str, JobRecord | None]
 """SLURM's records by job id; None for a job that SLURM doesn't know, or no longer remembers."""
 
 
-def read_statuses(directories: Sequence[RunDirectory], warn: Report = print_warning) -> list[RunStatus]:
+def read_statuses(
+    directories: Sequence[RunDirectory], warn: Report = print_warning, *, brief: bool = False
+) -> list[RunStatus]:
     """Read the statuses of runs; a run whose records can't be read is `unreadable`.
 
     SLURM is queried once for all of them.
@@ -48,30 +53,36 @@ def read_statuses(directories: Sequence[RunDirectory], warn: Report = print_warn
     Args:
         directories: of the runs.
         warn: gets a line if SLURM is there and doesn't answer.
+        brief: leave out what `read_status` leaves out.
     """
     # one squeue for all: a sweep has hundreds of runs, and every query loads the controller
-    jobs = ask_slurm(_readable_job_ids(directories), warn)
-    return [_read_or_explain(directory, jobs) for directory in directories]
+    known = [_readable(directory) for directory in directories]
+    jobs = ask_slurm(_jobs_of(known), warn)
+    pairs = zip(directories, known, strict=True)
+    return [_read_or_explain(directory, jobs, records, brief=brief) for directory, records in pairs]
 
 
-def _readable_job_ids(directories: Sequence[RunDirectory]) -> list[str]:
-    ids: list[str] = []
-    for directory in directories:
-        # such a run has the state `unreadable`
-        with contextlib.suppress(OSError, RunDirectoryError):
-            ids += job_ids(directory)
-    return ids
+def _readable(directory: RunDirectory) -> RunRecords | None:
+    # without them, the run has the state `unreadable`
+    with contextlib.suppress(OSError, RunDirectoryError):
+        return RunRecords.read(directory)
+    return None
 
 
-def _read_or_explain(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
+def _jobs_of(known: Sequence[RunRecords | None]) -> list[str]:
+    return [job_id for records in known if records is not None for job_id in records.job_ids]
+
+
+def _read_or_explain(
+    directory: RunDirectory, jobs: Jobs | None, records: RunRecords | None, *, brief: bool = False
+) -> RunStatus:
     try:
-        return read_status(directory, jobs)
+        # what changed while SLURM was asked: a job that it no longer knows may have recorded its end
+        now = RunRecords.read(directory) if records is None else records.again()
+        return read_status(directory, jobs, now, brief=brief)
     except (OSError, RunDirectoryError) as error:
         why = describe_os_error(error) if isinstance(error, OSError) else str(error)
-        nothing = Account(attempts=(), spent=WallTime(), steps_lost=0)
-        return RunStatus(
-            name=directory.path.name, path=directory.path, state=RunState.UNREADABLE, note=why, account=nothing
-        )
+        return RunStatus(name=directory.path.name, path=directory.path, state=RunState.UNREADABLE, note=why)
 
 
 def require_stopped(directory: RunDirectory, *, force: bool = False) -> RunStatus:
@@ -103,12 +114,15 @@ def statuses_before_launch(directories: Sequence[RunDirectory], *, force: bool =
         RunDirectoryError: one of them may be queued or running, and SLURM can't be reached; see `require_stopped`.
     """
     problem = ""
+    known = [_readable(directory) for directory in directories]
     jobs: Jobs | None = None
     try:
-        jobs = Slurm().find(_readable_job_ids(directories))
+        jobs = Slurm().find(_jobs_of(known))
     except SchedulerError as error:
         problem = " ".join(str(error).split())
-    statuses = [_read_or_explain(directory, jobs) for directory in directories]
+    statuses = [
+        _read_or_explain(directory, jobs, records) for directory, records in zip(directories, known, strict=True)
+    ]
     for directory, status in zip(directories, statuses, strict=True):
         if jobs is None and not force and not status.state.may_change and status.job_that_may_run is not None:
             raise RunDirectoryError(
@@ -140,41 +154,41 @@ def ask_slurm(job_ids: Sequence[str], warn: Report = print_warning) -> Jobs | No
 
 def job_ids(directory: RunDirectory) -> list[str]:
     """The jobs of a run, from its submissions and its attempts, oldest first."""
-    submitted = [record.get("job_id") for record in JobRecords(directory).read()]
-    started = [attempt.job_id for attempt in Ledger(directory).attempts()]
-    # one id that isn't SLURM's would spoil the query about the jobs of all runs
-    ids = list(dict.fromkeys(job_id for job_id in [*submitted, *started] if job_id and JOB_ID.fullmatch(job_id)))
-    # the id of a whole array covers the other runs as well
-    arrays = {job_id.partition("_")[0] for job_id in ids if "_" in job_id}
-    return [job_id for job_id in ids if job_id not in arrays]
+    return list(RunRecords.read(directory).job_ids)
 
 
-def read_status(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
+def read_status(
+    directory: RunDirectory, jobs: Jobs | None, records: RunRecords | None = None, *, brief: bool = False
+) -> RunStatus:
     """Read the status of a run.
 
     Args:
         directory: the run.
         jobs: SLURM's records of its jobs, see `ask_slurm`.
+        records: of the run, if they were read already.
+        brief: leave out the checkpoints, the account of the wall time and the bottleneck, which tables don't show.
+
+    Raises:
+        OSError: a file of the run exists and can't be read.
+        RunDirectoryError: a record has a field that can't be.
     """
-    attempts = [_with_times(attempt, directory) for attempt in Ledger(directory).attempts()]
-    facts = _facts(directory, attempts, jobs)
+    records = RunRecords.read(directory) if records is None else records
+    attempts = [_with_times(attempt, directory) for attempt in records.attempts]
+    claims = directory.claimed_attempts()
+    facts = _facts(records, attempts, jobs, claims)
     state, note = derive_state(facts)
     unstarted = unstarted_job(facts) is not None
     if (unstarted or facts.attempt.attempt == 0) and state in (RunState.FAILED, RunState.INTERRUPTED):
         note = "; ".join(filter(None, [note, batch_script_error(directory, ran=state is RunState.FAILED)]))
-    metrics_step, metrics_time, metrics = _last_metrics(directory.metrics)
-    evaluation = last_evaluation(directory)
-    saved = saved_step(directory) or None
-    save = last_save(directory)
-    config = read_plain_config(directory.config)
+    logged = _last_metrics(directory.metrics)
+    evaluation = last_evaluation(directory, claims)
+    config = read_plain_values(directory.config, _SHOWN_KEYS)
     last = attempts[-1] if attempts else Attempt(attempt=0)
     # records after the step from which a resume started are void: the resume repeats those steps
     begun = max(last.start_step or 0, int(last.extra.get("last_step", 0)))
-    step = last.end_step if last.end_step is not None else max(metrics_step, begun)
-    # a program that reports no saves may have resumed from any step: none of its steps is known to be lost
-    is_unsaved = "run" in config and saved is None
+    step = last.end_step if last.end_step is not None else max(logged.step, begun)
     pending = [record for record in facts.known_jobs.values() if record.state.is_pending]
-    return RunStatus(
+    status = RunStatus(
         name=str(config.get("name") or directory.path.name),
         path=directory.path,
         state=state,
@@ -183,46 +197,53 @@ def read_status(directory: RunDirectory, jobs: Jobs | None) -> RunStatus:
         step=step,
         total_steps=_total_steps(attempts, config),
         # evaluations may be too far apart to be in the tail of metrics.jsonl
-        metrics={**(evaluation.means if evaluation is not None else {}), **metrics},
-        metrics_time=metrics_time,
+        metrics={**(evaluation.means if evaluation is not None else {}), **logged.values},
+        metrics_time=logged.time,
         best=None if evaluation is None else evaluation.best,
         best_step=None if evaluation is None else evaluation.best_step,
         varied=read_varied(directory),
-        checkpoint_step=saved,
-        saved_path=None if save is None else str(save.path),
-        set_aside=tuple(path.name for path in directory.set_aside()),
         attempts=tuple(attempts),
-        account=_account(directory, attempts, state, step if is_unsaved else saved or 0, all_count=is_unsaved),
-        verdict=last_bottleneck(directory),
         job_ids=facts.job_ids,
         may_start=pending[-1].start_time if pending and state is RunState.QUEUED else None,
         unstarted=unstarted,
         job_that_may_run=job_that_may_run(facts),
     )
+    return status if brief else _with_details(status, records, claims, is_program="run" in config)
+
+
+def _with_details(status: RunStatus, records: RunRecords, claims: Sequence[int], *, is_program: bool) -> RunStatus:
+    directory = records.directory
+    saved = saved_step(directory) or None
+    save = last_save(directory)
+    # a program that reports no saves may have resumed from any step: none of its steps is known to be lost
+    is_unsaved = is_program and saved is None
+    kept = status.step if is_unsaved else saved or 0
+    return replace(
+        status,
+        checkpoint_step=saved,
+        saved_path=None if save is None else str(save.path),
+        set_aside=tuple(path.name for path in directory.set_aside()),
+        account=_account(records, status.attempts, status.state, kept, all_count=is_unsaved),
+        verdict=last_bottleneck(directory, claims),
+    )
 
 
 def _account(
-    directory: RunDirectory, attempts: Sequence[Attempt], state: RunState, saved_step: int, *, all_count: bool
+    records: RunRecords, attempts: Sequence[Attempt], state: RunState, saved_step: int, *, all_count: bool
 ) -> Account:
     """Account for the wall time; with ``all_count``, no attempt is taken to have repeated steps of an earlier one."""
     counted = [replace(attempt, start_step=None) for attempt in attempts] if all_count else attempts
-    records = JobRecords(directory).read()
-    return account(counted, records, state=state, saved_step=saved_step, now=time.time())
+    return account(counted, records.submissions, state=state, saved_step=saved_step, now=time.time())
 
 
-def _facts(directory: RunDirectory, attempts: Sequence[Attempt], jobs: Jobs | None) -> RunFacts:
-    number = Ledger(directory).last_claim()
-    submissions = [
-        (str(record["job_id"]), float(record["time"]))
-        for record in JobRecords(directory).read()
-        if record.get("job_id")
-    ]
+def _facts(records: RunRecords, attempts: Sequence[Attempt], jobs: Jobs | None, claims: Sequence[int]) -> RunFacts:
+    number = max(claims, default=0)
     return RunFacts(
         attempt=attempts[-1] if attempts and attempts[-1].attempt >= number else Attempt(attempt=number),
-        owner=Owner.read(directory.claim(number)) if number else None,
-        cancelled_at=JobRecords(directory).cancelled_at,
-        job_ids=tuple(job_ids(directory)),
-        submission=submissions[-1] if submissions else None,
+        owner=Owner.read(records.directory.claim(number)) if number else None,
+        cancelled_at=records.cancelled_at,
+        job_ids=records.job_ids,
+        submission=records.submission,
         jobs=jobs,
     )
 
@@ -236,9 +257,7 @@ def _with_times(attempt: Attempt, directory: RunDirectory) -> Attempt:
 
 def _total_steps(attempts: list[Attempt], config: Mapping[str, Any]) -> int | None:
     recorded = [attempt.extra.get("total_steps") for attempt in attempts]
-    trainer = config.get("trainer")
-    configured = trainer.get("max_steps") if isinstance(trainer, dict) else None
-    total = next((steps for steps in reversed(recorded) if steps), configured)
+    total = next((steps for steps in reversed(recorded) if steps), config.get("trainer.max_steps"))
     return total if isinstance(total, int) and COUNT.accepts(total) else None
 
 
@@ -248,12 +267,8 @@ def _command(config: Mapping[str, Any]) -> str:
     return shlex.join(map(str, words)) if isinstance(words, list) else ""
 
 
-def _last_metrics(path: Path) -> tuple[int, float | None, dict[str, float]]:
+def _last_metrics(path: Path) -> LoggedMetrics:
     """Read the step and time of the last record, and the last value of each metric in the file's tail."""
-    step, when = 0, None
-    values: dict[str, float] = {}
     with contextlib.suppress(OSError):  # an unreadable file hides only the metrics
-        for record in read_metrics(path, last_bytes=TAIL_BYTES):
-            step, when = record.step, record.time
-            values |= record.values
-    return step, when, values
+        return last_metrics(path, last_bytes=TAIL_BYTES) or _NO_METRICS
+    return _NO_METRICS

@@ -9,7 +9,7 @@ from pathlib import Path
 from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.score import Score
-from hpctrain.status.accounting import Account
+from hpctrain.status.accounting import NOTHING, Account
 from hpctrain.status.state import RunState
 
 
@@ -59,7 +59,7 @@ class RunStatus:
     saved_path: str | None = None
     set_aside: tuple[str, ...] = ()
     attempts: tuple[Attempt, ...] = ()
-    account: Account
+    account: Account = NOTHING
     verdict: Bottleneck | None = None
     job_ids: tuple[str, ...] = ()
     may_start: float | None = None

@@ -61,6 +61,26 @@ def test_many_jobs_are_one_question(fake: Scripts) -> None:
     assert "--jobs=21_4,22,23" in (fake.folder / "calls").read_text()
 
 
+def test_thousands_of_tasks_are_one_question_about_their_arrays(fake: Scripts) -> None:
+    fake.answer_file("squeue", "squeue.txt")
+    fake.answer("sacct", NO_ACCOUNTING)
+    wanted = ["22", *(f"21_{task}" for task in range(30_000))]
+    found = fake.slurm.queue(wanted)
+    assert found["21_4"].state is JobState.PENDING
+    assert fake.calls == ["squeue"]
+    assert "--jobs=22,21\n" in (fake.folder / "calls").read_text()
+
+
+def test_thousands_of_jobs_are_as_few_questions_as_a_command_line_allows(fake: Scripts) -> None:
+    fake.answer("squeue", UNKNOWN)
+    fake.answer("sacct", NO_ACCOUNTING)
+    wanted = [str(job) for job in range(1_000_000, 1_030_000)]
+    assert set(fake.slurm.find(wanted).values()) == {None}
+    assert fake.calls == ["squeue"] * 3 + ["sacct"]
+    asked = [line.partition("--jobs=")[2] for line in (fake.folder / "calls").read_text().splitlines()]
+    assert ",".join(asked[:3]).split(",") == wanted
+
+
 def test_no_jobs_ask_nothing(fake: Scripts) -> None:
     assert fake.slurm.find([]) == fake.slurm.queue([]) == fake.slurm.accounting([]) == {}
     assert fake.calls == []

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import math
+import tempfile
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpctrain.metrics.json_lines import JsonLinesSink
-from hpctrain.status.metrics import LoggedMetrics, read_metrics
+from hpctrain.status.metrics import LoggedMetrics, last_metrics, read_metrics
 
 
 def test_what_the_sink_wrote_is_read(tmp_path):
@@ -36,3 +40,43 @@ def test_the_end_of_a_file_that_is_being_written(tmp_path, text, steps):
     path = tmp_path / "metrics.jsonl"
     path.write_text(text)
     assert [record.step for record in read_metrics(path, last_bytes=4096)] == steps
+
+
+LINES = st.sampled_from(
+    [
+        '{"step": 1, "time": 2.5, "train/loss": 0.5}',
+        '{"step": 2, "time": "?", "train/loss": null, "nonfinite": {"train/loss": "nan"}}',
+        '{"step": 3, "eval/loss": null, "train/lr": 1}',
+        '{"step": 4, "eval/loss": 0.25, "text": "a \\"train/lr\\": 3"}',
+        '{"step": 5, "t\\u00e4/\\ud800": 7, "train/lr": 2}',
+        '{"step": 6, "ä": 7, "train/lr": "slow"}',
+        '{"step": 7, "train/l',
+        '{"step": -1, "train/lr": 4}',
+        "[1]",
+        "",
+    ]
+)
+
+
+@given(st.lists(LINES, max_size=8), st.integers(1, 400))
+def test_the_last_values_are_those_of_reading_every_record(lines, last_bytes):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "metrics.jsonl"
+        path.write_text("\n".join(lines))
+        records = list(read_metrics(path, last_bytes=last_bytes))
+        found = last_metrics(path, last_bytes=last_bytes)
+    if not records:
+        assert found is None
+        return
+    values = {}
+    for record in records:
+        values |= record.values
+    assert (found.step, found.time, str(sorted(found.values.items()))) == (
+        records[-1].step,
+        records[-1].time,
+        str(sorted(values.items())),
+    )
+
+
+def test_without_a_file_there_is_no_last_record(tmp_path):
+    assert last_metrics(tmp_path / "absent", last_bytes=10) is None

@@ -1,0 +1,69 @@
+"""The records from which the state of a run is derived, read together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.job_records import JobRecords, cancelled_at
+from hpctrain.run.ledger import Attempt, Ledger
+from hpctrain.scheduler.slurm import JOB_ID
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecords:
+    """What the ledger of a run and the records of its jobs had when they were read.
+
+    Attributes:
+        directory: of the run.
+        submissions: the submissions and cancellations, oldest first.
+        attempts: oldest first.
+    """
+
+    directory: RunDirectory
+    submissions: Sequence[Mapping[str, Any]]
+    attempts: Sequence[Attempt]
+
+    @classmethod
+    def read(cls, directory: RunDirectory) -> RunRecords:
+        """Read the records.
+
+        Raises:
+            OSError: a file exists and can't be read.
+            RunDirectoryError: a record has a field that can't be.
+        """
+        return cls(directory, JobRecords(directory).read(), Ledger(directory).attempts())
+
+    def again(self) -> RunRecords:
+        """Return the records as they are now; read only if an attempt may have begun or ended since.
+
+        Raises:
+            OSError: as `read`.
+            RunDirectoryError: as `read`.
+        """
+        # not by the time of the last change: over NFS, that of a file that isn't opened may be old
+        return self if self.attempts and not self.attempts[-1].open else RunRecords.read(self.directory)
+
+    @property
+    def job_ids(self) -> tuple[str, ...]:
+        """The jobs of the run, from its submissions and its attempts, oldest first."""
+        submitted = [record.get("job_id") for record in self.submissions]
+        started = [attempt.job_id for attempt in self.attempts]
+        # one id that isn't SLURM's would spoil the query about the jobs of all runs
+        ids = list(dict.fromkeys(job_id for job_id in [*submitted, *started] if job_id and JOB_ID.fullmatch(job_id)))
+        # the id of a whole array covers the other runs as well
+        arrays = {job_id.partition("_")[0] for job_id in ids if "_" in job_id}
+        return tuple(job_id for job_id in ids if job_id not in arrays)
+
+    @property
+    def cancelled_at(self) -> float | None:
+        """When the user cancelled the run, in epoch seconds; None if they didn't, or a job was submitted afterwards."""
+        return cancelled_at(self.submissions)
+
+    @property
+    def submission(self) -> tuple[str, float] | None:
+        """Job id and time of the newest submission, in epoch seconds; None without one."""
+        named = [(str(record["job_id"]), float(record["time"])) for record in self.submissions if record.get("job_id")]
+        return named[-1] if named else None

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+
+from hpctrain.config.compose import Composer
+from hpctrain.config.plain_yaml import read_plain_config, read_plain_values
+from hpctrain.config.stored import to_yaml
+
+KEYS = ("name", "run", "trainer.max_steps", "trainer.absent", "absent", "seed", "task")
+
+
+@pytest.fixture
+def read(tmp_path):
+    def both(text, keys=KEYS):
+        """A few keys as they are read alone, and from all of it."""
+        path = tmp_path / "config.yaml"
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        config = read_plain_config(path)
+        expected = {}
+        for key in keys:
+            group, _, name = key.partition(".")
+            inside = config.get(group) if name else config
+            if isinstance(inside, dict) and (name or group) in inside:
+                expected[key] = inside[name or group]
+        return read_plain_values(path, keys), expected
+
+    return both
+
+
+def test_a_configuration_that_hpctrain_wrote(read):
+    config = Composer().compose(["trainer.max_steps=500", "run_dir=/runs/a"])
+    found, expected = read(to_yaml(config))
+    assert found == expected
+    assert (found["name"], found["trainer.max_steps"]) == ("digits", 500)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[1",
+        "text",
+        "- 1\n- 2\n",
+        "name: digits",
+        "name: null\ntrainer: null\n",
+        "name: yes\ntrainer: {max_steps: 460}\n",
+        "name: 2026-01-31\ntrainer:\n  max_steps: 010\n",
+        "name: 'it''s'\ntrainer:\n  max_steps: 1_000\n  precise: true\n",
+        "name: long\n  name\ntrainer:\n  max_steps:\n    5\n",
+        "name: &a x\nseed: *a\ntrainer:\n  max_steps: 5\n",
+        "seed: &a 7\ntrainer:\n  max_steps: *a\n",
+        "name: a\nname: b\n",
+        "name: a # so\n# max_steps: 3\ntrainer:\n  other:\n    max_steps: 4\n",
+        "trainer:\n  note: |\n    x\n  max_steps: 4\n  last:\n  - max_steps\n",
+        "name: long\nargs: {lr: 0.1}\nrun: {command: [python, train.py, 'a b']}\n",
+        "run:\n  command:\n  - python\n  - 'a b'\n\nname: x\n",
+        "---\nname: x\n",
+        "name: x\n---\nname: y\n",
+        "task:\n- 1\n-2\n",
+        "name: x\r\ntrainer:\r\n  max_steps: 3\r\n",
+        "name: tr\u00e4ge\n",
+        b"name: \xff\n",
+        "name: x\n".encode("utf-16"),
+    ],
+)
+def test_other_texts_are_read_alike(read, text):
+    found, expected = read(text)
+    assert found == expected
+
+
+def test_a_file_that_is_missing(tmp_path):
+    assert read_plain_values(tmp_path / "config.yaml", KEYS) == {}
