@@ -85,7 +85,8 @@ class Run:
 
         Args:
             timeout_s: the most seconds to wait; None for no bound. A run that has just ended counts as over then.
-            check: raise an error unless the run has completed; False returns the status in any case.
+            check: raise an error unless the run has completed, or paused at `trainer.pause_at_step`; False returns the
+                status in any case.
 
         Returns:
             The status at the end.
@@ -107,7 +108,7 @@ class Run:
                 raise TimeoutError(f"{self.path} is {status.described} after {timeout_s:g} s")
             time.sleep(min(pause_s, left_s))
             pause_s = min(LONGEST_PAUSE_S, 1.1 * pause_s)
-        if check and status.state is not RunState.COMPLETED:
+        if check and status.state not in (RunState.COMPLETED, RunState.PAUSED):
             raise RunFailedError(self._describe_end(status))
         return status
 

@@ -157,5 +157,5 @@ def _pass_on(program: HostProgram, directory: RunDirectory) -> None:
             stop.add_note(f"the training stopped and was saved; {resume_hint(directory)}")
             raise
     last = Ledger(directory).attempts()[-1]
-    if last.reason is not Reason.COMPLETED:
+    if last.reason not in (Reason.COMPLETED, Reason.PAUSED):
         raise RunFailedError(f"{directory.path}: {last.reason} at step {last.end_step}; {resume_hint(directory)}")

@@ -139,6 +139,8 @@ class Outcome:
     def _of_stop(cls, stopped: Sequence[ExitRecord], step: int, after: str, *, independent: bool) -> Outcome:
         reasons = [record.reason for record in stopped]
         reason = next((found for found in reasons if found is not Reason.INTERRUPTED), Reason.INTERRUPTED)
+        if reason is Reason.PAUSED:
+            return cls(reason, step, f"paused{after}: {reason.meaning.why_final}")
         if not independent:  # the ranks have asked SLURM why they were to stop
             return cls(reason, step, f"stopped{after}")
         message = next((f" ({record.message})" for record in stopped if record.message), "")
@@ -155,7 +157,7 @@ class Outcome:
         program don't ask SLURM why they are to stop.
         """
         if self.reason is not Reason.FAILED:
-            return self.reason not in (Reason.COMPLETED, Reason.CANCELLED)
+            return self.reason not in (Reason.COMPLETED, Reason.CANCELLED, Reason.PAUSED)
         # not twice in a row: blame the task the second time, or the run could be requeued for ever
         before = [entry for entry in ledger.attempts() if entry.attempt < attempt]
         return self.stop_signal is not None and not (before and before[-1].extra.get("error_after_signal"))

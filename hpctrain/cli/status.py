@@ -33,10 +33,10 @@ examples:
   python -m hpctrain status runs/digits/2026-01-31_12-00-00     # one run: attempts, metrics, what to type next
   python -m hpctrain status sweep --json                        # every run under runs/sweep
 
-States: prepared queued held starting running interrupted completed failed cancelled unknown unreadable. A prepared
-run has not been started. A held run is in SLURM's queue and doesn't start until `scontrol release`. An interrupted run
-was stopped, or ended without an exit record; `resume` continues it. Without SLURM, or without its accounting, the
-states come from the run directories alone.
+States: prepared queued held starting running interrupted paused completed failed cancelled unknown unreadable. A
+prepared run has not been started. A held run is in SLURM's queue and doesn't start until `scontrol release`. An
+interrupted run was stopped, or ended without an exit record; a paused one reached trainer.pause_at_step; `resume`
+continues both. Without SLURM, or without its accounting, the states come from the run directories alone.
 
 --json prints one object for one run, and a list for several; times are epoch seconds; a metric that was NaN or infinite
 is null.

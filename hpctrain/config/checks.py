@@ -200,6 +200,9 @@ def _warnings_of_training(config: Config) -> list[str]:
     max_steps, warmup_steps = config.trainer.max_steps, getattr(config.schedule, "warmup_steps", 0)
     if max_steps is not None and warmup_steps >= max_steps:
         found.append(f"schedule.warmup_steps={warmup_steps} does not end before trainer.max_steps={max_steps}")
+    pause_at = config.trainer.pause_at_step
+    if max_steps is not None and pause_at is not None and pause_at >= max_steps:
+        found.append(f"trainer.pause_at_step={pause_at} does not come before trainer.max_steps={max_steps}: no pause")
     if isinstance(cluster, Slurm) and cluster.gpus_per_node is None and "gpu" in (cluster.partition or "").lower():
         asked = f"cluster.partition={cluster.partition} looks like a GPU partition, but the run requests no GPU"
         found.append(f"{asked}; set cluster.gpus_per_node=N, or 0 if this is intended")

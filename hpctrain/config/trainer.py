@@ -26,6 +26,9 @@ class Trainer(require.Checked):
     max_time_min: Annotated[float | None, require.above(0)] = None
     """Minutes of training, including evaluations and saves, over all attempts, after which the run ends as completed;
     null: no limit. It doesn't shorten the schedule."""
+    pause_at_step: Annotated[int | None, require.at_least(1)] = None
+    """Save, and pause the run, after the first evaluation at or after this step; without evaluations, after this step.
+    The run can be resumed, and then doesn't pause there again; null: no pause. It shortens neither run nor schedule."""
     global_batch_size: Annotated[int, require.at_least(1)] = 64
     """Samples per optimizer update, over all ranks."""
     micro_batch_size: Annotated[int | None, require.at_least(1)] = None

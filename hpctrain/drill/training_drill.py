@@ -31,6 +31,8 @@ DEFAULTS = (
     "logger.samples=true",
 )
 """The overrides of every drill; the user's own come after them."""
+NO_PAUSE = ("trainer.pause_at_step=null",)
+"""A run that pauses would wait for somebody to continue it."""
 ON_GPUS = ("trainer.deterministic=true", "cluster.env.CUBLAS_WORKSPACE_CONFIG=:4096:8")
 """cuBLAS is deterministic only with a workspace of a fixed size."""
 ONE_PROCESS_S = 0.15
@@ -100,7 +102,7 @@ class TrainingDrill(Drill):
 
 def overrides_of(typed: Sequence[str], *, gpus: bool = False) -> list[str]:
     """The overrides with which the trainings of a drill are launched."""
-    return [*DEFAULTS, *(ON_GPUS if gpus else ()), *typed, *FORCED]
+    return [*DEFAULTS, *(ON_GPUS if gpus else ()), *typed, *FORCED, *NO_PAUSE]
 
 
 def _key(override: str) -> str:

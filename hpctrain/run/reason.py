@@ -21,6 +21,7 @@ class Reason(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"
+    PAUSED = "paused"
     STALLED = "stalled"
 
     @property
@@ -56,18 +57,13 @@ class Meaning:
 
     @property
     def resumable(self) -> bool:
-        """Whether a run that ended for it is interrupted, and not completed, failed or cancelled."""
+        """Whether a run that ended for it is interrupted or paused, and not completed, failed or cancelled."""
         return self.exit_code is ExitCode.INTERRUPTED
 
     @property
     def requeued(self) -> bool:
-        """Whether the run may continue without its user."""
+        """Whether the run may continue by itself; if not, only its user, or a search, continues it or tries again."""
         return not self.why_final
-
-    @property
-    def final(self) -> bool:
-        """Whether the run is over: only its user can extend it or try again."""
-        return not self.requeued and not self.resumable
 
 
 _MACHINE_FAILURE = Meaning(machine_failure=True, budget="max_failures")
@@ -96,6 +92,9 @@ MEANINGS = {
         may_stall=False,
         stays_in_allocation=True,
         budget="max_failures",
+    ),
+    Reason.PAUSED: Meaning(
+        exit_code=ExitCode.INTERRUPTED, orderly=True, may_stall=False, why_final="trainer.pause_at_step is reached"
     ),
     Reason.STALLED: Meaning(why_final="no progress"),
 }

@@ -25,6 +25,7 @@ class RunState(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     INTERRUPTED = "interrupted"
+    PAUSED = "paused"
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -109,7 +110,7 @@ def derive_state(facts: RunFacts) -> tuple[RunState, str]:
         return (RunState.QUEUED, explain_pending(pending[-1].reason)) if held is None else (RunState.HELD, held)
     running = [job_id for job_id, record in facts.known_jobs.items() if record.state.is_running]
     # the job of an attempt that ended for good is about to end as well
-    ended_for_good = attempt.reason is not None and attempt.reason.meaning.final
+    ended_for_good = attempt.reason is not None and not attempt.reason.meaning.requeued
     if running and not (ended_for_good and running == [attempt.job_id]):
         return (RunState.STARTING if attempt.start_time is None or attempt.reason else RunState.RUNNING), stopping
     # a cancellation after the last step changed nothing, unless a newer job was to train the run further
@@ -131,12 +132,14 @@ def _state_by_reason(facts: RunFacts) -> tuple[RunState, str]:
     attempt = facts.attempt
     if attempt.reason is Reason.CANCELLED:
         return RunState.CANCELLED, attempt.detail
+    if attempt.reason is Reason.PAUSED:
+        return RunState.PAUSED, Reason.PAUSED.meaning.why_final
     assert attempt.reason is not None
     state = RunState.INTERRUPTED if attempt.reason.meaning.resumable else RunState.FAILED
     # a state that is called as its reason is named once
     note = ": ".join(filter(None, [attempt.reason.value if attempt.reason.value != state else "", attempt.detail]))
     # SLURM may have requeued the job, and only SLURM knows
-    if facts.job_ids and facts.jobs is None and not attempt.reason.meaning.final:
+    if facts.job_ids and facts.jobs is None and attempt.reason.meaning.requeued:
         return RunState.INTERRUPTED, "; ".join(
             filter(None, [note, "it may be queued: SLURM can't be reached from here"])
         )

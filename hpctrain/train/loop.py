@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 
 from hpctrain.data.micro_batch import MicroBatch
+from hpctrain.distributed.agreement import Decision
 from hpctrain.distributed.stop_request import Stop
 from hpctrain.run.times import Times
 from hpctrain.train.checkpointing import Checkpointing, Start
@@ -98,6 +99,9 @@ class Loop:
             return False
         if self._ends_before_a_step():
             return self._end_early()
+        if self._pauses():
+            # it is saved: a stop kept the attempt before from pausing here
+            return self._pause()
         self._ending.concluded = False
         return self._run_steps(micro_batches)
 
@@ -111,6 +115,7 @@ class Loop:
         decide, is_due = self._stopping.agreement.decide, checkpointing.is_due
         callbacks, ending, meter = self._callbacks, self._ending, self._parts.meter
         before_step, after_step, is_timed = callbacks.before_step, callbacks.after_step, ending.is_timed
+        pause_at = total if self._stopping.pause_at is None else self._stopping.pause_at
         first = self.step + 1
         while self.step < total:
             if before_step:
@@ -136,8 +141,9 @@ class Loop:
                 ending.look_at_clock()
             decision = decide(step, save=is_due(), end=ending.requested)
             # after the last step there is nothing to stop: the run is complete once it is saved
-            if not is_last and (decision.stop or decision.end or self._ends):
-                return self._leave(decision.stop) if decision.stop else self._end_early()
+            pauses = step >= pause_at and self._pauses()
+            if not is_last and (decision.stop or decision.end or self._ends or pauses):
+                return self._stop_here(decision)
             every = save_every is not None and step % save_every == 0
             if is_last or every or decision.save or step == checkpointing.best_step:
                 self._save(wait=is_last)
@@ -180,6 +186,15 @@ class Loop:
         self.why_ended = ending.reason
         return True
 
+    def _stop_here(self, decision: Decision) -> bool:
+        """Leave for an agreed stop, or else end the run early, or else pause it; return whether it is complete."""
+        if decision.stop:
+            return self._leave(decision.stop)
+        if decision.end or self._ends:
+            return self._end_early()
+        self._save(wait=True)
+        return self._pause()
+
     def _stopped_in_pending_evaluation(self) -> bool:
         """Run and save the evaluation that the previous attempt left, if any; return whether a stop interrupted it."""
         if not self._evaluation_due:
@@ -189,6 +204,18 @@ class Loop:
             return True
         # the checkpoint of this step lacks its score, and the states that callbacks have after the evaluation
         self._save(wait=self.step == self._parts.total_steps)
+        return False
+
+    def _pauses(self) -> bool:
+        """Whether the run pauses at this step: `trainer.pause_at_step` is reached, and the step is evaluated."""
+        pause_at = self._stopping.pause_at
+        if pause_at is None or not pause_at <= self.step < self._parts.total_steps:
+            return False
+        return self._evaluation is None or self._ending.evaluated_step == self.step
+
+    def _pause(self) -> bool:
+        """Pause the run, which is saved, and return that it isn't complete."""
+        self._stopping.pause(self.step)
         return False
 
     def _leave(self, stop: Stop) -> bool:

@@ -33,12 +33,14 @@ class Stopping:
         world: the ranks.
         environment: this rank's place.
         request: this rank's request to stop.
+        pause_at: the step after which the run pauses; None for no pause.
         ask: reads the job's record from SLURM.
         clock: epoch seconds.
 
     Attributes:
         request: this rank's request to stop.
         agreement: of the ranks, on stopping and on saving.
+        pause_at: see above.
     """
 
     def __init__(
@@ -47,20 +49,25 @@ class Stopping:
         environment: ClusterEnvironment,
         request: StopRequest,
         *,
+        pause_at: int | None = None,
         ask: Callable[[str], JobRecord | None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.request = request
         self.agreement = Agreement(world, request)
+        self.pause_at = pause_at
         self._world = world
         self._environment = environment
         self._ask = ask or Slurm(os.environ, timeout_s=ASK_TIMEOUT_S).show
         self._clock = clock
         self._termination = Termination(None, "")
+        self._is_paused = False
 
     @property
     def reason(self) -> Reason:
         """The reason for the end of the attempt, for its record."""
+        if self._is_paused:
+            return Reason.PAUSED
         # an attempt that stops in good order wasn't ended by a node failure, even if SLURM reports one for the job
         found = self._termination.reason
         return Reason.INTERRUPTED if found in (None, Reason.NODE_FAILURE) else found
@@ -94,6 +101,20 @@ class Stopping:
         record, fits = self._world.broadcast((self._termination.as_json(), fits))
         self._termination = Termination.from_json(record)
         return bool(fits)
+
+    def pause(self, step: int) -> None:
+        """Pause the run after this step, at which it is saved, unless the ranks agree on a stop; collective.
+
+        Raises:
+            Exception: the error for which the ranks stop.
+        """
+        # the stop counts: SLURM may be ending the job, and Ctrl-C is meant for a whole sweep
+        if stop := self.agreement.start():
+            self.begin(stop, 0.0)
+            return
+        self._is_paused = True
+        if self._world.is_rank_zero:
+            log.info("step %d: the run pauses here: trainer.pause_at_step=%d is reached", step, self.pause_at)
 
     def _diagnose(self, received: int) -> Termination:
         job_id = self._environment.job_id

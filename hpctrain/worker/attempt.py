@@ -14,6 +14,7 @@ from typing import TextIO
 import torch
 from torch._C._distributed_c10d import Store
 
+from hpctrain.attempt.pause import next_pause
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.cluster.cpus import cpu_cores, cpu_threads
 from hpctrain.config.checks import check_batch, refuse_without_gpu
@@ -88,7 +89,7 @@ def _train(rank: Rank, world: World, claim: Claim, log_stream: TextIO | None, te
     if hosts is not None:
         rank.times.record_in(directory.claim(claim.attempt))
     rank.times.enter("build_s")
-    stopping = Stopping(world, rank.environment, rank.stop)
+    stopping = Stopping(world, rank.environment, rank.stop, pause_at=_pause_at(rank, world, claim))
     trainer = rank.trainer = Trainer(
         rank.config,
         directory,
@@ -106,6 +107,17 @@ def _train(rank: Rank, world: World, claim: Claim, log_stream: TextIO | None, te
     finished = trainer.run()
     world.close()
     return Reason.COMPLETED if finished else stopping.reason
+
+
+def _pause_at(rank: Rank, world: World, claim: Claim) -> int | None:
+    """The step after which the run pauses, as rank zero finds it in the ledger; collective."""
+    asked = rank.config.trainer.pause_at_step
+    if asked is None:
+        return None
+    found: int | None = world.broadcast(next_pause(claim.ledger.attempts(), asked) if world.is_rank_zero else None)
+    if found is None:
+        log.info("trainer.pause_at_step=%d: the run has paused there, and trains on now", asked)
+    return found
 
 
 def _meet(rank: Rank) -> Store | None:

@@ -440,6 +440,7 @@ MISTAKES = {
         "derive the class from it",
     ),
     "no time to train": (["trainer.max_time_min=0"], "trainer.max_time_min=0", "above 0"),
+    "no step to pause at": (["trainer.pause_at_step=0"], "trainer.pause_at_step=0", "at least 1"),
     "a schedule without its class": (["schedule=custom"], "schedule._target_=???", "is required"),
     "a schedule that doesn't exist": (
         ["schedule=custom", "schedule._target_=torch.optim.lr_scheduler.SteppLR"],

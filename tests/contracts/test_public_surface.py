@@ -25,9 +25,10 @@ from hpctrain.run.reason import Reason
 from hpctrain.status.state import RunState
 
 COMMAND_WORDS = "cancel completion drill env fit-batch inspect logs resume run stacks status sync"
-STATES = "prepared queued held starting running interrupted completed failed cancelled unknown unreadable"
+STATES = "prepared queued held starting running interrupted paused completed failed cancelled unknown unreadable"
 REASONS = """
     completed preempted time_limit node_failure infrastructure hang failed out_of_memory cancelled interrupted stalled
+    paused
 """
 TOP_LEVEL_KEYS = """
     nodes seed name run_dir run_mode init_from init_match init_strict

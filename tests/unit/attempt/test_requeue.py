@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -238,3 +240,9 @@ def test_a_program_without_reported_saves_is_judged_by_how_far_it_gets():
 def test_a_program_that_reports_saves_is_judged_by_them():
     decision = decide(of_program(60, 70, saved=50), POLICY, in_allocation=1, is_program=True)
     assert (decision.action, decision.reason) == (Action.END, Reason.STALLED)
+
+
+def test_a_paused_run_is_neither_requeued_nor_stalled():
+    paused = Attempt(attempt=1, reason=Reason.PAUSED, start_step=40, end_step=40)
+    decision = decide([paused, replace(paused, attempt=2)], Requeue(max_stalled_attempts=1), in_allocation=1)
+    assert (decision.action, decision.reason, decision.reason.meaning.exit_code) == (Action.END, Reason.PAUSED, 4)

@@ -21,7 +21,7 @@ def test_every_reason_has_a_meaning():
 
 
 def test_exit_codes():
-    interrupted = {Reason.INTERRUPTED, Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.NODE_FAILURE}
+    interrupted = {Reason.INTERRUPTED, Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.NODE_FAILURE, Reason.PAUSED}
     assert having(exit_code=ExitCode.FINISHED) == {Reason.COMPLETED}
     assert having(exit_code=ExitCode.CANCELLED) == {Reason.CANCELLED}
     assert having(exit_code=ExitCode.INTERRUPTED) == having(resumable=True) == interrupted
@@ -31,14 +31,13 @@ def test_exit_codes():
 def test_what_each_reason_means():
     slurms = {Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.NODE_FAILURE, Reason.CANCELLED}
     machines = {Reason.HANG, Reason.INFRASTRUCTURE, Reason.OUT_OF_MEMORY}
-    final = {Reason.COMPLETED, Reason.FAILED, Reason.CANCELLED, Reason.STALLED}
-    stopped = {Reason.INTERRUPTED, Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.CANCELLED}
+    final = {Reason.COMPLETED, Reason.FAILED, Reason.CANCELLED, Reason.STALLED, Reason.PAUSED}
+    stopped = {Reason.INTERRUPTED, Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.CANCELLED, Reason.PAUSED}
     assert having(by_slurm=True) == slurms
     assert having(machine_failure=True) == machines
     assert having(budget="max_failures") == machines | {Reason.INTERRUPTED}
-    assert having(may_stall=False) == {Reason.PREEMPTED, Reason.NODE_FAILURE, Reason.INTERRUPTED}
+    assert having(may_stall=False) == {Reason.PREEMPTED, Reason.NODE_FAILURE, Reason.INTERRUPTED, Reason.PAUSED}
     assert having(stays_in_allocation=True) == {Reason.INTERRUPTED}
-    assert having(final=True) == final
     assert having(requeued=False) == final
     assert having(orderly=True) == stopped | {Reason.COMPLETED}
 

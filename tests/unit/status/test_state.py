@@ -55,6 +55,11 @@ def on_slurm(attempt, record, **more):
         (on_slurm(CLAIMED, PENDING), RunState.QUEUED),
         (RunFacts(attempt=CLAIMED, owner=HERE), RunState.STARTING),
         (RunFacts(attempt=CLAIMED, owner=GONE), RunState.INTERRUPTED),
+        # paused: its job may train another run, or be about to end
+        (on_slurm(ended(Reason.PAUSED), RUNNING), RunState.PAUSED),
+        (on_slurm(ended(Reason.PAUSED), None), RunState.PAUSED),
+        (RunFacts(attempt=ended(Reason.PAUSED), job_ids=("12",)), RunState.PAUSED),
+        (on_slurm(ended(Reason.PAUSED), PENDING), RunState.QUEUED),
         # begun
         (on_slurm(OPEN, RUNNING), RunState.RUNNING),
         (on_slurm(OPEN, PENDING), RunState.QUEUED),

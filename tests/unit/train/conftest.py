@@ -113,11 +113,13 @@ def attempt(compose_small, directory, lone_world):
         request.install()
         ledger = Ledger(directory)
         number = ledger.claim()
+        config = compose_small(*words)
+        environment, pause_at = ClusterEnvironment.from_environment({}), config.trainer.pause_at_step
         return Trainer(
-            compose_small(*words),
+            config,
             directory,
             lone_world,
-            stopping=Stopping(lone_world, ClusterEnvironment.from_environment({}), request),
+            stopping=Stopping(lone_world, environment, request, pause_at=pause_at),
             claim=Claim(ledger, number),
             times=Times(0.0),
             log_stream=log_stream,

@@ -77,3 +77,79 @@ def test_every_evaluation_among_the_best_is_saved(attempt, directory):
     scores = {info.step: info.score.value for info in list_checkpoints(directory)}
     assert 4 in scores
     assert set(scores) <= {4, 8, 10}
+
+
+STOPPING = (
+    "callbacks=[early_stopping]",
+    "callbacks.early_stopping.min_delta=9",
+    "callbacks.early_stopping.patience=1",
+)
+
+
+def paused(trainer):
+    """Train; return where the attempt ended, and why."""
+    finished = trainer.run()
+    return trainer.step, "completed" if finished else str(trainer._stopping.reason)
+
+
+def curve(directory):
+    records = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
+    changing = ("time", "throughput", "memory")
+    return [{name: value for name, value in one.items() if not name.startswith(changing)} for one in records]
+
+
+@pytest.mark.parametrize("words", [(), ("trainer.ema_decay=0.9", "schedule=plateau", "callbacks=[early_stopping]")])
+def test_a_run_that_pauses_at_each_evaluation_is_the_straight_one(attempt, tmp_path, directory, words):
+    assert attempt(*words).run()
+    straight, expected = list_checkpoints(directory)[-1].weights_digest, curve(directory)
+    directory.path.rename(tmp_path / "straight")
+    directory.create(0o750)
+    found = [paused(attempt(*words, f"trainer.pause_at_step={step}")) for step in (1, 5, 9)]
+    assert found == [(4, "paused"), (8, "paused"), (10, "completed")]
+    assert (list_checkpoints(directory)[-1].weights_digest, curve(directory)) == (straight, expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["trainer.pause_at_step=5"], (8, "paused")),
+        (["trainer.pause_at_step=4", "trainer.eval_every_steps=null", "trainer.max_epochs=2"], (4, "paused")),
+        (["trainer.pause_at_step=3", "+task.eval_samples=0", "checkpoint.every_steps=null"], (3, "paused")),
+        (["trainer.pause_at_step=9"], (10, "completed")),
+        (["trainer.pause_at_step=50"], (10, "completed")),
+        (["trainer.pause_at_step=4", "trainer.max_time_min=1e-9"], (1, "completed")),
+        (
+            ["trainer.pause_at_step=8", *STOPPING],
+            (8, "completed"),
+        ),
+    ],
+)
+def test_a_run_pauses_after_the_first_evaluation_at_the_step_or_after_it(attempt, directory, words, expected):
+    assert paused(attempt(*words)) == expected
+    assert saved(directory)[-1] == expected[0]
+
+
+def test_a_stop_at_the_pause_counts_and_the_next_attempt_pauses_at_once(attempt, directory):
+    words = ("trainer.pause_at_step=4", "trainer.sanity_batches=0")
+    for _ in range(2):  # in the evaluation, which is due then
+        stopped = attempt(*words, "+task.signal_in=evaluate", "+task.signal_at=1")
+        assert (*paused(stopped), evaluated(directory)) == (4, "interrupted", [])
+    # after the last batch of the evaluation, and before the pause
+    assert paused(attempt(*words, "+task.signal_in=evaluate", "+task.signal_at=2")) == (4, "interrupted")
+    assert paused(attempt(*words)) == (4, "paused")
+    assert (evaluated(directory), saved(directory)) == ([4], [4])
+    assert attempt().run()
+    assert evaluated(directory) == [4, 8, 10]
+
+
+def test_a_signal_during_the_save_of_a_pause_counts(attempt, directory, monkeypatch):
+    trainer = attempt("trainer.pause_at_step=4")
+    finish = trainer._loop._checkpointing.save
+
+    def save(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        finish(*arguments, **options)
+
+    monkeypatch.setattr(trainer._loop._checkpointing, "save", save)
+    assert (*paused(trainer), saved(directory)) == (4, "interrupted", [4])
+    assert paused(attempt("trainer.pause_at_step=4")) == (4, "paused")
