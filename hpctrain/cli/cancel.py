@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 from hpctrain.cli.arguments import add_runs, chosen_runs, command_parser
 from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError
 from hpctrain.files import describe_os_error
 from hpctrain.launch.cancellation import cancel
+from hpctrain.run.directory import RunDirectory
+from hpctrain.sweep.cancel_search import cancel_tasks, search_home
 
 _EPILOG = """\
 examples:
@@ -28,15 +33,25 @@ def main(arguments: list[str]) -> int:
     parser = command_parser("cancel", description, _EPILOG)
     add_runs(parser, nargs="+")
     options = parser.parse_args(arguments)
-    failed = False
-    # all runs are found first: a misspelt name must not leave half of them cancelled
-    for directory in chosen_runs(options):
-        try:
-            done = cancel(directory)
-        except (HpctrainError, OSError) as error:
-            failed = True
-            why = describe_os_error(error) if isinstance(error, OSError) else error
-            print(f"{ERROR_PREFIX}{os.path.relpath(directory.path)}: {why}", file=sys.stderr)
-        else:
-            print(f"{os.path.relpath(directory.path)}: {done}")
-    return ExitCode.FAILED if failed else ExitCode.FINISHED
+    # all are found first: a misspelt name must not leave half of them cancelled
+    homes, runs = _searches(options), chosen_runs(options)
+    # the tasks that wait before the runs: none of them may begin another run meanwhile
+    done = [_cancelled(home, cancel_tasks) for home in homes] + [_cancelled(run, cancel) for run in runs]
+    return ExitCode.FINISHED if all(done) else ExitCode.FAILED
+
+
+def _searches(options: argparse.Namespace) -> list[RunDirectory]:
+    found = (search_home(typed, Path(options.runs_dir)) for typed in options.run)
+    return [home for home in found if home is not None]
+
+
+def _cancelled(directory: RunDirectory, act: Callable[[RunDirectory], str]) -> bool:
+    try:
+        done = act(directory)
+    except (HpctrainError, OSError) as error:
+        why = describe_os_error(error) if isinstance(error, OSError) else error
+        print(f"{ERROR_PREFIX}{os.path.relpath(directory.path)}: {why}", file=sys.stderr)
+        return False
+    if done:
+        print(f"{os.path.relpath(directory.path)}: {done}")
+    return True

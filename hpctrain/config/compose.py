@@ -44,6 +44,7 @@ class Composer:
 
     Args:
         config_dir: the folder of `--config-dir`; None for none.
+        folder: that contains `conf`; None for the working directory.
 
     Attributes:
         config_dir: as given.
@@ -60,12 +61,12 @@ class Composer:
     foreign = PROGRAM_KEYS
     sweeps = True
 
-    def __init__(self, config_dir: str | None = None) -> None:
+    def __init__(self, config_dir: str | None = None, folder: Path | None = None) -> None:
         self.config_dir = config_dir
         hydra.version.setbase("1.3")  # as `@hydra.main(version_base="1.3")` does
         schema.register()
         search_path = create_config_search_path(str(conf_dir()))
-        named, here = own_folders(config_dir)
+        named, here = own_folders(config_dir, folder)
         if named is not None:
             search_path.prepend(provider="command-line", path=f"file://{named}", anchor="main")
         if here is not None:

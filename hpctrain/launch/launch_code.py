@@ -130,6 +130,25 @@ class LaunchCode:
         return copy
 
 
+class SweepCode(LaunchCode):
+    """The code that was copied when a sweep was submitted, for runs that are made later.
+
+    Args:
+        home: the directory of the sweep, whose code records name the copy.
+    """
+
+    def assign_to(self, directory: RunDirectory, config: RunConfig) -> dict[str, Any] | None:
+        """See `LaunchCode`."""
+        code = current_code(self._home)
+        if code is None:
+            return None
+        if current_code(directory) is not None:
+            return super().assign_to(directory, config)
+        known = {name: value for name, value in (described(self._home) or {}).items() if name in ("files", "bytes")}
+        record_code(directory, replace(code, run=directory), time.time(), **known, commit=code.commit)
+        return described(directory)
+
+
 def _hooked(code: CodeSnapshot, config: RunConfig) -> list[str]:
     """Return the packages of which the copy can't take the place, in hpctrain's Python or in that of a program."""
     found = hooked_packages(code)

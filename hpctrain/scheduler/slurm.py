@@ -134,6 +134,13 @@ class Slurm:
         except UnknownJobError:
             return  # the controller forgets a job some minutes after its end (MinJobAge)
 
+    def cancel_pending(self, job_id: str) -> None:
+        """Take a job, or the tasks of an array, out of the queue; leave what runs alone."""
+        try:
+            self._run("scancel", "--state=PENDING", _checked(job_id))
+        except UnknownJobError:
+            return
+
     def steps(self, job_id: str, name: str) -> tuple[str, ...]:
         """The ids of a job's steps of this name that still run, such as `12.0` or `12_3.0`."""
         try:

@@ -1,0 +1,51 @@
+"""asha: draw at random, and continue the best part of the runs that have passed a rung."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hpctrain.run.directory import RunDirectory
+from hpctrain.search.promotion import pause_step, promotable
+from hpctrain.search.state import SearchState
+
+
+class Asha:
+    """Chooses among prepared runs.
+
+    Args:
+        home: the folder of the sweep, with the runs as folders 0, 1, ...
+        min_steps: the step of the first rung.
+        reduction_factor: of the runs that have passed a rung, one in this many continues.
+    """
+
+    best = False
+
+    def __init__(self, home: RunDirectory, *, min_steps: int, reduction_factor: int) -> None:
+        self._home = home
+        self._min_steps = min_steps
+        self._reduction_factor = reduction_factor
+
+    def next_rungs(self, state: SearchState) -> Iterable[tuple[int, int]]:
+        """See `Chooser`."""
+        return promotable(state.ends.values(), state.begun, reduction_factor=self._reduction_factor)
+
+    def new_run(self, state: SearchState) -> int | None:
+        """See `Chooser`."""
+        return min(self._waiting(state), default=None)
+
+    def num_new(self, state: SearchState) -> int:
+        """See `Chooser`."""
+        return len(self._waiting(state))
+
+    def draw(self, run: int, state: SearchState) -> Mapping[str, Any]:  # noqa: ARG002 - see `Chooser`
+        """See `Chooser`."""
+        return {}
+
+    def pause_at_step(self, rung: int) -> int:
+        """See `Chooser`."""
+        return pause_step(rung, min_steps=self._min_steps, reduction_factor=self._reduction_factor)
+
+    def _waiting(self, state: SearchState) -> list[int]:
+        prepared = (int(path.name) for path in self._home.path.iterdir() if path.name.isdecimal())
+        return [run for run in prepared if run not in state.first]

@@ -1,0 +1,175 @@
+"""The journal of a search: which run was given to which task, and what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from hpctrain.errors import RunDirectoryError
+from hpctrain.files import fsync_directory, on_each_file, read_json, temporary_name
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.record_fields import COUNT, NUMBER, TEXT, TIME
+from hpctrain.run.score import MODES
+
+FOLDER = "search"
+"""Name of the journal's folder in the folder of the sweep."""
+DIGITS = 6
+
+
+class Event(StrEnum):
+    """What a decision says of a run."""
+
+    BEGIN = "begin"
+    """It was given to a task."""
+    END = "end"
+    """It has passed a rung, or has ended."""
+    RELEASE = "release"
+    """Its task is gone: the next task that asks may continue it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One decision; fields that don't belong to its event have their defaults.
+
+    Attributes:
+        event: what it says.
+        run: number of the run, which is the name of its folder in the sweep.
+        rung: the rung that the run is to pass, or has passed; 0 for the first one, and in a search without rungs.
+        time: when it was made, in epoch seconds.
+        task: id of the array task, such as `12_3`, or host and process id on this machine.
+        attempts: claims of the run before it was given to the task: only later ones tell how this began and ended.
+        step: the run's last completed step at its end.
+        value: the metric's value; None if the run has none, or a NaN.
+        metric: the metric's name, as the evaluation returns it.
+        mode: `min` or `max`: which values are better.
+        reason: why the run's last attempt ended.
+        drawn: what the sampler drew, for the samplers that depend on results.
+    """
+
+    event: Event
+    run: int
+    rung: int = 0
+    time: float = field(default_factory=time.time)
+    task: str = ""
+    attempts: int = 0
+    step: int = 0
+    value: float | None = None
+    metric: str = ""
+    mode: str = ""
+    reason: str = ""
+    drawn: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_record(self) -> dict[str, Any]:
+        """The decision as JSON has it, without its defaults."""
+        names = ("task", "attempts", "step", "value", "metric", "mode", "reason", "drawn")
+        given = {name: getattr(self, name) for name in names}
+        known = {"event": self.event.value, "run": self.run, "rung": self.rung, "time": self.time}
+        return known | {name: value for name, value in given.items() if value not in ("", None, {})}
+
+
+class Journal:
+    """The decisions of a search, one per file, numbered without gaps.
+
+    A decision is published by linking a complete file to the next number, which fails if another process has taken the
+    number (POSIX link(2), atomic on NFS). So processes need no lock, and one that is killed leaves nothing behind that
+    another has to wait for.
+
+    Args:
+        home: the folder of the sweep.
+
+    Attributes:
+        decisions: those that were read so far; None in the place of one whose file is damaged.
+    """
+
+    def __init__(self, home: RunDirectory) -> None:
+        self.folder = home.path / FOLDER
+        self.decisions: list[Decision | None] = []
+
+    def read(self) -> None:
+        """Read the decisions that were published since the last call.
+
+        Raises:
+            OSError: the file system's error.
+        """
+        known = len(self.decisions)
+        # the listing is for speed alone: an NFS client may see an old one
+        with contextlib.suppress(FileNotFoundError):
+            names = (entry.name.removesuffix(".json") for entry in os.scandir(self.folder))
+            last = max((int(name) for name in names if name.isdecimal()), default=0)
+            self.decisions += on_each_file(_read, [self._path(number) for number in range(known + 1, last + 1)])
+        while (path := self._path(len(self.decisions) + 1)).exists():
+            self.decisions.append(_read(path))
+
+    def publish(self, decision: Decision) -> bool:
+        """Publish a decision that depends on all that were read.
+
+        Returns:
+            Whether it was published: not if another process has published one since. Read that, and decide again.
+
+        Raises:
+            OSError: the file system's error.
+        """
+        path = self._path(len(self.decisions) + 1)
+        temporary = temporary_name(path)
+        data = json.dumps(decision.as_record(), allow_nan=False) + "\n"
+        try:
+            with temporary.open("x") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                # NFS repeats a request whose answer was lost, and then reports that the name is taken: by this file
+                if temporary.stat().st_nlink != 2:
+                    return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        fsync_directory(self.folder)
+        self.decisions.append(decision)
+        return True
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:0{DIGITS}d}.json"
+
+
+def read_journal(home: RunDirectory) -> list[Decision]:
+    """Read all decisions of a search, oldest first; empty for a sweep without one. Damaged ones are left out."""
+    journal = Journal(home)
+    with contextlib.suppress(OSError):
+        journal.read()
+    return [decision for decision in journal.decisions if decision is not None]
+
+
+def _read(path: Path) -> Decision | None:
+    try:
+        record = read_json(path)
+    except (FileNotFoundError, RunDirectoryError):
+        # removed by hand, or on a damaged disk: a begin is decided again, and an end is found in the run's ledger
+        return None
+    event, run, rung, when = (record.get(name) for name in ("event", "run", "rung", "time"))
+    if event not in set(Event) or not COUNT.accepts(run) or not COUNT.accepts(rung) or not TIME.accepts(when):
+        return None
+    assert isinstance(run, int)
+    assert isinstance(rung, int)
+    value, mode, drawn = record.get("value"), record.get("mode"), record.get("drawn")
+    texts = {name: record[name] for name in ("task", "metric", "reason") if TEXT.accepts(record.get(name))}
+    counts = {name: record[name] for name in ("attempts", "step") if COUNT.accepts(record.get(name))}
+    return Decision(
+        event=Event(event),
+        run=run,
+        rung=rung,
+        time=float(when or 0.0),
+        value=float(value) if value is not None and NUMBER.accepts(value) else None,
+        mode=str(mode) if mode in MODES else "",
+        drawn=drawn if isinstance(drawn, dict) else {},
+        **texts,
+        **counts,
+    )

@@ -1,0 +1,188 @@
+"""Ask for the next run of a search, and record what came of those before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hpctrain.errors import RunDirectoryError
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
+from hpctrain.search.ended_run import end_of
+from hpctrain.search.journal import FOLDER, Decision, Event, Journal
+from hpctrain.search.state import SearchState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """A run that a task is to train.
+
+    Attributes:
+        run: its number.
+        rung: the rung that it is to pass.
+        pause_at_step: the step of that rung; None to train to the end.
+        drawn: what the sampler drew for the run; empty where its configuration is known already.
+    """
+
+    run: int
+    rung: int = 0
+    pause_at_step: int | None = None
+    drawn: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Chooser(Protocol):
+    """What kinds of searches differ in."""
+
+    best: bool
+    """Whether a run counts with its best value, and not with that of its last evaluation."""
+
+    def next_rungs(self, state: SearchState) -> Iterable[tuple[int, int]]:
+        """Return runs that may continue, each with the rung that it is to pass; the first one is taken."""
+
+    def new_run(self, state: SearchState) -> int | None:
+        """Return the number of a run that no task has had; None if there is none left."""
+
+    def num_new(self, state: SearchState) -> int:
+        """Return how many runs no task has had yet."""
+
+    def draw(self, run: int, state: SearchState) -> Mapping[str, Any]:
+        """Draw the values of a new run; empty if they are known already."""
+
+    def pause_at_step(self, rung: int) -> int | None:
+        """Return the step of a rung; None in a search without rungs."""
+
+
+class Search:
+    """A search, of which each task asks for a run; all they know of each other is the journal.
+
+    Args:
+        home: the folder of the sweep.
+        chooser: what to train next.
+        deadline: epoch seconds after which nothing is begun; None for no limit.
+        clock: epoch seconds.
+    """
+
+    def __init__(
+        self,
+        home: RunDirectory,
+        chooser: Chooser,
+        *,
+        deadline: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.home = home
+        self.chooser = chooser
+        self._deadline = deadline
+        self._clock = clock
+        self._journal = Journal(home)
+        self._state = SearchState()
+        self._num_added = 0
+
+    def directory(self, run: int) -> RunDirectory:
+        """The directory of a run."""
+        return RunDirectory.at(self.home.path / str(run))
+
+    def state(self) -> SearchState:
+        """Read the journal, and record the ends of runs that their own records show.
+
+        Raises:
+            OSError: the file system's error.
+        """
+        while True:
+            self._journal.read()
+            for decision in self._journal.decisions[self._num_added :]:
+                if decision is not None:
+                    self._state.add(decision)
+            self._num_added = len(self._journal.decisions)
+            ends = (self._end(begin) for begin in self._state.given.values())
+            end = next((end for end in ends if end is not None), None)
+            if end is None:
+                return self._state
+            self._journal.publish(end)
+
+    def ask(self, task: str, *, first_runs: int | None = 1) -> Assignment | None:
+        """Return the run that a task is to train next; None if nothing is left for it.
+
+        What the task was given before comes first, then runs whose task is gone, then those that may pass another
+        rung, then a new one.
+
+        Args:
+            task: its id, the same after a requeue.
+            first_runs: new runs that the task may begin, its earlier ones included; None for no limit.
+
+        Raises:
+            OSError: the file system's error.
+        """
+        while True:
+            state = self.state()
+            own = next((begin for begin in state.given.values() if begin.task == task), None)
+            begin = own or self._next(state, task, first_runs)
+            if begin is None:
+                return None
+            if own is not None or self._journal.publish(begin):
+                pause = self.chooser.pause_at_step(begin.rung)
+                return Assignment(
+                    run=begin.run, rung=begin.rung, pause_at_step=pause, drawn=state.first.get(begin.run, begin).drawn
+                )
+
+    def release(self, runs: Mapping[int, int]) -> None:
+        """Let any task continue runs whose own task is gone.
+
+        Args:
+            runs: rungs that they are to pass, by number.
+
+        Raises:
+            OSError: the file system's error.
+        """
+        self._journal.read()
+        for run, rung in runs.items():
+            while not self._journal.publish(Decision(event=Event.RELEASE, run=run, rung=rung, time=self._clock())):
+                self._journal.read()
+
+    def fail(self, run: int, rung: int) -> None:
+        """Record that a run can't be trained.
+
+        Raises:
+            OSError: the file system's error.
+        """
+        self._journal.read()
+        end = Decision(event=Event.END, run=run, rung=rung, time=self._clock(), reason=Reason.FAILED.value)
+        while not self._journal.publish(end):
+            self._journal.read()
+
+    def create(self) -> None:
+        """Make the journal's folder, with the permissions of the sweep's."""
+        (self.home.path / FOLDER).mkdir(exist_ok=True)
+
+    def _next(self, state: SearchState, task: str, first_runs: int | None) -> Decision | None:
+        if state.released:
+            return self._begin(*min(state.released.items()), task)
+        if self._deadline is not None and self._clock() > self._deadline:
+            return None
+        if (promoted := next(iter(self.chooser.next_rungs(state)), None)) is not None:
+            return self._begin(*promoted, task)
+        begun = sum(begin.task == task for begin in state.first.values())
+        if first_runs is not None and begun >= first_runs:
+            return None
+        new = self.chooser.new_run(state)
+        return None if new is None else self._begin(new, 0, task, self.chooser.draw(new, state))
+
+    def _begin(self, run: int, rung: int, task: str, drawn: Mapping[str, Any] | None = None) -> Decision:
+        return Decision(
+            event=Event.BEGIN,
+            run=run,
+            rung=rung,
+            time=self._clock(),
+            task=task,
+            attempts=Ledger(self.directory(run)).last_claim(),
+            drawn=drawn or {},
+        )
+
+    def _end(self, begin: Decision) -> Decision | None:
+        try:
+            return end_of(self.directory(begin.run), begin, best=self.chooser.best)
+        except RunDirectoryError:  # one damaged run must not stop the others
+            return None

@@ -1,0 +1,44 @@
+"""Cancel the tasks of a search, so that none begins another run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpctrain.errors import HpctrainError
+from hpctrain.phrases import counted
+from hpctrain.run.directory import RunDirectory
+from hpctrain.scheduler.slurm import Slurm
+from hpctrain.status.report import ask_slurm, job_ids
+from hpctrain.streams import Report, print_warning
+
+
+def search_home(typed: str, runs_dir: Path) -> RunDirectory | None:
+    """Return the folder of a sweep whose tasks ask for their runs; None if the user named something else.
+
+    Args:
+        typed: as the user names it: a path, or a name under ``runs_dir``.
+        runs_dir: the folder that contains the runs.
+    """
+    folders = [RunDirectory.at(folder) for folder in (Path(typed), runs_dir / typed)]
+    return next((folder for folder in folders if folder.sweep.is_file() and folder.jobs.is_file()), None)
+
+
+def cancel_tasks(home: RunDirectory, warn: Report = print_warning) -> str:
+    """Cancel the array tasks of a search that aren't over, and describe that; empty if all are.
+
+    Call it before the runs are cancelled, so that no task begins another one.
+
+    Args:
+        home: the folder of the sweep.
+        warn: gets a line if SLURM is there and doesn't answer.
+
+    Raises:
+        HpctrainError: SLURM can't be reached.
+    """
+    jobs = ask_slurm(job_ids(home), warn)
+    if jobs is None:
+        raise HpctrainError("SLURM can't be reached from here to cancel its tasks; run the command on a login node")
+    waiting = [job_id for job_id, job in jobs.items() if job is not None and job.state.is_pending]
+    for array in dict.fromkeys(job_id.partition("_")[0] for job_id in waiting):
+        Slurm().cancel_pending(array)
+    return f"cancelled {counted(len(waiting), 'task')} that had not begun" if waiting else ""

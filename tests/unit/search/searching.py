@@ -1,0 +1,39 @@
+"""Runs of a search that are trained by writing the records of a training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.evaluation import EvaluationRecord
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
+from hpctrain.run.score import Score
+from hpctrain.search.asha import Asha
+from hpctrain.search.search import Assignment, Search
+
+
+def prepared(folder: Path, num_runs: int) -> RunDirectory:
+    """Make the folder of a sweep with runs."""
+    home = RunDirectory.at(folder)
+    for run in range(num_runs):
+        RunDirectory.at(home.path / str(run)).create(0o750)
+    (home.path / "search").mkdir(exist_ok=True)
+    return home
+
+
+def asha(home: RunDirectory, **options: float) -> Search:
+    return Search(home, Asha(home, min_steps=10, reduction_factor=3), **options)
+
+
+def train(search: Search, assignment: Assignment, value: float, *, reason: Reason = Reason.PAUSED) -> None:
+    """Record an attempt that ended at the rung with this accuracy."""
+    directory = search.directory(assignment.run)
+    ledger = Ledger(directory)
+    attempt = ledger.claim()
+    ledger.start(attempt, job_id=None, nodes=[], world_size=1, step=0)
+    step = assignment.pause_at_step or 100
+    score = Score("accuracy", "max", value)
+    record = EvaluationRecord(step=step, means={"eval/accuracy": value}, best=score, best_step=step)
+    record.write(directory.claim(attempt))
+    ledger.end(attempt, reason=reason, step=step)

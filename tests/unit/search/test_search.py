@@ -1,0 +1,130 @@
+"""Asking for runs: each is given once, the best continue, and what was interrupted is continued."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
+from hpctrain.search.journal import read_journal
+
+sys.path.append(str(Path(__file__).parent))
+from searching import asha, prepared, train
+
+
+def test_every_task_gets_a_run_of_its_own(tmp_path: Path) -> None:
+    home = prepared(tmp_path, 3)
+    given = [asha(home).ask(f"7_{task}") for task in range(4)]
+    assert [one.run if one else None for one in given] == [0, 1, 2, None]
+    assert given[0] is not None
+    assert (given[0].rung, given[0].pause_at_step) == (0, 10)
+
+
+def test_a_requeued_task_continues_its_run(tmp_path: Path) -> None:
+    home = prepared(tmp_path, 3)
+    before = asha(home).ask("7_0")
+    assert asha(home).ask("7_1") != before
+    assert asha(home).ask("7_0") == before
+
+
+def test_a_task_begins_one_run_and_continues_the_best(tmp_path: Path) -> None:
+    home = prepared(tmp_path, 4)
+    search = asha(home)
+    for task, value in enumerate([0.2, 0.9, 0.5]):
+        assignment = search.ask(f"7_{task}")
+        assert assignment is not None
+        train(search, assignment, value)
+    # the next task that asks finds the end of all three, and the best one continues before a new run begins
+    promoted = search.ask("7_2")
+    assert promoted is not None
+    assert (promoted.run, promoted.rung, promoted.pause_at_step) == (1, 1, 30)
+    other = asha(home).ask("7_3")
+    assert other is not None
+    assert (other.run, other.rung) == (3, 0)
+    train(search, promoted, 0.95, reason=Reason.COMPLETED)
+    assert search.ask("7_2") is None
+    ends = [(one.run, one.rung, one.value, one.reason) for one in read_journal(home) if one.event == "end"]
+    assert ends == [(0, 0, 0.2, "paused"), (1, 0, 0.9, "paused"), (2, 0, 0.5, "paused"), (1, 1, 0.95, "completed")]
+
+
+def test_one_process_may_begin_all_runs(tmp_path: Path) -> None:
+    search = asha(prepared(tmp_path, 9))
+    order = []
+    while (assignment := search.ask("here:1", first_runs=None)) is not None:
+        order.append((assignment.run, assignment.rung))
+        train(
+            search,
+            assignment,
+            1 - assignment.run / 10,
+            reason=Reason.COMPLETED if assignment.rung == 2 else Reason.PAUSED,
+        )
+    assert order == [
+        *((0, 0), (1, 0), (2, 0), (0, 1)),
+        *((3, 0), (4, 0), (5, 0), (1, 1)),
+        *((6, 0), (7, 0), (8, 0), (2, 1), (0, 2)),
+    ]
+
+
+def test_a_run_is_continued_by_another_task_once_it_is_released(tmp_path: Path) -> None:
+    home = prepared(tmp_path, 1)
+    search = asha(home)
+    first = search.ask("7_0")
+    assert search.ask("7_1") is None
+    search.release({0: 0})
+    assert asha(home).ask("8_0") == first
+
+
+@pytest.mark.parametrize("reason", [Reason.FAILED, Reason.CANCELLED])
+def test_a_run_that_failed_is_over_until_it_is_released(tmp_path: Path, reason: Reason) -> None:
+    search = asha(prepared(tmp_path, 1))
+    assignment = search.ask("7_0")
+    assert assignment is not None
+    train(search, assignment, 0.5, reason=reason)
+    assert search.ask("7_0") is None
+    (end,) = search.state().ends.values()
+    assert (end.value, end.reason) == (None, reason.value)
+    search.release({0: 0})
+    again = search.ask("8_0")
+    assert again == assignment
+    train(search, again, 0.7)
+    assert search.state().ends[0, 0].value == 0.7
+
+
+def test_an_interrupted_run_stays_with_its_task(tmp_path: Path) -> None:
+    search = asha(prepared(tmp_path, 1))
+    assignment = search.ask("7_0")
+    assert assignment is not None
+    train(search, assignment, 0.5, reason=Reason.PREEMPTED)
+    assert search.ask("7_1") is None
+    assert search.ask("7_0") == assignment
+    # the attempt that is running now has no end yet
+    Ledger(search.directory(0)).claim()
+    assert search.ask("7_0") == assignment
+
+
+def test_nothing_begins_after_the_deadline(tmp_path: Path) -> None:
+    now = [100.0]
+    search = asha(prepared(tmp_path, 6), deadline=200.0, clock=lambda: now[0])
+    for task in range(3):
+        assignment = search.ask(f"7_{task}")
+        assert assignment is not None
+        if task < 2:
+            train(search, assignment, 0.1)
+    now[0] = 201.0
+    assert search.ask("7_3") is None
+    # what was begun goes on
+    assert search.ask("7_2") == assignment
+
+
+def test_a_run_with_damaged_records_stops_no_other(tmp_path: Path) -> None:
+    search = asha(prepared(tmp_path, 2))
+    assignment = search.ask("7_0")
+    assert assignment is not None
+    train(search, assignment, 0.5)
+    (search.directory(0).path / "attempts.jsonl").write_text('{"event": "end", "attempt": 1, "step": "many"}\n')
+    other = search.ask("7_1")
+    assert other is not None
+    assert other.run == 1
