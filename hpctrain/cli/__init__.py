@@ -22,6 +22,7 @@ COMMANDS = (
     "fit-batch",
     "inspect",
     "logs",
+    "report",
     "resume",
     "run",
     "stacks",

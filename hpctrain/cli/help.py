@@ -37,7 +37,7 @@ hpctrain trains PyTorch models on this machine or on a SLURM cluster.
     inspect RUN   its checkpoints             stacks RUN   stacks of its ranks
     fit-batch     the largest micro-batch     drill [run]  test interruptions
     env           rank and world size here    completion   Tab in your shell
-    sync RUN      send it to W&B or MLflow
+    sync RUN      send it to W&B or MLflow    report RUN   a page to look at
 
 KEY=VALUE changes a key, and GROUP=OPTION chooses an option of a group.
   groups  {groups}

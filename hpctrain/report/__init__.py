@@ -1,1 +1,1 @@
-"""One HTML page about a run or a sweep, made from its directory alone."""
+"""Reports: what a run or a sweep did, as one page that needs no network."""

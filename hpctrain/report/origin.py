@@ -1,0 +1,86 @@
+"""Where a run comes from: its configuration, its code and its environment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hpctrain.errors import RunDirectoryError
+from hpctrain.files import read_json_or_empty
+from hpctrain.phrases import byte_size, counted, local_time
+from hpctrain.report.markup import Markup, element, joined
+from hpctrain.report.page import descriptions, folded
+from hpctrain.run.code import code_records
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.record_fields import TIME
+from hpctrain.sync.description import describe
+
+MOST_CHARS = 40_000
+"""Characters of a configuration or a diff that the page holds."""
+
+
+def configuration(directory: RunDirectory) -> Markup:
+    """The configuration, by full key; without variables of the environment, which may be secret."""
+    described = describe(directory, "")
+    if not described.config:
+        return element("p", "config.yaml can't be read.", class_="faint")
+    text = "\n".join(f"{key}={_shown(value)}" for key, value in described.config.items())
+    varied = [(key, value) for key, value in described.varied.items()]
+    note = "The variables in cluster.env and the commands in cluster.setup aren't shown: they may hold secrets."
+    keys = folded(f"All {counted(len(described.config), 'key')}", _cut(text), element("p", note, class_="faint"))
+    return joined([descriptions([("command", described.origin.get("command", ""))]), descriptions(varied), keys])
+
+
+def code(directory: RunDirectory) -> Markup:
+    """The copy of the code, and the state of the git repository when the run was launched."""
+    manifest = read_json_or_empty(directory.manifest)
+    git = manifest.get("git")
+    git = git if isinstance(git, dict) else {}
+    record: dict[str, Any] = {}
+    with contextlib.suppress(OSError, RunDirectoryError):
+        record = next(reversed(list(code_records(directory))), {})
+    copied = ""
+    if record.get("digest"):
+        size = f"{counted(record['files'], 'file')}, {byte_size(record['bytes'])}"
+        copied = f"{record['digest']} ({size}), taken from {record['root']}, {local_time(record.get('time') or 0)}"
+    diff = str(git.get("diff") or "")
+    changes = "none" if git and not diff and not git.get("diff_left_out") else ""
+    if git.get("diff_left_out"):
+        changes = "there were some, or they couldn't be read; the manifest leaves them out"
+    pairs = [
+        ("copy", copied),
+        ("git commit", str(git.get("commit") or "")),
+        ("changes", changes or (f"{counted(len(diff.splitlines()), 'line')} of diff" if diff else "")),
+    ]
+    shown = descriptions(pairs) or element("p", "No copy of the code, and no git repository.", class_="faint")
+    return joined([shown, folded("Changes against the commit", _cut(diff), long=True) if diff else ""])
+
+
+def environment(directory: RunDirectory) -> Markup:
+    """Versions, host, user and folders."""
+    manifest = read_json_or_empty(directory.manifest)
+    versions = manifest.get("versions")
+    pairs = [(str(name), str(value)) for name, value in versions.items()] if isinstance(versions, dict) else []
+    names = ("host", "user", "folder", "executable")
+    begun = manifest.get("time")
+    when = local_time(float(begun or 0)) if TIME.accepts(begun) else ""
+    named = [(name, _text(manifest, name)) for name in names]
+    return descriptions([("launched", when), *named, *pairs]) or element(
+        "p", "manifest.json can't be read.", class_="faint"
+    )
+
+
+def _text(record: Mapping[str, Any], name: str) -> str:
+    return str(record.get(name) or "")
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _cut(text: str) -> Markup:
+    left_out = len(text) - MOST_CHARS
+    note = element("p", f"{left_out} more characters aren't shown.", class_="faint") if left_out > 0 else ""
+    return joined([element("pre", text[:MOST_CHARS]), note])

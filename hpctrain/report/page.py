@@ -1,0 +1,82 @@
+"""A page: one HTML file with its style sheet in it, which refers to nothing outside of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.phrases import local_time
+from hpctrain.report.markup import Markup, element, joined
+from hpctrain.startup import __version__
+
+STYLE = Path(__file__).with_name("style.css")
+# nothing may be loaded or executed, whatever the texts of a run contain
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a page: a heading, and what follows it."""
+
+    title: str
+    content: Markup
+
+
+def page(title: str, head: Markup, sections: Sequence[Section]) -> str:
+    """Return the text of a page.
+
+    Args:
+        title: of the window.
+        head: what comes first, with the main heading.
+        sections: the rest; those without content are left out.
+    """
+    written = f"Written {local_time(time.time())} by hpctrain {__version__}"
+    body = [
+        element("header", head),
+        *(element("section", element("h2", one.title), one.content) for one in sections if one.content),
+        element("footer", written),
+    ]
+    top = [
+        Markup('<meta charset="utf-8">'),
+        Markup(f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'),
+        Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+        element("title", title),
+        element("style", Markup(STYLE.read_text(encoding="utf-8"))),
+    ]
+    document = element("html", element("head", *top), element("body", joined(body)), lang="en")
+    return f"<!DOCTYPE html>\n{document}\n"
+
+
+def folded(summary: str, *content: object, long: bool = False) -> Markup:
+    """Content that a click opens; with ``long``, it isn't printed."""
+    return element("details", element("summary", summary), *content, class_="long" if long else None)
+
+
+def facts(pairs: Sequence[tuple[str, str]]) -> Markup:
+    """Key figures, each in a box of its own."""
+    return element("div", *(element("div", element("b", value), name) for name, value in pairs), class_="facts")
+
+
+def descriptions(pairs: Sequence[tuple[str, str]]) -> Markup:
+    """Names with their values, a line for each; those without a value are left out."""
+    shown = [element("dt", name) + element("dd", value) for name, value in pairs if value]
+    return element("dl", *map(Markup, shown)) if shown else Markup("")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] = ()) -> Markup:
+    """A table, which scrolls by itself where it is too wide.
+
+    Args:
+        head: the columns' names.
+        rows: of cells.
+        numbers: columns that are aligned to the right, counted from 0.
+    """
+    classes = ["number" if place in numbers else None for place in range(len(head))]
+    first = element("tr", *(element("th", cell, class_=class_) for cell, class_ in zip(head, classes, strict=True)))
+    lines = [
+        element("tr", *(element("td", cell, class_=class_) for cell, class_ in zip(row, classes, strict=True)))
+        for row in rows
+    ]
+    return element("div", element("table", element("thead", first), element("tbody", *lines)), class_="scroll")

@@ -1,0 +1,97 @@
+"""The page of a sweep."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpctrain.files import read_json_or_empty
+from hpctrain.phrases import counted, duration
+from hpctrain.report.key_charts import key_charts
+from hpctrain.report.line_chart import Line, LineChart
+from hpctrain.report.markup import Markup, element, joined
+from hpctrain.report.origin import code, configuration, environment
+from hpctrain.report.page import Section, descriptions, facts, page
+from hpctrain.report.parallel_coordinates import parallel_coordinates
+from hpctrain.report.result_table import result_table, winner_text
+from hpctrain.report.scale import number_text
+from hpctrain.report.sweep_results import SweepResults
+from hpctrain.report.time_chart import time_chart
+from hpctrain.run.directory import RunDirectory
+
+SEARCH = ("kind", "seed", "num_runs", "sampler", "min_steps", "reduction_factor")
+"""Fields of sweep.json that the page shows; the overrides in others may hold secrets."""
+
+
+def sweep_page(home: Path, directories: Sequence[RunDirectory]) -> str:
+    """Return the page of a sweep, made from the directories of its runs, and from SLURM's records where it answers.
+
+    Args:
+        home: the folder of the runs.
+        directories: of the runs, at least one.
+    """
+    record = SweepResults.read(home, directories)
+    winner = record.ranking.rows[0].directories[0]
+    of_which = "the best run" if record.ranking.winner is not None else winner.path.name
+    programs = all(point.result.is_program for point in record.points)
+    sections = [
+        Section("Results", joined([_no_metric(record), result_table(record)])),
+        Section("Keys together", parallel_coordinates(record)),
+        Section("The metric over each key", key_charts(record)),
+        Section("Learning curves", _learning_curves(record)),
+        Section("Where the time of all runs went", time_chart(record.spent, with_ratio=not programs)),
+        Section(f"Configuration of {of_which}", configuration(winner)),
+        Section(f"Code of {of_which}", code(winner)),
+        Section(f"Environment of {of_which}", environment(winner)),
+    ]
+    return page(f"{home.name}, a sweep", _head(record), sections)
+
+
+def _head(record: SweepResults) -> Markup:
+    statuses = [point.result.status for point in record.points]
+    states = Counter(str(status.state) for status in statuses)
+    spent = record.spent
+    search = read_json_or_empty(record.home / "sweep.json")
+    described = [(name.replace("_", " "), str(search[name])) for name in SEARCH if search.get(name) is not None]
+    space = search.get("space")
+    if isinstance(space, dict):
+        described += [(str(key), str(value)) for key, value in space.items()]
+    pairs = [("runs", str(len(statuses)))]
+    pairs += [(state, str(count)) for state, count in states.most_common()] if len(states) > 1 else []
+    pairs.append(("steps, of all runs", number_text(sum(status.step for status in statuses))))
+    pairs.append(("wall time, of all runs", duration(spent.total_s)))
+    if spent.ratio is not None:
+        pairs.append(("effective training time ratio", f"{spent.ratio:.2f}"))
+    state = f"all {next(iter(states))}" if len(states) == 1 else counted(len(states), "state")
+    heading = element("h1", record.home.name, " ", element("small", element("span", state, class_="state")))
+    metric = record.ranking.metric
+    best = "" if metric is None else winner_text(record.ranking)
+    about = [("sweep", str(record.home)), (f"best {metric.name}" if metric else "best", best), *described]
+    return joined([heading, descriptions(about), facts(pairs)])
+
+
+def _no_metric(record: SweepResults) -> Markup:
+    if record.ranking.metric is not None:
+        return Markup("")
+    text = "No metric ranks these runs: none was evaluated yet, they are judged by different metrics, or are programs."
+    return element("p", text, class_="faint")
+
+
+def _learning_curves(record: SweepResults) -> Markup:
+    metric = record.ranking.metric
+    if metric is None or not record.curves:
+        return Markup("")
+    others = {"usual": "others", "pale": "paused, pruned, failed or stopped"}
+    order = {"pale": 0, "usual": 1}  # the best are drawn last
+    lines = [
+        Line(
+            label=others.get(point.style) or point.row.label,
+            xs=curve.steps,
+            ys=curve.values,
+            style=point.style,
+            title=point.title,
+        )
+        for point, curve in sorted(record.curves, key=lambda drawn: order.get(drawn[0].style, len(order)))
+    ]
+    return element("div", LineChart(caption=metric.name, lines=lines).drawn(), class_="charts")

@@ -1,0 +1,51 @@
+"""Where the wall time went, as a waterfall, with the effective training time ratio."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from hpctrain.phrases import duration
+from hpctrain.report.bar_rows import BarRow, Stretch, bar_rows
+from hpctrain.report.markup import Markup, element, joined
+from hpctrain.status.accounting import WallTime
+
+KINDS = {
+    "queued": ("queued", "in SLURM's queue, or between attempts"),
+    "starting": ("starting", "until the first new step"),
+    "training": ("working", "steps that were kept"),
+    "evaluating": ("evaluating", "of steps that were kept"),
+    "saving": ("saving", "training waited for a checkpoint"),
+    "lost": ("lost", "steps that were repeated, and time until a kill"),
+    "stopping": ("stopping", "from the last step or save to the end"),
+}
+"""The parts of the wall time: class of the bar, and meaning."""
+
+
+def time_chart(spent: WallTime, *, with_ratio: bool = True) -> Markup:
+    """Draw the parts of the wall time below each other; each begins where the one before it ends.
+
+    Args:
+        spent: of one run, or of several together.
+        with_ratio: whether steps are known: without them, repeated work can't be told from other work.
+    """
+    whole = spent.total_s
+    if whole <= 0:
+        return element("p", "No time has passed yet.", class_="faint")
+    rows, at = [], 0.0
+    for name, seconds in asdict(spent).items():
+        kind, meaning = KINDS[name.removesuffix("_s")]
+        if seconds > 0:
+            share = seconds / whole
+            took = duration(seconds) if seconds >= 10 else f"{seconds:.1f} s"
+            result = f"{took}, {share:.1%}"
+            stretch = Stretch(kind, at / whole, share, result)
+            rows.append(BarRow(name=name.removesuffix("_s"), about=meaning, stretches=[stretch], result=result))
+            at += seconds
+    parts = [bar_rows(rows)]
+    if with_ratio and spent.ratio is not None:
+        text = (
+            f" of {duration(whole)}: the share of the wall time, the queue included, in which training and evaluation "
+            "were done that the run kept."
+        )
+        parts.insert(0, element("p", element("b", f"Effective training time ratio {spent.ratio:.2f}"), text))
+    return joined(parts)

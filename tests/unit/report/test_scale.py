@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hpctrain.report.key_axis import KeyAxis
+from hpctrain.report.scale import Scale, number_text, scale_of
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (0.5, "0.5"),
+        (2500.0, "2500"),
+        (20_000.0, "20k"),
+        (-1.5e6, "-1.5M"),
+        (1e-5, "1e-5"),
+        (3.2e-7, "3.2e-7"),
+        (1e20, "1e20"),
+        (math.nan, "nan"),
+    ],
+)
+def test_numbers_are_short(value, text):
+    assert number_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "log"),
+    [
+        (0, 1, False),
+        (-3e-9, 5e-9, False),
+        (0.93, 0.97, False),
+        (-1e300, 1e300, False),
+        (1e-300, 1e300, True),
+        (1, 2e6, True),
+        (0.3, 0.9, True),
+        (3, 40, True),
+    ],
+)
+def test_ticks_are_few_and_within_the_scale(low, high, log):
+    ticks = Scale(low, high, log).ticks(5)
+    assert 1 <= len(ticks) <= 6
+    assert all(low <= value * (1 + 1e-9) and value <= high * (1 + 1e-9) for value, _ in ticks if value >= 0)
+    assert len({text for _, text in ticks}) == len(ticks)
+
+
+def test_a_scale_is_logarithmic_over_decades_alone():
+    assert scale_of([1, 99]).log is False
+    assert scale_of([1, 100]).log is True
+    assert scale_of([0, 100]).log is False
+    assert scale_of([math.nan, math.inf]) == Scale(0.0, 1.0)
+
+
+def test_places():
+    assert Scale(0, 10).place(5) == 0.5
+    assert Scale(1, 100, log=True).place(10) == pytest.approx(0.5)
+    assert Scale(0, 10).place(-5) == 0.0
+
+
+def test_the_axis_of_a_key():
+    rates = KeyAxis.of("lr", [1e-4, 1e-3, None, 1e-2])
+    assert rates.scale.log
+    assert rates.number(None) is None
+    names = KeyAxis.of("layer", ["relu", True, "relu", None])
+    assert (names.number("relu"), names.number(True), names.number("new")) == (0.0, 1.0, None)
+    assert [text for _, text in names.ticks(5)] == ["relu", "true"]
+    assert KeyAxis.of("none", []).ticks(5) == []
