@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     parser = command_parser("report", description, _EPILOG)
     parser.add_argument("run", metavar="RUN", help="a run directory, the folder of a sweep, or a name in runs/")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help=f"the file to write (default: {FILE_NAME} in the folder of RUN)"
+        "-o", dest="output", metavar="FILE", help=f"the file to write (default: {FILE_NAME} in the folder of RUN)"
     )
     add_runs_dir(parser)
     options = parser.parse_args(arguments)
