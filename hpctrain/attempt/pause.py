@@ -28,3 +28,15 @@ def next_pause(attempts: Iterable[Attempt], pause_at_step: int | None) -> int | 
     """
     last = paused_step(attempts)
     return pause_at_step if pause_at_step is None or last is None or last < pause_at_step else None
+
+
+def end_of(last: Attempt, pause_at_step: int | None) -> Reason | None:
+    """Why nothing is left to do for a run: completed, or paused where its configuration asks for it; else None.
+
+    Args:
+        last: its newest attempt.
+        pause_at_step: as configured; a later one than that at which the run has paused lets it continue.
+    """
+    if last.reason is Reason.PAUSED and pause_at_step is not None and next_pause([last], pause_at_step) is None:
+        return last.reason
+    return last.reason if last.reason is Reason.COMPLETED else None

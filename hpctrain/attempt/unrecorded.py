@@ -16,6 +16,7 @@ from hpctrain.config.stored import load_run
 from hpctrain.errors import HpctrainError, SchedulerError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
+from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
@@ -96,9 +97,11 @@ class UnrecordedEnds:
 
     def _requeued(self, entry: Attempt) -> bool:
         """Whether the attempt ran in this very job, before it was requeued."""
+        if self.job_id is None or entry.job_id not in (None, self.job_id):
+            return False
         # an attempt whose ranks never got as far as the ledger recorded neither its job nor the count
-        before = entry.extra.get("restart_count", 0) < self.restarts
-        return self.job_id is not None and entry.job_id in (None, self.job_id) and before
+        begun = entry.extra.get("restart_count", JobRecords(self.directory).restarts_before(self.job_id))
+        return int(begun) < self.restarts
 
     def _explain(self, entry: Attempt, outcome: Outcome) -> Outcome:
         """Replace the outcome by SLURM's explanation of why ranks left no record."""

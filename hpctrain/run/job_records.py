@@ -1,7 +1,12 @@
-"""The records of a run's jobs: submissions to the scheduler, and cancellations."""
+"""The records of a run's jobs: submissions to the scheduler, and cancellations.
+
+A job that trains one run after another, as those of a search do, also records when it begins to work for a run, and
+when it leaves it.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +14,22 @@ from typing import Any
 
 from hpctrain.files import append_json_line, read_json_lines
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.record_fields import FLAG, PATH, TEXT, TIME, require_fields
+from hpctrain.run.record_fields import COUNT, FLAG, PATH, TEXT, TIME, require_fields
 
-_FIELD_TYPES = {"job_id": TEXT, "time": TIME, "log": PATH, "cancelled": FLAG}
+_FIELD_TYPES = {
+    "job_id": TEXT,
+    "time": TIME,
+    "log": PATH,
+    "cancelled": FLAG,
+    "began": FLAG,
+    "left": FLAG,
+    "restarts": COUNT,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class JobRecords:
-    """The submissions and cancellations of a run.
+    """The submissions and cancellations of a run, and the jobs that began to work for it and left it.
 
     Args:
         directory: of the run.
@@ -32,8 +45,26 @@ class JobRecords:
         with self.directory.permissions():
             append_json_line(self.directory.jobs, record, durable=True)
 
+    def begin(self, job_id: str, restarts: int, log: Path | None = None) -> None:
+        """Record that a job begins to work for the run, unless it has begun already; like a submission.
+
+        Args:
+            job_id: as users type it.
+            restarts: how often it has been requeued.
+            log: of its batch script; None if it is unknown.
+        """
+        earlier = self._of(job_id)
+        if earlier and earlier[-1].get("began"):
+            return
+        where = {} if log is None else {"log": str(log)}
+        self.add({"job_id": job_id, "time": time.time(), "began": True, "restarts": restarts, **where})
+
+    def leave(self, job_id: str) -> None:
+        """Record that a job works for the run no longer, though it may still be queued or running."""
+        self.add({"job_id": job_id, "time": time.time(), "left": True})
+
     def read(self) -> list[dict[str, Any]]:
-        """Return the submissions and cancellations, oldest first.
+        """Return all records, oldest first.
 
         Raises:
             RunDirectoryError: a record has a field that can't be.
@@ -42,6 +73,18 @@ class JobRecords:
         for record in records:
             require_fields(self.directory.jobs, record, _FIELD_TYPES, required=("time",))
         return records
+
+    def is_own(self, job_id: str) -> bool:
+        """Whether hpctrain submitted a job for this run alone."""
+        return any(not record.get("began") and not record.get("left") for record in self._of(job_id))
+
+    def restarts_before(self, job_id: str) -> int:
+        """How often a job had been requeued when it began to work for the run; 0 for a job of this run alone."""
+        began = [record for record in self._of(job_id) if record.get("began")]
+        return int(began[-1].get("restarts", 0)) if began else 0
+
+    def _of(self, job_id: str) -> list[dict[str, Any]]:
+        return [record for record in self.read() if record.get("job_id") == job_id]
 
     @property
     def batch_log(self) -> Path | None:
@@ -57,5 +100,6 @@ class JobRecords:
 
 def cancelled_at(records: Sequence[Mapping[str, Any]]) -> float | None:
     """When the user cancelled the run, by its submissions and cancellations; see `JobRecords.cancelled_at`."""
-    last = records[-1] if records else {}
+    # that a job left the run follows from a cancellation, and doesn't withdraw it
+    last: Mapping[str, Any] = next((record for record in reversed(records) if not record.get("left")), {})
     return float(last["time"]) if last.get("cancelled") else None

@@ -173,10 +173,11 @@ def _queued_since(
     """When the attempt entered the queue: when the previous one in its job ended, or when the job was submitted."""
     if attempt.job_id is None:
         return began
-    if before is not None and before.job_id == attempt.job_id:
-        return until
+    # a job that trained another run meanwhile has begun with this one again
     earlier = [moment for moment in submitted.get(attempt.job_id, ()) if moment <= began]
-    return max(until, earlier[-1]) if earlier else began
+    if earlier:
+        return max(until, earlier[-1])
+    return until if before is not None and before.job_id == attempt.job_id else began
 
 
 def _divided(attempt: Attempt, wall_s: float, *, is_running: bool) -> WallTime:
@@ -238,7 +239,7 @@ def _waiting_s(until: float, submitted: Mapping[str, Sequence[float]], now: floa
 def _submission_times(submissions: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for record in submissions:
-        if "job_id" in record:
+        if "job_id" in record and not record.get("left"):
             found.setdefault(record["job_id"], []).append(record["time"])
     return found
 

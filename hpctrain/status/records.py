@@ -18,7 +18,7 @@ class RunRecords:
 
     Attributes:
         directory: of the run.
-        submissions: the submissions and cancellations, oldest first.
+        submissions: the submissions and cancellations, and which jobs began to work for it or left it, oldest first.
         attempts: oldest first.
     """
 
@@ -58,12 +58,31 @@ class RunRecords:
         return tuple(job_id for job_id in ids if job_id not in arrays)
 
     @property
+    def left_jobs(self) -> frozenset[str]:
+        """The jobs that work for the run no longer: they train other runs, or are over."""
+        last = {str(record["job_id"]): record for record in self.submissions if record.get("job_id")}
+        return frozenset(job_id for job_id, record in last.items() if record.get("left") or self._has_left(record))
+
+    def _has_left(self, began: Mapping[str, Any]) -> bool:
+        """Whether the run has ended for good in a job that trains others as well, and the job died before it left."""
+        newest = self.attempts[-1] if self.attempts else None
+        if newest is None or newest.reason is None or newest.job_id != began["job_id"] or not began.get("began"):
+            return False
+        return not newest.reason.meaning.requeued and (newest.end_time or 0.0) >= began["time"]
+
+    @property
+    def present_job_ids(self) -> tuple[str, ...]:
+        """The jobs that may still work for the run, oldest first."""
+        left = self.left_jobs
+        return tuple(job_id for job_id in self.job_ids if job_id not in left)
+
+    @property
     def cancelled_at(self) -> float | None:
         """When the user cancelled the run, in epoch seconds; None if they didn't, or a job was submitted afterwards."""
         return cancelled_at(self.submissions)
 
     @property
     def submission(self) -> tuple[str, float] | None:
-        """Job id and time of the newest submission, in epoch seconds; None without one."""
+        """Job id and time of the newest submission, in epoch seconds; None without one, or if the job has left."""
         named = [(str(record["job_id"]), float(record["time"])) for record in self.submissions if record.get("job_id")]
-        return named[-1] if named else None
+        return named[-1] if named and named[-1][0] not in self.left_jobs else None

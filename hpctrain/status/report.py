@@ -70,7 +70,7 @@ def _readable(directory: RunDirectory) -> RunRecords | None:
 
 
 def _jobs_of(known: Sequence[RunRecords | None]) -> list[str]:
-    return [job_id for records in known if records is not None for job_id in records.job_ids]
+    return [job_id for records in known if records is not None for job_id in records.present_job_ids]
 
 
 def _read_or_explain(
@@ -153,8 +153,8 @@ def ask_slurm(job_ids: Sequence[str], warn: Report = print_warning) -> Jobs | No
 
 
 def job_ids(directory: RunDirectory) -> list[str]:
-    """The jobs of a run, from its submissions and its attempts, oldest first."""
-    return list(RunRecords.read(directory).job_ids)
+    """The jobs that may still work for a run, oldest first."""
+    return list(RunRecords.read(directory).present_job_ids)
 
 
 def read_status(
@@ -243,6 +243,7 @@ def _facts(records: RunRecords, attempts: Sequence[Attempt], jobs: Jobs | None, 
         owner=Owner.read(records.directory.claim(number)) if number else None,
         cancelled_at=records.cancelled_at,
         job_ids=records.job_ids,
+        left_jobs=records.left_jobs,
         submission=records.submission,
         jobs=jobs,
     )

@@ -47,6 +47,7 @@ class RunFacts:
         owner: the process that launched that attempt on its own machine.
         cancelled_at: when the user cancelled the run, if nothing was submitted after it; epoch seconds.
         job_ids: the run's jobs, oldest first.
+        left_jobs: those that work for the run no longer, whatever SLURM's record of them is.
         submission: job id and time of the newest submission, in epoch seconds; None without one.
         jobs: SLURM's record of each job, None for a job that it doesn't know or no longer remembers; None as a whole if
             SLURM can't be reached.
@@ -56,13 +57,14 @@ class RunFacts:
     owner: Owner | None = None
     cancelled_at: float | None = None
     job_ids: tuple[str, ...] = ()
+    left_jobs: frozenset[str] = frozenset()
     submission: tuple[str, float] | None = None
     jobs: Mapping[str, JobRecord | None] | None = None
 
     @property
     def known_jobs(self) -> dict[str, JobRecord]:
-        """SLURM's records of the run's jobs, as far as it knows them, oldest first."""
-        records = ((job_id, (self.jobs or {}).get(job_id)) for job_id in self.job_ids)
+        """SLURM's records of the jobs that work for the run, as far as it knows them, oldest first."""
+        records = ((job_id, (self.jobs or {}).get(job_id)) for job_id in self.job_ids if job_id not in self.left_jobs)
         return {job_id: record for job_id, record in records if record is not None}
 
 
@@ -75,7 +77,7 @@ def job_that_may_run(facts: RunFacts) -> str | None:
     attempt = facts.attempt
     newest = _newest_job(facts)
     ended_for_good = attempt.reason is not None and not attempt.reason.meaning.requeued and "next" not in attempt.extra
-    return None if newest == attempt.job_id and ended_for_good else newest
+    return None if newest in facts.left_jobs or (newest == attempt.job_id and ended_for_good) else newest
 
 
 def unstarted_job(facts: RunFacts) -> str | None:
@@ -139,7 +141,7 @@ def _state_by_reason(facts: RunFacts) -> tuple[RunState, str]:
     # a state that is called as its reason is named once
     note = ": ".join(filter(None, [attempt.reason.value if attempt.reason.value != state else "", attempt.detail]))
     # SLURM may have requeued the job, and only SLURM knows
-    if facts.job_ids and facts.jobs is None and attempt.reason.meaning.requeued:
+    if set(facts.job_ids) - facts.left_jobs and facts.jobs is None and attempt.reason.meaning.requeued:
         return RunState.INTERRUPTED, "; ".join(
             filter(None, [note, "it may be queued: SLURM can't be reached from here"])
         )
@@ -153,10 +155,13 @@ def _state_without_end(facts: RunFacts) -> tuple[RunState, str]:
         if owner.alive is None:
             return RunState.UNKNOWN, f"it was started on {owner.host}: run `status` there"
         return RunState.INTERRUPTED, f"process {owner.pid} on {owner.host} is gone and recorded no end"
-    if not facts.job_ids and not attempt.attempt:
-        return RunState.PREPARED, "it has not been started yet"
     if not facts.job_ids:
-        return RunState.UNKNOWN, "it was started by hand, so no process or job of it is known"
+        prepared = RunState.PREPARED, "it has not been started yet"
+        by_hand = RunState.UNKNOWN, "it was started by hand, so no process or job of it is known"
+        return by_hand if attempt.attempt else prepared
+    if facts.job_ids[-1] in facts.left_jobs:
+        note = f"job {facts.job_ids[-1]} works for it no longer, and attempt {attempt.attempt} recorded no end"
+        return RunState.INTERRUPTED, note
     if facts.jobs is None:
         return RunState.UNKNOWN, "SLURM can't be reached from here"
     return _state_by_job(facts.job_ids[-1], facts.jobs.get(facts.job_ids[-1]), attempt)

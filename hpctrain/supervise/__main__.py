@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import signal
 
-WATCHED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+from hpctrain.supervise.signals import WATCHED, catch_signals, ignore_signals, watch_signals
+
 # a signal that arrives during the imports stays pending, even where the batch script ignores it
 signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
 
@@ -16,7 +17,6 @@ import argparse
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -57,24 +57,11 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         os.umask(umask_of(plan.config.mode))
         log_to_stdout()
         supervisor = Supervisor(plan, environ, Slurm(environ))
-        threading.Thread(target=supervisor.requeuer.watch_signals, args=(received,), daemon=True).start()
+        watch_signals(received, supervisor.requeuer.check)
         return supervisor.run()
     except HpctrainError as error:
         print(f"{ERROR_PREFIX}{error}", file=sys.stderr)
         return error.exit_code
-
-
-def catch_signals() -> int:
-    """Catch the signals that SLURM sends, from now on; return a file descriptor from which to read their numbers."""
-    received, write_end = os.pipe()
-    os.set_blocking(write_end, False)
-    # Python runs handlers only in the main thread, and that one may be blocked in a read from srun
-    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    for number in WATCHED:
-        # the ranks get these from SLURM themselves; this process has to outlive them
-        signal.signal(number, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
-    return received
 
 
 def plan_run(arguments: Sequence[str], environ: Mapping[str, str]) -> RunPlan:
@@ -168,8 +155,5 @@ if __name__ == "__main__":
     try:
         code = main(sys.argv[1:], os.environ)
     finally:
-        # At its end Python restores default handlers. Then the SIGTERM that follows a requeue would end this process,
-        # and the shell would start another supervisor.
-        for number in WATCHED:
-            signal.signal(number, signal.SIG_IGN)
+        ignore_signals()
     sys.exit(code)

@@ -36,6 +36,11 @@ class Allocation:
         """Nodes in reserve; negative if too few nodes are left. 0 if the job ends when any of its nodes fails."""
         return len(self.nodes) - len(self._out) - self.num_nodes if self.keeps_spares else 0
 
+    @property
+    def lost(self) -> frozenset[str]:
+        """The nodes that get no ranks any more."""
+        return frozenset(self._out)
+
     def lose(self, nodes: Iterable[str]) -> None:
         """Keep ranks away from these nodes from now on."""
         self._out |= set(nodes)

@@ -83,20 +83,21 @@ class CurrentJob:
 
     @property
     def resubmittable(self) -> bool:
-        """Whether hpctrain submitted the job: the lines of a script that its user wrote are unknown."""
-        return any(record.get("job_id") == self.job_id for record in JobRecords(self.directory).read())
+        """Whether hpctrain submitted the job, for this run: the lines of a script that its user wrote are unknown."""
+        return JobRecords(self.directory).is_own(self.job_id)
 
     def show(self) -> JobRecord | None:
         """SLURM's record of the job; None if SLURM doesn't answer."""
         return self._ask(lambda: self.slurm.show(self.job_id))
 
-    def termination(self, received: int | None = None) -> Termination | None:
+    def termination(self, received: int | None = None, *, within_s: float = 0.0) -> Termination | None:
         """Ask SLURM whether and why it is ending the job; None if it isn't, or doesn't answer.
 
         Args:
             received: number of the signal that a rank got, if it is known.
+            within_s: the time limit counts as reached so many seconds before.
         """
-        return self._ask(lambda: self._termination(received))
+        return self._ask(lambda: self._termination(received, within_s))
 
     def requeue(self) -> None:
         """Put the job back into the queue.
@@ -136,11 +137,11 @@ class CurrentJob:
     def _steps(self) -> tuple[str, ...]:
         return self._ask(lambda: self.slurm.steps(self.job_id, step_name(self.directory))) or ()
 
-    def _termination(self, received: int | None) -> Termination | None:
+    def _termination(self, received: int | None, within_s: float) -> Termination | None:
         record = self.slurm.show(self.job_id)
         if record is None:
             return None
-        found = diagnose(received, record, restarts=self.restarts, now=time.time())
+        found = diagnose(received, record, restarts=self.restarts, now=time.time() + within_s)
         if found.reason is None:
             return None
         # the job of a dead node looks like one that was preempted without grace time

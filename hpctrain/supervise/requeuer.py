@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import signal
 import threading
 from dataclasses import replace
 
@@ -15,6 +13,7 @@ from hpctrain.attempt.termination import Termination
 from hpctrain.errors import HpctrainError, SchedulerError
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.checkpoints import saved_step
+from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.supervise.current_job import CurrentJob
@@ -43,18 +42,6 @@ class Requeuer:
         self._handled = False
         self._settled = False
         self._requeued = False
-
-    def watch_signals(self, descriptor: int) -> None:
-        """Check the job at each SIGTERM until the process ends; runs in a separate thread.
-
-        Args:
-            descriptor: gives the number of each signal in one byte, as `signal.set_wakeup_fd` writes them.
-        """
-        while numbers := os.read(descriptor, 64):
-            for number in numbers:
-                log.info("%s received", signal.Signals(number).name)
-            if signal.SIGTERM in numbers:
-                self.check()
 
     def check_in_background(self) -> None:
         """Check the job in another thread, so that the caller can keep reading srun's output."""
@@ -126,6 +113,29 @@ class Requeuer:
             return False
         return self.requeue()
 
+    def requeue_if_ending(self, within_s: float = 0.0) -> bool:
+        """Requeue a job that SLURM is ending although it has more runs to train.
+
+        Args:
+            within_s: seconds before the time limit from which on it counts as reached.
+
+        Returns:
+            Whether the job ends here, requeued or not.
+        """
+        with self._lock:
+            if self._requeued:
+                return True
+            found = self._termination or self.job.termination(within_s=within_s)
+            if found is None:
+                return False
+            if self.job.cancelled:
+                found = replace(found, reason=Reason.CANCELLED)
+            self._termination = found
+            log.info("SLURM is ending the job: %s (%s)", found.reason, found.logged)
+            if not found.requeued and found.reason in (Reason.PREEMPTED, Reason.TIME_LIMIT):
+                self.requeue()
+            return True
+
     def take_back(self) -> None:
         """Cancel the job, which was requeued before its ranks had ended, because the run needs no further attempt."""
         try:
@@ -189,7 +199,10 @@ class Requeuer:
     def _unrecorded_requeues(self) -> int:
         try:
             attempts = Ledger(self.job.directory).attempts()
+            # a job that trains several runs may have been requeued before it began with this one
+            before = JobRecords(self.job.directory).restarts_before(self.job.job_id)
         except OSError:
             return self.job.restarts
         ours = [one.extra for one in attempts if one.job_id in (None, self.job.job_id) and "requeued_by" in one.extra]
-        return self.job.restarts - len([extra for extra in ours if extra.get("next") != "restart"])
+        counted = [extra for extra in ours if extra.get("restart_count", before) >= before]
+        return self.job.restarts - before - len([extra for extra in counted if extra.get("next") != "restart"])

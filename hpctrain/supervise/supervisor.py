@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from hpctrain.attempt.out_of_memory import with_memory_advice
 from hpctrain.attempt.outcome import Outcome, record_end, resume_advice, resume_command
+from hpctrain.attempt.pause import end_of
 from hpctrain.attempt.requeue import BLIND, Action, RequeueDecision, decide, history_with, reports_steps
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryUnavailableError, SchedulerError, SupersededError
@@ -46,6 +47,7 @@ class Supervisor:
         slurm: queries and requeues the job.
         storage_s: seconds to retry I/O while the file system is unavailable.
         silence_s: seconds to retry a query while SLURM doesn't answer.
+        shares_job: whether the job trains other runs as well, and is needed after the end of this one.
 
     Attributes:
         job: the current one.
@@ -62,12 +64,14 @@ class Supervisor:
         *,
         storage_s: float = STORAGE_S,
         silence_s: float = SILENCE_S,
+        shares_job: bool = False,
     ) -> None:
         self.plan = plan
         self.directory = plan.directory
         self.environ = environ
         self.slurm = slurm
         self.storage_s = storage_s
+        self.shares_job = shares_job
         self.job = CurrentJob(plan.directory, slurm, environ, silence_s)
         self.requeuer = Requeuer(self.job, plan)
         self.ledger = Ledger(plan.directory)
@@ -83,9 +87,9 @@ class Supervisor:
         Raises:
             RunDirectoryError: a record of the run has an invalid field.
         """
-        if self._begin():
-            log.info("the run in %s is completed: nothing to do", self.directory.path)
-            return ExitCode.FINISHED
+        if (over := self._begin()) is not None:
+            log.info("the run in %s is %s: nothing to do", self.directory.path, over.value)
+            return over.meaning.exit_code
         while True:
             try:
                 code = self._before_ranks(lambda: check_code(self.directory), "the run's code can't be read yet")
@@ -110,8 +114,8 @@ class Supervisor:
         for_s = self.storage_s if self._in_allocation or self.job.restarts else 0.0
         return retry(act, on=STORAGE_ERRORS, for_s=for_s, problem=problem)
 
-    def _begin(self) -> bool:
-        """End and close earlier attempts; return whether the run is completed already."""
+    def _begin(self) -> Reason | None:
+        """End and close earlier attempts; return why there is nothing to do, if so: completed or paused."""
         with contextlib.suppress(OSError):  # if their ranks still run, the next claim stops them
             newest = self.ledger.attempt(self.ledger.last_claim())
             if newest.attempt and newest.open and self.job.may_have_run(newest):
@@ -120,12 +124,14 @@ class Supervisor:
         with contextlib.suppress(OSError):  # they are left to a later attempt
             self._before_ranks(lambda: ends.close(self.plan.resources.world_size), "an earlier attempt can't be closed")
         try:
-            last = next(reversed(self.ledger.attempts()), None)
+            attempts = self.ledger.attempts()
         except OSError as error:
             log.warning("can't find out whether the run is completed: %s", error)
-            return False
-        # only if this job itself completed the run and was requeued anyway: a new job is meant to train it further
-        return last is not None and last.reason is Reason.COMPLETED and last.job_id == self.job.job_id
+            return None
+        # only if this job itself ended the run and was requeued anyway: a new job is meant to train it further
+        if not attempts or attempts[-1].job_id != self.job.job_id:
+            return None
+        return end_of(attempts[-1], None if self.plan.is_program else self.plan.training.trainer.pause_at_step)
 
     def _claim(self) -> int:
         secret = self.plan.resources.world_size > 1 and not self.plan.is_program
@@ -183,8 +189,10 @@ class Supervisor:
             spares=self.allocation.spares,
             is_program=self.plan.is_program,
         )
-        if self.plan.is_program and not reports_steps(history) and decision.action is not Action.END:
-            self._warn_blind()
+        blind = self.plan.is_program and not reports_steps(history) and decision.action is not Action.END
+        if blind and not self._is_warned:
+            self._is_warned = True
+            log.warning("the program reported no step and no save: %s", BLIND)
         if decision.action in (Action.REQUEUE, Action.RESUBMIT):
             # queried again, since the user may have cancelled the job while its ranks saved
             decision = decision.allowed_by(
@@ -192,12 +200,6 @@ class Supervisor:
             )
         self.ledger.require_ownership(attempt)
         return outcome, decision
-
-    def _warn_blind(self) -> None:
-        """Warn, once per allocation, that nothing shows whether the run makes progress."""
-        if not self._is_warned:
-            self._is_warned = True
-            log.warning("the program reported no step and no save: %s", BLIND)
 
     def _ask_slurm(self, attempt: int, outcome: Outcome) -> Outcome:
         """Correct the outcome by SLURM's record: a rank that died while SLURM was ending the job couldn't see why."""
@@ -274,7 +276,7 @@ class Supervisor:
             return exit_code
         requeued = self.requeuer.settle()
         if decision.action is Action.END:
-            if requeued:
+            if requeued and not self.shares_job:
                 self.requeuer.take_back()
             return exit_code
         if self.requeuer.cancelled:

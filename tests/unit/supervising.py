@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from hpctrain.run.ledger import Ledger
+from hpctrain.supervise.signals import watch_signals
 
 ABORTED = "srun: Job step aborted: Waiting up to 22 seconds for job step to finish.\n"
 CAPTURED = (Path(__file__).parent / "attempt" / "captured" / "stops.txt").read_text()
@@ -36,8 +37,7 @@ def story(supervisor):
 def send_sigterm(supervisor):
     """What SIGTERM does to the batch script; returns the thread that checks the job."""
     received, write_end = os.pipe()
-    thread = threading.Thread(target=supervisor.requeuer.watch_signals, args=(received,), daemon=True)
-    thread.start()
+    thread = watch_signals(received, supervisor.requeuer.check)
     os.write(write_end, bytes([signal.SIGUSR1, signal.SIGTERM]))
     os.close(write_end)
     return thread
