@@ -111,7 +111,7 @@ def test_a_preemption_under_the_second_run_leaves_the_first_one_alone(runs, prep
 def test_cancel_under_the_second_run_ends_the_job_and_that_run_alone(runs, prepared, submit):
     first, second = prepared(2)
     one, two = (str(run.directory.path) for run in (first, second))
-    job_id, _ = submit(f"{one}:20", two, one)
+    job_id, ends = submit(f"{one}:20", two, one)
     second.until_step(3)
     assert f"cancelled job {job_id}" in hpctrain(runs, "cancel", two)
     runs.sandbox.wait_job(job_id, "CANCELLED")
@@ -120,7 +120,8 @@ def test_cancel_under_the_second_run_ends_the_job_and_that_run_alone(runs, prepa
     assert '"state": "paused"' in state(runs, first)
     assert first.story == [(0, "paused", 20)]
     # another job continues it, to its end
-    other, _ = submit(f"{one}:20", two)
+    ends.unlink()
+    other, _ = submit(two)
     runs.sandbox.wait_job(other, "RUNNING")
     second.set_pace(0)
     second.until(lambda: second.reasons == ["cancelled", "completed"], "the end")
