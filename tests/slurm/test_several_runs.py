@@ -108,6 +108,7 @@ def test_a_preemption_under_the_second_run_leaves_the_first_one_alone(runs, prep
     assert first.digest == second.digest == runs.straight(*words, processes=1)
 
 
+@pytest.mark.nightly
 def test_cancel_under_the_second_run_ends_the_job_and_that_run_alone(runs, prepared, submit):
     first, second = prepared(2)
     one, two = (str(run.directory.path) for run in (first, second))

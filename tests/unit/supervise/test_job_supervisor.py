@@ -123,3 +123,15 @@ def test_a_cancellation_stays_when_the_job_leaves(slurm, job, two):
     records.begin("8", 0)
     assert records.cancelled_at is None
     assert json.loads(first.directory.jobs.read_text().splitlines()[0])["began"]
+
+
+def test_a_job_that_died_before_it_could_leave_counts_only_for_a_run_that_continues(two):
+    """SLURM's record of the job then says nothing about a run that has ended for good."""
+    (first, _), (second, _) = two
+    for one, reason in ((first, Reason.PAUSED), (second, Reason.PREEMPTED)):
+        JobRecords(one.directory).begin("7", 0)
+        ledger = Ledger(one.directory)
+        ledger.start(ledger.claim(), job_id="7", nodes=["n1"], world_size=1, step=0)
+        ledger.end(1, reason=reason, step=40)
+    assert RunRecords.read(first.directory).present_job_ids == ()
+    assert RunRecords.read(second.directory).present_job_ids == ("7",)
