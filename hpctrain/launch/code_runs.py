@@ -13,11 +13,15 @@ COPY = re.compile(r"\.tmp-.*|([0-9a-f]{32}|damaged-[0-9a-f]{32}-[0-9a-f]{8})(\.j
 """Names in a folder `code` of copies and of their lists."""
 
 
+RECORDS = ("sweep.json", "search", "jobs.jsonl")
+"""What a sweep's folder has beside its runs, copies and logs."""
+
+
 class Runs:
     """The runs and sweeps below a folder of code.
 
-    Of a sweep's folder only its runs, its copies of the code and the scripts of its jobs are left out: users keep
-    notes and code beside them.
+    Of a sweep's folder only its runs, its records, its copies of the code and the scripts of its jobs are left out:
+    users keep notes and code beside them.
 
     Args:
         root: of the code, without symbolic links.
@@ -33,13 +37,19 @@ class Runs:
     def contain(self, path: str) -> bool:
         """Whether a file or a folder was made by a launch; the path is relative to the root."""
         folder, _, name = path.rpartition("/")
-        return self.contain_folder(folder) or _is_copy(folder, name)
+        return self.contain_folder(folder) or _is_copy(folder, name) or self._is_record(folder, name)
 
     def contain_folder(self, path: str) -> bool:
         """Whether a folder was made by a launch, or is a run itself."""
         if (known := self._folders.get(path)) is None:
             known = self._folders[path] = self.contain(path) or is_run(self._root / path) or self._has_scripts(path)
         return known
+
+    def _is_record(self, folder: str, name: str) -> bool:
+        """Whether a file or a folder has what is recorded of a sweep."""
+        if name not in RECORDS or not os.path.lexists(RunDirectory(self._root / folder).sweep):
+            return False
+        return (folder or ".") == self._home or any(map(is_run, (self._root / folder).glob("[0-9]*")))
 
     def _has_scripts(self, path: str) -> bool:
         """Whether a folder has the scripts of a sweep's jobs."""

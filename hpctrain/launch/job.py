@@ -1,4 +1,4 @@
-"""The callable that submitit pickles, and calls in the batch script."""
+"""The callables that submitit pickles, and calls in the batch script."""
 
 from __future__ import annotations
 
@@ -20,7 +20,26 @@ class Job:
 
     def __call__(self) -> None:
         """Replace this process with the supervisor; a signal that arrives meanwhile stays pending for it."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.execv(sys.executable, [sys.executable, "-u", "-m", "hpctrain.supervise", self.run_dir])
+        _execute("hpctrain.supervise", self.run_dir)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchJob:
+    """Executes one task of a search, which asks for its runs.
+
+    Args:
+        home: the sweep's folder; everything else is read from it.
+    """
+
+    home: str
+
+    def __call__(self) -> None:
+        """Replace this process, as `Job` does."""
+        _execute("hpctrain.sweep", self.home)
+
+
+def _execute(module: str, folder: str) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-u", "-m", module, folder])

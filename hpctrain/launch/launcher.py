@@ -15,6 +15,7 @@ from hpctrain.launch.existing_run import nothing_left, revert_failed_changes
 from hpctrain.launch.launch_code import LaunchCode, checked_in_code_of
 from hpctrain.launch.prepare import RunPlan, plan, prepare
 from hpctrain.launch.run_dir import undone_on_error
+from hpctrain.launch.sbatch import require_sbatch
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.report import require_stopped
@@ -102,8 +103,6 @@ def begin(
     for warning in warnings:
         warn(warning)
     if isinstance(config.cluster, Slurm):
-        from hpctrain.launch.submission import require_sbatch  # submitit takes a tenth of a second to import
-
         require_sbatch()
     with undone_on_error(config.run_dir, config.name) as directory:
         log = directory.rank_log(0)

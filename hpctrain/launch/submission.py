@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import shlex
-import shutil
-import subprocess
 import sys
 import time
 import uuid
@@ -18,20 +14,17 @@ from typing import Any
 import submitit
 from submitit.core.utils import DelayedSubmission, JobPaths
 
-from hpctrain.cluster.scrub import scrubbed
 from hpctrain.config.cluster import Slurm as SlurmConfig
-from hpctrain.errors import ConfigError, RunDirectoryError, SchedulerError, SchedulerMissingError
+from hpctrain.errors import RunDirectoryError, SchedulerError
 from hpctrain.files import describe_os_error
-from hpctrain.launch.job import Job
+from hpctrain.launch.job import Job, SearchJob
 from hpctrain.launch.prepare import RunPlan
+from hpctrain.launch.sbatch import sbatch
 from hpctrain.phrases import numbered
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.log import SETUP_WARNING
-
-USER_MISTAKES = ("invalid", "not permitted", "more processors", "not available", "unavailable", "unrecognized", "limit")
-"""Parts of sbatch's error messages that mean that the request itself was wrong."""
 
 # BASH_COMMAND would name the last command in a function such as `module`. A sourced file, such as a site's profile, may
 # have commands that fail on purpose. The job continues, since a line that works may return 1: `source ~/.bashrc`, if
@@ -41,8 +34,6 @@ trap '_code=$? _line=$LINENO; if [ ${{#BASH_SOURCE[@]}} -eq 1 ]; then \\
 mapfile -t -s $((_line - 1)) -n 1 _text <"$0"; \\
 echo "{SETUP_WARNING}$_text (exit code $_code)" >&2; fi' ERR"""
 """The line before cluster.setup: it names the lines that fail, which `status` shows if the supervisor doesn't start."""
-SBATCH_TIMEOUT_S = 180.0
-"""Seconds that sbatch may take: longer than a failover of the controller, `SlurmctldTimeout`, 120 s by default."""
 MAX_TIMEOUTS = 3
 """Timeouts after which submitit wouldn't requeue a job, in the moment before it executes the supervisor."""
 
@@ -58,10 +49,6 @@ supervise() {
     done
 }""".splitlines()
 """The first lines of the script; the shell stays, since SLURM ends the job when the batch script's process ends."""
-MISSING = (
-    "cluster=slurm: expected an executable sbatch on this machine; run the command on a login node of the cluster, "
-    "or see the script with cluster.dry_run=true"
-)
 
 
 class BatchExecutor(submitit.SlurmExecutor):
@@ -138,16 +125,6 @@ def _batch_log(home: RunDirectory, *, array: bool) -> str:
     return str(home.logs / ("batch_%A_%a.log" if array else "batch_%j.log"))
 
 
-def require_sbatch() -> None:
-    """Check for sbatch before anything is written.
-
-    Raises:
-        SchedulerMissingError: it isn't in PATH, or this user may not execute it.
-    """
-    if shutil.which("sbatch") is None:
-        raise SchedulerMissingError(MISSING)
-
-
 def submit(runs: Sequence[RunPlan], home: RunDirectory) -> list[str]:
     """Submit one job, or one array for several runs that request the same resources, and record it in each run.
 
@@ -167,7 +144,25 @@ def submit(runs: Sequence[RunPlan], home: RunDirectory) -> list[str]:
         SchedulerError: sbatch failed otherwise, or the job was submitted and can't be recorded.
         RunDirectoryError: the script can't be written, or another user could replace it.
     """
-    mode = runs[0].config.mode
+    calls = [Job(str(run.directory.path)) for run in runs]
+    return _submit(runs[0], calls, [run.directory for run in runs], home)
+
+
+def submit_search(run: RunPlan, home: RunDirectory, num_tasks: int) -> list[str]:
+    """Submit the tasks of a search, which ask for their runs, and record them in the sweep's folder; see `submit`.
+
+    Args:
+        run: any run of the search, from which the request is read.
+        home: the sweep's folder.
+        num_tasks: of the array.
+    """
+    return _submit(run, [SearchJob(str(home.path))] * num_tasks, [home] * num_tasks, home)
+
+
+def _submit(
+    run: RunPlan, jobs: Sequence[Job | SearchJob], owners: Sequence[RunDirectory], home: RunDirectory
+) -> list[str]:
+    mode = run.config.mode
     token = uuid.uuid4().hex
     job_ids: list[str] = []
     recorded = 0
@@ -176,12 +171,12 @@ def submit(runs: Sequence[RunPlan], home: RunDirectory) -> list[str]:
         for folder in (home.logs, home.submitit):
             home.close_folder(folder, mode)
         try:
-            text, calls = _write(runs, home, token)
-            whole = _sbatch(text, str(runs[0].config.name))
-            job_ids = [f"{whole}_{task}" for task in range(len(runs))] if len(runs) > 1 else [whole]
+            text, calls = _write(run, jobs, home, token)
+            whole = sbatch(text, str(run.config.name))
+            job_ids = [f"{whole}_{task}" for task in range(len(jobs))] if len(jobs) > 1 else [whole]
             _name_by_job(text, calls, job_ids)
-            for run, job_id in zip(runs, job_ids, strict=True):
-                _record(run, job_id, _batch_log(home, array=len(runs) > 1))
+            for owner, job_id in zip(owners, job_ids, strict=True):
+                _record(owner, job_id, _batch_log(home, array=len(jobs) > 1))
                 recorded += 1
         except BaseException as error:
             if not recorded:
@@ -198,17 +193,17 @@ def submit(runs: Sequence[RunPlan], home: RunDirectory) -> list[str]:
     return job_ids
 
 
-def _write(runs: Sequence[RunPlan], home: RunDirectory, token: str) -> tuple[Path, list[Path]]:
-    """Write the script and each run's pickled call under names with ``token``, until the job has an id."""
+def _write(run: RunPlan, jobs: Sequence[Job | SearchJob], home: RunDirectory, token: str) -> tuple[Path, list[Path]]:
+    """Write the script and each task's pickled call under names with ``token``, until the job has an id."""
     calls = []
-    for number, run in enumerate(runs):
-        call = DelayedSubmission(Job(str(run.directory.path)))
+    for number, job in enumerate(jobs):
+        call = DelayedSubmission(job)
         # as submitit's executor does: it requeues a job that is preempted just before the supervisor handles signals
         call.set_timeout(run.slurm.time_limit_min, MAX_TIMEOUTS)
         calls.append(home.submitit / f"{token}_{number}.pkl")
         call.dump(calls[-1])
     text = home.submitit / f".submission_file_{token}.sh"
-    text.write_text(script(runs[0], home, len(runs)))
+    text.write_text(script(run, home, len(jobs)))
     return text, calls
 
 
@@ -220,10 +215,10 @@ def _name_by_job(text: Path, calls: Sequence[Path], job_ids: Sequence[str]) -> N
     JobPaths(text.parent, job_ids[0]).move_temporary_file(text, "submission_file", keep_as_symlink=True)
 
 
-def _record(run: RunPlan, job_id: str, log: str) -> None:
+def _record(owner: RunDirectory, job_id: str, log: str) -> None:
     array_id, _, task = job_id.partition("_")
     name = log.replace("%A", array_id).replace("%a", task).replace("%j", job_id)
-    JobRecords(run.directory).add({"job_id": job_id, "time": time.time(), "log": name})
+    JobRecords(owner).add({"job_id": job_id, "time": time.time(), "log": name})
 
 
 def _remove_files(home: RunDirectory, token: str, job_ids: Sequence[str]) -> None:
@@ -250,50 +245,3 @@ def _cancelled(job_ids: Sequence[str], recorded: Sequence[str], error: BaseExcep
         return SchedulerError(f"{failed}; cancel with `scancel {' '.join(left)}`")
     done = f"{numbered('job', job_ids)} could not be recorded ({why}), and had to be cancelled{others}"
     return SchedulerError(f"{done}; run the command again")
-
-
-def _sbatch(text: Path, name: str) -> str:
-    """Submit a script; return the job's id, or the array's."""
-    try:
-        done = subprocess.run(
-            ["sbatch", str(text)],
-            env=scrubbed(os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=SBATCH_TIMEOUT_S,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-    except (FileNotFoundError, PermissionError) as error:
-        raise SchedulerMissingError(MISSING) from error
-    except subprocess.TimeoutExpired as error:
-        raise _unsure(f"did not answer within {SBATCH_TIMEOUT_S:g} s", name) from error
-    except KeyboardInterrupt as error:
-        raise _unsure("was interrupted", name) from error
-    if done.returncode:
-        raise _refused(done, name)
-    if (found := re.search(r"job (\d+)", done.stdout)) is None:
-        raise _unsure(f'printed no job id: "{done.stdout.strip()}"', name)
-    return found[1]
-
-
-def _refused(done: subprocess.CompletedProcess[str], name: str) -> ConfigError | SchedulerError:
-    lines = done.stderr.strip().splitlines()
-    text = "; ".join(line.split("error:")[-1].strip() for line in lines if "error:" in line) or " ".join(lines)
-    # the controller may have accepted the job, and only its answer was lost
-    if done.returncode < 0 or "timed out" in text.lower():
-        code = done.returncode
-        end = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return _unsure(f"{end}: {text}" if text else end, name)
-    if any(mistake in text.lower() for mistake in USER_MISTAKES):
-        return ConfigError("cluster", "slurm", f"sbatch refused the job: {text}", "see `sinfo` and cluster.*")
-    return SchedulerError(f"sbatch failed: {text}; nothing was submitted")
-
-
-def _unsure(what: str, name: str) -> SchedulerError:
-    # a job that has no number here can't train: submitit names the pickled call by the number, and the job needs it
-    return SchedulerError(
-        f"sbatch {what}; it may have submitted a job, which would fail at its start: look for it with `squeue --me "
-        f"--name={name}`, cancel it with `scancel JOB`, and run the command again"
-    )

@@ -21,19 +21,19 @@ from hpctrain.config.multiple_values import NOT_SWEPT, value_as_typed
 from hpctrain.config.overrides import open_overrides
 from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
-from hpctrain.config.sweep import Grid, kind_of
+from hpctrain.config.sweep import Grid
 from hpctrain.errors import ConfigError, ExitCode, RunFailedError
 from hpctrain.launch.run_dir import default_path, undone_on_error
 from hpctrain.run.directory import RunDirectory
-from hpctrain.sweep.expand import expand
+from hpctrain.sweep.found_runs import find_runs
+from hpctrain.sweep.launch_search import launch_found, refuse_other_sweep
 from hpctrain.sweep.objective import objective, require_direction, require_results, sweeper_mode
-from hpctrain.sweep.progress import with_progress
 from hpctrain.sweep.recorded import record_of
-from hpctrain.sweep.runs import SweepRun, place
+from hpctrain.sweep.runs import place
 from hpctrain.sweep.sweep import Sweep, require_one_cluster
+from hpctrain.sweep.sweep_run import sweep_run, without_hydra_overrides
 
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
-YAML = {"True": "true", "False": "false", "None": "null"}
 PLUGIN_MODULE = "hydra_plugins.hpctrain"
 """The only package from which Hydra instantiates launchers."""
 
@@ -55,8 +55,6 @@ def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str
     own, overrides = split_sweep(overrides)
     # most sweeps are grids without keys of their own, and composing takes a tenth of a second
     search = SweepComposer(composer.config_dir).compose_sweep(own) if own else Grid()
-    if not isinstance(search, Grid):
-        raise ConfigError("sweep", kind_of(search), "isn't available yet", "list values, and leave it out")
     _refuse_swept(composer, overrides)
     sweeper = composer.sweeper(overrides)
     if sweeper.get("_target_") != BASIC:
@@ -68,13 +66,11 @@ def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str
     params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
     with composer.explaining(overrides):
         parsed = composer.parse([*params, *overrides])
-        jobs = expand(parsed)
-    record = record_of(composer, search, parsed, command)
-    fixed = [override.get_key_element() for override in parsed if not override.is_sweep_override()]
-    runs = [sweep_run(composer, job, fixed) for job in with_progress(jobs, "composed")]
-    require_one_cluster([run.config for run in runs])
-    with _home(runs[0].config) as home:
-        codes = Sweep(home, command, record=record).launch(place(runs, home))
+        found = find_runs(composer, record_of(composer, search, parsed, command), parsed)
+    require_one_cluster([run.config for run in found.runs])
+    with _home(found.runs[0].config) as home:
+        refuse_other_sweep(home, found.record)
+        codes = launch_found(Sweep(home, command, record=found.record), found)
     return next((code for code in codes if code != ExitCode.FINISHED), ExitCode.FINISHED)
 
 
@@ -139,26 +135,6 @@ def register_launcher(
     sys.modules[PLUGIN_MODULE] = module
     Plugins.instance().register(made)
     return made
-
-
-def without_hydra_overrides(overrides: Sequence[str]) -> list[str]:
-    """Leave out the overrides that configure Hydra."""
-    return [override for override in overrides if not override.lstrip("+~").startswith("hydra")]
-
-
-def sweep_run(composer: Composer, overrides: Sequence[str], fixed: Collection[str]) -> SweepRun:
-    """Compose one run of a sweep.
-
-    Args:
-        composer: of the command line's folders.
-        overrides: of the run.
-        fixed: keys that don't vary.
-    """
-    own = without_hydra_overrides(overrides)
-    pairs = [override.partition("=")[::2] for override in own]
-    # Hydra splits a sweep's values into Python's texts
-    varied = {key.lstrip("+"): YAML.get(value, value) for key, value in pairs if key not in fixed}
-    return SweepRun(composer.compose_run(own), varied)
 
 
 def _refuse_swept(composer: Composer, overrides: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, ValueType
 
 from hpctrain.config.compose import Composer
 from hpctrain.config.compose_program import ProgramComposer
@@ -14,6 +14,7 @@ from hpctrain.config.multiple_values import value_as_typed
 from hpctrain.config.overrides import OPEN_NODES
 from hpctrain.config.sweep import Sweep, kind_of
 from hpctrain.search.record import SweepRecord
+from hpctrain.search.values import values_of
 
 NOT_RECORDED = ("run_dir",)
 """Keys that the place of the record answers."""
@@ -31,7 +32,7 @@ def record_of(composer: Composer, search: Sweep, parsed: Sequence[Override], com
     now = time.time()
     # the last one wins, as in `expand`
     last = {_key(override): override for override in parsed if not override.is_hydra_override()}
-    space = {key: value_as_typed(override) for key, override in last.items() if override.is_sweep_override()}
+    space = {key: _text(override) for key, override in last.items() if override.is_sweep_override()}
     fixed = [
         key if override.is_delete() and "=" not in str(override.input_line) else f"{key}={value_as_typed(override)}"
         for key, override in last.items()
@@ -57,6 +58,13 @@ def record_of(composer: Composer, search: Sweep, parsed: Sequence[Override], com
 def deadline(time_limit_min: float | None, now: float) -> float | None:
     """Return when no further run begins, in seconds since the epoch; None without a limit."""
     return None if time_limit_min is None else now + 60 * time_limit_min
+
+
+def _text(override: Override) -> str:
+    """The values as typed; options of a group instead of a pattern, whose meaning depends on the folders searched."""
+    if override.value_type is ValueType.GLOB_CHOICE_SWEEP:
+        return ",".join(values_of(override))
+    return value_as_typed(override)
 
 
 def _key(override: Override) -> str:

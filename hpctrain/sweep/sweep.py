@@ -18,7 +18,8 @@ from hpctrain.launch.launch_code import LaunchCode, checked_in_code_of
 from hpctrain.launch.launcher import launch_here, print_plan
 from hpctrain.launch.prepare import RunPlan, plan, prepare
 from hpctrain.launch.run_dir import undone_on_error
-from hpctrain.launch.submission import require_sbatch, sbatch_parameters, script, submit
+from hpctrain.launch.sbatch import require_sbatch
+from hpctrain.launch.submission import sbatch_parameters, script, submit
 from hpctrain.phrases import counted, listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import manifest, varied_text
@@ -74,12 +75,12 @@ class Sweep:
         """
         by_directory = self._left_alone(runs)
         if missing := [run for run in runs if run.directory not in by_directory]:
-            self._print_warnings(missing)
+            self.print_warnings(missing)
             codes = self._dry_run(missing) if runs[0].config.cluster.dry_run else self._launch(missing)
             by_directory |= {run.directory: code for run, code in zip(missing, codes, strict=True)}
         return [by_directory[run.directory] for run in runs]
 
-    def _print_warnings(self, runs: Sequence[SweepRun]) -> None:
+    def print_warnings(self, runs: Sequence[SweepRun]) -> None:
         """Print each warning once, with the runs that it is about if those aren't all."""
         about: dict[str, list[str]] = {}
         for run in runs:
@@ -117,7 +118,7 @@ class Sweep:
 
     def _one_after_another(self, runs: Sequence[SweepRun]) -> list[int]:
         # all are prepared first, so that `resume` finds those that were never started
-        with self._prepared(runs) as plans:
+        with self.prepared(runs, runs[0].config.mode) as plans:
             pass
         codes: list[int] = []
         for number, (run, prepared) in enumerate(zip(runs, plans, strict=True), 1):
@@ -131,13 +132,18 @@ class Sweep:
         return codes + [ExitCode.INTERRUPTED] * (len(runs) - len(codes))
 
     @contextlib.contextmanager
-    def _prepared(self, runs: Sequence[SweepRun]) -> Iterator[list[RunPlan]]:
-        """Prepare runs; an error inside the context leaves each that isn't submitted as it was, or absent."""
+    def prepared(self, runs: Sequence[SweepRun], mode: int) -> Iterator[list[RunPlan]]:
+        """Prepare runs and record the sweep; an error inside the context leaves what isn't submitted as it was.
+
+        Args:
+            runs: placed.
+            mode: permissions of the sweep's folder.
+        """
         with contextlib.ExitStack() as undo:
             undo.enter_context(undone_on_error(self.home.path))
-            self.home.create_for_sweep(runs[0].config.mode)
+            self.home.create_for_sweep(mode)
             if self.record is not None:
-                self.record.write(self.home, runs[0].config.mode)
+                self.record.write(self.home, mode)
             for run in runs:
                 undo.enter_context(undone_on_error(run.directory.path))
             origin = manifest(self.command, Path.cwd())  # the same for all, and git takes a while
@@ -148,7 +154,7 @@ class Sweep:
 
     def _submit(self, runs: Sequence[SweepRun]) -> list[int]:
         # every directory is written before the first job is submitted, which may start at once
-        with self._prepared(runs) as plans:
+        with self.prepared(runs, runs[0].config.mode) as plans:
             for group in by_resources(plans):
                 print(_submission(submit([plans[n] for n in group], self.home)))
         print("run directories" if len(runs) > 1 else "run directory", _listing(runs, "\n  "), sep="\n  ")

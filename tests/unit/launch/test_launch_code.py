@@ -235,7 +235,7 @@ def test_an_error_leaves_no_code(project, prepared, composer):
 
 def sweep(composer, count, **options):
     runs = [SweepRun(composer.compose([*OWN, f"run_dir=R/{n}", f"seed={n}"])) for n in range(count)]
-    return Sweep(RunDirectory.at("R"), [], **options)._prepared(runs)
+    return Sweep(RunDirectory.at("R"), [], **options).prepared(runs, 0o750)
 
 
 def test_the_runs_of_a_sweep_share_one_copy(project, composer):

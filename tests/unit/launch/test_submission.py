@@ -11,7 +11,7 @@ import submitit
 
 from hpctrain.config.resources import resources_of
 from hpctrain.errors import ConfigError, RunDirectoryError, SchedulerError, SchedulerMissingError
-from hpctrain.launch import submission
+from hpctrain.launch import sbatch
 from hpctrain.launch.prepare import RunPlan, plan
 from hpctrain.launch.submission import SETUP_TRAP, SHELL, script, submit
 from hpctrain.run.directory import RunDirectory
@@ -341,7 +341,7 @@ def test_a_machine_without_slurm_is_an_error(planned, fresh, tmp_path, monkeypat
 
 
 def test_an_sbatch_that_never_answers_is_killed(planned, fresh, tmp_path, monkeypatch):
-    monkeypatch.setattr(submission, "SBATCH_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(sbatch, "SBATCH_TIMEOUT_S", 0.5)
     fake_sbatch(tmp_path, monkeypatch, f"echo $$ > {tmp_path}/pid\nexec sleep 60\n")
     before = signal.getsignal(signal.SIGALRM)
     with pytest.raises(SchedulerError) as raised:
@@ -356,7 +356,7 @@ def test_an_sbatch_that_never_answers_is_killed(planned, fresh, tmp_path, monkey
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_only_sbatch_is_bounded_and_not_the_files_of_an_array(planned, tmp_path, monkeypatch, count):
-    monkeypatch.setattr(submission, "SBATCH_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(sbatch, "SBATCH_TIMEOUT_S", 0.5)
     home = RunDirectory.at(tmp_path / "S")
     home.create_for_sweep(0o750)
     runs = [RunDirectory.at(home.path / str(number)) for number in range(count)]

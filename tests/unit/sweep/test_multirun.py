@@ -281,3 +281,63 @@ def test_the_command_of_a_sweep_is_recorded(tmp_path):
     assert (record.folder, record.config_dir, record.program) == (str(tmp_path), None, None)
     assert record.command == ["python", "-m", "hpctrain", *words]
     assert record.deadline - record.submitted == 90 * 60
+
+
+SEARCH = ("optimizer.lr=tag(log,interval(1e-3,1e-1))", "seed=interval(0,99)", "cluster.dry_run=true")
+
+
+def test_random_runs_are_drawn_from_the_seed_and_more_of_them_keep_the_first(tmp_path, capsys):
+    def dry(*words):
+        assert main(["-m", "sweep=random", *words, *SEARCH, "run_dir=S"]) == 0
+        return re.findall(r"S/(\d+) with (.*)", capsys.readouterr().out)
+
+    few = dry("sweep.num_runs=2")
+    assert dry("sweep.num_runs=3")[:2] == few
+    assert [number for number, _ in few] == ["0", "1"]
+    assert dry("sweep.num_runs=2", "sweep.seed=1") != few
+    assert not (tmp_path / "S").exists()
+
+
+def test_random_trains_its_runs_and_typed_again_adds_some(tmp_path, capsys):
+    words = ["-m", "sweep=random", "run_dir=S", *SHORT, "optimizer=adamw,sgd", "optimizer.lr=0.1,0.01"]
+    assert main([*words, "sweep.num_runs=1"]) == 0
+    assert main([*words, "sweep.num_runs=9"]) == 0
+    out = capsys.readouterr().out
+    assert "the space has no more values: 4 runs instead of sweep.num_runs=9\n" in out
+    assert "S/0: already completed" in out
+    assert numbers(tmp_path / "S") == ["0", "1", "2", "3"]
+    assert all(reasons(tmp_path / "S" / number) == ["completed"] for number in "0123")
+    assert len({str(read_varied(RunDirectory.at(tmp_path / "S" / number))) for number in "0123"}) == 4
+    record = SweepRecord.read(tmp_path / "S")
+    assert (record.kind, record.num_runs, record.seed) == ("random", 4, 0)
+    assert main([*words, "sweep.seed=1"]) == 2
+    assert "extend it: python -m hpctrain resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["optimizer.lr=interval(0.1,0.2)"], "is a continuous range; add sweep=random"),
+        (["sweep=random", "seed=1"], "sweep=random: there is nothing to search"),
+        (["sweep=asha", "seed=1,2"], "sweep.min_steps=null: is needed"),
+        (["sweep=asha", "sweep.min_steps=9", "trainer.max_steps=9", "seed=1,2"], "so no run would pause"),
+        (["sweep=asha", "sweep.min_steps=3", "nodes=1,2"], "nodes=1,2: changes what the jobs request"),
+        (["sweep=optuna", "optimizer.lr=interval(-1.0,1.0)"], "lr"),
+        (["hydra/sweeper=x", "sweep=random", "seed=1,2"], "hydra/sweeper"),
+        (["sweep=random", "cluster=local,slurm"], "cluster=local,slurm: can't be swept over"),
+    ],
+)
+def test_a_search_that_cannot_work_is_refused_in_one_line(words, message, tmp_path, capsys):
+    assert main(["-m", *words]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_search_of_a_program_is_refused(capsys):
+    assert main(["run", "-m", "sweep=asha", "args.x=1,2", "--", "true", "{args.x}"]) == 2
+    assert "this is a program; write sweep=random" in capsys.readouterr().err
+    assert (
+        main(["run", "-m", "sweep=random", "sweep.num_runs=1", "args.x=interval(1,2)", "--", "true", "{args.x}"]) == 0
+    )

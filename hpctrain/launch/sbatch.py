@@ -1,0 +1,98 @@
+"""sbatch: its answer, and what its refusals mean."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from hpctrain.cluster.scrub import scrubbed
+from hpctrain.errors import ConfigError, SchedulerError, SchedulerMissingError
+
+USER_MISTAKES = ("invalid", "not permitted", "more processors", "not available", "unavailable", "unrecognized", "limit")
+"""Parts of sbatch's error messages that mean that the request itself was wrong."""
+
+MAX_SUBMITTED = "maxsubmitjob"
+"""Part of the names of SLURM's limits on a user's jobs: QOSMaxSubmitJobPerUserLimit, AssocMaxSubmitJobLimit, ..."""
+SBATCH_TIMEOUT_S = 180.0
+"""Seconds that sbatch may take: longer than a failover of the controller, `SlurmctldTimeout`, 120 s by default."""
+MISSING = (
+    "cluster=slurm: expected an executable sbatch on this machine; run the command on a login node of the cluster, "
+    "or see the script with cluster.dry_run=true"
+)
+
+
+class SubmitLimitError(ConfigError):
+    """SLURM takes no more jobs of this user until some have ended."""
+
+
+def require_sbatch() -> None:
+    """Check for sbatch before anything is written.
+
+    Raises:
+        SchedulerMissingError: it isn't in PATH, or this user may not execute it.
+    """
+    if shutil.which("sbatch") is None:
+        raise SchedulerMissingError(MISSING)
+
+
+def sbatch(text: Path, name: str) -> str:
+    """Submit a script; return the job's id, or the array's.
+
+    Args:
+        text: the script.
+        name: of the job, for messages.
+
+    Raises:
+        ConfigError: SLURM refuses the request.
+        SubmitLimitError: it has as many jobs of this user as it takes.
+        SchedulerError: sbatch failed otherwise, and may have submitted the job.
+    """
+    try:
+        done = subprocess.run(
+            ["sbatch", str(text)],
+            env=scrubbed(os.environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=SBATCH_TIMEOUT_S,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    except (FileNotFoundError, PermissionError) as error:
+        raise SchedulerMissingError(MISSING) from error
+    except subprocess.TimeoutExpired as error:
+        raise _unsure(f"did not answer within {SBATCH_TIMEOUT_S:g} s", name) from error
+    except KeyboardInterrupt as error:
+        raise _unsure("was interrupted", name) from error
+    if done.returncode:
+        raise _refused(done, name)
+    if (found := re.search(r"job (\d+)", done.stdout)) is None:
+        raise _unsure(f'printed no job id: "{done.stdout.strip()}"', name)
+    return found[1]
+
+
+def _refused(done: subprocess.CompletedProcess[str], name: str) -> ConfigError | SchedulerError:
+    lines = done.stderr.strip().splitlines()
+    text = "; ".join(line.split("error:")[-1].strip() for line in lines if "error:" in line) or " ".join(lines)
+    # the controller may have accepted the job, and only its answer was lost
+    if done.returncode < 0 or "timed out" in text.lower():
+        code = done.returncode
+        end = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return _unsure(f"{end}: {text}" if text else end, name)
+    if MAX_SUBMITTED in text.lower():
+        remedy = "wait until some of your jobs have ended"
+        return SubmitLimitError("cluster", "slurm", f"SLURM takes no more of your jobs now: {text}", remedy)
+    if any(mistake in text.lower() for mistake in USER_MISTAKES):
+        return ConfigError("cluster", "slurm", f"sbatch refused the job: {text}", "see `sinfo` and cluster.*")
+    return SchedulerError(f"sbatch failed: {text}; nothing was submitted")
+
+
+def _unsure(what: str, name: str) -> SchedulerError:
+    # a job that has no number here can't train: submitit names the pickled call by the number, and the job needs it
+    return SchedulerError(
+        f"sbatch {what}; it may have submitted a job, which would fail at its start: look for it with `squeue --me "
+        f"--name={name}`, cancel it with `scancel JOB`, and run the command again"
+    )

@@ -1,0 +1,84 @@
+"""Launch the runs that a sweep's command found; the tasks of a search ask for theirs."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+
+from hpctrain.config.cluster import Slurm
+from hpctrain.errors import ConfigError, ExitCode
+from hpctrain.launch.launcher import print_plan
+from hpctrain.launch.prepare import RunPlan, plan
+from hpctrain.launch.sbatch import require_sbatch
+from hpctrain.launch.submission import script, submit_search
+from hpctrain.phrases import counted
+from hpctrain.run.directory import RunDirectory
+from hpctrain.search.record import SweepRecord
+from hpctrain.sweep.found_runs import ASKING, FoundRuns
+from hpctrain.sweep.runs import SweepRun, place
+from hpctrain.sweep.sweep import Sweep
+
+
+def refuse_other_sweep(home: RunDirectory, record: SweepRecord) -> None:
+    """Refuse a command in the folder of another sweep, whose runs it would mix with its own.
+
+    Raises:
+        ConfigError: the folder has a search, or draws of another space or seed.
+    """
+    there = SweepRecord.read(home)
+    if there is None or there.kind == record.kind == "grid":
+        return
+    same = (there.kind, there.space, there.seed) == (record.kind, record.space, record.seed)
+    if same and there.kind == "random" and not there.earlier:
+        return
+    problem = f"has a sweep={there.kind} already"
+    remedy = f"choose another folder, or extend it: python -m hpctrain resume {home.as_typed} sweep.num_runs=N"
+    raise ConfigError("run_dir", str(home.path), problem, remedy)
+
+
+def launch_found(sweep: Sweep, found: FoundRuns) -> list[int]:
+    """Place the runs in the sweep's folder, and launch them; return their exit codes, or those of the command."""
+    if found.record.kind not in ASKING:
+        return sweep.launch(place(found.runs, sweep.home))
+    template = found.runs[0].config
+    if template.cluster.dry_run:
+        _print_dry_run(sweep.home, found)
+        return [ExitCode.FINISHED]
+    is_slurm = isinstance(template.cluster, Slurm)
+    if is_slurm:
+        require_sbatch()
+    # all runs of asha are known; those of optuna get their folders when they are drawn
+    known = place(found.runs, sweep.home) if found.record.kind == "asha" else []
+    sweep.print_warnings(known or found.runs[:1])
+    with sweep.prepared(known, mode=template.mode) as plans:
+        if is_slurm:
+            _submit(sweep.home, plans[0] if plans else _template(found.runs[0], sweep.home), found.record)
+    return [ExitCode.FINISHED] if is_slurm else [work_here(sweep.home)]
+
+
+def work_here(home: RunDirectory) -> int:
+    """Train the runs of a search on this machine, one after another; return an `ExitCode`."""
+    code: int = importlib.import_module("hpctrain.sweep.worker").work_here(home)
+    return code
+
+
+def _submit(home: RunDirectory, run: RunPlan, record: SweepRecord) -> None:
+    job_ids = submit_search(run, home, record.num_runs or 1)
+    tasks = counted(len(job_ids), "task")
+    print(f"submitted array {job_ids[0].partition('_')[0]} of {tasks}, which ask for their runs")
+    print(f"run directories {home.path}/0, {home.path}/1, ...")
+    print(f"  python -m hpctrain status --runs-dir {home.as_typed}")
+    print(f"  python -m hpctrain cancel {home.as_typed}", flush=True)
+
+
+def _print_dry_run(home: RunDirectory, found: FoundRuns) -> None:
+    run, count = _template(found.runs[0], home), found.record.num_runs or 1
+    if isinstance(run.config.cluster, Slurm):
+        print(script(run, home, runs=count))
+        print(f"# nothing was submitted; the array would train {counted(count, 'run')}")
+    else:
+        print_plan(run, f"the first of {counted(count, 'run')}")
+
+
+def _template(run: SweepRun, home: RunDirectory) -> RunPlan:
+    return plan(dataclasses.replace(run.config, run_dir=str(home.path / "0")))
