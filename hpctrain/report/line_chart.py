@@ -81,7 +81,8 @@ class LineChart:
 
 def legend(lines: Iterable[Line]) -> Markup:
     """Samples of the lines that have a label, each next to it; empty if there is only one line."""
-    labelled = list({line.label: line for line in lines if line.label}.values())
+    # what is drawn last, over the others, is the most important
+    labelled = list({line.label: line for line in reversed(list(lines)) if line.label}.values())
     if len(labelled) < 2:
         return Markup("")
     return element("span", *(element("span", _sample(line), line.label) for line in labelled), class_="legend")

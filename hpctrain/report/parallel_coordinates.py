@@ -8,6 +8,7 @@ from hpctrain.report.key_axis import KeyAxis
 from hpctrain.report.markup import Markup, element
 from hpctrain.report.scale import Scale, scale_of
 from hpctrain.report.sweep_results import SweepResults
+from hpctrain.results.varied_keys import SEED
 
 BETWEEN = 96
 """Units between two axes."""
@@ -22,7 +23,10 @@ def parallel_coordinates(record: SweepResults) -> Markup:
     """Draw the runs that have a value of the metric; empty without a metric, or with fewer than two of them."""
     metric = record.ranking.metric
     points = [point for point in record.points if point.number.best is not None]
-    keys = record.ranking.keys[:MOST_KEYS]
+    # runs that differ in nothing but their seed are one row of the table, and one kind of line here
+    over_seeds = any(len(row.runs) > 1 for row in record.ranking.rows)
+    every = [key for key in record.ranking.keys if not (over_seeds and key == SEED)]
+    keys = every[:MOST_KEYS]
     if metric is None or len(points) < 2 or not keys:
         return Markup("")
     axes = [KeyAxis.of(key, [point.values.get(key) for point in points]) for key in keys]
@@ -46,10 +50,10 @@ def parallel_coordinates(record: SweepResults) -> Markup:
     drawn = [
         _axis(axis, place, reverse=place == len(axes) - 1 and metric.mode == "min") for place, axis in enumerate(axes)
     ]
-    style = f"min-width:{width}px;max-width:{math.floor(1.5 * width)}px"
+    style = f"min-width:{width}px;max-width:{math.floor(1.2 * width)}px"
     shown = f"the values of each run, and its best {metric.name}"
     drawing = element("svg", *lines, *drawn, viewBox=f"0 0 {width} {HEIGHT}", style=style, role="img", aria_label=shown)
-    left_out = len(record.ranking.keys) - len(keys)
+    left_out = len(every) - len(keys)
     note = f" Without {left_out} more keys." if left_out > 0 else ""
     caption = element("figcaption", "Each line is a run; the best metric is at the top of the last axis.", note)
     return element("figure", caption, drawing, class_="wide")

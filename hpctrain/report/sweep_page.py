@@ -15,6 +15,7 @@ from hpctrain.report.origin import code, configuration, environment
 from hpctrain.report.page import Section, descriptions, facts, page
 from hpctrain.report.parallel_coordinates import parallel_coordinates
 from hpctrain.report.result_table import result_table, winner_text
+from hpctrain.report.rung_chart import rung_chart
 from hpctrain.report.scale import number_text
 from hpctrain.report.sweep_results import SweepResults
 from hpctrain.report.time_chart import time_chart
@@ -40,6 +41,7 @@ def sweep_page(home: Path, directories: Sequence[RunDirectory]) -> str:
         Section("Keys together", parallel_coordinates(record)),
         Section("The metric over each key", key_charts(record)),
         Section("Learning curves", _learning_curves(record)),
+        Section("Budget by rung", rung_chart(home)),
         Section("Where the time of all runs went", time_chart(record.spent, with_ratio=not programs)),
         Section(f"Configuration of {of_which}", configuration(winner)),
         Section(f"Code of {of_which}", code(winner)),

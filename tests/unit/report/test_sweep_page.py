@@ -11,6 +11,7 @@ from hpctrain.run.evaluation import EvaluationRecord
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.score import Score
+from hpctrain.search.journal import Decision, Event, Journal
 from hpctrain.status.search import find_runs
 
 
@@ -111,3 +112,19 @@ def test_damaged_runs(home, read_page):
     (home / "sweep.json").write_text("[")
     page = read_page(sweep_page(home, find_runs(home)))
     assert "unreadable" in page.text
+
+
+def test_the_budget_of_each_rung(home, read_page):
+    for number in range(4):
+        make_run(home, number, lr=10.0**-number, best=0.1 * number)
+    journal = Journal(RunDirectory.at(home))
+    journal.folder.mkdir()
+    for run in range(4):
+        journal.publish(Decision(event=Event.BEGIN, run=run, task="1"))
+        journal.publish(Decision(event=Event.END, run=run, step=10, value=0.1 * run, reason="paused"))
+    journal.publish(Decision(event=Event.BEGIN, run=3, rung=1, task="1"))
+    journal.publish(Decision(event=Event.END, run=3, rung=1, step=30, reason="failed"))
+    page = read_page(sweep_page(home, find_runs(home)))
+    assert "Budget by rung" in page.headings
+    assert "rung 0 4 runs, 4 with a value 40 steps, 66.7%" in page.text
+    assert "rung 1 1 run, 0 with a value 20 steps, 33.3%" in page.text

@@ -1,0 +1,40 @@
+"""The budget of a search by rung: how many steps were trained to pass each rung, and how many runs came that far."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpctrain.phrases import counted
+from hpctrain.report.bar_rows import BarRow, Stretch, bar_rows
+from hpctrain.report.markup import Markup, element, joined
+from hpctrain.report.scale import number_text
+from hpctrain.run.directory import RunDirectory
+from hpctrain.search.journal import Event, read_journal
+
+
+def rung_chart(home: Path) -> Markup:
+    """Draw the steps of each rung; empty for a sweep without rungs."""
+    ends = [decision for decision in read_journal(RunDirectory.at(home)) if decision.event is Event.END]
+    if not any(end.rung for end in ends):
+        return Markup("")
+    steps: dict[int, int] = {}
+    runs: dict[int, set[int]] = {}
+    valued: dict[int, set[int]] = {}
+    passed: dict[int, int] = {}
+    for end in ends:
+        # a run may end several times on its way to a rung
+        steps[end.rung] = steps.get(end.rung, 0) + max(0, end.step - passed.get(end.run, 0))
+        passed[end.run] = max(end.step, passed.get(end.run, 0))
+        runs.setdefault(end.rung, set()).add(end.run)
+        if end.value is not None:
+            valued.setdefault(end.rung, set()).add(end.run)
+    whole = sum(steps.values()) or 1
+    rows, at = [], 0.0
+    for rung, spent in sorted(steps.items()):
+        share = spent / whole
+        about = f"{counted(len(runs[rung]), 'run')}, {len(valued.get(rung, ()))} with a value"
+        result = f"{number_text(spent)} steps, {share:.1%}"
+        rows.append(BarRow(name=f"rung {rung}", about=about, stretches=[Stretch("working", at, share)], result=result))
+        at += share
+    text = "Steps that were trained to pass each rung, of all runs together; a run continues from the rung before."
+    return joined([element("p", text, class_="faint"), bar_rows(rows)])
