@@ -15,6 +15,7 @@ from hpctrain.streams import discard_output, open_streams
 from hpctrain.terminal import guard_output, is_terminal
 
 COMMANDS = (
+    "best",
     "cancel",
     "completion",
     "drill",

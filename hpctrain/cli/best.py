@@ -1,0 +1,217 @@
+"""`python -m hpctrain best SWEEP`: the runs of a sweep, best first."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpctrain.cli.arguments import add_config_dir, add_runs_dir, chosen_runs, command_parser, number
+from hpctrain.cli.table import aligned
+from hpctrain.errors import ExitCode
+from hpctrain.phrases import counted, duration, listed
+from hpctrain.results.metric_choice import judging_metric, named_metric
+from hpctrain.results.ranking import RankedRow, Ranking, rank
+from hpctrain.results.run_result import RunResult, read_results
+from hpctrain.results.varied_keys import SEED, value_text
+from hpctrain.run.score import MODES
+from hpctrain.terminal import is_terminal
+
+_EPILOG = """\
+examples:
+  python -m hpctrain best lr                                       # the runs under runs/lr, best first
+  python -m hpctrain best lr more_lr --top 5                       # those of two folders together
+  python -m hpctrain best lr --metric train/loss                   # by another metric that was logged
+  python -m hpctrain best lr --metric perplexity --mode min --csv
+  python -m hpctrain best lr --export conf/experiment/best.yaml    # then: python -m hpctrain experiment=best
+
+The metric is the one by which the runs are judged: checkpoint.metric, or the task's own. The table has the keys by
+which the runs differ. Runs that differ in nothing but seed are one row: BEST is the mean of their best values, STD
+their sample standard deviation. Runs that failed or aren't finished come last; a run that is still training is ranked
+by what it has so far.
+
+Exit code 0; 2 if SWEEP has no runs, or they have no metric in common."""
+_CSV_COLUMNS = (
+    "best",
+    "best_step",
+    "last",
+    "standard_deviation",
+    "lowest",
+    "highest",
+    "num_runs",
+    "step",
+    "total_steps",
+    "training_s",
+    "state",
+    "runs",
+)
+"""Columns after the rank and the varied keys."""
+
+
+def main(arguments: list[str]) -> int:
+    """Rank runs; ``arguments`` are those after `best`."""
+    options = _parser().parse_args(arguments)
+    runs = chosen_runs(options)
+    results = read_results(runs)
+    ranking = _ranked(results, options)
+    if options.export is not None:
+        from hpctrain.cli.best_export import export_winner  # Hydra is slow to import
+
+        return export_winner(ranking, Path(options.export), force=options.force, config_dir=options.config_dir)
+    rows = ranking.rows if options.top is None else ranking.rows[: options.top]
+    if options.json:
+        print(json.dumps(_as_json(ranking, rows), indent=2, allow_nan=False))
+    elif options.csv:
+        _write_csv(ranking, rows)
+    else:
+        print("\n".join(_table(ranking, rows, Path(options.runs_dir))))
+    return ExitCode.FINISHED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser("best", "Show the runs of a sweep, best first, with what they vary.", _EPILOG)
+    what = "a sweep or any folder with runs, or its name in the folder that contains the runs"
+    parser.add_argument("run", nargs="+", metavar="SWEEP", help=what)
+    add_runs_dir(parser)
+    parser.add_argument("--metric", metavar="NAME", help="a logged metric, with or without eval/")
+    parser.add_argument("--mode", choices=MODES, help="whether the lowest or the highest value is best")
+    parser.add_argument("--top", type=number(1, 1e9, int), metavar="N", help="show the first N rows")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    form.add_argument("--csv", action="store_true", help="print CSV instead of the table")
+    form.add_argument(
+        "--export", metavar="FILE", help="write the winner as an experiment file, FOLDER/experiment/NAME.yaml"
+    )
+    parser.add_argument("--force", action="store_true", help="let --export replace a file")
+    add_config_dir(parser)
+    return parser
+
+
+def _ranked(results: Sequence[RunResult], options: argparse.Namespace) -> Ranking:
+    if options.metric is not None:
+        return rank(results, named_metric(results, options.metric, options.mode))
+    metric = judging_metric(results)
+    return rank(results, metric if options.mode is None else named_metric(results, metric.name, options.mode))
+
+
+def _table(ranking: Ranking, rows: Sequence[RankedRow], runs_dir: Path) -> list[str]:
+    assert ranking.metric is not None
+    over_seeds = any(len(row.runs) > 1 for row in rows)
+    spread = ("STD", "LOWEST", "HIGHEST", "RUNS") if over_seeds else ()
+    head = ("RANK", *ranking.keys, "BEST", *spread, "AT STEP", "LAST", "STEPS", "TIME", "STATE", "RUN")
+    cells = [head, *(_cells(ranking, row, runs_dir, over_seeds=over_seeds) for row in rows)]
+    better = "lower" if ranking.metric.mode == "min" else "higher"
+    lines = [f"by {ranking.metric.name}, {better} is better", *aligned(cells)]
+    if is_terminal(sys.stdout):
+        columns = shutil.get_terminal_size().columns
+        lines = [line if len(line) <= columns else line[: columns - 3] + "..." for line in lines]
+    if len(rows) < len(ranking.rows):
+        lines.append(f"{counted(len(ranking.rows) - len(rows), 'more row')}: leave out --top to see all")
+    if live := sum(run.is_live for row in rows for run in row.runs):
+        lines.append(f"{counted(live, 'run')} still queued or training, with the values so far")
+    return lines
+
+
+def _cells(ranking: Ranking, row: RankedRow, runs_dir: Path, *, over_seeds: bool) -> tuple[str, ...]:
+    spread: tuple[str, ...] = ()
+    if over_seeds:
+        known = row.spread
+        numbers = (None, None, None) if known is None else (known.deviation, known.lowest, known.highest)
+        spread = (*map(_shown, numbers), str(len(row.runs)))
+    return (
+        "-" if row.rank is None else str(row.rank),
+        *(_value(row, key) for key in ranking.keys),
+        _shown(row.best),
+        *spread,
+        "-" if row.best_step is None else str(row.best_step),
+        _shown(row.last),
+        str(row.step) if row.total_steps is None else f"{row.step}/{row.total_steps}",
+        duration(row.seconds),
+        row.state,
+        listed((_name(run, runs_dir) for run in row.runs), shown=3),
+    )
+
+
+def _value(row: RankedRow, key: str) -> str:
+    if key == SEED and len(row.runs) > 1:
+        return listed(row.seeds, shown=4, separator=",")
+    return value_text(row.values[key]) if key in row.values else "-"
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _name(run: RunResult, runs_dir: Path) -> str:
+    # the name as the other commands take it
+    name = os.path.relpath(run.status.path, runs_dir)
+    return os.path.relpath(run.status.path) if name.startswith("..") else name
+
+
+def _as_json(ranking: Ranking, rows: Sequence[RankedRow]) -> dict[str, Any]:
+    assert ranking.metric is not None
+    return {
+        "metric": ranking.metric.name,
+        "mode": ranking.metric.mode,
+        "keys": list(ranking.keys),
+        "rows": [{"rank": row.rank, "values": dict(row.values), **_numbers(row), "runs": _runs(row)} for row in rows],
+    }
+
+
+def _numbers(row: RankedRow) -> dict[str, Any]:
+    spread = row.spread
+    return {
+        "best": row.best,
+        "best_step": row.best_step,
+        "last": _finite(row.last),
+        "standard_deviation": None if spread is None else spread.deviation,
+        "lowest": None if spread is None else spread.lowest,
+        "highest": None if spread is None else spread.highest,
+        "num_runs": len(row.runs),
+        "step": row.step,
+        "total_steps": row.total_steps,
+        "training_s": row.seconds,
+        "state": row.state,
+    }
+
+
+def _runs(row: RankedRow) -> list[dict[str, Any]]:
+    return [
+        {
+            "path": str(run.status.path),
+            "seed": seed,
+            "best": number.best,
+            "best_step": number.step,
+            "last": _finite(number.last),
+            "state": run.status.state,
+        }
+        for run, number, seed in zip(row.runs, row.numbers, row.seeds, strict=True)
+    ]
+
+
+def _finite(value: float | None) -> float | None:
+    """The value; None for NaN and infinity, which JSON doesn't have."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _write_csv(ranking: Ranking, rows: Sequence[RankedRow]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["rank", *ranking.keys, *_CSV_COLUMNS])
+    for row in rows:
+        cells = {**_numbers(row), "last": row.last, "runs": ";".join(str(run.status.path) for run in row.runs)}
+        writer.writerow(
+            [row.rank, *(_csv_value(row, key) for key in ranking.keys), *(cells[name] for name in _CSV_COLUMNS)]
+        )
+
+
+def _csv_value(row: RankedRow, key: str) -> str:
+    if key == SEED and len(row.runs) > 1:
+        return " ".join(map(str, row.seeds))
+    return value_text(row.values[key]) if key in row.values else ""

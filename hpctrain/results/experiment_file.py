@@ -1,0 +1,243 @@
+"""Write the configuration of a run as an experiment file, so that `experiment=NAME` trains it again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.types import RunMode
+from omegaconf import OmegaConf, open_dict
+
+from hpctrain.config.compose import Composer
+from hpctrain.config.compose_program import ProgramComposer
+from hpctrain.config.folders import conf_dir
+from hpctrain.config.identity import flat, flat_values
+from hpctrain.config.program import ProgramConfig
+from hpctrain.config.run_config import RunConfig
+from hpctrain.config.schema import LIST_GROUPS
+from hpctrain.config.stored import load_run
+from hpctrain.errors import ConfigError
+from hpctrain.results.ranking import RankedRow
+from hpctrain.results.typed_command import TypedCommand
+from hpctrain.results.varied_keys import SEED, comparable, value_text
+from hpctrain.run.config_change import trained_config
+
+GROUP = "experiment"
+SITE = ("nodes", "cluster", "code", "health")
+"""Groups and keys that say where and how a run is executed. They aren't part of an experiment, unless the sweep varied
+them: the command that is printed has them."""
+OF_A_RUN = (*SITE, "run_dir", "run_mode", "resume")
+"""What an experiment leaves out."""
+NEVER = ("run_dir", "resume", "sweep")
+"""What can't be varied, or belongs to a command and no run."""
+OF_A_SWEEP = ("cluster.max_parallel_runs", "cluster.dry_run")
+"""Words of the sweep's command that its winner alone doesn't need."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentFile:
+    """Where an experiment is stored, and how it is named on the command line.
+
+    Attributes:
+        path: of the file.
+        folder: the folder with groups that contains it, such as `conf`.
+        name: the experiment's name.
+        is_here: whether the folder is `./conf`, which is searched without being named.
+    """
+
+    path: Path
+    folder: Path
+    name: str
+    is_here: bool
+
+    @classmethod
+    def at(cls, path: Path) -> ExperimentFile:
+        """Return the experiment that a file would be.
+
+        Raises:
+            ConfigError: the path isn't that of an experiment, or hpctrain has one of this name.
+        """
+        absolute = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link that the user wants kept
+        folder = next((parent.parent for parent in absolute.parents if parent.name == GROUP), None)
+        if folder is None or absolute.suffix != ".yaml":
+            remedy = "such as conf/experiment/best.yaml"
+            raise ConfigError("--export", path, "is not FOLDER/experiment/NAME.yaml", f"name such a file, {remedy}")
+        name = str(absolute.relative_to(folder / GROUP).with_suffix(""))
+        is_here = folder == Path("conf").absolute()
+        if is_here and (conf_dir() / GROUP / f"{name}.yaml").is_file() and conf_dir() != folder:
+            problem = f"would never be used: hpctrain has an experiment {name}, which is found first"
+            raise ConfigError("--export", path, problem, "choose another name")
+        return cls(absolute, folder, name, is_here)
+
+
+def export(row: RankedRow, file: ExperimentFile, comment: str, *, force: bool, config_dir: str | None) -> str:
+    """Write an experiment with the configuration of a row's first run; a row over seeds leaves out `seed`.
+
+    Args:
+        row: of a ranking.
+        file: to write; its folder is made if it doesn't exist.
+        comment: what the run achieved, in one line.
+        force: replace an existing file.
+        config_dir: a folder with the user's own groups; None for the one that the run's command named.
+
+    Returns:
+        The command that trains the experiment.
+
+    Raises:
+        ConfigError: the file exists; the run's configuration can't be read, or an experiment can't express it.
+    """
+    if file.path.exists() and not force:
+        raise ConfigError("--export", file.path, "exists", "choose another name, or add --force to replace it")
+    run = row.runs[0]
+    typed = TypedCommand.of(run.directory)
+    config = load_run(trained_config(run.directory))
+    folder = _config_dir(file, config_dir or typed.config_dir)
+    file.path.parent.mkdir(parents=True, exist_ok=True)
+    composer = ProgramComposer(config.run.command, folder) if isinstance(config, ProgramConfig) else Composer(folder)
+    site = [word for word in typed.words_of(SITE) if word.partition("=")[0] not in OF_A_SWEEP]
+    wanted = _exported(flat(config), typed, skip_seed=len(row.runs) > 1)
+    choices = _choices(composer, typed)
+    with _draft(file) as (draft, name), _expressing(row, typed, file.path):
+        draft.write_text(_text(comment, choices, {}), encoding="utf-8")
+        values = _changed(wanted, _composed(composer, name))
+        draft.write_text(_text(comment, choices, values), encoding="utf-8")
+        found = composer.compose_run([f"{GROUP}={name}", *site])
+        if found.name != config.name:
+            values = {"name": config.name, **values}
+            draft.write_text(_text(comment, choices, values), encoding="utf-8")
+            found = composer.compose_run([f"{GROUP}={name}", *site])
+        _require_same(wanted, found, typed, file.path, row)
+        _publish(draft, file.path, force=force)
+    words = [f"{GROUP}={file.name}", *site]
+    if folder is not None:
+        words = ["--config-dir", os.path.relpath(folder), *words]
+    program = ["--", *config.run.command] if isinstance(config, ProgramConfig) else []
+    return shlex.join(["python", "-m", "hpctrain", *(["run"] if program else []), *words, *program])
+
+
+def _config_dir(file: ExperimentFile, config_dir: str | None) -> str | None:
+    """The folder for `--config-dir`, with which the file is found."""
+    if file.is_here or (config_dir is not None and Path(config_dir).absolute() == file.folder):
+        return config_dir
+    if config_dir is not None:
+        remedy = f"write it to conf/{GROUP}, or to {Path(config_dir) / GROUP}"
+        raise ConfigError("--export", file.path, f"would not be found together with --config-dir {config_dir}", remedy)
+    return str(file.folder)
+
+
+def _choices(composer: Composer, typed: TypedCommand) -> dict[str, str]:
+    """The options of groups that the run's command chose, by itself or through an experiment, beyond the defaults."""
+    options = {key: value for key, value in typed.options().items() if _is_exported(key, typed)}
+    chosen = {key: value for key, value in options.items() if key not in LIST_GROUPS and composer.options.of(key)}
+    words = [f"{key}={value}" for key, value in chosen.items()]
+    wanted = _runtime_choices(composer, words, typed)
+    explicit = {key: value for key, value in chosen.items() if key != GROUP}
+    # what follows from them, such as the model from the task, isn't written
+    default = _runtime_choices(composer, [f"{key}={value}" for key, value in explicit.items()], typed)
+    return explicit | {key: value for key, value in wanted.items() if default.get(key) != value}
+
+
+def _runtime_choices(composer: Composer, words: list[str], typed: TypedCommand) -> dict[str, str]:
+    with composer.explaining(words):
+        choices = composer.hydras(words, RunMode.RUN).hydra.runtime.choices
+    return {
+        str(key): str(value)
+        for key, value in choices.items()
+        if value is not None and "/" not in str(key) and str(key) not in (GROUP, *LIST_GROUPS)
+        if _is_exported(str(key), typed)
+    }
+
+
+def _composed(composer: Composer, name: str) -> dict[str, Any]:
+    """The values that a draft composes, with ??? for missing ones."""
+    words = [f"{GROUP}={name}"]
+    with composer.explaining(words):
+        node = composer.hydras(words, RunMode.RUN)
+        with open_dict(node):
+            del node["hydra"]
+        plain = OmegaConf.to_container(node)
+    assert isinstance(plain, dict)
+    return flat_values({str(key): value for key, value in plain.items()})
+
+
+def _exported(values: Mapping[str, Any], typed: TypedCommand, *, skip_seed: bool) -> dict[str, Any]:
+    left_out = {"name", "run.command", *([SEED] if skip_seed else [])}
+    return {key: value for key, value in values.items() if key not in left_out and _is_exported(key, typed)}
+
+
+def _is_exported(key: str, typed: TypedCommand) -> bool:
+    varied = any(key == name or key.startswith(f"{name}.") for name in typed.varied)
+    return key not in NEVER and (varied or key.partition(".")[0] not in OF_A_RUN)
+
+
+def _changed(wanted: Mapping[str, Any], composed: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in wanted.items()
+        if value != {} and (key not in composed or comparable(composed[key]) != comparable(value))
+    }
+
+
+def _text(comment: str, choices: Mapping[str, str], values: Mapping[str, Any]) -> str:
+    lines = ["# @package _global_", f"# {' '.join(comment.split())}"]
+    if choices:
+        lines += ["defaults:", *(f"  - override /{group}: {option}" for group, option in choices.items())]
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        inside = nested
+        *groups, name = key.split(".")
+        for group in groups:
+            inside = inside.setdefault(group, {})
+        inside[name] = value
+    if nested:
+        lines += ["", yaml.safe_dump(nested, sort_keys=False, allow_unicode=True, default_flow_style=False)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _require_same(wanted: Mapping[str, Any], found: RunConfig, typed: TypedCommand, path: Path, row: RankedRow) -> None:
+    composed = _exported(flat(found), typed, skip_seed=SEED not in wanted)
+    for key in sorted(wanted.keys() | composed.keys()):
+        value, other = (values.get(key) or None for values in (wanted, composed))
+        if comparable(value) != comparable(other):
+            problem = f"can't have {key}={value_text(value)} of {row.runs[0].status.path}"
+            remedy = f"the file would make it {value_text(other)}; resume or warm-start from the run instead"
+            raise ConfigError("--export", path, problem, remedy)
+
+
+@contextlib.contextmanager
+def _expressing(row: RankedRow, typed: TypedCommand, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        if error.key == "--export":
+            raise
+        problem = f"can't express the configuration of {row.runs[0].status.path}: {error.key} {error.problem}"
+        remedy = f"the options of groups are those of its command, which was: {typed.text or 'not recorded'}"
+        raise ConfigError("--export", path, problem, remedy) from error
+
+
+@contextlib.contextmanager
+def _draft(file: ExperimentFile) -> Iterator[tuple[Path, str]]:
+    """A file next to the final one, which Hydra composes under its own name; and that name."""
+    draft = file.path.with_name(f"{file.path.stem}_{secrets.token_hex(4)}.yaml")
+    try:
+        yield draft, str(draft.relative_to(file.folder / GROUP).with_suffix(""))
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _publish(draft: Path, path: Path, *, force: bool) -> None:
+    if force:
+        draft.replace(path)
+        return
+    try:
+        os.link(draft, path)  # unlike a rename, it replaces nothing
+    except FileExistsError:
+        raise ConfigError("--export", path, "exists", "choose another name, or add --force to replace it") from None
