@@ -25,6 +25,7 @@ examples:
   python -m hpctrain resume RUN trainer.max_steps=2000        # train longer
   python -m hpctrain resume RUN cluster=slurm nodes=2         # continue somewhere else
   python -m hpctrain resume sweep                             # every unfinished run under runs/sweep
+  python -m hpctrain resume sweep --retry-failed              # also those that failed
   python -m hpctrain resume RUN --code=now                    # after a correction of your code
 
 With several runs, `resume` skips those that are completed or running, or whose files it can't read. It submits the
@@ -72,6 +73,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--force", action="store_true", help="resume even though SLURM can't confirm that the run's job has ended"
     )
+    parser.add_argument("--retry-failed", action="store_true", help="of a sweep, run those again that failed, too")
     parser.add_argument(
         "--code", choices=["now"], help="now: take the code as it is in this folder now, in place of the run's own copy"
     )
@@ -86,6 +88,12 @@ def _split_words(words: Sequence[str], runs_dir: Path) -> tuple[list[RunDirector
         raise RunDirectoryError("resume: expected a run, got none; `python -m hpctrain status` lists the runs")
     runs = dict.fromkeys(run for word in named for run in runs_of(word, runs_dir))
     return list(runs), [word for word in words if word not in named]
+
+
+def _are_runs(words: Sequence[str], runs_dir: Path) -> bool:
+    """Whether each word that names runs names one, and not a folder of several."""
+    folders = [folder for word in words if _is_folder(folder := word) or _is_folder(folder := str(runs_dir / word))]
+    return all(RunDirectory.at(folder).config.is_file() for folder in folders)
 
 
 def _is_folder(word: str) -> bool:
@@ -116,7 +124,9 @@ def _resume_all(
         group = groups.setdefault((_home(directory), config.cluster.kind), [])
         group.append(SweepRun(config, read_varied(directory)))
     for (home, kind), runs in groups.items():
-        codes += Sweep(RunDirectory.at(home), command, force=options.force, code_now=now).launch(runs)
+        retry = options.retry_failed or _are_runs(options.words, Path(options.runs_dir))
+        sweep = Sweep(RunDirectory.at(home), command, force=options.force, code_now=now, retry_failed=retry)
+        codes += sweep.launch(runs)
         if kind == "local" and ExitCode.INTERRUPTED in codes:
             break  # by Ctrl-C, which is meant for all of them
     return next((code for code in codes if code != ExitCode.FINISHED), ExitCode.FINISHED)

@@ -45,6 +45,7 @@ class Sweep:
         force: launch runs although SLURM can't be asked whether their jobs are over.
         code_now: take today's code for existing runs, too.
         record: how the runs were found, written before they are launched; None leaves the one that is there.
+        retry_failed: also launch runs that failed.
 
     Attributes:
         code: of all runs.
@@ -55,6 +56,7 @@ class Sweep:
     force: bool = False
     code_now: bool = False
     record: SweepRecord | None = None
+    retry_failed: bool = True
     code: LaunchCode = field(init=False)
 
     def __post_init__(self) -> None:
@@ -114,6 +116,9 @@ class Sweep:
                 state = f"already completed{status.at_step}" if done else f"{status.state}: left alone"
                 print(f"{where}: {state}")
                 codes[run.directory] = ExitCode.FINISHED
+            elif status.state is RunState.FAILED and not status.unstarted and not self.retry_failed:
+                print(f"{where}: failed{status.at_step}; to run it again, add --retry-failed")
+                codes[run.directory] = ExitCode.FAILED
         return codes
 
     def _one_after_another(self, runs: Sequence[SweepRun]) -> list[int]:

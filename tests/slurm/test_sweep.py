@@ -125,7 +125,7 @@ def test_resume_of_a_sweep_submits_what_is_missing_as_an_array(
     done = hpctrain("-m", *QUICK, *own, "+task.fails=true,false", "seed=0,1", "run_dir=S", "cluster.wait=true")
     assert done.returncode == 1, done.stdout + done.stderr
     (tmp_path / "own.py").write_text(TASKS.replace("if fails:", "if False:"))
-    done = hpctrain("resume", "S", "--code=now")
+    done = hpctrain("resume", "S", "--code=now", "--retry-failed")
     assert done.returncode == 0, done.stdout + done.stderr
     (array,) = re.findall(r"^submitted array (\d+) of 2 runs$", done.stdout, re.MULTILINE)
     assert f"  {tmp_path}/S/0  task.fails=true seed=0\n  {tmp_path}/S/1  task.fails=true seed=1\n" in done.stdout

@@ -56,7 +56,7 @@ def test_a_sweep_leaves_a_run_of_it_that_goes_on_alone(tmp_path, monkeypatch, ca
     goes_on(running)
     assert main(["-m", "run_dir=many", "optimizer.lr=1e-3,3e-4", *short]) == 0
     assert capsys.readouterr().out.startswith("many/0: starting: left alone\nrun 1 of 1: optimizer.lr=0.001\n")
-    assert sorted(path.name for path in (tmp_path / "many").iterdir()) == ["0", "1"]
+    assert sorted(path.name for path in (tmp_path / "many").iterdir()) == ["0", "1", "sweep.json"]
     assert Ledger(running).last_claim() == 1
 
 

@@ -341,3 +341,15 @@ def test_a_search_of_a_program_is_refused(capsys):
     assert (
         main(["run", "-m", "sweep=random", "sweep.num_runs=1", "args.x=interval(1,2)", "--", "true", "{args.x}"]) == 0
     )
+
+
+def test_resume_of_a_sweep_lists_failed_runs_and_runs_them_again_only_on_request(tmp_path, capsys):
+    assert main(["-m", "run_dir=S", "model=convnet", "trainer.max_steps=2", FAILS, "seed=0,1"]) == 1
+    capsys.readouterr()
+    assert main(["resume", "S"]) == 1
+    out = capsys.readouterr().out
+    assert "S/0: failed, at step 0; to run it again, add --retry-failed\nS/1: failed" in out
+    assert [reasons(tmp_path / "S" / number) for number in "01"] == [["failed"], ["failed"]]
+    assert main(["resume", "S/0", "S/1"]) == 1
+    assert main(["resume", "S", "--retry-failed"]) == 1
+    assert [len(reasons(tmp_path / "S" / number)) for number in "01"] == [3, 3]
