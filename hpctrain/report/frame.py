@@ -10,7 +10,7 @@ from hpctrain.report.scale import Scale
 
 # A phone of 360 px shows the chart a little larger than this, so that its text is never smaller than in the style.
 WIDTH, HEIGHT = 320, 190
-LEFT, RIGHT, TOP, BOTTOM = 46, 8, 16, 34
+LEFT, RIGHT, TOP, BOTTOM = 54, 8, 16, 34
 LABEL_SPACE = 14
 """Units between the texts of two marks, at least."""
 FEW_MARKS = 20

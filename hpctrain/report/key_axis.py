@@ -39,7 +39,7 @@ class KeyAxis:
     def of(cls, name: str, values: Iterable[object]) -> KeyAxis:
         """The axis that holds all values; None stands for a run without one."""
         known = [value for value in values if value is not None]
-        numbers = [float(value) for value in known if isinstance(value, int | float) and _is_number(value)]
+        numbers = [number for value in known if (number := _number(value)) is not None]
         if known and len(numbers) == len(known):
             low, high = min(numbers), max(numbers)
             few = sorted(set(numbers)) if len(set(numbers)) <= FEW else []
@@ -55,7 +55,7 @@ class KeyAxis:
             return None
         if self.texts is not None:
             return self.texts.get(value_text(value))
-        return float(value) if isinstance(value, int | float) else None
+        return _number(value)
 
     def ticks(self, most: int) -> Sequence[tuple[float, str]]:
         """Places with their texts, at most so many."""
@@ -67,5 +67,12 @@ class KeyAxis:
         return ticks[:: math.ceil(len(ticks) / most) or 1]
 
 
-def _is_number(value: float) -> bool:
-    return not isinstance(value, bool) and abs(value) < MOST_DRAWN
+def _number(value: object) -> float | None:
+    """A number, also one that is a text, as in the arguments of a program; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if abs(number) < MOST_DRAWN else None

@@ -63,6 +63,8 @@ def test_the_axis_of_a_key():
     rates = KeyAxis.of("lr", [1e-4, 1e-3, None, 1e-2])
     assert rates.scale.log
     assert rates.number(None) is None
+    typed = KeyAxis.of("args.lr", ["1e-4", 1e-3, "0.01"])
+    assert (typed.texts, typed.number("1e-4")) == (None, 1e-4)
     names = KeyAxis.of("layer", ["relu", True, "relu", None])
     assert (names.number("relu"), names.number(True), names.number("new")) == (0.0, 1.0, None)
     assert [text for _, text in names.ticks(5)] == ["relu", "true"]
