@@ -29,6 +29,7 @@ COMMANDS = (
     "stacks",
     "status",
     "sync",
+    "top",
 )
 """The commands; each is a module of this package."""
 TRAINING = ("drill", "fit-batch", "resume")

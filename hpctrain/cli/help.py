@@ -38,7 +38,7 @@ hpctrain trains PyTorch models on this machine or on a SLURM cluster.
     fit-batch     the largest micro-batch     drill [run]  test interruptions
     env           rank and world size here    completion   Tab in your shell
     sync RUN      send it to W&B or MLflow    report RUN   a page to look at
-    best SWEEP    its runs, best first
+    best SWEEP    its runs, best first        top [FOLDER] runs, live
 
 KEY=VALUE changes a key, and GROUP=OPTION chooses an option of a group.
   groups  {groups}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -13,13 +14,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hpctrain.cli.arguments import add_runs, chosen_runs, command_parser
+from hpctrain.cli.arguments import add_runs, chosen_runs, command_parser, number
+from hpctrain.cli.repeated import WATCH_S, show_repeatedly
 from hpctrain.cli.run_details import run_details
 from hpctrain.cli.table import aligned
 from hpctrain.errors import ExitCode
 from hpctrain.phrases import counted, duration
 from hpctrain.run.manifest import varied_text
-from hpctrain.status.report import read_statuses
+from hpctrain.status.job_query import JobQuery
+from hpctrain.status.report import Ask, ask_slurm, read_statuses
 from hpctrain.status.run_status import RunStatus
 from hpctrain.status.search import find_runs
 from hpctrain.terminal import is_terminal
@@ -32,6 +35,7 @@ examples:
   python -m hpctrain status                                     # the {SHOWN} newest runs under runs/
   python -m hpctrain status runs/digits/2026-01-31_12-00-00     # one run: attempts, metrics, what to type next
   python -m hpctrain status sweep --json                        # every run under runs/sweep
+  python -m hpctrain status --watch                             # again and again, until Ctrl-C
 
 States: prepared queued held starting running interrupted paused completed failed cancelled unknown unreadable. A
 prepared run has not been started. A held run is in SLURM's queue and doesn't start until `scontrol release`. An
@@ -41,7 +45,10 @@ continues both. Without SLURM, or without its accounting, the states come from t
 --json prints one object for one run, and a list for several; times are epoch seconds; a metric that was NaN or infinite
 is null.
 
-Exit code 0; 2 if RUN is not a run."""
+--watch draws the table anew on a terminal, and appends it to a pipe or a file. It asks SLURM at most every 10 s, as
+long as the table is shown for whichever SECONDS.
+
+Exit code 0, also after Ctrl-C; 2 if RUN is not a run."""
 _HEAD = ("RUN", "VARIED", "STATE", "STEP", "LOSS", "EVAL LOSS", "BEST", "ATTEMPTS", "JOB", "LAST", "")
 
 
@@ -52,12 +59,23 @@ def main(arguments: list[str]) -> int:
     add_runs(parser, nargs="*")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--all", action="store_true", help=f"show every run, not only the {SHOWN} newest")
+    seconds = number(1, 86_400)
+    help_text = f"show them again every SECONDS ({WATCH_S:g}), until Ctrl-C"
+    parser.add_argument("--watch", nargs="?", type=seconds, const=WATCH_S, metavar="SECONDS", help=help_text)
     options = parser.parse_args(arguments)
+    if options.watch is None:
+        _show(options, ask_slurm)
+        return ExitCode.FINISHED
+    query = JobQuery()
+    return show_repeatedly(lambda: _show(options, query.ask), options.watch)
+
+
+def _show(options: argparse.Namespace, ask: Ask) -> None:
     runs_dir = Path(options.runs_dir)
     found = chosen_runs(options) if options.run else find_runs(runs_dir)
     shown = found if options.all or options.run else found[:SHOWN]
     single = len(options.run) == 1 and len(shown) == 1
-    statuses = read_statuses(shown, brief=not (single or options.json))
+    statuses = read_statuses(shown, brief=not (single or options.json), ask=ask)
     if options.json:
         records = [_as_json(status) for status in statuses]
         print(json.dumps(records[0] if single else records, indent=2, allow_nan=False))
@@ -69,7 +87,6 @@ def main(arguments: list[str]) -> int:
             print(f"{counted(len(found) - len(shown), 'older run')}: --all shows them")
     else:
         print(f"no runs under {runs_dir}/; `python -m hpctrain` starts one")
-    return ExitCode.FINISHED
 
 
 def _table(statuses: Sequence[RunStatus], runs_dir: Path, now: float) -> str:

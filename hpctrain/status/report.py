@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,16 @@ _NO_METRICS = LoggedMetrics(0, None, {})
 
 Jobs = Mapping[str, JobRecord | None]
 """SLURM's records by job id; None for a job that SLURM doesn't know, or no longer remembers."""
+Ask = Callable[[Sequence[str], Report], Jobs | None]
+"""What `ask_slurm` is."""
 
 
 def read_statuses(
-    directories: Sequence[RunDirectory], warn: Report = print_warning, *, brief: bool = False
+    directories: Sequence[RunDirectory],
+    warn: Report = print_warning,
+    *,
+    brief: bool = False,
+    ask: Ask | None = None,
 ) -> list[RunStatus]:
     """Read the statuses of runs; a run whose records can't be read is `unreadable`.
 
@@ -54,12 +60,13 @@ def read_statuses(
         directories: of the runs.
         warn: gets a line if SLURM is there and doesn't answer.
         brief: leave out what `read_status` leaves out.
+        ask: in the place of `ask_slurm`.
     """
     # one squeue for all: a sweep has hundreds of runs, and every query loads the controller
     known = [_readable(directory) for directory in directories]
-    jobs = ask_slurm(_jobs_of(known), warn)
+    jobs = (ask or ask_slurm)(_jobs_of(known), warn)
     pairs = zip(directories, known, strict=True)
-    return [_read_or_explain(directory, jobs, records, brief=brief) for directory, records in pairs]
+    return [status_of(directory, jobs, records, brief=brief) for directory, records in pairs]
 
 
 def _readable(directory: RunDirectory) -> RunRecords | None:
@@ -73,13 +80,19 @@ def _jobs_of(known: Sequence[RunRecords | None]) -> list[str]:
     return [job_id for records in known if records is not None for job_id in records.present_job_ids]
 
 
-def _read_or_explain(
-    directory: RunDirectory, jobs: Jobs | None, records: RunRecords | None, *, brief: bool = False
+def status_of(
+    directory: RunDirectory,
+    jobs: Jobs | None,
+    records: RunRecords | None = None,
+    *,
+    brief: bool = False,
+    logged: LoggedMetrics | None = None,
 ) -> RunStatus:
+    """Read the status of a run as `read_status`; `unreadable` if its records can't be read."""
     try:
         # what changed while SLURM was asked: a job that it no longer knows may have recorded its end
         now = RunRecords.read(directory) if records is None else records.again()
-        return read_status(directory, jobs, now, brief=brief)
+        return read_status(directory, jobs, now, brief=brief, logged=logged)
     except (OSError, RunDirectoryError) as error:
         why = describe_os_error(error) if isinstance(error, OSError) else str(error)
         return RunStatus(name=directory.path.name, path=directory.path, state=RunState.UNREADABLE, note=why)
@@ -120,9 +133,7 @@ def statuses_before_launch(directories: Sequence[RunDirectory], *, force: bool =
         jobs = Slurm().find(_jobs_of(known))
     except SchedulerError as error:
         problem = " ".join(str(error).split())
-    statuses = [
-        _read_or_explain(directory, jobs, records) for directory, records in zip(directories, known, strict=True)
-    ]
+    statuses = [status_of(directory, jobs, records) for directory, records in zip(directories, known, strict=True)]
     for directory, status in zip(directories, statuses, strict=True):
         if jobs is None and not force and not status.state.may_change and status.job_that_may_run is not None:
             raise RunDirectoryError(
@@ -158,7 +169,12 @@ def job_ids(directory: RunDirectory) -> list[str]:
 
 
 def read_status(
-    directory: RunDirectory, jobs: Jobs | None, records: RunRecords | None = None, *, brief: bool = False
+    directory: RunDirectory,
+    jobs: Jobs | None,
+    records: RunRecords | None = None,
+    *,
+    brief: bool = False,
+    logged: LoggedMetrics | None = None,
 ) -> RunStatus:
     """Read the status of a run.
 
@@ -167,6 +183,7 @@ def read_status(
         jobs: SLURM's records of its jobs, see `ask_slurm`.
         records: of the run, if they were read already.
         brief: leave out the checkpoints, the account of the wall time and the bottleneck, which tables don't show.
+        logged: the last metrics, if they were read already.
 
     Raises:
         OSError: a file of the run exists and can't be read.
@@ -180,7 +197,7 @@ def read_status(
     unstarted = unstarted_job(facts) is not None
     if (unstarted or facts.attempt.attempt == 0) and state in (RunState.FAILED, RunState.INTERRUPTED):
         note = "; ".join(filter(None, [note, batch_script_error(directory, ran=state is RunState.FAILED)]))
-    logged = _last_metrics(directory.metrics)
+    logged = _last_metrics(directory.metrics) if logged is None else logged
     evaluation = last_evaluation(directory, claims)
     config = read_plain_values(directory.config, _SHOWN_KEYS)
     last = attempts[-1] if attempts else Attempt(attempt=0)

@@ -14,6 +14,8 @@ from hpctrain.scheduler.job import JobRecord, JobState
 
 NOT_REQUEUED = (JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.BOOT_FAIL, JobState.DEADLINE)
 """States of jobs that SLURM doesn't run again."""
+NOT_ASKED = "SLURM will be asked about its job in a moment"
+"""The reason for the state of a run whose newest job SLURM has not been asked about yet."""
 
 
 class RunState(StrEnum):
@@ -49,8 +51,8 @@ class RunFacts:
         job_ids: the run's jobs, oldest first.
         left_jobs: those that work for the run no longer, whatever SLURM's record of them is.
         submission: job id and time of the newest submission, in epoch seconds; None without one.
-        jobs: SLURM's record of each job, None for a job that it doesn't know or no longer remembers; None as a whole if
-            SLURM can't be reached.
+        jobs: SLURM's record of each job that it was asked about, None for a job that it doesn't know or no longer
+            remembers; None as a whole if SLURM can't be reached.
     """
 
     attempt: Attempt
@@ -162,8 +164,8 @@ def _state_without_end(facts: RunFacts) -> tuple[RunState, str]:
     if facts.job_ids[-1] in facts.left_jobs:
         note = f"job {facts.job_ids[-1]} works for it no longer, and attempt {attempt.attempt} recorded no end"
         return RunState.INTERRUPTED, note
-    if facts.jobs is None:
-        return RunState.UNKNOWN, "SLURM can't be reached from here"
+    if facts.jobs is None or facts.job_ids[-1] not in facts.jobs:
+        return RunState.UNKNOWN, "SLURM can't be reached from here" if facts.jobs is None else NOT_ASKED
     return _state_by_job(facts.job_ids[-1], facts.jobs.get(facts.job_ids[-1]), attempt)
 
 

@@ -1,0 +1,197 @@
+"""The columns of the table of runs: what each shows of a run, and by what it sorts."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpctrain.phrases import duration, listed
+from hpctrain.run.manifest import varied_text
+from hpctrain.run.score import Score
+from hpctrain.top.curve import sparkline
+from hpctrain.top.watched_run import WatchedRun
+
+BAR = 6
+"""Characters of the progress bar."""
+TREND = 10
+"""Characters of the curve in the table."""
+NOTHING = "-"
+_PARTS = " ▏▎▍▌▋▊▉█"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """How the table shows runs at one moment.
+
+    Attributes:
+        metric: the name of the metric that is shown.
+        now: epoch seconds.
+    """
+
+    metric: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table.
+
+    Attributes:
+        title: its heading.
+        text: what it shows of a run.
+        key: by what it sorts; None comes last.
+        width: characters; 0 if it takes as many as its texts have, up to what is left.
+        rank: in a narrow terminal, columns with the highest rank are left out first.
+        right: whether it is aligned to the right.
+    """
+
+    title: str
+    text: Callable[[WatchedRun, Shown], str]
+    key: Callable[[WatchedRun, Shown], float | str | None]
+    width: int
+    rank: int
+    right: bool = False
+
+
+def progress(run: WatchedRun) -> float | None:
+    """The share of the steps that are done; None if it is unknown."""
+    status = run.status
+    return min(1.0, status.step / status.total_steps) if status.total_steps and status.knows_step else None
+
+
+def metric_value(run: WatchedRun, metric: str) -> float | None:
+    """The last value of a metric; None without one."""
+    return run.status.metrics.get(metric)
+
+
+def sort_by(column: Column, runs: Sequence[WatchedRun], shown: Shown, *, descending: bool) -> list[WatchedRun]:
+    """Sort runs by a column, those without a value last; equal ones stay in their order."""
+    keyed = [(column.key(run, shown), run) for run in runs]
+    known = [(key, run) for key, run in keyed if key is not None and key == key]  # noqa: PLR0124 - NaN isn't equal to itself
+    known.sort(key=lambda pair: pair[0], reverse=descending)
+    return [run for _, run in known] + [run for key, run in keyed if key is None or key != key]  # noqa: PLR0124
+
+
+def matches(run: WatchedRun, words: Sequence[str]) -> bool:
+    """Whether each word is part of the run's name, state, varied keys, job, nodes or reason, in any case."""
+    status = run.status
+    text = "\n".join(
+        (run.name, status.name, status.state, varied_text(status.varied), _job(run), _nodes(run), status.note)
+    )
+    return all(word in text.casefold() for word in words)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _natural(text: str) -> str:
+    """A key by which `sweep/10` comes after `sweep/9`."""
+    padded, digits = [], ""
+    for character in text + os.sep:
+        if character.isdecimal():
+            digits += character
+            continue
+        padded.append(digits.rjust(20, "0") if digits else "")
+        padded.append(character)
+        digits = ""
+    return "".join(padded)
+
+
+def _bar(run: WatchedRun) -> str:
+    share = progress(run)
+    if share is None:
+        return f"step {run.status.step}" if run.status.knows_step and run.status.attempts else NOTHING
+    eighths = int(share * BAR * 8)
+    full, rest = divmod(eighths, 8)
+    bar = ("█" * full + (_PARTS[rest] if rest else "")).ljust(BAR, "·")
+    return f"{bar} {math.floor(100 * share):3d}%"
+
+
+def _left(run: WatchedRun) -> str:
+    left = run.status.left_s
+    return NOTHING if left is None else duration(left)
+
+
+def number_text(value: float | None) -> str:
+    """A metric's value as the tables show it."""
+    return NOTHING if value is None else f"{value:.4g}"
+
+
+def _trend(run: WatchedRun, shown: Shown) -> str:
+    curve = run.curves.get(shown.metric)
+    return "" if curve is None else sparkline([value for _, value in curve.points()], TREND)
+
+
+def best_text(best: Score | None) -> str:
+    """The best value of the metric by which a run is judged."""
+    return NOTHING if best is None else f"{best.name} {best.value:.4g}"
+
+
+def _job(run: WatchedRun) -> str:
+    return run.status.job_ids[-1] if run.status.job_ids else NOTHING
+
+
+def _nodes(run: WatchedRun) -> str:
+    attempts = run.status.attempts
+    # without a job or an attempt that runs, those of the last one
+    return listed(attempts[-1].nodes, shown=2, separator=",") if attempts and attempts[-1].nodes else NOTHING
+
+
+def _last(run: WatchedRun, shown: Shown) -> str:
+    last = run.status.last_sign
+    return NOTHING if last is None else f"{duration(shown.now - last)} ago"
+
+
+RUN = Column("RUN", lambda run, _: run.name, lambda run, _: _natural(run.name), 0, 0)
+
+
+def short_varied(varied: Mapping[str, str]) -> str:
+    """Keys without their groups, and values: ``lr=0.1 seed=1``."""
+    names = [key.rpartition(".")[2] for key in varied]
+    # two keys that end alike need their groups
+    return varied_text(
+        {name if names.count(name) == 1 else key: varied[key] for key, name in zip(varied, names, strict=True)}
+    )
+
+
+VARIED = Column(
+    "VARIED",
+    lambda run, _: short_varied(run.status.varied) or NOTHING,
+    lambda run, _: _natural(short_varied(run.status.varied)),
+    0,
+    4,
+)
+STATE = Column("STATE", lambda run, _: str(run.status.state), lambda run, _: str(run.status.state), 11, 1)
+PROGRESS = Column("PROGRESS", lambda run, _: _bar(run), lambda run, _: progress(run), BAR + 5, 3)
+LEFT = Column("LEFT", lambda run, _: _left(run), lambda run, _: run.status.left_s, 6, 5, right=True)
+METRIC = Column(
+    "METRIC",
+    lambda run, shown: number_text(metric_value(run, shown.metric)),
+    lambda run, shown: metric_value(run, shown.metric),
+    10,
+    2,
+    right=True,
+)
+TREND_COLUMN = Column("TREND", _trend, lambda run, shown: metric_value(run, shown.metric), TREND, 6)
+BEST = Column(
+    "BEST",
+    lambda run, _: best_text(run.status.best),
+    lambda run, _: None if run.status.best is None else run.status.best.value,
+    16,
+    9,
+)
+JOB = Column("JOB", lambda run, _: _job(run), lambda run, _: _natural(_job(run)), 9, 7)
+NODE = Column("NODE", lambda run, _: _nodes(run), lambda run, _: _nodes(run), 14, 8)
+LAST = Column(
+    "LAST",
+    _last,
+    lambda run, shown: None if run.status.last_sign is None else shown.now - run.status.last_sign,
+    11,
+    10,
+    right=True,
+)
+REASON = Column("REASON", lambda run, _: run.status.note or "", lambda run, _: run.status.note or None, 0, 11)
+
+COLUMNS = (RUN, VARIED, STATE, PROGRESS, LEFT, METRIC, TREND_COLUMN, BEST, JOB, NODE, LAST, REASON)
+"""All columns, from left to right."""

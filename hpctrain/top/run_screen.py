@@ -1,0 +1,139 @@
+"""The screen of one run: its curve, its attempts and its log."""
+
+from __future__ import annotations
+
+import time
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.screen import Screen
+from textual.widgets import Footer, RichLog, Static
+
+from hpctrain.phrases import duration, listed
+from hpctrain.run.manifest import varied_text
+from hpctrain.terminal import visible
+from hpctrain.top.columns import PROGRESS, Shown, best_text, number_text
+from hpctrain.top.curve import Curve
+from hpctrain.top.open_run import OpenRun, attempt_lines
+from hpctrain.top.plot import plot
+
+WIDE = 140
+"""Columns from which the log and the attempts are shown next to each other."""
+
+
+class RunScreen(Screen[None]):
+    """One run.
+
+    Args:
+        opened: the run.
+        metric: whose curve is shown first.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,backspace", "dismiss", "Back", key_display="Esc"),
+        Binding("m", "metric(1)", "Metric"),
+        Binding("M", "metric(-1)", "Metric before", show=False),
+        Binding("a", "attempts", "Attempts/log"),
+        Binding("c", "app.cancel_run", "Cancel"),
+        Binding("r", "app.resume_run", "Resume"),
+        Binding("question_mark", "app.help", "Help", key_display="?"),
+        Binding("q", "app.quit", "Quit"),
+    ]
+
+    def __init__(self, opened: OpenRun, metric: str) -> None:
+        super().__init__()
+        self.opened = opened
+        self._metric = metric
+        self._log_version = -1
+        self._shows_attempts = False
+
+    def compose(self) -> ComposeResult:
+        """Make the screen."""
+        yield Static(id="about", markup=False)
+        yield Static(id="curve", markup=False)
+        with Horizontal(id="below"):
+            yield RichLog(id="log", max_lines=500, min_width=1)
+            yield Static(id="attempts", markup=False)
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        """Show the log first."""
+        self._arrange()
+        self.query_one(RichLog).focus()
+
+    def on_resize(self, _: events.Resize) -> None:
+        """Draw in the new size."""
+        self._arrange()
+        self.call_after_refresh(self.show_run)
+
+    def _arrange(self) -> None:
+        wide = self.size.width >= WIDE
+        self.query_one("#log").display = wide or not self._shows_attempts
+        self.query_one("#attempts").display = wide or self._shows_attempts
+
+    def show_run(self) -> None:
+        """Show the run as it was at the last look."""
+        status = self.opened.run.status
+        self.query_one("#about", Static).update("\n".join(map(visible, self._about())))
+        self.query_one("#attempts", Static).update("\n".join(map(visible, attempt_lines(status.attempts))))
+        self._draw_curve()
+        self._show_log()
+
+    def _about(self) -> list[str]:
+        run = self.opened.run
+        status = run.status
+        varied = f"   {varied_text(status.varied)}" if status.varied else ""
+        left = f", about {duration(status.left_s)} left" if status.left_s is not None else ""
+        total = f" of {status.total_steps}" if status.total_steps else ""
+        step = f"step {status.step}{total}{left}" if status.knows_step else "it reports no steps"
+        best = f"   best {best_text(status.best)} at step {status.best_step}" if status.best else ""
+        nodes = status.attempts[-1].nodes if status.attempts else ()
+        jobs = f"   job {listed(status.job_ids)}" if status.job_ids else ""
+        bar = PROGRESS.text(run, Shown("", time.time())) if status.total_steps else ""
+        return [
+            f"{run.directory.path}{varied}",
+            status.described,
+            f"{bar}   {step}{best}{jobs}{f'   on {listed(nodes)}' if nodes else ''}".strip(),
+        ]
+
+    def _curves(self) -> dict[str, Curve]:
+        return self.opened.curves or self.opened.run.curves
+
+    def _draw_curve(self) -> None:
+        names = sorted(self._curves())
+        widget = self.query_one("#curve", Static)
+        if not names:
+            widget.update("no metric has been logged")
+            return
+        if self._metric not in names:
+            self._metric = names[0]
+        value = number_text(self.opened.run.status.metrics.get(self._metric))
+        title = f"{visible(self._metric)} {value}   ({names.index(self._metric) + 1} of {len(names)}: m)"
+        lines = plot(self._curves()[self._metric].points(), max(20, widget.size.width), max(4, widget.size.height - 1))
+        widget.update("\n".join([title, *lines]))
+
+    def _show_log(self) -> None:
+        if self.opened.log_version == self._log_version:
+            return
+        widget = self.query_one(RichLog)
+        self._log_version = self.opened.log_version
+        follow = widget.is_vertical_scroll_end
+        widget.clear()
+        widget.write("\n".join(list(self.opened.log)), scroll_end=follow)
+        widget.border_title = "log" if self.opened.log_path is None else self.opened.log_path.name
+
+    def action_metric(self, places: int) -> None:
+        """Show another metric."""
+        names = sorted(self._curves())
+        if names:
+            place = names.index(self._metric) + places if self._metric in names else 0
+            self._metric = names[place % len(names)]
+            self._draw_curve()
+
+    def action_attempts(self) -> None:
+        """Change between the log and the attempts."""
+        self._shows_attempts = not self._shows_attempts
+        self._arrange()

@@ -1,0 +1,234 @@
+"""The application without a terminal, over run directories."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from textual.widgets import Input, Static
+
+from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.job_records import JobRecords
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
+from hpctrain.status.state import RunState
+from hpctrain.top.app import TopApp
+from hpctrain.top.messages import Question, Text
+from hpctrain.top.run_screen import RunScreen
+from hpctrain.top.run_table import RunTable, fitted
+from hpctrain.top.watch import Watch
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    def make(name, *, kind="local", pid=None, reason=None, values=(0.5, 0.25), detail=""):
+        directory = RunDirectory.at(tmp_path / "runs" / name)
+        directory.create(0o750)
+        config = f"name: digits\ncluster:\n  kind: {kind}\ntrainer:\n  max_steps: 40\n"
+        directory.config.write_text(config)
+        ledger = Ledger(directory)
+        claim = directory.claim(ledger.claim())
+        if pid is not None:
+            (claim / "owner.json").write_text(json.dumps({"host": socket.gethostname(), "pid": pid}))
+        ledger.start(1, job_id=None, nodes=["n1"], world_size=1, step=0)
+        sink = JsonLinesSink(directory.metrics, 0)
+        for step, value in enumerate(values, start=1):
+            sink.log(10 * step, {"train/loss": value, "eval/loss": 2 * value})
+        sink.close()
+        directory.rank_log(0).write_text(f"the log of {name}\n\x1b[31mred\x1b[0m\rbar 1\rbar 2\n\x1b]0;title\x07\n")
+        if reason is not None:
+            ledger.end(1, reason=reason, step=10 * len(values), detail=detail)
+        return directory
+
+    return make
+
+
+@contextlib.asynccontextmanager
+async def opened(folder, size=(120, 30)):
+    app = TopApp(Watch(folder, ask=lambda job_ids, warn: None))
+    async with app.run_test(size=size) as pilot:
+        await until(pilot, lambda: app._watch.has_looked)
+        await pilot.pause()
+        yield app, pilot
+
+
+async def until(pilot, is_true):
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_true():
+        assert time.monotonic() < deadline
+        await pilot.pause(0.02)
+
+
+def lines(app):
+    """The screen as text."""
+    strips = app.screen._compositor.render_strips(app.size)
+    return ["".join(segment.text for segment in strip) for strip in strips]
+
+
+def names(app):
+    return [run.name for run in app.screen.query_one(RunTable).rows]
+
+
+def text_of(app):
+    return "\n".join(str(static.render()) for static in app.screen.query(Static))
+
+
+def test_it_shows_sorts_filters_and_opens(make_run, tmp_path):
+    make_run("a", reason=Reason.COMPLETED, values=(0.5, 0.4, 0.3, 0.2))
+    make_run("b", reason=Reason.FAILED, detail="rank 3 on n2 failed")
+    make_run("c", pid=os.getpid())
+
+    async def use():
+        async with opened(tmp_path / "runs", (200, 40)) as (app, pilot):
+            shown = "\n".join(lines(app))
+            for part in ("3 runs", "completed", "running", "100%", "rank 3 on n2 failed", "train/loss", "Quit"):
+                assert part in shown
+            await pilot.press("s")
+            assert names(app) == ["a", "b", "c"]
+            await pilot.press("S")
+            assert names(app) == ["c", "b", "a"]
+            await pilot.press("slash", *"fail")
+            assert names(app) == ["b"]
+            await pilot.press("enter")
+            await pilot.press("enter")
+            await until(pilot, lambda: isinstance(app.screen, RunScreen) and "the log of b" in "\n".join(lines(app)))
+            shown = "\n".join(lines(app))
+            for part in ("rank 3 on n2 failed", "train/loss 0.25", "bar 2", "\\x1b]0;title", "│", "step 10"):
+                assert part in shown
+            assert "bar 1" not in shown
+            await pilot.press("m")
+            assert "eval/loss 0.5" in text_of(app)
+            await pilot.press("a")
+            await pilot.pause()
+            assert "failed after" in "\n".join(lines(app))
+            await pilot.press("escape")
+            assert names(app) == ["b"]
+            await pilot.press("escape")
+            assert len(names(app)) == 3
+            assert not app.screen.query_one(Input).display
+            await pilot.press("question_mark")
+            assert isinstance(app.screen, Text)
+            assert "both ask first" in text_of(app)
+            await pilot.press("escape")
+            await pilot.press("q")
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 60), (30, 8)])
+def test_every_line_fits(make_run, tmp_path, size):
+    make_run("a-name-that-is-long/2026-01-31_12-00-00", reason=Reason.FAILED, detail="why " * 50)
+    make_run("日本語" * 8, pid=os.getpid())
+
+    async def use():
+        async with opened(tmp_path / "runs", size) as (app, pilot):
+            assert {len(line) <= size[0] for line in lines(app)} == {True}
+            table = lines(app)
+            assert any("running" in line for line in table)
+            assert any("failed" in line for line in table)
+            for key in ("enter", "a", "escape", "question_mark", "escape", "down", "pagedown", "end", "home"):
+                await pilot.press(key)
+
+    asyncio.run(use())
+
+
+def test_an_empty_folder_and_a_run_that_appears(make_run, tmp_path):
+    async def use():
+        async with opened(tmp_path / "runs") as (app, pilot):
+            assert "yet; they appear here" in text_of(app)
+            await pilot.press("enter", "c", "r", "s", "m", "down")
+            make_run("a")
+            app._watch.find_soon()
+            app._look_now.set()
+            await until(pilot, lambda: names(app) == ["a"])
+
+    asyncio.run(use())
+
+
+def test_a_run_that_can_not_be_read(make_run, tmp_path):
+    directory = make_run("a")
+    directory.attempts.write_text('{"event": "end", "attempt": 1, "time": "late"}\n')
+
+    async def use():
+        async with opened(tmp_path / "runs") as (app, pilot):
+            assert app.screen.chosen.status.state is RunState.UNREADABLE
+            assert "expected time to be epoch seconds" in text_of(app)
+            await pilot.press("enter")
+            await until(pilot, lambda: "the log of a" in "\n".join(lines(app)))
+
+    asyncio.run(use())
+
+
+def test_cancelling_asks_first_and_stops_a_local_run(make_run, tmp_path):
+    program = "import time; print('here', flush=True); time.sleep(60)  # hpctrain"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        directory = make_run("a", pid=process.pid)
+
+        async def use():
+            async with opened(tmp_path / "runs") as (app, pilot):
+                assert app.screen.chosen.status.state is RunState.RUNNING
+                await pilot.press("c")
+                assert isinstance(app.screen, Question)
+                assert "Cancel a, which is running?" in text_of(app)
+                await pilot.press("n")
+                assert process.poll() is None
+                await pilot.press("c", "y")
+                await until(pilot, lambda: isinstance(app.screen, Text))
+                assert f"asked process {process.pid} to stop" in text_of(app)
+                await pilot.press("escape")
+                process.wait(10)
+                await until(pilot, lambda: app.screen.chosen.status.state is not RunState.RUNNING)
+                await pilot.press("c")
+                assert "nothing to cancel: the run is cancelled" in text_of(app)
+
+        asyncio.run(use())
+    assert process.returncode == -signal.SIGINT
+    assert JobRecords(directory).cancelled_at is not None
+
+
+def test_a_run_of_this_machine_is_not_trained_in_the_application(make_run, tmp_path):
+    directory = make_run("a", reason=Reason.INTERRUPTED)
+
+    async def use():
+        async with opened(tmp_path / "runs") as (app, pilot):
+            await pilot.press("r")
+            assert isinstance(app.screen, Text)
+            assert f"python -m hpctrain resume {directory.path}" in text_of(app)
+
+    asyncio.run(use())
+
+
+def test_resuming_a_run_of_a_cluster_asks_and_shows_what_the_command_prints(make_run, tmp_path):
+    make_run("a", kind="slurm", reason=Reason.INTERRUPTED)  # its configuration is too short to be launched
+
+    async def use():
+        async with opened(tmp_path / "runs") as (app, pilot):
+            await pilot.press("r")
+            assert isinstance(app.screen, Question)
+            await pilot.press("y")
+            await until(pilot, lambda: isinstance(app.screen, Text))
+            assert "hpctrain: error:" in text_of(app)
+            assert "exit code 2" in text_of(app)
+
+    asyncio.run(use())
+
+
+def test_texts_fill_their_cells():
+    assert fitted("abc", 5) == "abc  "
+    assert fitted("abc", 5, right=True) == "  abc"
+    assert fitted("abcdef", 4) == "abc…"
+    assert fitted("abcdef", 4, keep_end=True) == "…def"
+    assert fitted("日本語", 4) == "日 …"
+    assert fitted("a\x1bb", 8) == "a\\x1bb  "
