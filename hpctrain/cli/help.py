@@ -31,7 +31,6 @@ hpctrain trains PyTorch models on this machine or on a SLURM cluster.
   python -m hpctrain -m optimizer.lr=1e-3,3e-4    a sweep: one run per value
   python -m hpctrain run -- python my.py          any program, as the ranks
   python -m hpctrain COMMAND ...                  each COMMAND has --help:
-
     status [RUN]  runs under runs/, or one    resume RUN   continue what stopped
     logs RUN      what a rank printed         cancel RUN   cancel or stop a run
     inspect RUN   its checkpoints             stacks RUN   stacks of its ranks
