@@ -1,0 +1,68 @@
+"""The program of an array task of a search: ``python -m hpctrain.sweep HOME``."""
+
+# ruff: noqa: E402 - the slow imports come after the signals are blocked
+from __future__ import annotations
+
+import signal
+
+# a signal that arrives during the imports stays pending, even where the batch script ignores it
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.errors import ERROR_PREFIX, ClusterEnvironmentError, HpctrainError
+from hpctrain.files import describe_os_error
+from hpctrain.launch.prepare import RunPlan
+from hpctrain.run.directory import RunDirectory
+from hpctrain.supervise.__main__ import log_to_stdout
+from hpctrain.supervise.job_supervisor import JobSupervisor
+from hpctrain.supervise.signals import ignore_signals
+from hpctrain.sweep.worker import TaskEnd, Worker
+from hpctrain.terminal import guard_output
+
+COMMAND = "python -m hpctrain.sweep"
+
+
+def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Train the runs that a search gives to this array task; return the exit code for the batch script.
+
+    Args:
+        arguments: the folder of the sweep.
+        environ: the batch script's environment.
+    """
+    parser = argparse.ArgumentParser(prog=COMMAND, description="Run a task of a search, from its batch script.")
+    parser.add_argument("home", metavar="SWEEP", help="the folder of the sweep")
+    home = RunDirectory.at(parser.parse_args(arguments).home)
+    try:
+        job_id = ClusterEnvironment.from_environment(environ).job_id
+        if job_id is None:
+            problem = f"{COMMAND} is for batch scripts; elsewhere type python -m hpctrain resume {home.as_typed}"
+            raise ClusterEnvironmentError(problem, {})
+        log_to_stdout()
+        supervisor = JobSupervisor(environ)
+
+        def train(plan: RunPlan) -> TaskEnd:
+            end = supervisor.run(plan)
+            return TaskEnd(end.exit_code, end.job_ends)
+
+        return Worker(home, job_id, train, first_runs=1).work()
+    except HpctrainError as error:
+        print(f"{ERROR_PREFIX}{error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"{ERROR_PREFIX}{describe_os_error(error)}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    guard_output()
+    try:
+        code = main(sys.argv[1:], os.environ)
+    finally:
+        # at its end Python restores default handlers, and the SIGTERM that follows a requeue would end this process
+        ignore_signals()
+    sys.exit(code)

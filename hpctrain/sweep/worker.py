@@ -1,0 +1,130 @@
+"""Train the runs that a search gives to one task, one after another."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode
+from hpctrain.launch.launcher import launch_here
+from hpctrain.launch.prepare import RunPlan
+from hpctrain.retry import retry
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.manifest import read_varied, varied_text
+from hpctrain.run.reason import Reason
+from hpctrain.search.open_search import open_search
+from hpctrain.search.record import SweepRecord
+from hpctrain.search.search import Assignment, Search
+from hpctrain.sweep.assigned_run import plan_assigned
+
+T = TypeVar("T")
+
+STORAGE_S = 60.0
+"""Seconds to retry I/O in the sweep's folder while its file system is unavailable."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEnd:
+    """How the training of one run ended.
+
+    Attributes:
+        exit_code: an `ExitCode`.
+        job_ends: whether the task has to end at once.
+    """
+
+    exit_code: int
+    job_ends: bool = False
+
+
+class Worker:
+    """One task of a search.
+
+    Args:
+        home: the folder of the sweep.
+        task: its id, the same after a requeue.
+        train: trains a run, and returns how that ended.
+        first_runs: new runs that the task may begin; None for no limit.
+    """
+
+    def __init__(
+        self, home: RunDirectory, task: str, train: Callable[[RunPlan], TaskEnd], *, first_runs: int | None
+    ) -> None:
+        record = SweepRecord.read(home)
+        assert record is not None
+        self.record: SweepRecord = record
+        self.search: Search = open_search(home, record)
+        self.search.create()
+        self._home = home
+        self._task = task
+        self._train = train
+        self._first_runs = first_runs
+
+    def work(self) -> int:
+        """Train what the search gives to this task, until nothing is left.
+
+        Returns:
+            An `ExitCode`: 0 if all runs paused or completed, else that of the first one that didn't.
+
+        Raises:
+            HpctrainError: a run can't be prepared.
+            OSError: the sweep's folder stayed unavailable.
+        """
+        codes: list[int] = []
+        while (assignment := self._retry(lambda: self.search.ask(self._task, first_runs=self._first_runs))) is not None:
+            end = self._train_one(assignment)
+            if end.exit_code not in (ExitCode.FINISHED, ExitCode.INTERRUPTED):
+                codes.append(end.exit_code)
+            if end.job_ends:
+                return end.exit_code
+            if assignment.run in self._retry(self.search.state).given:
+                # neither paused nor ended: it is left to `resume`
+                return end.exit_code or ExitCode.INTERRUPTED
+        return next(iter(codes), ExitCode.FINISHED)
+
+    def _train_one(self, assignment: Assignment) -> TaskEnd:
+        try:
+            plan = self._retry(lambda: plan_assigned(self._home, self.record, assignment, _report))
+        except ConfigError as error:
+            print(f"{ERROR_PREFIX}run {assignment.run}: {error}", file=sys.stderr, flush=True)
+            self._retry(lambda: self.search.fail(assignment.run, assignment.rung))
+            return TaskEnd(ExitCode.FAILED)
+        varied = varied_text(read_varied(plan.directory))
+        until = "" if assignment.pause_at_step is None else f", to step {assignment.pause_at_step}"
+        print(f"run {assignment.run}{until}: {varied}".rstrip(": "), flush=True)
+        return self._train(plan)
+
+    @staticmethod
+    def _retry(act: Callable[[], T]) -> T:
+        return retry(act, on=OSError, for_s=STORAGE_S, problem="the sweep's folder can't be used yet")
+
+
+def work_here(home: RunDirectory) -> int:
+    """Train the runs of a search on this machine, one after another; return an `ExitCode`.
+
+    Args:
+        home: the folder of the sweep.
+
+    Raises:
+        HpctrainError: a run can't be prepared.
+    """
+
+    def train(plan: RunPlan) -> TaskEnd:
+        code = launch_here(plan)
+        reason = next((attempt.reason for attempt in reversed(Ledger(plan.directory).attempts())), None)
+        # Ctrl-C has the same exit code as a pause, and is meant for the whole search
+        return TaskEnd(code, job_ends=code == ExitCode.INTERRUPTED and reason is not Reason.PAUSED)
+
+    task = f"{socket.gethostname()}:{os.getpid()}"
+    code = Worker(home, task, train, first_runs=None).work()
+    if code == ExitCode.INTERRUPTED:
+        print(f"stopped; to resume: python -m hpctrain resume {home.as_typed}", file=sys.stderr)
+    return code
+
+
+def _report(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,215 @@
+"""Searches on a real SLURM: tasks ask for runs, are preempted, killed and cancelled, and every run is accounted for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
+from hpctrain.search.journal import Decision, Event, read_journal
+from hpctrain.search.promotion import promotable
+
+if TYPE_CHECKING:
+    from conftest import SlurmSandbox
+
+    Hpctrain = Callable[..., subprocess.CompletedProcess[str]]
+
+SEED = os.environ.get("HPCTRAIN_SOAK_SEED", "1")
+QUICK = [
+    *("cluster=slurm", "logger.tensorboard=false", "cluster.cpus_per_process=1", "data.num_workers=0"),
+    *("trainer.max_epochs=null", "trainer.eval_every_steps=5", "+task.eval_samples=64"),
+]
+SPACE = "optimizer.lr=tag(log,interval(1e-4,1e-1))"
+
+
+@pytest.fixture
+def hpctrain(sandbox: SlurmSandbox, tmp_path: Path) -> Hpctrain:
+    """Type `python -m hpctrain ...` and wait for it."""
+
+    def type_command(*words: str) -> subprocess.CompletedProcess[str]:
+        done = sandbox.run([sys.executable, "-m", "hpctrain", *words], cwd=tmp_path, timeout=280)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    return type_command
+
+
+def tasks(sandbox: SlurmSandbox) -> dict[str, str]:
+    """The states of the tasks that wait or run, by their ids."""
+    printed = sandbox.ask("squeue", "--noheader", "--array", "--partition=low", "--format=%i %T")
+    return dict(line.split() for line in printed.splitlines())
+
+
+def until_no_task(sandbox: SlurmSandbox, strike: Callable[[], None] = lambda: None, timeout: float = 900) -> None:
+    deadline = time.monotonic() + timeout
+    while left := tasks(sandbox):
+        assert time.monotonic() < deadline, left
+        strike()
+        time.sleep(0.5)
+
+
+def ends(home: Path) -> dict[tuple[int, int], Decision]:
+    """By run and rung; each was passed once, and what was begun has ended."""
+    journal = read_journal(RunDirectory.at(home))
+    ended = Counter((one.run, one.rung) for one in journal if one.event is Event.END)
+    assert set(ended.values()) == {1}
+    assert {(one.run, one.rung) for one in journal if one.event is Event.BEGIN} == set(ended)
+    return {(one.run, one.rung): one for one in journal if one.event is Event.END}
+
+
+def require_accounted(home: Path, num_runs: int, *, max_steps: int, rungs: list[int]) -> None:
+    """Every run has passed the first rung, the best went on, and no steps were trained twice for good."""
+    found = ends(home)
+    assert {run for run, _ in found} == set(range(num_runs))
+    assert promotable(found.values(), set(found), reduction_factor=3) == []
+    for run in range(num_runs):
+        attempts = Ledger(RunDirectory.at(home / str(run))).attempts()
+        assert all(attempt.reason is not None for attempt in attempts)
+        over = [attempt.end_step for attempt in attempts if attempt.reason in (Reason.PAUSED, Reason.COMPLETED)]
+        assert over == [*rungs, max_steps][: len(over)], (run, over)
+        assert len(over) == sum(one == run for one, _ in found)
+        logged = [json.loads(line) for line in (home / str(run) / "metrics.jsonl").read_text().splitlines()]
+        evaluated = [record["step"] for record in logged if "eval/accuracy" in record]
+        assert evaluated == list(range(5, over[-1] + 1, 5)), (run, evaluated)
+
+
+@pytest.mark.nightly
+def test_a_small_search_of_asha(sandbox: SlurmSandbox, hpctrain: Hpctrain, tmp_path: Path) -> None:
+    done = hpctrain(
+        "-m", *QUICK, "sweep=asha", "sweep.min_steps=5", "sweep.num_runs=6", "trainer.max_steps=20", SPACE, "run_dir=S"
+    )
+    assert "of 6 tasks, which ask for their runs" in done.stdout
+    until_no_task(sandbox)
+    require_accounted(tmp_path / "S", 6, max_steps=20, rungs=[5, 15])
+    states = {run["path"].rpartition("/")[2]: run for run in json.loads(hpctrain("status", "S", "--json").stdout)}
+    assert {run["state"] for run in states.values()} <= {"paused", "completed"}
+    config = yaml.safe_load((tmp_path / "S" / "0" / "config.yaml").read_text())
+    assert config["trainer"]["pause_at_step"] in (5, 15, 45)
+    # extended: the added runs alone begin, and whoever is among the best now goes on
+    done = hpctrain("resume", "S", "sweep.num_runs=9")
+    assert "of 3 tasks" in done.stdout, done.stdout
+    until_no_task(sandbox)
+    require_accounted(tmp_path / "S", 9, max_steps=20, rungs=[5, 15])
+    assert "the search is complete" in hpctrain("resume", "S").stdout
+
+
+@pytest.mark.nightly
+def test_a_cancelled_search_begins_nothing_more_and_resumes(
+    sandbox: SlurmSandbox, hpctrain: Hpctrain, tmp_path: Path
+) -> None:
+    words = ["sweep=asha", "sweep.min_steps=5", "sweep.num_runs=8", "trainer.max_steps=20"]
+    hpctrain("-m", *QUICK, *words, SPACE, "run_dir=S", "cluster.max_parallel_runs=2")
+    deadline = time.monotonic() + 120
+    while not any(one.event is Event.BEGIN for one in read_journal(RunDirectory.at(tmp_path / "S"))):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    printed = hpctrain("cancel", "S").stdout
+    assert "tasks that had not begun" in printed, printed
+    until_no_task(sandbox, timeout=120)
+    begun = {one.run for one in read_journal(RunDirectory.at(tmp_path / "S")) if one.event is Event.BEGIN}
+    assert len(begun) <= 3
+    hpctrain("resume", "S")
+    until_no_task(sandbox)
+    found = read_journal(RunDirectory.at(tmp_path / "S"))
+    passed = {(one.run, one.rung) for one in found if one.event is Event.END and one.reason in ("paused", "completed")}
+    assert {run for run, _ in passed} == set(range(8))
+
+
+@pytest.mark.nightly
+def test_optuna_draws_as_its_runs_end(sandbox: SlurmSandbox, hpctrain: Hpctrain, tmp_path: Path) -> None:
+    words = ["sweep=optuna", "sweep.num_runs=6", "sweep.startup_runs=3", "trainer.max_steps=5"]
+    hpctrain("-m", *QUICK, *words, SPACE, "optimizer=adamw,sgd", "run_dir=S", "cluster.max_parallel_runs=3")
+    until_no_task(sandbox)
+    found = ends(tmp_path / "S")
+    assert {run for run, _ in found} == set(range(6))
+    assert {end.reason for end in found.values()} == {"completed"}
+    begins = {one.run: one for one in read_journal(RunDirectory.at(tmp_path / "S")) if one.event is Event.BEGIN}
+    for run, begin in begins.items():
+        config = yaml.safe_load((tmp_path / "S" / str(run) / "config.yaml").read_text())
+        assert config["optimizer"]["lr"] == begin.drawn["params"]["optimizer.lr"]
+        assert str(config["optimizer"]["_target_"]).lower().endswith(begin.drawn["params"]["optimizer"])
+        assert (tmp_path / "S" / str(run) / "code.jsonl").exists()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(2400)
+def test_forty_runs_that_are_preempted_and_killed(sandbox: SlurmSandbox, hpctrain: Hpctrain, tmp_path: Path) -> None:
+    """Tasks are preempted by other jobs and requeued, ranks and whole tasks are killed, one task is cancelled."""
+    words = ["sweep=asha", "sweep.min_steps=5", "sweep.num_runs=40", "trainer.max_steps=50"]
+    limits = ["cluster.requeue.max_failures=100", "cluster.requeue.max_stalled_attempts=100"]
+    hpctrain("-m", *QUICK, *words, *limits, SPACE, "run_dir=S")
+    draw, struck = random.Random(f"search {SEED}"), Counter[str]()
+    last = time.monotonic()
+
+    def strike() -> None:
+        nonlocal last
+        running = [task for task, state in tasks(sandbox).items() if state == "RUNNING"]
+        if time.monotonic() - last < 6 or not running or struck.total() >= 24:
+            return
+        last = time.monotonic()
+        kind, task = draw.choice(["requeue", "preempt", "rank", "rank", "task"]), draw.choice(running)
+        if struck.total() == 10:
+            kind = "cancel"
+        struck[kind] += 1
+        if kind == "requeue":
+            with contextlib.suppress(AssertionError):  # it may just have ended
+                sandbox.requeue(task)
+        elif kind == "cancel":
+            sandbox.ask("scancel", task)
+        elif kind == "preempt":
+            sandbox.preempt(nodes=1, seconds=2)
+        else:
+            kill(tmp_path / "S", "hpctrain.sweep" if kind == "task" else "hpctrain.worker", draw)
+
+    until_no_task(sandbox, strike, timeout=1500)
+    print(f"HPCTRAIN_SOAK_SEED={SEED}: {dict(struck)}")
+    for _ in range(3):
+        printed = hpctrain("resume", "S").stdout
+        until_no_task(sandbox)
+        if "the search is complete" in printed:
+            break
+    else:
+        pytest.fail(printed)
+    found = read_journal(RunDirectory.at(tmp_path / "S"))
+    passed = [(one.run, one.rung) for one in found if one.event is Event.END and one.reason in ("paused", "completed")]
+    assert len(passed) == len(set(passed)), "no rung is passed twice"
+    assert {run for run, _ in passed} == set(range(40))
+    assert not orphans(tmp_path / "S")
+
+
+def kill(home: Path, module: str, draw: random.Random) -> None:
+    """SIGKILL one process of the search that executes this module."""
+    if found := processes(home, module):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(draw.choice(found), signal.SIGKILL)
+
+
+def processes(home: Path, *words: str) -> list[int]:
+    """The processes whose command line has all words, and whose folder is this search's."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError):
+                command = (folder / "cmdline").read_bytes().decode(errors="replace")
+                if str(home) in command and all(word in command for word in words):
+                    found.append(int(folder.name))
+    return found
+
+
+def orphans(home: Path) -> list[int]:
+    return processes(home, "hpctrain")

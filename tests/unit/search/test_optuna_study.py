@@ -1,0 +1,111 @@
+"""Optuna's samplers behind a journal draw what they draw in a plain loop."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from hpctrain.run.reason import Reason
+from hpctrain.search.distribution import Choice, Floats, Integers
+from hpctrain.search.journal import read_journal
+from hpctrain.search.optuna_study import OptunaChooser, overrides_of, to_optuna
+from hpctrain.search.search import Search
+
+sys.path.append(str(Path(__file__).parent))
+from searching import prepared, train
+
+SPACE = {"lr": Floats(1e-5, 1e-1, log=True), "width": Integers(1, 8), "optimizer": Choice(("adamw", "sgd"))}
+NUMBERS = {"lr": Floats(1e-5, 1e-1, log=True), "momentum": Floats(0.0, 0.9)}
+
+
+def accuracy(params: Mapping[str, Any]) -> float:
+    width = params.get("width", 4)
+    return 1 / (1 + (math.log10(params["lr"]) + 3) ** 2 + 0.1 * abs(width - 4) + params.get("momentum", 0.0))
+
+
+def plain(sampler, space, num_runs: int) -> list[dict[str, Any]]:
+    """What somebody writes who has only Optuna."""
+    study = optuna.create_study(sampler=sampler, direction="maximize")
+    drawn = []
+    for _ in range(num_runs):
+        trial = study.ask({key: to_optuna(one) for key, one in space.items()})
+        drawn.append(dict(trial.params))
+        study.tell(trial, accuracy(trial.params))
+    return drawn
+
+
+def chooser(home, space, num_runs: int, sampler: str = "tpe") -> OptunaChooser:
+    return OptunaChooser(home, space, sampler=sampler, num_startup_runs=4, seed=3, num_runs=num_runs)
+
+
+@pytest.mark.parametrize(
+    ("name", "space", "num_runs"),
+    [
+        ("tpe", SPACE, 14),
+        ("cmaes", NUMBERS, 14),
+        pytest.param("gp", NUMBERS, 8, marks=pytest.mark.filterwarnings("ignore")),
+        ("random", SPACE, 4),
+        pytest.param("tpe", SPACE, 60, marks=pytest.mark.nightly),
+        pytest.param("cmaes", NUMBERS, 60, marks=pytest.mark.nightly),
+        pytest.param("gp", SPACE, 30, marks=[pytest.mark.nightly, pytest.mark.filterwarnings("ignore")]),
+    ],
+)
+def test_runs_one_after_another_get_what_a_plain_loop_gets(tmp_path: Path, name: str, space, num_runs: int) -> None:
+    home = prepared(tmp_path, num_runs)
+    drawn = []
+    for task in range(num_runs):
+        search = Search(home, chooser(home, space, num_runs, name))  # a new process each time
+        assignment = search.ask(f"7_{task}")
+        assert assignment is not None
+        assert assignment.run == task
+        drawn.append(dict(assignment.drawn["params"]))
+        train(search, assignment, accuracy(drawn[-1]), reason=Reason.COMPLETED)
+    samplers = optuna.samplers
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sampler = {
+            "tpe": lambda: samplers.TPESampler(seed=3, n_startup_trials=4, constant_liar=True),
+            "cmaes": lambda: samplers.CmaEsSampler(seed=3, n_startup_trials=4),
+            "gp": lambda: samplers.GPSampler(seed=3, n_startup_trials=4),
+            "random": lambda: samplers.RandomSampler(seed=3),
+        }[name]()
+        assert drawn == plain(sampler, space, num_runs)
+
+
+def test_a_requeued_task_keeps_its_values_and_failed_runs_are_left_out(tmp_path: Path) -> None:
+    home = prepared(tmp_path, 6)
+    first = Search(home, chooser(home, SPACE, 6)).ask("7_0")
+    assert first is not None
+    assert Search(home, chooser(home, SPACE, 6)).ask("7_0") == first
+    second = Search(home, chooser(home, SPACE, 6)).ask("7_1")
+    assert second is not None
+    assert second.drawn["params"] != first.drawn["params"]
+    search = Search(home, chooser(home, SPACE, 6))
+    train(search, first, 0.5, reason=Reason.FAILED)
+    train(search, second, 0.5, reason=Reason.COMPLETED)
+    third = search.ask("7_2")
+    assert third is not None
+    assert third.run == 2
+
+
+def test_a_lost_state_of_the_sampler_costs_only_the_reproducibility(tmp_path: Path) -> None:
+    home = prepared(tmp_path, 3)
+    for task in range(2):
+        assert Search(home, chooser(home, SPACE, 3)).ask(f"7_{task}") is not None
+        for file in (tmp_path / "search").glob("sampler-*"):
+            file.write_text('{"random": {')
+    assert Search(home, chooser(home, SPACE, 3)).ask("7_2") is not None
+    params = [one.drawn["params"] for one in read_journal(home)]
+    assert len({str(one) for one in params}) == 3
+
+
+def test_values_are_typed_exactly() -> None:
+    drawn = {"params": {"optimizer.lr": 0.00012345678901234567, "model.width": 3, "optimizer": "sgd"}}
+    assert overrides_of(drawn) == ["optimizer.lr=0.00012345678901234567", "model.width=3", "optimizer=sgd"]
