@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hpctrain.run.directory import RunDirectory
-from hpctrain.search.promotion import pause_step, promotable
+from hpctrain.run.reason import Reason
+from hpctrain.search.promotion import loss, pause_step, promotable
 from hpctrain.search.state import SearchState
 
 
@@ -28,7 +29,8 @@ class Asha:
 
     def next_rungs(self, state: SearchState) -> Iterable[tuple[int, int]]:
         """See `Chooser`."""
-        return promotable(state.ends.values(), state.begun, reduction_factor=self._reduction_factor)
+        found = promotable(state.ends.values(), state.begun, reduction_factor=self._reduction_factor)
+        return found or self._last_one(state)
 
     def new_run(self, state: SearchState) -> int | None:
         """See `Chooser`."""
@@ -45,6 +47,19 @@ class Asha:
     def pause_at_step(self, rung: int) -> int:
         """See `Chooser`."""
         return pause_step(rung, min_steps=self._min_steps, reduction_factor=self._reduction_factor)
+
+    def _last_one(self, state: SearchState) -> list[tuple[int, int]]:
+        """Return the best run of the highest rung, once nothing else is left and no run has completed.
+
+        A few runs may never fill a rung, and a search is to end with a run that is trained to its end.
+        """
+        passed = [end for end in state.ends.values() if end.value is not None]
+        is_over = any(end.reason == Reason.COMPLETED for end in passed)
+        if not passed or is_over or state.given or state.released or self._waiting(state):
+            return []
+        highest = max(end.rung for end in passed)
+        best = min((end for end in passed if end.rung == highest), key=lambda end: (loss(end), end.run))
+        return [(best.run, highest + 1)]
 
     def _waiting(self, state: SearchState) -> list[int]:
         prepared = (int(path.name) for path in self._home.path.iterdir() if path.name.isdecimal())

@@ -35,13 +35,14 @@ def promotable(
             by_rung.setdefault(end.rung, []).append(end)
     found = []
     for rung, passed in sorted(by_rung.items(), reverse=True):
-        best = sorted(passed, key=lambda end: (_loss(end), end.run))[: len(passed) // reduction_factor]
+        best = sorted(passed, key=lambda end: (loss(end), end.run))[: len(passed) // reduction_factor]
         # a run that has completed stays among the best, and has nothing left to train
         waiting = [end.run for end in best if end.reason == Reason.PAUSED]
         found += [(run, rung + 1) for run in waiting if (run, rung + 1) not in begun]
     return found
 
 
-def _loss(end: Decision) -> float:
+def loss(end: Decision) -> float:
+    """Return the value of a run at a rung, negated if larger values are better."""
     assert end.value is not None
     return -end.value if end.mode == "max" else end.value

@@ -51,6 +51,8 @@ def launch_found(sweep: Sweep, found: FoundRuns) -> list[int]:
     known = place(found.runs, sweep.home) if found.record.kind == "asha" else []
     sweep.print_warnings(known or found.runs[:1])
     with sweep.prepared(known, mode=template.mode) as plans:
+        if not known:  # its runs are made later, with the code of now
+            sweep.code.assign_to(sweep.home, template)
         if is_slurm:
             _submit(sweep.home, plans[0] if plans else _template(found.runs[0], sweep.home), found.record)
     return [ExitCode.FINISHED] if is_slurm else [work_here(sweep.home)]

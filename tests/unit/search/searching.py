@@ -12,6 +12,8 @@ from hpctrain.run.score import Score
 from hpctrain.search.asha import Asha
 from hpctrain.search.search import Assignment, Search
 
+LAST_RUNG = 5
+
 
 def prepared(folder: Path, num_runs: int) -> RunDirectory:
     """Make the folder of a sweep with runs."""
@@ -27,7 +29,9 @@ def asha(home: RunDirectory, **options: float) -> Search:
 
 
 def train(search: Search, assignment: Assignment, value: float, *, reason: Reason = Reason.PAUSED) -> None:
-    """Record an attempt that ended at the rung with this accuracy."""
+    """Record an attempt that ended at the rung with this accuracy; at the last one, the run completes."""
+    if reason is Reason.PAUSED and assignment.rung == LAST_RUNG:
+        reason = Reason.COMPLETED
     directory = search.directory(assignment.run)
     ledger = Ledger(directory)
     attempt = ledger.claim()

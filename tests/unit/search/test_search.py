@@ -128,3 +128,15 @@ def test_a_run_with_damaged_records_stops_no_other(tmp_path: Path) -> None:
     other = search.ask("7_1")
     assert other is not None
     assert other.run == 1
+
+
+def test_the_best_run_of_a_small_search_is_trained_to_its_end(tmp_path: Path) -> None:
+    search = asha(prepared(tmp_path, 2))
+    order = []
+    while (assignment := search.ask("here:1", first_runs=None)) is not None:
+        order.append((assignment.run, assignment.rung))
+        train(
+            search, assignment, assignment.run / 10, reason=Reason.COMPLETED if assignment.rung == 2 else Reason.PAUSED
+        )
+    # one in three of two runs is none, so none would have continued
+    assert order == [(0, 0), (1, 0), (1, 1), (1, 2)]
