@@ -48,7 +48,7 @@ SHOWS = {"--help", "-h", "--cfg", "--version"}
 MAKE_TOKENS = "hpctrain.tasks.make_tokens"
 REMARKS = ("norun", "nightly")
 """First words of a remark after a block's language, where others have the name of a file."""
-FILES = {"pt", "safetensors", "py", "md", "yaml", "jsonl"}
+FILES = {"pt", "safetensors", "py", "md", "yaml", "json", "jsonl"}
 
 
 @dataclass(frozen=True)
