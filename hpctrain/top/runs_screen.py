@@ -94,7 +94,10 @@ class RunsScreen(Screen[None]):
             self.query_one("#summary", Static).update(f"no runs under {self._watch.root}/ yet; they appear here")
             return
         states = Counter(str(run.status.state) for run in runs)
-        parts = [f"{self._watch.root}: {counted(len(runs), 'run')}"]
+        root = str(self._watch.root)
+        # a long path must not hide the states
+        root = fitted(root, min(len(root), max(12, self.size.width // 5)), keep_end=True)
+        parts = [f"{root}: {counted(len(runs), 'run')}"]
         parts.append(", ".join(f"{count} {state}" for state, count in states.most_common()))
         if self._words:
             parts.append(f"{shown} match {' '.join(self._words)!r} (Esc shows all)")
