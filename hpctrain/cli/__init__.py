@@ -17,6 +17,7 @@ from hpctrain.terminal import guard_output, is_terminal
 COMMANDS = (
     "best",
     "cancel",
+    "compare",
     "completion",
     "drill",
     "env",

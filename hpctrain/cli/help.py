@@ -37,14 +37,14 @@ hpctrain trains PyTorch models on this machine or on a SLURM cluster.
     fit-batch     the largest micro-batch     drill [run]  test interruptions
     env           rank and world size here    completion   Tab in your shell
     sync RUN      send it to W&B or MLflow    report RUN   a page to look at
-    best SWEEP    its runs, best first        top [FOLDER] runs, live
+    best SWEEP    its runs, best first        compare A B  how two runs differ
+    top [FOLDER]  many runs, live
 
 KEY=VALUE changes a key, and GROUP=OPTION chooses an option of a group.
   groups  {groups}
   keys    {keys}
 
-  --help GROUP   its options and keys, with meaning, unit and value
-  --help KEY     one key
+  --help GROUP   its options and keys, with meaning and unit; --help KEY   one
   --cfg job      print the configuration that a command would use
   -m   sweep over values   --config-dir FOLDER   groups of your own   --version
 """

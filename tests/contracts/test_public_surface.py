@@ -24,7 +24,9 @@ from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.status.state import RunState
 
-COMMAND_WORDS = "best cancel completion drill env fit-batch inspect logs report resume run stacks status sync top"
+COMMAND_WORDS = (
+    "best cancel compare completion drill env fit-batch inspect logs report resume run stacks status sync top"
+)
 STATES = "prepared queued held starting running interrupted paused completed failed cancelled unknown unreadable"
 REASONS = """
     completed preempted time_limit node_failure infrastructure hang failed out_of_memory cancelled interrupted stalled

@@ -1,0 +1,110 @@
+"""`python -m hpctrain compare RUN RUN`: how two runs differ."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hpctrain.cli.arguments import add_runs_dir, command_parser
+from hpctrain.cli.table import aligned
+from hpctrain.errors import ExitCode
+from hpctrain.results.run_comparison import RunComparison, compare_runs
+from hpctrain.results.run_result import RunResult, read_results
+from hpctrain.results.varied_keys import value_text
+from hpctrain.status.search import run_of
+
+_EPILOG = """\
+examples:
+  python -m hpctrain compare lr/0 lr/1
+  python -m hpctrain compare lr/0 again --json
+
+Two runs should be equal if the keys that decide the weights are the same, and the code as far as it was recorded. Of
+such runs, the first step is shown at which a metric that both logged differs, and the first checkpoint too.
+
+Exit code 0; 1 if two runs that should be equal differ; 2 if RUN is not a run."""
+MOST_CHARS = 60
+
+
+def main(arguments: list[str]) -> int:
+    """Compare two runs; ``arguments`` are those after `compare`."""
+    parser = command_parser("compare", "Show how two runs differ.", _EPILOG)
+    parser.add_argument("run", nargs=2, metavar="RUN", help="a run directory, or its name in the folder of runs")
+    add_runs_dir(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    options = parser.parse_args(arguments)
+    directories = [run_of(typed, Path(options.runs_dir)) for typed in options.run]
+    one, other = (read_results([directory])[0] for directory in directories)
+    found = compare_runs(one, other)
+    if options.json:
+        print(json.dumps(_as_json(found, [str(directory.path) for directory in directories]), indent=2))
+    else:
+        print("\n".join(_report(found, (one, other))))
+    return ExitCode.FAILED if found.diverges else ExitCode.FINISHED
+
+
+def _report(found: RunComparison, runs: tuple[RunResult, RunResult]) -> Iterator[str]:
+    for mark, run in zip("AB", runs, strict=True):
+        yield f"{mark}  {os.path.relpath(run.status.path)}  {run.status.state}, step {run.status.step}"
+    yield from _section("keys that decide the weights", found.deciding)
+    yield from _section("other keys", found.others)
+    yield from _section("code", found.code)
+    yield from (f"  {change:<8} {path}" for path, change in found.files.items())
+    yield from _section("environment", found.environment)
+    yield from _section("last values of metrics", found.metrics)
+    if found.divergence is None:
+        yield "the runs differ in what decides the weights, so their results aren't expected to be equal"
+        return
+    divergence = found.divergence
+    if not divergence.exists:
+        yield "equal: every metric that both logged, and the weights of all checkpoints of the same step"
+        return
+    if divergence.step is not None:
+        yield f"they should be equal; the first difference of metrics is at step {divergence.step}:"
+        yield from (f"  {name}  {mine!r}  {theirs!r}" for name, (mine, theirs) in divergence.metrics.items())
+    if divergence.checkpoint is not None:
+        before = divergence.equal_checkpoint
+        same = "" if before is None else f"; those of step {before} are the same"
+        yield f"the weights of the checkpoints of step {divergence.checkpoint} differ{same}"
+    for mark, run in zip("AB", runs, strict=True):
+        yield from _attempts(mark, run)
+
+
+def _attempts(mark: str, run: RunResult) -> Iterator[str]:
+    for one in run.status.attempts:
+        end = "?" if one.end_step is None else str(one.end_step)
+        world = "-" if one.world_size is None else str(one.world_size)
+        where = ",".join(one.nodes) or "-"
+        steps = f"steps {one.resumed_step or 0} to {end}"
+        yield f"{mark}  attempt {one.attempt}: {steps}, {one.reason or 'no end'}, world size {world}, on {where}"
+
+
+def _section(title: str, pairs: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
+    if not pairs:
+        yield f"{title}: no difference" if title != "last values of metrics" else f"{title}: none in common"
+        return
+    yield f"{title}:"
+    yield from aligned([("  ", "A", "B"), *((f"  {key}", _cell(one), _cell(two)) for key, (one, two) in pairs.items())])
+
+
+def _cell(value: object) -> str:
+    text = "-" if value is None else value_text(value)
+    return text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}..."
+
+
+def _as_json(found: RunComparison, paths: list[str]) -> dict[str, Any]:
+    record: dict[str, Any] = _finite(asdict(found))
+    return {"runs": paths, "should_be_equal": found.should_be_equal, "diverges": found.diverges, **record}
+
+
+def _finite(value: Any) -> Any:
+    """The value with null for each NaN and infinity, which JSON doesn't have."""
+    if isinstance(value, dict):
+        return {str(name): _finite(inside) for name, inside in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inside) for inside in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
