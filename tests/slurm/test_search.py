@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SEED = os.environ.get("HPCTRAIN_SOAK_SEED", "1")
 QUICK = [
     *("cluster=slurm", "logger.tensorboard=false", "cluster.cpus_per_process=1", "data.num_workers=0"),
-    *("trainer.max_epochs=null", "trainer.eval_every_steps=5", "+task.eval_samples=64"),
+    *("trainer.max_epochs=null", "trainer.eval_every_steps=5"),
 ]
 SPACE = "optimizer.lr=tag(log,interval(1e-4,1e-1))"
 
@@ -40,6 +40,8 @@ SPACE = "optimizer.lr=tag(log,interval(1e-4,1e-1))"
 @pytest.fixture
 def hpctrain(sandbox: SlurmSandbox, tmp_path: Path) -> Hpctrain:
     """Type `python -m hpctrain ...` and wait for it."""
+
+    (tmp_path / "own.py").write_text("")  # what is copied
 
     def type_command(*words: str) -> subprocess.CompletedProcess[str]:
         done = sandbox.run([sys.executable, "-m", "hpctrain", *words], cwd=tmp_path, timeout=280)
