@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpctrain.cli.arguments import add_config_dir, add_runs_dir, command_parser
 from hpctrain.config.program import split_command
@@ -19,6 +20,10 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import read_varied
 from hpctrain.status.search import runs_of
 
+if TYPE_CHECKING:
+    from hpctrain.search.record import SweepRecord
+    from hpctrain.sweep.resume_sweep import SweepResume
+
 _EPILOG = """\
 examples:
   python -m hpctrain resume runs/digits/2026-01-31_12-00-00
@@ -26,6 +31,8 @@ examples:
   python -m hpctrain resume RUN cluster=slurm nodes=2         # continue somewhere else
   python -m hpctrain resume sweep                             # every unfinished run under runs/sweep
   python -m hpctrain resume sweep --retry-failed              # also those that failed
+  python -m hpctrain resume sweep sweep.num_runs=80           # draw more runs
+  python -m hpctrain resume sweep optimizer.lr=1e-3,1e-4      # more values, or another range with sweep.num_runs
   python -m hpctrain resume RUN --code=now                    # after a correction of your code
 
 With several runs, `resume` skips those that are completed or running, or whose files it can't read. It submits the
@@ -52,6 +59,10 @@ def main(arguments: list[str]) -> int:
         raise ConfigError("run.command", typed, "a run keeps its command", remedy)
     options = _parse(arguments)
     command = ["python", "-m", "hpctrain", "resume", *arguments]
+    if (of_sweep := _sweep_of(options, command)) is not None:
+        from hpctrain.sweep.resume_sweep import resume_sweep  # submitit takes a tenth of a second to import
+
+        return resume_sweep(*of_sweep)
     directories, overrides = _split_words(options.words, Path(options.runs_dir))
     now = options.code == "now"
     if now:
@@ -88,6 +99,30 @@ def _split_words(words: Sequence[str], runs_dir: Path) -> tuple[list[RunDirector
         raise RunDirectoryError("resume: expected a run, got none; `python -m hpctrain status` lists the runs")
     runs = dict.fromkeys(run for word in named for run in runs_of(word, runs_dir))
     return list(runs), [word for word in words if word not in named]
+
+
+def _sweep_of(options: argparse.Namespace, command: Sequence[str]) -> tuple[SweepResume, SweepRecord] | None:
+    """The sweep that was named, if its record decides what is to be done; None for runs."""
+    from hpctrain.search.record import SweepRecord
+
+    runs_dir = Path(options.runs_dir)
+    named = [word for word in options.words if "=" not in word or _is_folder(word)]
+    places = [RunDirectory.at(place) for word in named for place in (Path(word), runs_dir / word)]
+    homes = [home for home in places if home.sweep.is_file()]
+    overrides = [word for word in options.words if word not in named]
+    if not homes or (record := SweepRecord.read(homes[0])) is None:
+        return None
+    from hpctrain.sweep.resume_sweep import SweepResume, needs_record
+
+    if not needs_record(record, overrides):
+        return None
+    if len(named) > 1:
+        problem = f"is a sweep, and {named[1]} was named as well"
+        raise ConfigError("resume", named[0], problem, "resume one sweep at a time")
+    if options.code is not None:
+        raise ConfigError("--code", options.code, "is for runs: a search keeps its code", "name the runs")
+    resume = SweepResume(homes[0], overrides, command, options.config_dir, options.force, options.retry_failed)
+    return resume, record
 
 
 def _are_runs(words: Sequence[str], runs_dir: Path) -> bool:

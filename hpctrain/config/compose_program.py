@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from omegaconf import DictConfig
 
@@ -28,10 +29,10 @@ class ProgramComposer(Composer):
     primary = "program"
     foreign = TRAINING_KEYS
 
-    def __init__(self, command: Sequence[str], config_dir: str | None = None) -> None:
+    def __init__(self, command: Sequence[str], config_dir: str | None = None, folder: Path | None = None) -> None:
         if not command or not command[0].strip():
             raise ConfigError("run.command", " ".join(command), "there is no program to run", USAGE)
-        super().__init__(config_dir)
+        super().__init__(config_dir, folder)
         self.command = list(command)
 
     def compose_program(self, overrides: Sequence[str]) -> ProgramConfig:

@@ -1,0 +1,172 @@
+"""`resume SWEEP`: continue a search, or extend a sweep, from the record in its folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpctrain.config.cluster import Slurm
+from hpctrain.config.compose import Composer
+from hpctrain.config.compose_program import ProgramComposer
+from hpctrain.config.compose_sweep import SweepComposer, is_of_sweep
+from hpctrain.errors import ConfigError, ExitCode
+from hpctrain.launch.prepare import plan
+from hpctrain.launch.sbatch import require_sbatch
+from hpctrain.run.directory import RunDirectory
+from hpctrain.search.record import SweepRecord
+from hpctrain.sweep.found_runs import ASKING, FoundRuns, find_runs
+from hpctrain.sweep.recorded import deadline, record_of
+from hpctrain.sweep.resume_search import resume_search
+from hpctrain.sweep.runs import place
+from hpctrain.sweep.sweep import Sweep, require_one_cluster
+
+OPTIONS = ("kind", "seed")
+"""Fields that a resume can't change: the runs that exist were found with them."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SweepResume:
+    """What the user typed to resume a sweep.
+
+    Attributes:
+        home: the folder of the sweep.
+        overrides: as typed.
+        command: the whole command line, for the manifests.
+        config_dir: of `--config-dir`; None for that of the sweep's command.
+        force: continue runs although SLURM can't be asked whether their jobs are over.
+        retry_failed: also train runs again that failed.
+    """
+
+    home: RunDirectory
+    overrides: Sequence[str]
+    command: Sequence[str]
+    config_dir: str | None = None
+    force: bool = False
+    retry_failed: bool = False
+
+
+def needs_record(record: SweepRecord, overrides: Sequence[str]) -> bool:
+    """Whether a resume depends on how the sweep finds its runs, and not on the runs alone."""
+    return record.kind in ASKING or any(map(is_of_sweep, overrides)) or any(map(_may_have_values, overrides))
+
+
+def resume_sweep(typed: SweepResume, record: SweepRecord) -> int:
+    """Continue a sweep, with the runs that the overrides add to it.
+
+    Args:
+        typed: by the user.
+        record: of the sweep.
+
+    Returns:
+        An `ExitCode`.
+
+    Raises:
+        ConfigError: an override is invalid, or would change runs that exist.
+        RunDirectoryError: a run may be running, and SLURM can't be asked.
+    """
+    found = _found(typed, record)
+    require_one_cluster([run.config for run in found.runs])
+    if isinstance(found.runs[0].config.cluster, Slurm):
+        require_sbatch()
+    sweep = Sweep(typed.home, typed.command, force=typed.force, record=found.record, retry_failed=typed.retry_failed)
+    if record.kind not in ASKING:
+        codes = sweep.launch(place(found.runs, typed.home))
+        return next((code for code in codes if code != ExitCode.FINISHED), ExitCode.FINISHED)
+    placed = place(found.runs, typed.home) if record.kind == "asha" else []
+    added = [run for run in placed if not run.directory.config.is_file()]
+    sweep.print_warnings(added)
+    with sweep.prepared(added, mode=found.runs[0].config.mode):
+        pass
+    template = placed[0].config if placed else found.runs[0].config
+    return resume_search(
+        typed.home,
+        found.record,
+        plan(dataclasses.replace(template, run_dir=str(typed.home.path / "0"))),
+        retry_failed=typed.retry_failed,
+        force=typed.force,
+    )
+
+
+def _found(typed: SweepResume, record: SweepRecord) -> FoundRuns:
+    """Compose the runs of the sweep, those that the overrides add included."""
+    folder = Path(record.folder)
+    config_dir = typed.config_dir or record.config_dir
+    here = folder if folder.is_dir() else None
+    if record.program is None:
+        composer = Composer(config_dir, here)
+    else:
+        composer = ProgramComposer(list(record.program), config_dir, here)
+    added = [override for override in typed.overrides if not is_of_sweep(override)]
+    _refuse_changes(composer, record, added)
+    own = [f"sweep={record.kind}", *_options(record), *filter(is_of_sweep, typed.overrides)]
+    search = SweepComposer(config_dir).compose_sweep(own)
+    space = {key: f"{key}={text}" for key, text in record.space.items()}
+    new = {override.lstrip("+").partition("=")[0]: override for override in added}
+    words = [*record.fixed, *({**space, **new}).values()]
+    with composer.explaining(words):
+        parsed = composer.parse(words)
+        wanted = record_of(composer, search, parsed, typed.command)
+        wanted = dataclasses.replace(
+            wanted,
+            folder=record.folder,
+            submitted=record.submitted,
+            config_dir=record.config_dir,
+            command=record.command,
+            earlier=_earlier(record, wanted),
+            deadline=deadline(wanted.time_limit_min, time.time()),
+        )
+        _require_growth(record, wanted)
+        return find_runs(composer, wanted, parsed)
+
+
+def _options(record: SweepRecord) -> list[str]:
+    names = ("seed", "num_runs", "min_steps", "reduction_factor", "sampler", "startup_runs", "time_limit_min")
+    return [f"sweep.{name}={value}" for name in names if (value := getattr(record, name)) is not None]
+
+
+def _earlier(record: SweepRecord, wanted: SweepRecord) -> list[dict[str, object]]:
+    """The spaces from which the runs that exist were drawn."""
+    earlier = [dict(one) for one in record.earlier]
+    if record.kind in ("random", "asha") and record.space != wanted.space:
+        earlier.append({"space": dict(record.space), "num_runs": record.num_runs})
+    return earlier
+
+
+def _require_growth(record: SweepRecord, wanted: SweepRecord) -> None:
+    for name in OPTIONS:
+        before, after = getattr(record, name), getattr(wanted, name)
+        if before != after:
+            key = "sweep" if name == "kind" else f"sweep.{name}"
+            problem = f"can't be changed: the runs that exist were found with {before}"
+            raise ConfigError(key, after, problem, "type a new command with -m")
+    if record.kind == "grid" or record.num_runs is None or wanted.num_runs is None:
+        return
+    if wanted.num_runs < record.num_runs:
+        problem = f"is less than the {record.num_runs} runs that the sweep has"
+        raise ConfigError("sweep.num_runs", wanted.num_runs, problem, "give the number of all runs")
+    if record.space != wanted.space and wanted.num_runs == record.num_runs:
+        key = next(key for key, text in wanted.space.items() if record.space.get(key) != text)
+        problem = f"is a new range, and no run is left to draw from it: the sweep has {record.num_runs}"
+        raise ConfigError(key, wanted.space[key], problem, f"add sweep.num_runs=N, more than {record.num_runs}")
+
+
+def _refuse_changes(composer: Composer, record: SweepRecord, added: Sequence[str]) -> None:
+    """Refuse single values, which the runs that exist don't have."""
+    for override in composer.parse(added):
+        key = override.get_key_element().lstrip("+")
+        if override.is_sweep_override() and (key in record.space or record.kind == "grid"):
+            continue
+        if override.is_sweep_override():
+            problem = "isn't a key that the sweep draws"
+            remedy = f"give a new range for {' or '.join(record.space)}, or type a new command with -m"
+        else:
+            problem = "has one value, and the runs that exist keep theirs"
+            remedy = "name the runs (resume SWEEP/0 SWEEP/1 KEY=VALUE), or type a new command with -m"
+        raise ConfigError(key, override.input_line.partition("=")[2] if override.input_line else "", problem, remedy)
+
+
+def _may_have_values(override: str) -> bool:
+    _, _, value = override.partition("=")
+    return any(word in value for word in (",", "choice(", "range(", "interval(", "glob(")) and value[:1] not in "[{'\""
