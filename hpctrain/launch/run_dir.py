@@ -21,7 +21,8 @@ from hpctrain.run.directory import RunDirectory
 def undone_on_error(run_dir: str | Path | None, name: str | None = None) -> Iterator[RunDirectory]:
     """Yield the directory of a run or a sweep; an error inside the context leaves it as it was found, or absent.
 
-    Only what preparing and submitting write is undone, and nothing once a job is recorded or an attempt is claimed. A
+    Only what preparing and submitting write is undone, and nothing once a job is recorded or an attempt is claimed: of
+    a run, of a run in the sweep, or of the search that the run belongs to. A
     job that couldn't be recorded fails at its start, because its pickled call is gone.
 
     Args:
@@ -71,9 +72,13 @@ def _content_restored_on_error(directory: RunDirectory) -> Iterator[None]:
         raise
 
 
-def _launches(directory: RunDirectory) -> tuple[int, list[int]]:
+def _launches(directory: RunDirectory) -> tuple[dict[Path, int], list[int]]:
     """What changes when a job is recorded or an attempt claimed."""
-    return directory.jobs.stat().st_size if directory.jobs.is_file() else 0, directory.claimed_attempts()
+    path, name = directory.path, directory.jobs.name
+    records = [directory.jobs, *path.glob(f"[0-9]*/{name}")]  # of a sweep's runs, too
+    if path.name.isdecimal():
+        records.append(path.parent / name)  # of a search, whose tasks ask for this run
+    return {file: file.stat().st_size for file in records if file.is_file()}, directory.claimed_attempts()
 
 
 def _copies(directory: RunDirectory) -> set[str]:

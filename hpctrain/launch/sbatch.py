@@ -14,8 +14,15 @@ from hpctrain.errors import ConfigError, SchedulerError, SchedulerMissingError
 USER_MISTAKES = ("invalid", "not permitted", "more processors", "not available", "unavailable", "unrecognized", "limit")
 """Parts of sbatch's error messages that mean that the request itself was wrong."""
 
-MAX_SUBMITTED = "maxsubmitjob"
-"""Part of the names of SLURM's limits on a user's jobs: QOSMaxSubmitJobPerUserLimit, AssocMaxSubmitJobLimit, ..."""
+SUBMIT_LIMIT = "submitjob"
+"""Part of the names of SLURM's limits on the jobs in the queue: QOSMaxSubmitJobPerUserLimit, AssocMaxSubmitJobLimit,
+AssocGrpSubmitJobsLimit, ..."""
+LIMIT_NAME = re.compile(r"\b(?:qos|assoc|max)[a-z]+\b")
+"""A limit's name in lower case, which sbatch prints before the policy that all of them share."""
+POLICY = "job submit limit"
+"""Part of that policy: "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"."""
+QUEUE_FULL = "submission failed: resource temporarily unavailable"
+"""sbatch's message if the controller has MaxJobCount jobs, after it has tried for two minutes."""
 SBATCH_TIMEOUT_S = 180.0
 """Seconds that sbatch may take: longer than a failover of the controller, `SlurmctldTimeout`, 120 s by default."""
 MISSING = (
@@ -82,12 +89,18 @@ def _refused(done: subprocess.CompletedProcess[str], name: str) -> ConfigError |
         code = done.returncode
         end = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         return _unsure(f"{end}: {text}" if text else end, name)
-    if MAX_SUBMITTED in text.lower():
-        remedy = "wait until some of your jobs have ended"
+    if _is_submit_limit(text.lower()):
+        remedy = "wait until some of your jobs have ended, or submit fewer runs"
         return SubmitLimitError("cluster", "slurm", f"SLURM takes no more of your jobs now: {text}", remedy)
     if any(mistake in text.lower() for mistake in USER_MISTAKES):
         return ConfigError("cluster", "slurm", f"sbatch refused the job: {text}", "see `sinfo` and cluster.*")
     return SchedulerError(f"sbatch failed: {text}; nothing was submitted")
+
+
+def _is_submit_limit(text: str) -> bool:
+    if SUBMIT_LIMIT in text or QUEUE_FULL in text:
+        return True
+    return POLICY in text and LIMIT_NAME.search(text) is None
 
 
 def _unsure(what: str, name: str) -> SchedulerError:

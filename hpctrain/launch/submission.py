@@ -15,11 +15,12 @@ import submitit
 from submitit.core.utils import DelayedSubmission, JobPaths
 
 from hpctrain.config.cluster import Slurm as SlurmConfig
-from hpctrain.errors import RunDirectoryError, SchedulerError
+from hpctrain.errors import ERROR_PREFIX, HpctrainError, RunDirectoryError, SchedulerError
 from hpctrain.files import describe_os_error
 from hpctrain.launch.job import Job, SearchJob
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.launch.sbatch import sbatch
+from hpctrain.launch.task_arrays import largest_array, not_submitted, print_excess, task_arrays
 from hpctrain.phrases import numbered
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
@@ -105,18 +106,21 @@ def _additional(cluster: SlurmConfig, log: str) -> dict[str, Any]:
     return {name: value for name, value in (typed | ours).items() if value is not None and value is not False}
 
 
-def script(run: RunPlan, home: RunDirectory, runs: int = 1) -> str:
+def script(run: RunPlan, home: RunDirectory, runs: int = 1, max_parallel: int | None = None) -> str:
     """The sbatch script of a run.
 
     Args:
         run: the run, or any run of an array.
         home: the run's directory, or the sweep's.
         runs: more than one for an array.
+        max_parallel: tasks of the array that may run at the same time; None: cluster.max_parallel_runs.
     """
     made = BatchExecutor(folder=home.submitit, python=f"supervise {shlex.quote(sys.executable)}")
     made.update_parameters(**sbatch_parameters(run, _batch_log(home, array=runs > 1)))
     if runs > 1:
         made.parameters["map_count"] = runs
+        # submitit's own default is 256
+        made.parameters["array_parallelism"] = max_parallel or run.slurm.max_parallel_runs or runs
     text: str = made._make_submission_file_text(made._submitit_command_str, "")
     return text
 
@@ -125,7 +129,7 @@ def _batch_log(home: RunDirectory, *, array: bool) -> str:
     return str(home.logs / ("batch_%A_%a.log" if array else "batch_%j.log"))
 
 
-def submit(runs: Sequence[RunPlan], home: RunDirectory) -> list[str]:
+def submit(runs: Sequence[RunPlan], home: RunDirectory, max_parallel: int | None = None) -> list[str]:
     """Submit one job, or one array for several runs that request the same resources, and record it in each run.
 
     A job that can't be recorded is cancelled; if that fails too, the error says how to cancel it. If no job was
@@ -135,32 +139,60 @@ def submit(runs: Sequence[RunPlan], home: RunDirectory) -> list[str]:
     Args:
         runs: prepared; the request is read from the first.
         home: where the script and the batch logs go: the run's own directory, or the sweep's.
+        max_parallel: runs of the array that may run at the same time; None: cluster.max_parallel_runs.
 
     Returns:
         The job id of each run, `12_3` in an array.
 
     Raises:
         ConfigError: SLURM refuses the request.
+        SubmitLimitError: it has as many jobs of this user as it takes.
         SchedulerError: sbatch failed otherwise, or the job was submitted and can't be recorded.
         RunDirectoryError: the script can't be written, or another user could replace it.
     """
     calls = [Job(str(run.directory.path)) for run in runs]
-    return _submit(runs[0], calls, [run.directory for run in runs], home)
+    return _submit(runs[0], calls, [run.directory for run in runs], home, max_parallel)
 
 
 def submit_search(run: RunPlan, home: RunDirectory, num_tasks: int) -> list[str]:
     """Submit the tasks of a search, which ask for their runs, and record them in the sweep's folder; see `submit`.
 
+    If SLURM refuses an array after it accepted another, a line on standard error says how many tasks are missing.
+
     Args:
         run: any run of the search, from which the request is read.
         home: the sweep's folder.
-        num_tasks: of the array.
+        num_tasks: of the search, in as few arrays as SLURM allows.
+
+    Returns:
+        The job ids of the submitted tasks: at least one, and fewer than ``num_tasks`` after a refusal.
+
+    Raises:
+        HpctrainError: nothing could be submitted; see `submit`.
     """
-    return _submit(run, [SearchJob(str(home.path))] * num_tasks, [home] * num_tasks, home)
+    limit = run.slurm.max_parallel_runs
+    arrays = task_arrays([range(num_tasks)], limit, largest_array(num_tasks))
+    print_excess(limit, len(arrays))
+    job_ids: list[str] = []
+    for array in arrays:
+        count = len(array.tasks)
+        try:
+            job_ids += _submit(run, [SearchJob(str(home.path))] * count, [home] * count, home, array.max_parallel)
+        except HpctrainError as error:
+            if not job_ids:
+                raise
+            missing = not_submitted(num_tasks - len(job_ids), num_tasks, "task", home, error)
+            print(f"{ERROR_PREFIX}{missing}", file=sys.stderr)
+            break
+    return job_ids
 
 
 def _submit(
-    run: RunPlan, jobs: Sequence[Job | SearchJob], owners: Sequence[RunDirectory], home: RunDirectory
+    run: RunPlan,
+    jobs: Sequence[Job | SearchJob],
+    owners: Sequence[RunDirectory],
+    home: RunDirectory,
+    max_parallel: int | None,
 ) -> list[str]:
     mode = run.config.mode
     token = uuid.uuid4().hex
@@ -171,7 +203,7 @@ def _submit(
         for folder in (home.logs, home.submitit):
             home.close_folder(folder, mode)
         try:
-            text, calls = _write(run, jobs, home, token)
+            text, calls = _write(run, jobs, home, token, max_parallel)
             whole = sbatch(text, str(run.config.name))
             job_ids = [f"{whole}_{task}" for task in range(len(jobs))] if len(jobs) > 1 else [whole]
             _name_by_job(text, calls, job_ids)
@@ -193,7 +225,9 @@ def _submit(
     return job_ids
 
 
-def _write(run: RunPlan, jobs: Sequence[Job | SearchJob], home: RunDirectory, token: str) -> tuple[Path, list[Path]]:
+def _write(
+    run: RunPlan, jobs: Sequence[Job | SearchJob], home: RunDirectory, token: str, max_parallel: int | None
+) -> tuple[Path, list[Path]]:
     """Write the script and each task's pickled call under names with ``token``, until the job has an id."""
     calls = []
     for number, job in enumerate(jobs):
@@ -203,7 +237,7 @@ def _write(run: RunPlan, jobs: Sequence[Job | SearchJob], home: RunDirectory, to
         calls.append(home.submitit / f"{token}_{number}.pkl")
         call.dump(calls[-1])
     text = home.submitit / f".submission_file_{token}.sh"
-    text.write_text(script(run, home, len(jobs)))
+    text.write_text(script(run, home, len(jobs), max_parallel))
     return text, calls
 
 

@@ -90,6 +90,20 @@ def sacct(answer: str) -> list[JobRecord]:
     return [_record("sacct", _SACCT, row) for row in _rows(answer)]
 
 
+def largest_array(answer: str) -> int:
+    """Parse how many tasks a job array may have from the output of `scontrol show config`; 1 without arrays.
+
+    Raises:
+        SchedulerError: it has no MaxArraySize.
+    """
+    size = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer, re.MULTILINE)
+    if size is None:
+        raise SchedulerError("expected MaxArraySize in the output of `scontrol show config`")
+    # a site may allow larger task numbers than tasks, for arrays such as 100000-100010
+    tasks = re.search(r"^SchedulerParameters\s*=.*\bmax_array_tasks=(\d+)", answer, re.MULTILINE)
+    return max(1, min(fields.number(found[1]) for found in (size, tasks) if found))
+
+
 def failed_nodes(answer: str, since: float) -> tuple[str, ...]:
     """Find the nodes that are down, or whose slurmd started after a given time, because they died and came back.
 

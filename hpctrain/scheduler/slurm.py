@@ -127,6 +127,10 @@ class Slurm:
             return ()
         return answers.failed_nodes(self._run("scontrol", "--oneliner", "show", "node", ",".join(names)), since)
 
+    def largest_array(self) -> int:
+        """How many tasks a job array may have; 1 where SLURM takes no arrays."""
+        return answers.largest_array(self._run("scontrol", "show", "config"))
+
     def cancel(self, job_id: str) -> None:
         """Take a job out of the queue, or end it; do nothing if it is over."""
         try:

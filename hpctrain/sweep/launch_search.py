@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from collections import Counter
 
 from hpctrain.config.cluster import Slurm
 from hpctrain.errors import ConfigError, ExitCode
@@ -11,6 +12,7 @@ from hpctrain.launch.launcher import print_plan
 from hpctrain.launch.prepare import RunPlan, plan
 from hpctrain.launch.sbatch import require_sbatch
 from hpctrain.launch.submission import script, submit_search
+from hpctrain.launch.task_arrays import largest_array, task_arrays
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
 from hpctrain.search.record import SweepRecord
@@ -50,12 +52,13 @@ def launch_found(sweep: Sweep, found: FoundRuns) -> list[int]:
     # all runs of asha are known; those of optuna get their folders when they are drawn
     known = place(found.runs, sweep.home) if found.record.kind == "asha" else []
     sweep.print_warnings(known or found.runs[:1])
+    code = ExitCode.FINISHED
     with sweep.prepared(known, mode=template.mode) as plans:
         if not known:  # its runs are made later, with the code of now
             sweep.code.assign_to(sweep.home, template)
         if is_slurm:
-            _submit(sweep.home, plans[0] if plans else _template(found.runs[0], sweep.home), found.record)
-    return [ExitCode.FINISHED] if is_slurm else [work_here(sweep.home)]
+            code = _submit(sweep.home, plans[0] if plans else _template(found.runs[0], sweep.home), found.record)
+    return [code] if is_slurm else [work_here(sweep.home)]
 
 
 def work_here(home: RunDirectory) -> int:
@@ -64,20 +67,25 @@ def work_here(home: RunDirectory) -> int:
     return code
 
 
-def _submit(home: RunDirectory, run: RunPlan, record: SweepRecord) -> None:
-    job_ids = submit_search(run, home, record.num_runs or 1)
-    tasks = counted(len(job_ids), "task")
-    print(f"submitted array {job_ids[0].partition('_')[0]} of {tasks}, which ask for their runs")
+def _submit(home: RunDirectory, run: RunPlan, record: SweepRecord) -> ExitCode:
+    wanted = record.num_runs or 1
+    job_ids = submit_search(run, home, wanted)
+    for array, count in Counter(job_id.partition("_")[0] for job_id in job_ids).items():
+        print(f"submitted array {array} of {counted(count, 'task')}, which ask for their runs")
     print(f"run directories {home.path}/0, {home.path}/1, ...")
     print(f"  python -m hpctrain status --runs-dir {home.as_typed}")
     print(f"  python -m hpctrain cancel {home.as_typed}", flush=True)
+    return ExitCode.FINISHED if len(job_ids) == wanted else ExitCode.FAILED
 
 
 def _print_dry_run(home: RunDirectory, found: FoundRuns) -> None:
     run, count = _template(found.runs[0], home), found.record.num_runs or 1
     if isinstance(run.config.cluster, Slurm):
-        print(script(run, home, runs=count))
-        print(f"# nothing was submitted; the array would train {counted(count, 'run')}")
+        arrays = task_arrays([range(count)], run.slurm.max_parallel_runs, largest_array(count))
+        for array in arrays:
+            print(script(run, home, len(array.tasks), array.max_parallel))
+        what = "array" if len(arrays) == 1 else f"{len(arrays)} arrays"
+        print(f"# nothing was submitted; the {what} would train {counted(count, 'run')}")
     else:
         print_plan(run, f"the first of {counted(count, 'run')}")
 

@@ -18,8 +18,9 @@ from hpctrain.launch.launch_code import LaunchCode, checked_in_code_of
 from hpctrain.launch.launcher import launch_here, print_plan
 from hpctrain.launch.prepare import RunPlan, plan, prepare
 from hpctrain.launch.run_dir import undone_on_error
-from hpctrain.launch.sbatch import require_sbatch
+from hpctrain.launch.sbatch import SubmitLimitError, require_sbatch
 from hpctrain.launch.submission import sbatch_parameters, script, submit
+from hpctrain.launch.task_arrays import TaskArray, largest_array, not_submitted, print_excess, task_arrays
 from hpctrain.phrases import counted, listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import manifest, varied_text
@@ -160,27 +161,45 @@ class Sweep:
     def _submit(self, runs: Sequence[SweepRun]) -> list[int]:
         # every directory is written before the first job is submitted, which may start at once
         with self.prepared(runs, runs[0].config.mode) as plans:
-            for group in by_resources(plans):
-                print(_submission(submit([plans[n] for n in group], self.home)))
+            submitted, refusal = self._submit_arrays(plans)
         print("run directories" if len(runs) > 1 else "run directory", _listing(runs, "\n  "), sep="\n  ")
         print(f"  python -m hpctrain status --runs-dir {self.home.as_typed}")
         print(f"  python -m hpctrain logs {runs[0].directory.as_typed} --follow")
         print(f"  python -m hpctrain cancel {self.home.as_typed}", flush=True)
+        if refusal is not None:
+            missing = not_submitted(len(runs) - len(submitted), len(runs), "run", self.home, refusal)
+            print(f"{ERROR_PREFIX}{missing}", file=sys.stderr)
         if not runs[0].config.cluster.wait:
-            return [ExitCode.FINISHED] * len(runs)
+            return [ExitCode.FINISHED if n in submitted else ExitCode.FAILED for n in range(len(runs))]
         try:
-            return [wait_for(run.directory) for run in runs]
+            return [wait_for(run.directory) if n in submitted else ExitCode.FAILED for n, run in enumerate(runs)]
         except KeyboardInterrupt:
             print(f"\nthe jobs continue; to cancel them: python -m hpctrain cancel {self.home.as_typed}")
             return [ExitCode.INTERRUPTED] * len(runs)
 
+    def _submit_arrays(self, plans: Sequence[RunPlan]) -> tuple[set[int], SubmitLimitError | None]:
+        """Submit runs until SLURM takes no more; return the positions of those that it took, and its refusal."""
+        arrays = _arrays(plans)
+        print_excess(plans[0].slurm.max_parallel_runs, len(arrays))
+        submitted: set[int] = set()
+        for array in arrays:
+            try:
+                job_ids = submit([plans[n] for n in array.tasks], self.home, array.max_parallel)
+            except SubmitLimitError as error:
+                if not submitted:
+                    raise
+                return submitted, error  # the others stay as they are prepared, for `resume`
+            print(_submission(job_ids))
+            submitted.update(array.tasks)
+        return submitted, None
+
     def _dry_run(self, runs: Sequence[SweepRun]) -> list[int]:
         plans = [plan(run.config) for run in runs]
         if isinstance(runs[0].config.cluster, Slurm):
-            for group in by_resources(plans):
-                print(script(plans[group[0]], self.home, runs=len(group)))
-                what = "array" if len(group) > 1 else "job"
-                listing = _listing([runs[n] for n in group], "\n#   ")
+            for array in _arrays(plans):
+                print(script(plans[array.tasks[0]], self.home, len(array.tasks), array.max_parallel))
+                what = "array" if len(array.tasks) > 1 else "job"
+                listing = _listing([runs[n] for n in array.tasks], "\n#   ")
                 print(f"# nothing was submitted; the {what} would train", listing, sep="\n#   ")
         else:
             for run, made in zip(runs, plans, strict=True):
@@ -200,6 +219,14 @@ def by_resources(runs: Sequence[RunPlan]) -> list[list[int]]:
     for position, run in enumerate(runs):
         groups.setdefault(repr(sbatch_parameters(run, "")), []).append(position)
     return list(groups.values())
+
+
+def _arrays(plans: Sequence[RunPlan]) -> list[TaskArray]:
+    by_limit: dict[int | None, list[list[int]]] = {}
+    for group in by_resources(plans):
+        by_limit.setdefault(plans[group[0]].slurm.max_parallel_runs, []).append(group)
+    largest = largest_array(len(plans))
+    return [array for limit, groups in by_limit.items() for array in task_arrays(groups, limit, largest)]
 
 
 def require_one_cluster(configs: Sequence[RunConfig]) -> None:

@@ -227,6 +227,8 @@ def _add_up_options(parser: argparse.ArgumentParser) -> None:
     add("--signal-children", action="store_true", help="signals reach all processes of a job, not its tasks alone")
     timeout = "SLURM gives a silent node up after this (default: 20)"
     add("--node-timeout", type=int, dest="node_timeout_s", metavar="S", default=default.node_timeout_s, help=timeout)
+    tasks = "a job array has at most N tasks (default: 1001)"
+    add("--max-array-size", type=int, metavar="N", default=default.max_array_size, help=tasks)
 
 
 if __name__ == "__main__":

@@ -116,6 +116,7 @@ def _controller(home: Path, record: Record) -> list[str]:
         f"SlurmdPidFile={home}/spool/slurmd.pid",
         f"SlurmctldLogFile={home}/log/slurmctld.log",
         f"SlurmdLogFile={home}/log/%n.log",
+        f"MaxArraySize={record.options.max_array_size}",
         *parameters,
         *(accounting if record.options.accounting else []),
     ]

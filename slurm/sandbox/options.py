@@ -25,6 +25,7 @@ class Options:
         reserve_ports: Whether steps can reserve ports (`srun --resv-ports`, SLURM_STEP_RESV_PORTS).
         signal_children: Whether signals reach all processes of a job, and not its tasks alone.
         node_timeout_s: Seconds without an answer after which the controller gives a node up (SlurmdTimeout).
+        max_array_size: How many tasks a job array may have (MaxArraySize).
     """
 
     nodes: int = 4
@@ -37,6 +38,7 @@ class Options:
     reserve_ports: bool = False
     signal_children: bool = False
     node_timeout_s: int = 20
+    max_array_size: int = 1001
 
     @property
     def node_names(self) -> list[str]:

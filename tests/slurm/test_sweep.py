@@ -133,3 +133,17 @@ def test_resume_of_a_sweep_submits_what_is_missing_as_an_array(
     for task in range(2):
         sandbox.wait_job(f"{array}_{task}", "COMPLETED", timeout=200)
     assert [len(ledger(tmp_path / "S" / name)) for name in "0123"] == [4, 4, 2, 2]
+
+
+@pytest.mark.nightly
+@pytest.mark.sandbox("--max-array-size=3")
+def test_a_sweep_larger_than_an_array_is_several_and_shares_its_limit(
+    sandbox: SlurmSandbox, hpctrain: Hpctrain, tmp_path: Path
+) -> None:
+    done = hpctrain("-m", *QUICK, "run_dir=S", "cluster.wait=true", "seed=range(0,7)", "cluster.max_parallel_runs=4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    submitted = re.findall(r"^submitted array (\d+) of (\d) runs$", done.stdout, re.MULTILINE)
+    assert [count for _, count in submitted] == ["2", "2", "3"]
+    assert job_ids(tmp_path / "S") == [f"{array}_{task}" for array, count in submitted for task in range(int(count))]
+    assert [sandbox.job(array)["ArrayTaskThrottle"] for array, _ in submitted] == ["1", "1", "2"]
+    assert [ledger(tmp_path / "S" / name)[-1]["reason"] for name in "0123456"] == ["completed"] * 7

@@ -110,6 +110,16 @@ class FakeSlurm:
         """End the steps whose plan has `waits`."""
         (self.home / "go").touch()
 
+    def config(self, **settings: object) -> None:
+        """What `scontrol show config` prints; by default a MaxArraySize of 1001."""
+        (self.home / "config").write_text("".join(f"{name:<23} = {value}\n" for name, value in settings.items()))
+
+    def take_jobs(self, most: int, refusal: str) -> None:
+        """Let sbatch submit jobs 1, 2, ..., and refuse those after so many with this message on stderr."""
+        count = f"n=$(($(cat {self.home}/count 2>/dev/null || echo 0) + 1))"
+        keep = f"echo $n > {self.home}/count; cat $1 >> {self.home}/submitted; echo Submitted batch job $n"
+        self.script("sbatch", f"{count}\n[ $n -gt {most} ] && {{ echo '{refusal}' >&2; exit 1; }}\n{keep}")
+
     def fall_silent(self, command: str, times: int = 1_000_000) -> None:
         """The controller doesn't answer the next `times` calls of a command."""
         (self.home / f"silent_{command}").write_text(str(times))
@@ -144,6 +154,11 @@ class FakeSlurm:
     def questions(self) -> list[str]:
         """The jobs that squeue was asked about, one entry per call."""
         return self._lines("questions")
+
+    @property
+    def num_config_questions(self) -> int:
+        """How often `scontrol show config` was called."""
+        return len(self._lines("asked_config"))
 
     @property
     def requeued(self) -> list[str]:
@@ -240,6 +255,10 @@ class _Programs:
             if (self.home / "refuses").exists():
                 raise RefusedError(f"Requested operation is presently disabled for job {words[1]}")
             return ""
+        if words[1] == "config":
+            path = self.home / "config"
+            self._record("asked_config", words[1])
+            return path.read_text() if path.exists() else "MaxArraySize            = 1001\n"
         answer = (self.home / {"job": "job", "node": "nodes"}[words[1]]).read_text()
         if not answer:
             raise RefusedError(f"slurm_load_jobs error: {UNREACHABLE}")

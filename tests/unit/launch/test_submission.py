@@ -145,6 +145,10 @@ def test_an_array_is_throttled(composer, run):
     assert "#SBATCH --output=/runs/R/logs/batch_%A_%a.log\n" in text
 
 
+def test_an_array_without_a_limit_has_none(composer, run):
+    assert "#SBATCH --array=0-299%300\n" in script(plan(composer.compose(["cluster=slurm"])), run, runs=300)
+
+
 def test_a_flag_that_is_switched_off_is_left_out(composer, run):
     assert "exclusive" not in script(plan(composer.compose(["cluster=slurm", "cluster.sbatch.exclusive=false"])), run)
 
@@ -322,6 +326,32 @@ def test_what_sbatch_refuses_is_a_bad_configuration(planned, fresh, tmp_path, mo
     fake_sbatch(tmp_path, monkeypatch, "echo 'sbatch: error: invalid partition specified: x' >&2\nexit 1\n")
     with pytest.raises(ConfigError, match="invalid partition specified: x"):
         submit([planned(fresh)], fresh)
+
+
+POLICY = (
+    "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "is_limit"),
+    [
+        (f"QOSMaxSubmitJobPerUserLimit\nsbatch: error: {POLICY}", True),
+        (f"AssocGrpSubmitJobsLimit\nsbatch: error: {POLICY}", True),
+        (POLICY, True),
+        ("Batch job submission failed: Resource temporarily unavailable", True),
+        (f"AssocMaxWallDurationPerJobLimit\nsbatch: error: {POLICY}", False),
+        ("Batch job submission failed: Requested node configuration is not available", False),
+    ],
+)
+def test_a_full_queue_differs_from_a_job_that_asks_for_too_much(
+    planned, fresh, tmp_path, monkeypatch, message, is_limit
+):
+    (tmp_path / "message").write_text(f"sbatch: error: {message}\n")
+    fake_sbatch(tmp_path, monkeypatch, f"cat {tmp_path}/message >&2\nexit 1\n")
+    with pytest.raises(ConfigError) as raised:
+        submit([planned(fresh)], fresh)
+    assert isinstance(raised.value, sbatch.SubmitLimitError) == is_limit
 
 
 def test_a_controller_that_is_gone_is_not(planned, fresh, tmp_path, monkeypatch):

@@ -145,3 +145,20 @@ def test_states_of_nodes_that_are_there(state):
 def test_a_node_that_never_started_and_an_empty_answer():
     assert answers.failed_nodes("NodeName=n1 State=IDLE SlurmdStartTime=None", since=10) == ()
     assert answers.failed_nodes("", since=10) == ()
+
+
+@pytest.mark.parametrize(
+    ("lines", "largest"),
+    [
+        ("MaxArraySize            = 1001\nMaxDBDMsgs = 20012\n", 1001),
+        ("MaxArraySize            = 0\n", 1),
+        ("MaxArraySize = 100001\nSchedulerParameters     = bf_interval=2,max_array_tasks=1000,defer\n", 1000),
+    ],
+)
+def test_how_many_tasks_an_array_may_have(lines: str, largest: int) -> None:
+    assert answers.largest_array(f"Configuration data as of 1795257042\n{lines}") == largest
+
+
+def test_a_configuration_without_a_bound_on_arrays_is_an_error() -> None:
+    with pytest.raises(SchedulerError, match="MaxArraySize"):
+        answers.largest_array("Slurmctld(primary) at controller is DOWN\n")
