@@ -78,7 +78,8 @@ def _launches(directory: RunDirectory) -> tuple[dict[Path, int], list[int]]:
     records = [directory.jobs, *path.glob(f"[0-9]*/{name}")]  # of a sweep's runs, too
     if path.name.isdecimal():
         records.append(path.parent / name)  # of a search, whose tasks ask for this run
-    return {file: file.stat().st_size for file in records if file.is_file()}, directory.claimed_attempts()
+    sizes = {file: size for file in records if file.is_file() and (size := file.stat().st_size)}
+    return sizes, directory.claimed_attempts()
 
 
 def _copies(directory: RunDirectory) -> set[str]:
