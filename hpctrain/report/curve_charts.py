@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpctrain.phrases import counted
+from hpctrain.phrases import counted, page
 from hpctrain.report.line_chart import Line, LineChart
 from hpctrain.report.markup import Markup, element, joined
 from hpctrain.report.page import folded
@@ -45,7 +45,7 @@ def _why_none(record: RunRecord) -> str:
     if record.status.command:
         return (
             "This program reported no metrics. One that calls session.step(..., metrics={...}) has curves here; see "
-            "docs/reference/session.md."
+            f"{page('reference/session.md')}."
         )
     return "The run has logged no metrics yet."
 

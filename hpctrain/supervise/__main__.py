@@ -17,6 +17,7 @@ import argparse
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -25,11 +26,13 @@ from hpctrain.config.cluster import Slurm as SlurmCluster
 from hpctrain.config.program import split_command
 from hpctrain.config.resources import resources_of
 from hpctrain.config.stored import load_run
-from hpctrain.errors import ERROR_PREFIX, ClusterEnvironmentError, ConfigError, HpctrainError
+from hpctrain.errors import ERROR_PREFIX, ClusterEnvironmentError, ConfigError, ExitCode, HpctrainError
 from hpctrain.launch.prepare import RunPlan, prepare_as_rank
 from hpctrain.retry import retry
 from hpctrain.run.directory import RunDirectory, umask_of
+from hpctrain.run.ledger import Ledger
 from hpctrain.scheduler.slurm import Slurm
+from hpctrain.search.record import sweep_is_over
 from hpctrain.supervise.allocation import allocation_overrides
 from hpctrain.supervise.supervisor import STORAGE_ERRORS, STORAGE_S, Supervisor
 from hpctrain.terminal import guard_output
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
     from hpctrain.config.compose import Composer
 
 COMMAND = "python -m hpctrain.supervise"
+
+log = logging.getLogger("hpctrain.supervise")
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -56,6 +61,9 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         plan = plan_run(arguments, environ)
         os.umask(umask_of(plan.config.mode))
         log_to_stdout()
+        if not Ledger(plan.directory).last_claim() and sweep_is_over(plan.directory, time.time()):
+            log.info("the time of the sweep is over (sweep.time_limit_min), so the run isn't started")
+            return ExitCode.FINISHED
         supervisor = Supervisor(plan, environ, Slurm(environ))
         watch_signals(received, supervisor.requeuer.check)
         return supervisor.run()

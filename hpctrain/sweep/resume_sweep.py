@@ -49,7 +49,8 @@ class SweepResume:
 
 def needs_record(record: SweepRecord, overrides: Sequence[str]) -> bool:
     """Whether a resume depends on how the sweep finds its runs, and not on the runs alone."""
-    return record.kind in ASKING or any(map(is_of_sweep, overrides)) or any(map(_may_have_values, overrides))
+    renews = record.deadline is not None
+    return renews or record.kind in ASKING or any(is_of_sweep(one) or _may_have_values(one) for one in overrides)
 
 
 def resume_sweep(typed: SweepResume, record: SweepRecord) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +24,9 @@ from hpctrain.launch.submission import sbatch_parameters, script, submit
 from hpctrain.launch.task_arrays import TaskArray, largest_array, not_submitted, print_excess, task_arrays
 from hpctrain.phrases import counted, listed
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import manifest, varied_text
-from hpctrain.search.record import SweepRecord
+from hpctrain.search.record import SweepRecord, sweep_is_over
 from hpctrain.status.follow import wait_for
 from hpctrain.status.report import statuses_before_launch
 from hpctrain.status.state import RunState
@@ -128,6 +130,10 @@ class Sweep:
             pass
         codes: list[int] = []
         for number, (run, prepared) in enumerate(zip(runs, plans, strict=True), 1):
+            if not Ledger(run.directory).last_claim() and sweep_is_over(run.directory, time.time()):
+                waiting = counted(len(runs) - number + 1, "run")
+                print(f"the time of the sweep is over (sweep.time_limit_min): {waiting} not started", file=sys.stderr)
+                break
             print(f"run {number} of {len(runs)}: {run.heading}")
             codes.append(launch_here(prepared))
             if codes[-1] == ExitCode.INTERRUPTED:

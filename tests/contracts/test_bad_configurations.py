@@ -592,7 +592,7 @@ MISTAKES = {
     "a step of nothing": (["-m", "optimizer.lr=range(0.1,1,0.0)"], "optimizer.lr=range(0.1,1,0.0): is not a range", ""),
     "a range of billions": (["-m", "seed=range(1,9999999999)"], "makes 9,999,999,998 runs", "split the sweep"),
     "too many runs": (["-m", "seed=range(0,101)", "nodes=range(0,100)"], "nodes=range(0,100): makes 10,100 runs", ""),
-    "an interval": (["-m", "seed=interval(1,2)"], "seed=interval(1,2)", "write range(...) or a,b"),
+    "an interval": (["-m", "seed=interval(1,2)"], "seed=interval(1,2)", "add sweep=random"),
     "an unknown key of a swept group": (
         ["-m", "task=text,tokens", "task.contxt_length=5"],
         "task.contxt_length=5",

@@ -19,14 +19,18 @@ ROOT = Path(__file__).parents[2]
 COMPOSE_EACH_GROUP = """
 import json
 import sys
-from hpctrain.config import compose, compose_program
-composers = {False: compose.Composer(), True: compose_program.ProgramComposer(["true"])}
+from hpctrain.config import compose, compose_program, compose_sweep
+training = compose.Composer()
+others = {
+    "run": compose_program.ProgramComposer(["true"]).compose_run,
+    "sweep": compose_sweep.SweepComposer().compose_sweep,
+}
 needed = json.loads(sys.argv[1])
 done = []
 last_of_each = {path.parent.name: path.stem for path in sorted(compose.conf_dir().glob("*/*.yaml"))}
 for group, option in last_of_each.items():
     words = [f"{group}={option}", *needed.get(f"{group}={option}", [])]
-    composers[group == "run"].compose_run(words)
+    others.get(group, training.compose_run)(words)
     done.append(f"{group}/{option}")
 print(json.dumps({"file": compose.__file__, "conf": str(compose.conf_dir()), "done": done}))
 """

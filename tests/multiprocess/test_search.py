@@ -1,7 +1,8 @@
-"""Sixteen processes that ask for runs of one search at once, and are killed at random."""
+"""Searches: sixteen processes that ask at once and are killed at random, and whole ones on this machine."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.cli import main as hpctrain
+from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.search.journal import Event, read_journal
@@ -84,3 +87,33 @@ def test_no_run_is_lost_and_none_is_trained_twice(tmp_path: Path, num_runs: int,
         assert paused == [10 * 3**rung for rung in range(sum(one == run for one, _ in ended))]
     # whoever belongs to the best third of a rung in the end has passed the next one, too
     assert promotable([one for one in decisions if one.event is Event.END], begun, reduction_factor=3) == []
+
+
+def test_a_search_on_this_machine_ends_and_is_extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["trainer.max_steps=4", "trainer.max_epochs=null", "trainer.eval_every_steps=1", "logger.tensorboard=false"]
+    search = ["sweep=asha", "sweep.min_steps=1", "sweep.num_runs=2", "optimizer.lr=interval(1e-3,1e-2)"]
+    assert hpctrain(["-m", *words, *search, "run_dir=S"]) == 0
+    assert hpctrain(["resume", "S", "sweep.num_runs=3"]) == 0
+    capfd.readouterr()
+    assert hpctrain(["resume", "S"]) == 0
+    assert "the search is complete" in capfd.readouterr().out
+    assert hpctrain(["status", "S", "--json"]) == 0
+    runs = {Path(run["path"]).name: run for run in json.loads(capfd.readouterr().out)}
+    # the second command finds a third run, and one in three continues, unless it has completed already
+    assert {run["state"] for run in runs.values()} == {"completed", "paused"}
+    ends = [(one.run, one.rung) for one in read_journal(RunDirectory.at(tmp_path / "S")) if one.event is Event.END]
+    assert len(ends) == len(set(ends))
+    assert {run for run, _ in ends} == {0, 1, 2}
+
+
+@pytest.mark.nightly
+def test_a_sweep_that_optuna_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["trainer.max_steps=1", "trainer.max_epochs=null", "logger.tensorboard=false"]
+    search = ["sweep=optuna", "sweep.num_runs=5", "sweep.startup_runs=2", "optimizer.lr=tag(log,interval(1e-4,1e-1))"]
+    assert hpctrain(["-m", *words, *search, "optimizer=adamw,sgd", "run_dir=S"]) == 0
+    assert hpctrain(["resume", "S", "sweep.num_runs=6"]) == 0
+    decisions = read_journal(RunDirectory.at(tmp_path / "S"))
+    assert [one.run for one in decisions if one.event is Event.END] == list(range(6))
+    assert {one.reason for one in decisions if one.event is Event.END} == {"completed"}

@@ -218,9 +218,9 @@ def test_resuming_a_run_of_a_cluster_asks_and_shows_what_the_command_prints(make
             await pilot.press("r")
             assert isinstance(app.screen, Question)
             await pilot.press("y")
-            await until(pilot, lambda: isinstance(app.screen, Text))
+            # a screen is there a moment before its text
+            await until(pilot, lambda: isinstance(app.screen, Text) and "exit code 2" in text_of(app))
             assert "hpctrain: error:" in text_of(app)
-            assert "exit code 2" in text_of(app)
 
     asyncio.run(use())
 
