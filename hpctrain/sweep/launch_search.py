@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections import Counter
 
 from hpctrain.config.cluster import Slurm
@@ -19,6 +18,7 @@ from hpctrain.search.record import SweepRecord
 from hpctrain.sweep.found_runs import ASKING, FoundRuns
 from hpctrain.sweep.runs import SweepRun, place
 from hpctrain.sweep.sweep import Sweep
+from hpctrain.sweep.worker import work_here
 
 
 def refuse_other_sweep(home: RunDirectory, record: SweepRecord) -> None:
@@ -57,25 +57,26 @@ def launch_found(sweep: Sweep, found: FoundRuns) -> list[int]:
         if not known:  # its runs are made later, with the code of now
             sweep.code.assign_to(sweep.home, template)
         if is_slurm:
-            code = _submit(sweep.home, plans[0] if plans else _template(found.runs[0], sweep.home), found.record)
+            run = plans[0] if plans else _template(found.runs[0], sweep.home)
+            code = submit_tasks(sweep.home, run, found.record.num_runs or 1)
     return [code] if is_slurm else [work_here(sweep.home)]
 
 
-def work_here(home: RunDirectory) -> int:
-    """Train the runs of a search on this machine, one after another; return an `ExitCode`."""
-    code: int = importlib.import_module("hpctrain.sweep.worker").work_here(home)
-    return code
+def submit_tasks(home: RunDirectory, run: RunPlan, num_tasks: int) -> ExitCode:
+    """Submit tasks of a search, and print what to type next; FAILED if SLURM took only some of them.
 
-
-def _submit(home: RunDirectory, run: RunPlan, record: SweepRecord) -> ExitCode:
-    wanted = record.num_runs or 1
-    job_ids = submit_search(run, home, wanted)
+    Args:
+        home: the folder of the sweep.
+        run: any run of the search, from which the request to SLURM is read.
+        num_tasks: of the arrays.
+    """
+    job_ids = submit_search(run, home, num_tasks)
     for array, count in Counter(job_id.partition("_")[0] for job_id in job_ids).items():
         print(f"submitted array {array} of {counted(count, 'task')}, which ask for their runs")
     print(f"run directories {home.path}/0, {home.path}/1, ...")
     print(f"  python -m hpctrain status --runs-dir {home.as_typed}")
     print(f"  python -m hpctrain cancel {home.as_typed}", flush=True)
-    return ExitCode.FINISHED if len(job_ids) == wanted else ExitCode.FAILED
+    return ExitCode.FINISHED if len(job_ids) == num_tasks else ExitCode.FAILED
 
 
 def _print_dry_run(home: RunDirectory, found: FoundRuns) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from hpctrain.config.cluster import Slurm
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.launch.prepare import RunPlan
-from hpctrain.launch.submission import submit_search
 from hpctrain.phrases import counted, listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.reason import Reason
@@ -17,6 +16,7 @@ from hpctrain.search.open_search import open_search
 from hpctrain.search.record import SweepRecord
 from hpctrain.search.state import SearchState
 from hpctrain.status.report import ask_slurm, job_ids, statuses_before_launch
+from hpctrain.sweep.launch_search import submit_tasks
 from hpctrain.sweep.worker import work_here
 
 FAILURES = (Reason.FAILED, Reason.STALLED, Reason.HANG, Reason.INFRASTRUCTURE, Reason.OUT_OF_MEMORY)
@@ -67,13 +67,7 @@ def resume_search(
         return ExitCode.FINISHED
     if not isinstance(template.config.cluster, Slurm):
         return work_here(home)
-    job_ids = submit_search(template, home, work.num_tasks)
-    print(
-        f"submitted array {job_ids[0].partition('_')[0]} of {counted(len(job_ids), 'task')}, which ask for their runs"
-    )
-    print(f"  python -m hpctrain status --runs-dir {home.as_typed}")
-    print(f"  python -m hpctrain cancel {home.as_typed}", flush=True)
-    return ExitCode.FINISHED
+    return submit_tasks(home, template, work.num_tasks)
 
 
 def release_search(home: RunDirectory, record: SweepRecord, *, retry_failed: bool, force: bool) -> SearchWork:
