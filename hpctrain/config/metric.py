@@ -13,7 +13,7 @@ def metric_name(config: Config) -> str | None:
     """Return the metric's name, as the task's `evaluate` names it; None if only the task's class itself can tell."""
     if config.checkpoint.metric is not None:
         return config.checkpoint.metric
-    name = _constants_of(str(config.task["_target_"])).get("metric")
+    name = _constants_of(_target(config)).get("metric")
     return name if isinstance(name, str) else None
 
 
@@ -22,11 +22,16 @@ def metric_mode(config: Config) -> str | None:
     checkpoint = config.checkpoint
     if checkpoint.metric_mode is not None:
         return checkpoint.metric_mode
-    own = _constants_of(str(config.task["_target_"]))
+    own = _constants_of(_target(config))
     if checkpoint.metric in (None, own.get("metric")):
         mode = own.get("metric_mode")
         return mode if mode in ("min", "max") else None
     return "min" if checkpoint.metric == "loss" else None
+
+
+def _target(config: Config) -> str:
+    """Return the dotted name of the task's class; empty for a stored configuration without a task."""
+    return str((config.task or {}).get("_target_", ""))
 
 
 def _constants_of(target: str) -> dict[str, object]:

@@ -11,6 +11,7 @@ from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer
 from hpctrain.config.compose_program import ProgramComposer
 from hpctrain.config.compose_sweep import SweepComposer, is_of_sweep
+from hpctrain.config.schema import SWEEP_GROUP
 from hpctrain.errors import ConfigError, ExitCode
 from hpctrain.launch.prepare import plan
 from hpctrain.launch.sbatch import require_sbatch
@@ -22,8 +23,7 @@ from hpctrain.sweep.resume_search import resume_search
 from hpctrain.sweep.runs import place
 from hpctrain.sweep.sweep import Sweep, require_one_cluster
 
-OPTIONS = ("kind", "seed")
-"""Fields that a resume can't change: the runs that exist were found with them."""
+KEPT = "can't be changed: the runs that exist were found with"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,6 +101,7 @@ def _found(typed: SweepResume, record: SweepRecord) -> FoundRuns:
         composer = ProgramComposer(list(record.program), config_dir, here)
     added = [override for override in typed.overrides if not is_of_sweep(override)]
     _refuse_changes(composer, record, added)
+    _require_kind(record, typed.overrides)
     own = [f"sweep={record.kind}", *_options(record), *filter(is_of_sweep, typed.overrides)]
     search = SweepComposer(config_dir).compose_sweep(own)
     space = {key: f"{key}={text}" for key, text in record.space.items()}
@@ -135,13 +136,17 @@ def _earlier(record: SweepRecord, wanted: SweepRecord) -> list[dict[str, object]
     return earlier
 
 
+def _require_kind(record: SweepRecord, overrides: Sequence[str]) -> None:
+    """Refuse another kind before its keys are composed: it lacks some of those that the sweep has."""
+    for override in filter(is_of_sweep, overrides):
+        key, _, kind = override.lstrip("+").partition("=")
+        if key == SWEEP_GROUP and kind != record.kind:
+            raise ConfigError(key, kind, f"{KEPT} {record.kind}", "type a new command with -m")
+
+
 def _require_growth(record: SweepRecord, wanted: SweepRecord) -> None:
-    for name in OPTIONS:
-        before, after = getattr(record, name), getattr(wanted, name)
-        if before != after:
-            key = "sweep" if name == "kind" else f"sweep.{name}"
-            problem = f"can't be changed: the runs that exist were found with {before}"
-            raise ConfigError(key, after, problem, "type a new command with -m")
+    if wanted.seed != record.seed:
+        raise ConfigError("sweep.seed", wanted.seed, f"{KEPT} {record.seed}", "type a new command with -m")
     if record.kind == "grid" or record.num_runs is None or wanted.num_runs is None:
         return
     if wanted.num_runs < record.num_runs:

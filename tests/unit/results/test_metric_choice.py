@@ -48,6 +48,14 @@ def test_nothing_evaluated(tmp_path, make_run):
         judging_metric(read(tmp_path))
 
 
+@pytest.mark.parametrize("task", [{}, {"task": None}, {"task": {}}])
+def test_a_stored_configuration_without_a_task_names_no_metric(tmp_path, make_run, task):
+    run = make_run(0, {**task, "checkpoint": {"metric": None}}, {10: 0.5})
+    (run.claim(1) / "evaluation.json").unlink()
+    with pytest.raises(RunDirectoryError, match="no run has been evaluated by a metric that ranks it"):
+        judging_metric(read(tmp_path))
+
+
 def test_a_program_has_no_metric_of_its_own(tmp_path, make_run):
     run = make_run(0, {"run": {"command": ["python", "train.py"]}}, {})
     run.metrics.write_text('{"step": 3, "error": 1.5}\n')

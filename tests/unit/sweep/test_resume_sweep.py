@@ -1,0 +1,107 @@
+"""A sweep is extended from its record: more values, more runs; and what would change the runs that exist is refused."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+import yaml
+
+from hpctrain.cli import main
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Ledger
+from hpctrain.search.record import SweepRecord
+
+TINY = ("model=convnet", "model.width=1", "trainer.max_steps=1", "logger.tensorboard=false", "code.snapshot=none")
+DRAWN = ("sweep=random", "optimizer.lr=tag(log,interval(1e-4,1e-1))")
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch, tmp_path):
+    """Runs in this process leave logging and threads as they were."""
+    monkeypatch.chdir(tmp_path)
+    logger, threads = logging.getLogger("hpctrain"), torch.get_num_threads()
+    before = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.level, logger.propagate = before
+    torch.set_num_threads(threads)
+
+
+def rates(home):
+    """The learning rate of each run, by its number."""
+    runs = sorted((run for run in home.iterdir() if run.name.isdecimal()), key=lambda run: int(run.name))
+    return [yaml.safe_load((run / "config.yaml").read_text())["optimizer"]["lr"] for run in runs]
+
+
+def num_attempts(home):
+    """Attempts of each of three runs."""
+    return [len(Ledger(RunDirectory.at(home / str(number))).attempts()) for number in range(3)]
+
+
+def made(tmp_path, *words):
+    """A sweep of two runs."""
+    assert main(["-m", "run_dir=sweep", *TINY, *words]) == 0
+    return tmp_path / "sweep"
+
+
+def test_another_value_is_another_run(tmp_path):
+    home = made(tmp_path, "optimizer.lr=0.1,0.01")
+    assert main(["resume", "sweep", "optimizer.lr=0.001,0.01"]) == 0
+    assert sorted(rates(home)) == [0.001, 0.01, 0.1]
+    assert rates(home)[:2] == [0.1, 0.01]
+    assert num_attempts(home) == [1, 1, 1]
+
+
+def test_more_runs_are_those_of_one_command(tmp_path):
+    home = made(tmp_path, *DRAWN, "sweep.num_runs=2")
+    before = rates(home)
+    assert main(["resume", "sweep", "sweep.num_runs=3", "optimizer.lr=tag(log,interval(1e-6,1e-5))"]) == 0
+    after = rates(home)
+    assert after[:2] == before
+    assert 1e-6 <= after[2] <= 1e-5
+    assert num_attempts(home) == [1, 1, 1]
+    record = SweepRecord.read(home)
+    assert (record.num_runs, record.seed, [one["num_runs"] for one in record.earlier]) == (3, 0, [2])
+
+
+@pytest.fixture
+def drawn(tmp_path, capsys):
+    """The record of two runs that were drawn; what is refused needs no more."""
+    home = RunDirectory.at(tmp_path / "sweep")
+    home.path.mkdir()
+    SweepRecord(
+        kind="random",
+        space={"optimizer.lr": "tag(log,interval(1e-4,1e-1))"},
+        fixed=[*TINY],
+        folder=str(tmp_path),
+        submitted=0.0,
+        command=[],
+        seed=0,
+        num_runs=2,
+    ).write(home, 0o750)
+    before = home.sweep.read_bytes()
+    yield home
+    assert [path.name for path in home.path.iterdir()] == ["sweep.json"]
+    assert home.sweep.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("sweep.num_runs=1", "sweep.num_runs=1: is less than the 2 runs that the sweep has; give the number"),
+        ("sweep.seed=3", "sweep.seed=3: can't be changed: the runs that exist were found with 0"),
+        ("sweep=grid", "sweep=grid: can't be changed: the runs that exist were found with random"),
+        ("sweep=optuna", "sweep=optuna: can't be changed: the runs that exist were found with random"),
+        ("optimizer.lr=choice(0.1,0.2)", "is a new range, and no run is left to draw from it: the sweep has 2; add"),
+        ("seed=1,2", "seed=1,2: isn't a key that the sweep draws; give a new range for optimizer.lr, or type"),
+    ],
+)
+def test_what_would_change_the_runs_is_refused(drawn, capsys, typed, message):
+    assert main(["resume", "sweep", typed]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_single_value_is_refused(drawn, capsys):
+    assert main(["resume", "sweep", "sweep.num_runs=3", "optimizer.lr=0.1"]) == 2
+    assert "optimizer.lr=0.1: has one value, and the runs that exist keep theirs; name the" in capsys.readouterr().err
