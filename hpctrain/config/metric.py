@@ -43,6 +43,8 @@ def _constants_of(target: str) -> dict[str, object]:
         target: the class's dotted name.
     """
     module, _, name = target.rpartition(".")
+    if not module:
+        return {}
     try:
         found = find_module(module)
         if found is None or found[1]:
