@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from hpctrain.cli.arguments import add_runs, chosen_runs, command_parser
@@ -13,7 +14,7 @@ from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError
 from hpctrain.files import describe_os_error
 from hpctrain.launch.cancellation import cancel
 from hpctrain.run.directory import RunDirectory
-from hpctrain.sweep.cancel_search import cancel_tasks, search_home
+from hpctrain.sweep.cancel_search import cancel_idle_tasks, cancel_tasks, search_home
 
 _EPILOG = """\
 examples:
@@ -36,7 +37,11 @@ def main(arguments: list[str]) -> int:
     # all are found first: a misspelt name must not leave half of them cancelled
     homes, runs = _searches(options), chosen_runs(options)
     # the tasks that wait before the runs: none of them may begin another run meanwhile
-    done = [_cancelled(home, cancel_tasks) for home in homes] + [_cancelled(run, cancel) for run in runs]
+    done = [_cancelled(home, cancel_tasks) for home in homes]
+    runs = chosen_runs(options) if homes else runs
+    done += [_cancelled(run, cancel) for run in runs]
+    # and last those that run, and were between two runs
+    done += [_cancelled(home, partial(cancel_idle_tasks, runs=runs)) for home in homes]
     return ExitCode.FINISHED if all(done) else ExitCode.FAILED
 
 

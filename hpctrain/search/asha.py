@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hpctrain.run.directory import RunDirectory
@@ -34,11 +34,11 @@ class Asha:
 
     def new_run(self, state: SearchState) -> int | None:
         """See `Chooser`."""
-        return min(self._waiting(state), default=None)
+        return next(iter(self._waiting(state)), None)
 
     def num_new(self, state: SearchState) -> int:
         """See `Chooser`."""
-        return len(self._waiting(state))
+        return sum(1 for _ in self._waiting(state))
 
     def draw(self, run: int, state: SearchState) -> Mapping[str, Any]:  # noqa: ARG002 - see `Chooser`
         """See `Chooser`."""
@@ -55,12 +55,15 @@ class Asha:
         """
         passed = [end for end in state.ends.values() if end.value is not None]
         is_over = any(end.reason == Reason.COMPLETED for end in passed)
-        if not passed or is_over or state.given or state.released or self._waiting(state):
+        if not passed or is_over or state.given or state.released or self.num_new(state):
             return []
         highest = max(end.rung for end in passed)
         best = min((end for end in passed if end.rung == highest), key=lambda end: (loss(end), end.run))
         return [(best.run, highest + 1)]
 
-    def _waiting(self, state: SearchState) -> list[int]:
-        prepared = (int(path.name) for path in self._home.path.iterdir() if path.name.isdecimal())
-        return [run for run in prepared if run not in state.first]
+    def _waiting(self, state: SearchState) -> Iterator[int]:
+        numbers = sorted(int(path.name) for path in self._home.path.iterdir() if path.name.isdecimal())
+        for run in numbers:
+            # a run that is still being prepared has its configuration last
+            if run not in state.first and RunDirectory.at(self._home.path / str(run)).config.is_file():
+                yield run

@@ -90,6 +90,7 @@ class Journal:
 
     def __init__(self, home: RunDirectory) -> None:
         self.folder = home.path / FOLDER
+        self._home = home
         self.decisions: list[Decision | None] = []
 
     def read(self) -> None:
@@ -120,7 +121,7 @@ class Journal:
         temporary = temporary_name(path)
         data = json.dumps(decision.as_record(), allow_nan=False) + "\n"
         try:
-            with temporary.open("x") as file:
+            with self._home.permissions(), temporary.open("x") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

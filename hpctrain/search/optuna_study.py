@@ -55,6 +55,7 @@ class OptunaChooser:
         seed: int,
         num_runs: int,
     ) -> None:
+        self._home = home
         self._folder = home.path / FOLDER
         self._space = space
         self._sampler = sampler
@@ -102,7 +103,8 @@ class OptunaChooser:
             trial = study.ask({key: to_optuna(one) for key, one in self._space.items()})
         frozen = study.trials[-1]
         name = f"{PREFIX}{secrets.token_hex(8)}.json"
-        write_atomic(self._folder / name, json.dumps(sampler_state(sampler)))
+        with self._home.permissions():
+            write_atomic(self._folder / name, json.dumps(sampler_state(sampler)))
         self._remove_unused(state)
         known = optuna.distributions.distribution_to_json
         return {

@@ -128,19 +128,21 @@ class Search:
                     run=begin.run, rung=begin.rung, pause_at_step=pause, drawn=state.first.get(begin.run, begin).drawn
                 )
 
-    def release(self, runs: Mapping[int, int]) -> None:
-        """Let any task continue runs whose own task is gone.
+    def release(self, decisions: Iterable[Decision]) -> None:
+        """Let any task continue runs whose own task is gone, or that failed or were cancelled.
 
         Args:
-            runs: rungs that they are to pass, by number.
+            decisions: the newest ones on these runs, a begin or an end each. A run on which another one follows
+                meanwhile is left alone.
 
         Raises:
             OSError: the file system's error.
         """
-        self._journal.read()
-        for run, rung in runs.items():
-            while not self._journal.publish(Decision(event=Event.RELEASE, run=run, rung=rung, time=self._clock())):
-                self._journal.read()
+        for seen in decisions:
+            run, rung = seen.run, seen.rung
+            release = Decision(event=Event.RELEASE, run=run, rung=rung, time=self._clock())
+            while self._newest(run, rung) == seen and not self._journal.publish(release):
+                pass
 
     def fail(self, run: int, rung: int) -> None:
         """Record that a run can't be trained.
@@ -148,14 +150,14 @@ class Search:
         Raises:
             OSError: the file system's error.
         """
-        self._journal.read()
         end = Decision(event=Event.END, run=run, rung=rung, time=self._clock(), reason=Reason.FAILED.value)
-        while not self._journal.publish(end):
-            self._journal.read()
+        while run in self.state().given and not self._journal.publish(end):
+            pass
 
     def create(self) -> None:
         """Make the journal's folder, with the permissions of the sweep's."""
-        (self.home.path / FOLDER).mkdir(exist_ok=True)
+        with self.home.permissions():
+            (self.home.path / FOLDER).mkdir(exist_ok=True)
 
     def _next(self, state: SearchState, task: str, first_runs: int | None) -> Decision | None:
         if state.released:
@@ -180,6 +182,11 @@ class Search:
             attempts=Ledger(self.directory(run)).last_claim(),
             drawn=drawn or {},
         )
+
+    def _newest(self, run: int, rung: int) -> Decision | None:
+        """The decision that holds for a run: its begin, or its end at this rung; None once it is released."""
+        state = self.state()
+        return state.given.get(run) or (None if run in state.released else state.ends.get((run, rung)))
 
     def _end(self, begin: Decision) -> Decision | None:
         try:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpctrain.config.compose import Composer
+from hpctrain.errors import RunDirectoryError
 from hpctrain.launch.existing_run import changed_config
 from hpctrain.launch.launch_code import SweepCode
 from hpctrain.launch.prepare import RunPlan, prepare
@@ -38,6 +39,8 @@ def plan_assigned(home: RunDirectory, record: SweepRecord, assignment: Assignmen
     """
     directory = RunDirectory.at(home.path / str(assignment.run))
     if not directory.config.is_file():
+        if record.kind != "optuna":
+            raise RunDirectoryError(f"{directory.path}: its config.yaml is gone; restore it, or remove the folder")
         # the task that began to make it was killed: the journal gave the number to this task alone
         shutil.rmtree(directory.path, ignore_errors=True)
         run = drawn_run(home, record, assignment)
@@ -61,7 +64,8 @@ def drawn_run(home: RunDirectory, record: SweepRecord, assignment: Assignment) -
         ConfigError: the values don't fit together.
     """
     code = current_code(home)
-    composer = Composer(_in_copy(code, record.config_dir), None if code is None else code.working_directory)
+    folder = Path(record.folder) if code is None else code.working_directory
+    composer = Composer(_in_copy(code, record.config_dir), folder)
     fixed = [override.lstrip("+~").partition("=")[0] for override in record.fixed]
     return sweep_run(composer, [*record.fixed, *_overrides(record, assignment)], fixed)
 

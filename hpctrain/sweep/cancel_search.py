@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
+from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.report import ask_slurm, job_ids
 from hpctrain.streams import Report, print_warning
@@ -35,10 +37,35 @@ def cancel_tasks(home: RunDirectory, warn: Report = print_warning) -> str:
     Raises:
         HpctrainError: SLURM can't be reached.
     """
-    jobs = ask_slurm(job_ids(home), warn)
-    if jobs is None:
-        raise HpctrainError("SLURM can't be reached from here to cancel its tasks; run the command on a login node")
-    waiting = [job_id for job_id, job in jobs.items() if job is not None and job.state.is_pending]
+    waiting = [job_id for job_id, job in _tasks(home, warn).items() if job.state.is_pending]
     for array in dict.fromkeys(job_id.partition("_")[0] for job_id in waiting):
         Slurm().cancel_pending(array)
     return f"cancelled {counted(len(waiting), 'task')} that had not begun" if waiting else ""
+
+
+def cancel_idle_tasks(home: RunDirectory, warn: Report = print_warning, *, runs: Sequence[RunDirectory] = ()) -> str:
+    """Cancel the array tasks of a search that run, and train none of these runs; empty if there is none.
+
+    Such a task is between two runs. Call it after the runs are cancelled, whose tasks need time to save.
+
+    Args:
+        home: the folder of the sweep.
+        warn: gets a line if SLURM is there and doesn't answer.
+        runs: of the sweep.
+
+    Raises:
+        HpctrainError: SLURM can't be reached.
+    """
+    busy = {job_id for run in runs for job_id in job_ids(run)}
+    idle = [job_id for job_id, job in _tasks(home, warn).items() if job.state.is_running and job_id not in busy]
+    for job_id in idle:
+        Slurm().cancel(job_id)
+    return f"cancelled {counted(len(idle), 'task')} between two runs" if idle else ""
+
+
+def _tasks(home: RunDirectory, warn: Report) -> dict[str, JobRecord]:
+    """SLURM's records of the tasks of a search that it knows."""
+    jobs = ask_slurm(job_ids(home), warn)
+    if jobs is None:
+        raise HpctrainError("SLURM can't be reached from here to cancel its tasks; run the command on a login node")
+    return {job_id: job for job_id, job in jobs.items() if job is not None}

@@ -63,6 +63,7 @@ def find_runs(composer: Composer, record: SweepRecord, parsed: Sequence[Override
     space = {key: distribution_of(override) for key, override in last.items() if override.is_sweep_override()}
     if record.kind == "optuna":
         samples = [sweep_run(composer, [*fixed, *values], fixed_keys) for values in _samples(space)]
+        _refuse_waiting(samples[0].config)
         return FoundRuns(record, samples)
     drawn = _drawn(composer, record, space)
     if len(drawn) < (record.num_runs or 0):
@@ -71,6 +72,7 @@ def find_runs(composer: Composer, record: SweepRecord, parsed: Sequence[Override
     jobs = [[*fixed, *(f"{key}={value}" for key, value in values)] for values in drawn]
     if record.kind == "asha":
         first = sweep_run(composer, jobs[0], fixed_keys).config
+        _refuse_waiting(first)
         record = dataclasses.replace(record, min_steps=_min_steps(record, first, space))
         if "pause_at_step" in Trainer.__dataclass_fields__:
             jobs = [[*job, f"{PAUSE}={record.min_steps}"] for job in jobs]
@@ -129,6 +131,12 @@ def _refuse(composer: Composer, record: SweepRecord, overrides: Sequence[Overrid
             raise ConfigError(key, value_as_typed(override), problem, "give it one value, or use sweep=random")
     if record.kind == "optuna":
         _require_optuna()
+
+
+def _refuse_waiting(config: RunConfig) -> None:
+    if config.cluster.wait:
+        remedy = "leave it out; `python -m hpctrain status --watch` shows how far the search is"
+        raise ConfigError("cluster.wait", True, "waits for runs, which the tasks of a search have yet to begin", remedy)
 
 
 def _require_optuna() -> None:

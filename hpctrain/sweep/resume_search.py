@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,10 @@ from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.phrases import counted, listed
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.owner import CLOCK_SLACK_S
+from hpctrain.run.process import process_start
 from hpctrain.run.reason import Reason
+from hpctrain.search.journal import Decision
 from hpctrain.search.open_search import open_search
 from hpctrain.search.record import SweepRecord
 from hpctrain.search.state import SearchState
@@ -86,9 +90,10 @@ def release_search(home: RunDirectory, record: SweepRecord, *, retry_failed: boo
     search.create()
     state = search.state()
     live = _live_tasks(home, force=force)
-    failed = {run: rung for (run, rung), end in state.ends.items() if end.reason in FAILURES}
-    cancelled = {run: rung for (run, rung), end in state.ends.items() if end.reason == Reason.CANCELLED}
-    search.release(_lost(home, state, live, force=force) | cancelled | (failed if retry_failed else {}))
+    live += _live_processes(home, state, force=force)
+    failed = [end for end in state.ends.values() if end.reason in FAILURES]
+    cancelled = [end for end in state.ends.values() if end.reason == Reason.CANCELLED]
+    search.release([*_lost(home, state, live, force=force), *cancelled, *(failed if retry_failed else ())])
     state = search.state()
     # a task that waits in the queue begins one new run; one that runs has begun its own
     waiting = sum(task not in {begin.task for begin in state.first.values()} for task in live)
@@ -97,18 +102,36 @@ def release_search(home: RunDirectory, record: SweepRecord, *, retry_failed: boo
     return SearchWork(
         num_tasks=new + len(state.released) or promoted,
         num_live=len(live),
-        failed=() if retry_failed else [search.directory(run) for run in sorted(failed)],
+        failed=() if retry_failed else [search.directory(run) for run in sorted({end.run for end in failed})],
     )
 
 
-def _lost(home: RunDirectory, state: SearchState, live: Collection[str], *, force: bool) -> dict[int, int]:
-    """The runs that a task was given which is gone, with the rungs that they are to pass."""
-    given = {run: begin.rung for run, begin in state.given.items() if begin.task not in live}
-    directories = [RunDirectory.at(home.path / str(run)) for run in given]
+def _lost(home: RunDirectory, state: SearchState, live: Collection[str], *, force: bool) -> list[Decision]:
+    """The decisions that gave runs to tasks which are gone."""
+    given = [begin for begin in state.given.values() if begin.task not in live]
+    directories = [RunDirectory.at(home.path / str(begin.run)) for begin in given]
     statuses = statuses_before_launch(directories, force=force)
-    return {
-        run: rung for (run, rung), status in zip(given.items(), statuses, strict=True) if not status.state.may_change
-    }
+    return [begin for begin, status in zip(given, statuses, strict=True) if not status.state.may_change]
+
+
+def _live_processes(home: RunDirectory, state: SearchState, *, force: bool) -> list[str]:
+    """The processes that were given a run without a job, and still work for the search."""
+    live = []
+    for begin in state.given.values():
+        host, colon, pid = begin.task.rpartition(":")
+        if not colon:
+            continue
+        if host != socket.gethostname():
+            if not force:
+                raise RunDirectoryError(
+                    f"{home.path}: process {pid} on {host} may still train run {begin.run}; run this there, or insist: "
+                    f"`python -m hpctrain resume {home.as_typed} --force`"
+                )
+            continue
+        started = process_start(int(pid)) if pid.isdecimal() else None
+        if started is not None and started <= begin.time + CLOCK_SLACK_S:
+            live.append(begin.task)
+    return live
 
 
 def _live_tasks(home: RunDirectory, *, force: bool) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,15 +14,17 @@ from hpctrain.config.compose import Composer
 from hpctrain.config.compose_program import ProgramComposer
 from hpctrain.config.compose_sweep import SweepComposer, is_of_sweep
 from hpctrain.config.schema import SWEEP_GROUP
-from hpctrain.errors import ConfigError, ExitCode
+from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode
+from hpctrain.launch.existing_run import changed_config
 from hpctrain.launch.prepare import plan
 from hpctrain.launch.sbatch import require_sbatch
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.manifest import read_varied
 from hpctrain.search.record import SweepRecord
 from hpctrain.sweep.found_runs import ASKING, FoundRuns, find_runs
 from hpctrain.sweep.recorded import deadline, record_of
 from hpctrain.sweep.resume_search import resume_search
-from hpctrain.sweep.runs import place
+from hpctrain.sweep.runs import SweepRun, place
 from hpctrain.sweep.sweep import Sweep, require_one_cluster
 
 KEPT = "can't be changed: the runs that exist were found with"
@@ -68,19 +72,21 @@ def resume_sweep(typed: SweepResume, record: SweepRecord) -> int:
         RunDirectoryError: a run may be running, and SLURM can't be asked.
     """
     found = _found(typed, record)
+    template = found.runs[0].config
     require_one_cluster([run.config for run in found.runs])
-    if isinstance(found.runs[0].config.cluster, Slurm):
+    if isinstance(template.cluster, Slurm):
         require_sbatch()
     sweep = Sweep(typed.home, typed.command, force=typed.force, record=found.record, retry_failed=typed.retry_failed)
+    existing = [] if record.kind in ASKING else _existing(typed.home)
+    # the runs of a grid that is only continued are all there
+    is_known = record.kind == "optuna" or (record.kind == "grid" and record.space == found.record.space)
+    added = [] if is_known else _added(typed.home, found)
     if record.kind not in ASKING:
-        codes = sweep.launch(place(found.runs, typed.home))
+        codes = sweep.launch([*existing, *added])
         return next((code for code in codes if code != ExitCode.FINISHED), ExitCode.FINISHED)
-    placed = place(found.runs, typed.home) if record.kind == "asha" else []
-    added = [run for run in placed if not run.directory.config.is_file()]
     sweep.print_warnings(added)
-    with sweep.prepared(added, mode=found.runs[0].config.mode):
+    with sweep.prepared(added, mode=template.mode):
         pass
-    template = placed[0].config if placed else found.runs[0].config
     return resume_search(
         typed.home,
         found.record,
@@ -88,6 +94,33 @@ def resume_sweep(typed: SweepResume, record: SweepRecord) -> int:
         retry_failed=typed.retry_failed,
         force=typed.force,
     )
+
+
+def _existing(home: RunDirectory) -> list[SweepRun]:
+    """The runs of a sweep with their own configurations, which today's files may not give again."""
+    numbers = sorted(int(path.name) for path in home.path.iterdir() if path.name.isdecimal())
+    directories = [RunDirectory.at(home.path / str(number)) for number in numbers]
+    runs = []
+    for directory in directories:
+        if directory.config.is_file():
+            try:
+                runs.append(SweepRun(changed_config(directory, (), None), read_varied(directory)))
+            except ConfigError as error:
+                print(f"{ERROR_PREFIX}{os.path.relpath(directory.path)}: {error}; skipped", file=sys.stderr)
+    return runs
+
+
+def _added(home: RunDirectory, found: FoundRuns) -> list[SweepRun]:
+    """The runs that the sweep doesn't have yet, placed."""
+    if found.record.kind == "grid":
+        placed = place(found.runs, home)
+    else:  # run k is the k-th draw, whatever today's files would make of it
+        places = [str(home.path / str(number)) for number in range(len(found.runs))]
+        placed = [
+            dataclasses.replace(run, config=dataclasses.replace(run.config, run_dir=folder))
+            for run, folder in zip(found.runs, places, strict=True)
+        ]
+    return [run for run in placed if not run.directory.config.is_file()]
 
 
 def _found(typed: SweepResume, record: SweepRecord) -> FoundRuns:
@@ -104,9 +137,13 @@ def _found(typed: SweepResume, record: SweepRecord) -> FoundRuns:
     _require_kind(record, typed.overrides)
     own = [f"sweep={record.kind}", *_options(record), *filter(is_of_sweep, typed.overrides)]
     search = SweepComposer(config_dir).compose_sweep(own)
-    space = {key: f"{key}={text}" for key, text in record.space.items()}
-    new = {override.lstrip("+").partition("=")[0]: override for override in added}
-    words = [*record.fixed, *({**space, **new}).values()]
+    # a key that only the sweep has was typed with a plus sign, and may be named without it now
+    typed_keys = {key.lstrip("+"): key for key in record.space}
+    values = dict(record.space)
+    for override in added:
+        key, _, text = override.partition("=")
+        values[typed_keys.get(key.lstrip("+"), key)] = text
+    words = [*record.fixed, *(f"{key}={text}" for key, text in values.items())]
     with composer.explaining(words):
         parsed = composer.parse(words)
         wanted = record_of(composer, search, parsed, typed.command)
@@ -162,7 +199,8 @@ def _refuse_changes(composer: Composer, record: SweepRecord, added: Sequence[str
     """Refuse single values, which the runs that exist don't have."""
     for override in composer.parse(added):
         key = override.get_key_element().lstrip("+")
-        if override.is_sweep_override() and (key in record.space or record.kind == "grid"):
+        is_drawn = key in {name.lstrip("+") for name in record.space}
+        if override.is_sweep_override() and (is_drawn or record.kind == "grid"):
             continue
         if override.is_sweep_override():
             problem = "isn't a key that the sweep draws"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode
+from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, RunDirectoryError
 from hpctrain.launch.launcher import launch_here
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.retry import retry
@@ -54,10 +54,8 @@ class Worker:
     def __init__(
         self, home: RunDirectory, task: str, train: Callable[[RunPlan], TaskEnd], *, first_runs: int | None
     ) -> None:
-        record = SweepRecord.read(home)
-        assert record is not None
-        self.record: SweepRecord = record
-        self.search: Search = open_search(home, record)
+        self.record: SweepRecord = _record(home)
+        self.search: Search = open_search(home, self.record)
         self.search.create()
         self._home = home
         self._task = task
@@ -75,7 +73,7 @@ class Worker:
             OSError: the sweep's folder stayed unavailable.
         """
         codes: list[int] = []
-        while (assignment := self._retry(lambda: self.search.ask(self._task, first_runs=self._first_runs))) is not None:
+        while (assignment := self._retry(self._ask)) is not None:
             end = self._train_one(assignment)
             if end.exit_code not in (ExitCode.FINISHED, ExitCode.INTERRUPTED):
                 codes.append(end.exit_code)
@@ -85,6 +83,12 @@ class Worker:
                 # neither paused nor ended: it is left to `resume`
                 return end.exit_code or ExitCode.INTERRUPTED
         return next(iter(codes), ExitCode.FINISHED)
+
+    def _ask(self) -> Assignment | None:
+        if (record := _record(self._home)) != self.record:  # a resume has extended the search meanwhile
+            self.record = record
+            self.search = open_search(self._home, record)
+        return self.search.ask(self._task, first_runs=self._first_runs)
 
     def _train_one(self, assignment: Assignment) -> TaskEnd:
         try:
@@ -101,6 +105,13 @@ class Worker:
     @staticmethod
     def _retry(act: Callable[[], T]) -> T:
         return retry(act, on=OSError, for_s=STORAGE_S, problem="the sweep's folder can't be used yet")
+
+
+def _record(home: RunDirectory) -> SweepRecord:
+    record = SweepRecord.read(home)
+    if record is None:
+        raise RunDirectoryError(f"{home.path}: expected the folder of a sweep, but it has no sweep.json")
+    return record
 
 
 def work_here(home: RunDirectory) -> int:

@@ -19,7 +19,9 @@ def prepared(folder: Path, num_runs: int) -> RunDirectory:
     """Make the folder of a sweep with runs."""
     home = RunDirectory.at(folder)
     for run in range(num_runs):
-        RunDirectory.at(home.path / str(run)).create(0o750)
+        directory = RunDirectory.at(home.path / str(run))
+        directory.create(0o750)
+        directory.config.write_text("task: {}\n")
     (home.path / "search").mkdir(exist_ok=True)
     return home
 

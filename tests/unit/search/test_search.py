@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from pathlib import Path
 
@@ -73,8 +75,25 @@ def test_a_run_is_continued_by_another_task_once_it_is_released(tmp_path: Path) 
     search = asha(home)
     first = search.ask("7_0")
     assert search.ask("7_1") is None
-    search.release({0: 0})
+    search.release([*search.state().given.values()])
     assert asha(home).ask("8_0") == first
+
+
+def test_a_run_is_released_only_as_long_as_nothing_else_was_decided(tmp_path: Path) -> None:
+    home = prepared(tmp_path, 2)
+    mine, other = asha(home), asha(home)
+    first = mine.ask("7_0")
+    second = mine.ask("7_1")
+    assert first is not None
+    assert second is not None
+    seen = [*mine.state().given.values()]
+    # another process has released the first run, and a task has it again; the second one has ended meanwhile
+    other.release([one for one in seen if one.run == 0])
+    assert other.ask("8_0") == first
+    train(other, second, 0.5)
+    mine.release(seen)
+    assert asha(home).ask("9_0") is None
+    assert list(asha(home).state().ends) == [(1, 0)]
 
 
 @pytest.mark.parametrize("reason", [Reason.FAILED, Reason.CANCELLED])
@@ -86,7 +105,7 @@ def test_a_run_that_failed_is_over_until_it_is_released(tmp_path: Path, reason: 
     assert search.ask("7_0") is None
     (end,) = search.state().ends.values()
     assert (end.value, end.reason) == (None, reason.value)
-    search.release({0: 0})
+    search.release([*search.state().ends.values()])
     again = search.ask("8_0")
     assert again == assignment
     train(search, again, 0.7)
@@ -140,3 +159,25 @@ def test_the_best_run_of_a_small_search_is_trained_to_its_end(tmp_path: Path) ->
         )
     # one in three of two runs is none, so none would have continued
     assert order == [(0, 0), (1, 0), (1, 1), (1, 2)]
+
+
+def test_a_run_that_is_still_being_prepared_is_not_given_to_a_task(tmp_path: Path) -> None:
+    search = asha(prepared(tmp_path, 1))
+    (tmp_path / "1").mkdir()
+    assert search.ask("7_0") is not None
+    assert search.ask("7_1") is None
+
+
+def test_what_a_group_shares_it_may_write(tmp_path: Path) -> None:
+    tmp_path.chmod(0o2770)
+    before = os.umask(0o077)
+    try:
+        search = asha(prepared(tmp_path, 1))
+        (tmp_path / "search").rmdir()
+        search.create()
+        assert search.ask("7_0") is not None
+    finally:
+        os.umask(before)
+    (decision,) = (tmp_path / "search").iterdir()
+    assert stat.S_IMODE(decision.stat().st_mode) == 0o660
+    assert stat.S_IMODE((tmp_path / "search").stat().st_mode) & 0o770 == 0o770
