@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 import types
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobStatus
@@ -28,20 +26,11 @@ from hpctrain.search.record import SweepRecord
 from hpctrain.sweep.multirun import register_launcher, without_hydra_overrides
 from hpctrain.sweep.sweep import Sweep
 
+pytestmark = pytest.mark.usefixtures("as_before")
+
 SHORT = ("model=convnet", "model.width=1", "trainer.max_steps=2", "logger.tensorboard=false")
 EVALUATED = "trainer.eval_every_steps=1"
 FAILS = "model._target_=torch.nn.Identity"  # which takes any argument, and has nothing to train
-
-
-@pytest.fixture(autouse=True)
-def as_before(monkeypatch, tmp_path):
-    """Runs in this process leave logging and threads as they were."""
-    monkeypatch.chdir(tmp_path)
-    logger, threads = logging.getLogger("hpctrain"), torch.get_num_threads()
-    before = logger.handlers[:], logger.level, logger.propagate
-    yield
-    logger.handlers[:], logger.level, logger.propagate = before
-    torch.set_num_threads(threads)
 
 
 def config_of(path):

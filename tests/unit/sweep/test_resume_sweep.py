@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
+from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from hpctrain.cli import main
@@ -13,19 +12,10 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.search.record import SweepRecord
 
+pytestmark = pytest.mark.usefixtures("as_before")
+
 TINY = ("model=convnet", "model.width=1", "trainer.max_steps=1", "logger.tensorboard=false", "code.snapshot=none")
 DRAWN = ("sweep=random", "optimizer.lr=tag(log,interval(1e-4,1e-1))")
-
-
-@pytest.fixture(autouse=True)
-def as_before(monkeypatch, tmp_path):
-    """Runs in this process leave logging and threads as they were."""
-    monkeypatch.chdir(tmp_path)
-    logger, threads = logging.getLogger("hpctrain"), torch.get_num_threads()
-    before = logger.handlers[:], logger.level, logger.propagate
-    yield
-    logger.handlers[:], logger.level, logger.propagate = before
-    torch.set_num_threads(threads)
 
 
 def rates(home):
@@ -105,3 +95,12 @@ def test_what_would_change_the_runs_is_refused(drawn, capsys, typed, message):
 def test_a_single_value_is_refused(drawn, capsys):
     assert main(["resume", "sweep", "sweep.num_runs=3", "optimizer.lr=0.1"]) == 2
     assert "optimizer.lr=0.1: has one value, and the runs that exist keep theirs; name the" in capsys.readouterr().err
+
+
+def test_no_run_begins_after_the_time_of_the_sweep_and_resume_renews_it(capfd):
+    drawn = ["sweep=random", "sweep.num_runs=2", "sweep.time_limit_min=1e-6", "optimizer.lr=1e-3,1e-2", "run_dir=S"]
+    assert main(["-m", *TINY, *drawn]) == 4
+    assert "the time of the sweep is over (sweep.time_limit_min): 2 runs not started" in capfd.readouterr().err
+    assert not list(Path("S").glob("*/attempts.jsonl"))
+    assert main(["resume", "S", "sweep.time_limit_min=60"]) == 0
+    assert len(list(Path("S").glob("*/attempts.jsonl"))) == 2
