@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from hpctrain.config.checks import warnings_of
@@ -18,6 +18,7 @@ from hpctrain.launch.run_dir import undone_on_error
 from hpctrain.launch.sbatch import require_sbatch
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.reason import Reason
 from hpctrain.status.report import require_stopped
 from hpctrain.status.run_status import RunStatus
 from hpctrain.streams import Report, ignore_write_errors, print_warning
@@ -113,13 +114,18 @@ def begin(
     return Begun(run=run, job_id=job_id, seen_bytes=seen_bytes)
 
 
-def launch_here(run: RunPlan) -> int:
-    """Train on this machine and wait for the end; return an `ExitCode`."""
+def launch_here(run: RunPlan, *, quiet: Collection[Reason] = ()) -> int:
+    """Train on this machine and wait for the end; return an `ExitCode`.
+
+    Args:
+        run: prepared.
+        quiet: reasons for which the attempt may end without a message, because the caller has one.
+    """
     from hpctrain.launch.local import launch_local  # imports much of the worker, which submitting doesn't need
 
     ignore_write_errors()
     print(f"run directory {run.directory.path}", flush=True)
-    return launch_local(run)
+    return launch_local(run, quiet=quiet)
 
 
 def print_plan(run: RunPlan, varied: str = "") -> None:

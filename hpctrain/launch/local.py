@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FrameType, MappingProxyType
@@ -54,22 +54,23 @@ POLL_S = 0.05
 FORWARDED = (*STOP_SIGNALS, signal.SIGHUP)
 
 
-def launch_local(run: RunPlan, program: HostProgram | None = None) -> int:
+def launch_local(run: RunPlan, program: HostProgram | None = None, *, quiet: Collection[Reason] = ()) -> int:
     """Train on this machine and wait for the end.
 
     Args:
         run: prepared.
         program: the user's, if this process isn't hpctrain's own. The run then has one rank, and how the attempt ended
             isn't printed, but left to the program.
+        quiet: reasons for which the attempt may end without a message, because the caller has one.
 
     Returns:
         An `ExitCode`.
     """
     with run.directory.permissions():
-        return _launch(run, program)
+        return _launch(run, program, quiet if program is None else tuple(Reason))
 
 
-def _launch(run: RunPlan, program: HostProgram | None) -> int:
+def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]) -> int:
     directory, world_size = run.directory, run.resources.world_size
     UnrecordedEnds(directory, Slurm()).close(world_size)
     # a program has imported its code already
@@ -82,7 +83,7 @@ def _launch(run: RunPlan, program: HostProgram | None) -> int:
         return _refuse(run, attempt, code)
     kills = oom_kills()
     if world_size == 1 and not run.is_program:
-        conclude = partial(_conclude, run, attempt, kills, quiet=program is not None)
+        conclude = partial(_conclude, run, attempt, kills, quiet=quiet)
         # inside an allocation, or in a shell with leftover variables, the launched rank is still the only one
         alone = environ_replaced(scrubbed(os.environ) | Handover(attempt=attempt, code=code.digest).variables())
         with crash_recorder(conclude), alone, imported_from(None if program else code.copy):
@@ -91,7 +92,7 @@ def _launch(run: RunPlan, program: HostProgram | None) -> int:
     port = run.config.cluster.master_port or free_port()
     ranks = LocalRanks(directory, attempt, world_size, port=port, code=code.digest, independent=run.is_program)
     ranks.run(rank_command(run, code.copy), code_variables(run, code.copy, os.environ))
-    return _conclude(run, attempt, kills, codes=ranks.codes, cut_short=ranks.cut_short)
+    return _conclude(run, attempt, kills, codes=ranks.codes, cut_short=ranks.cut_short, quiet=quiet)
 
 
 def _refuse(run: RunPlan, attempt: int, code: CheckedCode) -> int:
@@ -110,7 +111,7 @@ def _conclude(
     *,
     codes: Sequence[int | None] = (),
     cut_short: bool = False,
-    quiet: bool = False,
+    quiet: Collection[Reason] = (),
 ) -> int:
     """Record and print how the attempt ended, unless that is recorded already; return the exit code.
 
@@ -121,7 +122,7 @@ def _conclude(
         codes: by rank, the exit code; None for a rank that the launcher killed. Empty if the launching process
             is the only rank.
         cut_short: whether a second Ctrl-C ended the ranks.
-        quiet: print nothing.
+        quiet: reasons for which nothing is printed.
     """
     directory, world_size = run.directory, run.resources.world_size
     # a rank in this process that hung has recorded its end, and printed it
@@ -134,7 +135,7 @@ def _conclude(
     copy = current_code(directory)
     digest = "" if copy is None else copy.digest
     record_end(directory, attempt, outcome, world_size=world_size, ends_run=True, code=digest)
-    if outcome.report and not is_recorded and not quiet and outcome.reason is not Reason.COMPLETED:
+    if outcome.report and not is_recorded and outcome.reason not in (Reason.COMPLETED, *quiet):
         print(f"hpctrain: {_end(outcome, run, attempt)}", file=sys.stderr)
         print(resume_advice(directory, outcome.reason), file=sys.stderr)
     return outcome.reason.meaning.exit_code

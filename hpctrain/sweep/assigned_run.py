@@ -19,19 +19,17 @@ from hpctrain.run.manifest import manifest
 from hpctrain.search.optuna_study import overrides_of
 from hpctrain.search.record import SweepRecord
 from hpctrain.search.search import Assignment
-from hpctrain.streams import Report
 from hpctrain.sweep.runs import SweepRun
 from hpctrain.sweep.sweep_run import sweep_run
 
 
-def plan_assigned(home: RunDirectory, record: SweepRecord, assignment: Assignment, report: Report) -> RunPlan:
+def plan_assigned(home: RunDirectory, record: SweepRecord, assignment: Assignment) -> RunPlan:
     """Make the run's directory, if it has none, and store until which step it is to be trained.
 
     Args:
         home: the folder of the sweep.
         record: of the sweep.
         assignment: the run.
-        report: gets lines on changed keys of a run that continues.
 
     Raises:
         ConfigError: the values that were drawn don't fit together.
@@ -49,12 +47,12 @@ def plan_assigned(home: RunDirectory, record: SweepRecord, assignment: Assignmen
             record.command,
             run.varied,
             manifest(record.command, Path(record.folder)),
-            report=report,
+            report=_silent,
             code=SweepCode(home),
         )
     pause = "null" if assignment.pause_at_step is None else str(assignment.pause_at_step)
     changes = [] if record.kind == "optuna" else [f"trainer.pause_at_step={pause}"]
-    return prepare(changed_config(directory, changes, None), record.command, report=report)
+    return prepare(changed_config(directory, changes, None), record.command, report=_silent)
 
 
 def drawn_run(home: RunDirectory, record: SweepRecord, assignment: Assignment) -> SweepRun:
@@ -68,6 +66,10 @@ def drawn_run(home: RunDirectory, record: SweepRecord, assignment: Assignment) -
     composer = Composer(_in_copy(code, record.config_dir), folder)
     fixed = [override.lstrip("+~").partition("=")[0] for override in record.fixed]
     return sweep_run(composer, [*record.fixed, *_overrides(record, assignment)], fixed)
+
+
+def _silent(line: str) -> None:
+    """Print no line on a changed key: all that changes is the step of the pause, which the search decides."""
 
 
 def _overrides(record: SweepRecord, assignment: Assignment) -> Sequence[str]:

@@ -9,14 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, RunDirectoryError
 from hpctrain.launch.launcher import launch_here
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.retry import retry
+from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import read_varied, varied_text
 from hpctrain.run.reason import Reason
+from hpctrain.search.journal import Decision
 from hpctrain.search.open_search import open_search
 from hpctrain.search.record import SweepRecord
 from hpctrain.search.search import Assignment, Search
@@ -79,9 +82,12 @@ class Worker:
                 codes.append(end.exit_code)
             if end.job_ends:
                 return end.exit_code
-            if assignment.run in self._retry(self.search.state).given:
+            state = self._retry(self.search.state)
+            if assignment.run in state.given:
                 # neither paused nor ended: it is left to `resume`
                 return end.exit_code or ExitCode.INTERRUPTED
+            if (passed := state.ends.get((assignment.run, assignment.rung))) is not None:
+                _report(_result(passed))
         return next(iter(codes), ExitCode.FINISHED)
 
     def _ask(self) -> Assignment | None:
@@ -92,14 +98,12 @@ class Worker:
 
     def _train_one(self, assignment: Assignment) -> TaskEnd:
         try:
-            plan = self._retry(lambda: plan_assigned(self._home, self.record, assignment, _report))
+            plan = self._retry(lambda: plan_assigned(self._home, self.record, assignment))
         except ConfigError as error:
             print(f"{ERROR_PREFIX}run {assignment.run}: {error}", file=sys.stderr, flush=True)
             self._retry(lambda: self.search.fail(assignment.run, assignment.rung))
             return TaskEnd(ExitCode.FAILED)
-        varied = varied_text(read_varied(plan.directory))
-        until = "" if assignment.pause_at_step is None else f", to step {assignment.pause_at_step}"
-        print(f"run {assignment.run}{until}: {varied}".rstrip(": "), flush=True)
+        _report(_heading(assignment, plan))
         return self._train(plan)
 
     @staticmethod
@@ -125,7 +129,8 @@ def work_here(home: RunDirectory) -> int:
     """
 
     def train(plan: RunPlan) -> TaskEnd:
-        code = launch_here(plan)
+        # a pause needs no advice: the search continues the run itself, if it is among the best
+        code = launch_here(plan, quiet=[Reason.PAUSED])
         reason = next((attempt.reason for attempt in reversed(Ledger(plan.directory).attempts())), None)
         # Ctrl-C has the same exit code as a pause, and is meant for the whole search
         return TaskEnd(code, job_ends=code == ExitCode.INTERRUPTED and reason is not Reason.PAUSED)
@@ -135,6 +140,20 @@ def work_here(home: RunDirectory) -> int:
     if code == ExitCode.INTERRUPTED:
         print(f"stopped; to resume: python -m hpctrain resume {home.as_typed}", file=sys.stderr)
     return code
+
+
+def _heading(assignment: Assignment, plan: RunPlan) -> str:
+    """Say which run begins or continues, and to which step."""
+    verb = "begins" if saved_step(plan.directory) == 0 else "continues"
+    pause, last = assignment.pause_at_step, plan.training.trainer.max_steps
+    until = "its end" if pause is None or (last is not None and last <= pause) else f"step {pause}"
+    return f"run {assignment.run} {verb}, to {until}: {varied_text(read_varied(plan.directory))}".rstrip(": ")
+
+
+def _result(end: Decision) -> str:
+    """Say how a run ended, and with which value the search compares it."""
+    value = "" if end.value is None else f": {EVAL_PREFIX}{end.metric} {end.value:.4g}"
+    return f"run {end.run} {end.reason} at step {end.step}{value}"
 
 
 def _report(line: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -95,7 +96,24 @@ def test_a_search_on_this_machine_ends_and_is_extended(tmp_path: Path, monkeypat
     search = ["sweep=asha", "sweep.min_steps=1", "sweep.num_runs=2", "optimizer.lr=interval(1e-3,1e-2)"]
     assert hpctrain(["-m", *words, *search, "run_dir=S"]) == 0
     assert hpctrain(["resume", "S", "sweep.num_runs=3"]) == 0
-    capfd.readouterr()
+    out, err = capfd.readouterr()
+    heads = [line.partition(": ")[0] for line in out.splitlines() if re.match(r"run \d", line)]
+    assert heads[:4] == [
+        "run 0 begins, to step 1",
+        "run 0 paused at step 1",
+        "run 1 begins, to step 1",
+        "run 1 paused at step 1",
+    ]
+    best = heads[4].split()[1]
+    assert heads[4:8] == [
+        f"run {best} continues, to step 3",
+        f"run {best} paused at step 3",
+        f"run {best} continues, to its end",
+        f"run {best} completed at step 4",
+    ]
+    assert re.search(rf"^run {best} completed at step 4: eval/accuracy 0\.\d+$", out, re.MULTILINE)
+    # the search continues paused runs: nobody else has to
+    assert not re.search("to resume|pause_at_step=. instead", out + err)
     assert hpctrain(["resume", "S"]) == 0
     assert "the search is complete" in capfd.readouterr().out
     assert hpctrain(["status", "S", "--json"]) == 0
