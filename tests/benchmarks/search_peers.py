@@ -6,12 +6,13 @@ It starts a sandbox with SLURM's accounting (slurm/sandbox: root, and its packag
 search has the same number of trials on four nodes, one trial per node at a time, with Optuna's TPE sampler and the same
 seed. The searches of a round take turns, and each round begins with another one:
 
-- `hpctrain`: `-m sweep=optuna cluster=slurm`, with hpctrain's defaults (checkpoint, metrics, TensorBoard, code copy).
+- `hpctrain`: `-m sweep=optuna cluster=slurm`, with hpctrain's defaults (checkpoint, metrics, TensorBoard, code copy)
+  but for loading processes, of which the loop by hand has none either.
 - `plugin`: hydra-optuna-sweeper and hydra-submitit-launcher with `hydra.sweeper.n_jobs=4`, around the shortest loop by
   hand. It submits four trials, and the next four when all four have ended: Hydra's launchers return whole batches
-  (github.com/facebookresearch/hydra, issue 3091).
+  (github.com/hydra-ecosystem/hydra/issues/3091).
 - `four plugins`: what the maintainers advise there: four processes with `n_jobs=1` that share one study, here in a
-  SQLite file. All four have to live until the search ends. Only with `--sides`.
+  SQLite file. Each has a quarter of the trials, and has to live until it has ended. Only with `--sides`.
 - `random`: `-m sweep=random` of hpctrain. Only with `--sides`.
 
 Trial k takes equally long on all sides: its 50 steps sleep for a time that was drawn for k, not for its values. So the
@@ -31,8 +32,8 @@ in which trials begin. The last lines show that part alone: the wall time of bot
 start-up, for these times and for those of 1,000 other seeds.
 
 The plugin requires Optuna 2, so it has a virtual environment of its own (`--venv`), made when it is missing and kept.
-torch is shared with this Python. Packages are pinned: without a pin, hydra-core would be a pre-release, and Optuna 2
-doesn't work with SQLAlchemy 2.
+torch is shared with this Python. Packages are pinned: without a pin, hydra-core would be a pre-release, and SQLAlchemy
+would be version 2, with which Optuna 2 can't keep a study in a file.
 """
 
 from __future__ import annotations
