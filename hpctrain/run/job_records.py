@@ -69,9 +69,10 @@ class JobRecords:
         Raises:
             RunDirectoryError: a record has a field that can't be.
         """
-        records = list(read_json_lines(self.directory.jobs))
+        path = self.directory.jobs
+        records = list(read_json_lines(path))
         for record in records:
-            require_fields(self.directory.jobs, record, _FIELD_TYPES, required=("time",))
+            require_fields(path, record, _FIELD_TYPES, required=("time",))
         return records
 
     def is_own(self, job_id: str) -> bool:

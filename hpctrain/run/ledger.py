@@ -90,11 +90,12 @@ class Ledger:
             RunDirectoryError: a record has a field that can't be.
         """
         found: dict[int, dict[str, Any]] = {}
-        for record in read_json_lines(self.directory.attempts):
+        path = self.directory.attempts
+        for record in read_json_lines(path):
             number = record.get("attempt")
             if not isinstance(number, int) or not COUNT.accepts(number):
                 continue
-            require_fields(self.directory.attempts, record, _FIELD_TYPES)
+            require_fields(path, record, _FIELD_TYPES)
             fields = found.setdefault(number, {"extra": {}})
             event = str(record.get("event"))
             names = _FIELDS.get(event)

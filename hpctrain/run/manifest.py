@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import importlib.metadata
 import json
 import os
 import platform
@@ -70,6 +69,8 @@ def varied_text(varied: Mapping[str, str]) -> str:
 
 
 def _user() -> str:
+    import getpass
+
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -78,6 +79,8 @@ def _user() -> str:
 
 
 def _versions() -> dict[str, str]:
+    import importlib.metadata  # it imports much, and `status` needs none of it
+
     found = {}
     for package in PACKAGES:
         try:

@@ -64,9 +64,10 @@ def describe_wrong_field(
         types: by the field's name.
         required: the fields that must be there.
     """
-    for name, expected in types.items():
-        value = record.get(name)
-        if value is None and name not in required:
+    # few of the types' fields are in one record
+    for name in (*record, *(name for name in required if name not in record)):
+        value, expected = record.get(name), types.get(name)
+        if expected is None or (value is None and name not in required):
             continue
         if not expected.accepts(value):
             return f"expected {name} to be {expected.name}, found {_shown(value)}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hpctrain.run.ledger import Attempt
@@ -49,19 +49,22 @@ class WallTime:
     @property
     def total_s(self) -> float:
         """The sum of all categories."""
-        return math.fsum(asdict(self).values())
+        return math.fsum(getattr(self, name) for name in _CATEGORIES)
 
     @property
     def shares(self) -> dict[str, float]:
         """Fractions by name, without the suffix; they add up to 1. Empty before any time has passed."""
         total = self.total_s
-        return {name.removesuffix("_s"): value / total for name, value in asdict(self).items()} if total > 0 else {}
+        return {name.removesuffix("_s"): getattr(self, name) / total for name in _CATEGORIES} if total > 0 else {}
 
     @property
     def ratio(self) -> float | None:
         """The effective training time ratio; None before any time has passed."""
         total = self.total_s
         return (self.training_s + self.evaluating_s) / total if total > 0 else None
+
+
+_CATEGORIES = tuple(field.name for field in fields(WallTime))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +257,4 @@ def _seconds(attempt: Attempt, name: str) -> float:
 
 
 def _sum(parts: Sequence[WallTime]) -> WallTime:
-    return WallTime(
-        **{field.name: math.fsum(getattr(part, field.name) for part in parts) for field in fields(WallTime)}
-    )
+    return WallTime(**{name: math.fsum(getattr(part, name) for part in parts) for name in _CATEGORIES})

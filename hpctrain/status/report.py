@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ from hpctrain.streams import Report, print_warning
 
 TAIL_BYTES = 64 * 2**10
 """Bytes to read at the end of metrics.jsonl: a few hundred records."""
+BRIEF_METRICS = ("train/loss", "eval/loss")
+"""The metrics of a brief status."""
 
 _SHOWN_KEYS = ("name", "run", "trainer.max_steps")
 _NO_METRICS = LoggedMetrics(0, None, {})
@@ -182,7 +184,8 @@ def read_status(
         directory: the run.
         jobs: SLURM's records of its jobs, see `ask_slurm`.
         records: of the run, if they were read already.
-        brief: leave out the checkpoints, the account of the wall time and the bottleneck, which tables don't show.
+        brief: leave out the checkpoints, the account of the wall time, the bottleneck and most metrics, which tables
+            don't show.
         logged: the last metrics, if they were read already.
 
     Raises:
@@ -197,7 +200,7 @@ def read_status(
     unstarted = unstarted_job(facts) is not None
     if (unstarted or facts.attempt.attempt == 0) and state in (RunState.FAILED, RunState.INTERRUPTED):
         note = "; ".join(filter(None, [note, batch_script_error(directory, ran=state is RunState.FAILED)]))
-    logged = _last_metrics(directory.metrics) if logged is None else logged
+    logged = _last_metrics(directory.metrics, BRIEF_METRICS if brief else None) if logged is None else logged
     evaluation = last_evaluation(directory, claims)
     config = read_plain_values(directory.config, _SHOWN_KEYS)
     last = attempts[-1] if attempts else Attempt(attempt=0)
@@ -285,8 +288,8 @@ def _command(config: Mapping[str, Any]) -> str:
     return shlex.join(map(str, words)) if isinstance(words, list) else ""
 
 
-def _last_metrics(path: Path) -> LoggedMetrics:
-    """Read the step and time of the last record, and the last value of each metric in the file's tail."""
+def _last_metrics(path: Path, names: Collection[str] | None) -> LoggedMetrics:
+    """Read the step and time of the last record, and the last values of metrics in the file's tail."""
     with contextlib.suppress(OSError):  # an unreadable file hides only the metrics
-        return last_metrics(path, last_bytes=TAIL_BYTES) or _NO_METRICS
+        return last_metrics(path, last_bytes=TAIL_BYTES, names=names) or _NO_METRICS
     return _NO_METRICS

@@ -48,6 +48,8 @@ def main() -> None:
 
 def measure(made: ManyRuns, name: str, command: list[str], rounds: int) -> None:
     environ = {**made.environ(), "PYTHONPATH": str(Path(__file__).parents[2])}
+    # as for users, whose installation is compiled
+    environ |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(made.folder / "bytecode")}
     walls, cpus = [], []
     for turn in range(rounds + 1):
         calls, used, began = len(made.calls()), cpu_s(), time.perf_counter()

@@ -319,7 +319,9 @@ def test_json_of_several_runs_is_a_list(make_run, capsys):
         make_run(name)
     for arguments in (["--json"], ["sweep", "--json"], ["sweep/0", "sweep/1", "--json"]):
         assert main(arguments) == 0
-        assert [record["path"][-7:] for record in json.loads(capsys.readouterr().out)] == ["sweep/0", "sweep/1"]
+        printed = capsys.readouterr().out
+        assert [record["path"][-7:] for record in json.loads(printed)] == ["sweep/0", "sweep/1"]
+        assert len(printed.splitlines()) == 2
 
 
 def test_a_path_without_a_run_is_an_error(make_run):

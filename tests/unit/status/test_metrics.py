@@ -56,6 +56,7 @@ LINES = st.sampled_from(
         "",
     ]
 )
+SOME = ("train/loss", "train/lr")
 
 
 @given(st.lists(LINES, max_size=8), st.integers(1, 400))
@@ -65,8 +66,9 @@ def test_the_last_values_are_those_of_reading_every_record(lines, last_bytes):
         path.write_text("\n".join(lines))
         records = list(read_metrics(path, last_bytes=last_bytes))
         found = last_metrics(path, last_bytes=last_bytes)
+        some = last_metrics(path, last_bytes=last_bytes, names=SOME)
     if not records:
-        assert found is None
+        assert found is some is None
         return
     values = {}
     for record in records:
@@ -76,6 +78,8 @@ def test_the_last_values_are_those_of_reading_every_record(lines, last_bytes):
         records[-1].time,
         str(sorted(values.items())),
     )
+    assert (some.step, some.time) == (found.step, found.time)
+    assert [str(some.values.get(name)) for name in SOME] == [str(values.get(name)) for name in SOME]
 
 
 def test_without_a_file_there_is_no_last_record(tmp_path):
