@@ -10,8 +10,8 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from pathlib import Path, PurePath
+from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.cli.arguments import add_runs, chosen_runs, command_parser, number
@@ -163,4 +163,4 @@ def _plain(value: object) -> object:
         return {name: _plain(inside) for name, inside in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inside) for inside in value]
-    return str(value) if isinstance(value, PurePath) else _fields(value)
+    return _fields(value) if is_dataclass(value) and not isinstance(value, type) else str(value)

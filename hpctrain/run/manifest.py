@@ -69,8 +69,6 @@ def varied_text(varied: Mapping[str, str]) -> str:
 
 
 def _user() -> str:
-    import getpass
-
     try:
         return getpass.getuser()
     except (KeyError, OSError):
