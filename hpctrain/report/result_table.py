@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 
 from hpctrain.phrases import counted, duration, listed
-from hpctrain.report.markup import Markup, joined
+from hpctrain.report.markup import Markup, element, joined
 from hpctrain.report.page import folded, table
 from hpctrain.report.sweep_results import SweepResults
 from hpctrain.results.ranking import RankedRow, Ranking
@@ -33,7 +34,17 @@ def result_table(record: SweepResults) -> Markup:
     parts = [table(head, rows[:SHOWN], numbers=numbers)]
     if more := rows[SHOWN:]:
         parts.append(folded(f"{counted(len(more), 'more row')}", table(head, more, numbers=numbers)))
+    if (left_out := len(ranking.rows) - len(rows)) > 0:
+        text = f"{counted(left_out, 'row')} after these not shown{_where_all(record)}"
+        parts.append(element("p", text, class_="faint"))
     return joined(parts)
+
+
+def _where_all(record: SweepResults) -> str:
+    if record.ranking.metric is None:
+        # without a metric, `best` refuses
+        return ""
+    return f"; all of them: python -m hpctrain best {shlex.quote(str(record.home))} --csv"
 
 
 def _cells(row: RankedRow, keys: Sequence[str], record: SweepResults, *, over_seeds: bool) -> list[str]:

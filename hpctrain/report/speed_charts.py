@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hpctrain.phrases import local_time
+from hpctrain.phrases import counted, local_time
 from hpctrain.report.bar_rows import BarRow, Stretch, bar_rows
 from hpctrain.report.frame import Band
 from hpctrain.report.line_chart import Line, LineChart
@@ -58,7 +58,11 @@ def speed_charts(record: RunRecord) -> Markup:
             for span, one in named[-ROWS:]
         ]
         head = ("attempt", "slowest rank", "host", "times the others", "up to step")
-        parts.append(folded("The slowest rank of each attempt", table(head, rows, numbers=(0, 1, 3, 4))))
+        shown: list[object] = [table(head, rows, numbers=(0, 1, 3, 4))]
+        if (left_out := len(named) - len(rows)) > 0:
+            text = f"{counted(left_out, 'earlier attempt')} not shown, see attempts/*/verdict.json in the run directory"
+            shown.append(element("p", text, class_="faint"))
+        parts.append(folded("The slowest rank of each attempt", *shown))
     return joined(parts)
 
 

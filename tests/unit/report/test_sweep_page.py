@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from hpctrain.cli import best
 from hpctrain.files import write_json
 from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.report import key_charts, result_table
 from hpctrain.report.sweep_page import sweep_page
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord
@@ -128,3 +130,22 @@ def test_the_budget_of_each_rung(home, read_page):
     assert "Budget by rung" in page.headings
     assert "rung 0 4 runs, 4 with a value 40 steps, 66.7%" in page.text
     assert "rung 1 1 run, 0 with a value 20 steps, 33.3%" in page.text
+
+
+def test_what_is_left_out_is_named(home, read_page, monkeypatch, capsys):
+    monkeypatch.setattr(result_table, "MOST", 2)
+    monkeypatch.setattr(key_charts, "MOST", 1)
+    for number in range(4):
+        make_run(home, number, lr=10.0**-number, layer=f"l{number % 2}", best=0.1 + 0.1 * number)
+    page = read_page(sweep_page(home, find_runs(home)))
+    assert f"2 rows after these not shown; all of them: python -m hpctrain best {home} --csv" in page.text
+    assert "1 key not drawn, see the results: model.layer" in page.text
+    assert best.main([str(home), "--csv"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 4
+
+
+def test_the_best_dots_are_numbered(home, read_page):
+    for number in range(4):
+        make_run(home, number, lr=10.0**-number, best=0.1 + 0.1 * number)
+    page = read_page(sweep_page(home, find_runs(home)))
+    assert "A number is the rank of the dot beside it." in page.text
