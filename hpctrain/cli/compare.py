@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,12 @@ from typing import Any
 from hpctrain.cli.arguments import add_runs_dir, command_parser
 from hpctrain.cli.table import aligned
 from hpctrain.errors import ExitCode
+from hpctrain.phrases import counted
+from hpctrain.results.metric_value import MetricValue
 from hpctrain.results.run_comparison import RunComparison, compare_runs
 from hpctrain.results.run_result import RunResult, read_results
 from hpctrain.results.varied_keys import value_text
+from hpctrain.run.ledger import Attempt
 from hpctrain.status.search import run_of
 
 _EPILOG = """\
@@ -52,10 +55,10 @@ def _report(found: RunComparison, runs: tuple[RunResult, RunResult]) -> Iterator
         yield f"{mark}  {os.path.relpath(run.status.path)}  {run.status.state}, step {run.status.step}"
     yield from _section("keys that decide the weights", found.deciding)
     yield from _section("other keys", found.others)
-    yield from _section("code", found.code)
+    yield from _code(found)
     yield from (f"  {change:<8} {path}" for path, change in found.files.items())
     yield from _section("environment", found.environment)
-    yield from _section("last values of metrics", found.metrics)
+    yield from _metrics(found)
     if found.divergence is None:
         yield "the runs differ in what decides the weights, so their results aren't expected to be equal"
         return
@@ -64,28 +67,74 @@ def _report(found: RunComparison, runs: tuple[RunResult, RunResult]) -> Iterator
         yield "equal: every metric that both logged, and the weights of all checkpoints of the same step"
         return
     if divergence.step is not None:
-        yield f"they should be equal; the first difference of metrics is at step {divergence.step}:"
+        claim = "their code may differ" if any(found.code_unknown) else "they should be equal"
+        yield f"{claim}; the first difference of metrics is at step {divergence.step}:"
         yield from (f"  {name}  {mine!r}  {theirs!r}" for name, (mine, theirs) in divergence.metrics.items())
     if divergence.checkpoint is not None:
         before = divergence.equal_checkpoint
         same = "" if before is None else f"; those of step {before} are the same"
         yield f"the weights of the checkpoints of step {divergence.checkpoint} differ{same}"
+    step = min(each for each in (divergence.step, divergence.checkpoint) if each is not None)
     for mark, run in zip("AB", runs, strict=True):
-        yield from _attempts(mark, run)
+        yield from _attempts(mark, run.status.attempts, step)
 
 
-def _attempts(mark: str, run: RunResult) -> Iterator[str]:
-    for one in run.status.attempts:
+def _code(found: RunComparison) -> Iterator[str]:
+    unknown = " and ".join(mark for mark, is_unknown in zip("AB", found.code_unknown, strict=True) if is_unknown)
+    if found.code or not unknown:
+        yield from _section("code", found.code)
+    else:
+        yield f"code: unknown for {unknown}, so it may differ"
+
+
+def _metrics(found: RunComparison) -> Iterator[str]:
+    if not found.metrics:
+        yield "last values of metrics: none in common"
+        return
+    yield "last values of metrics:"
+    heading = ("  ", "A", "B", *(("BEST OF A", "BEST OF B") if found.best else ()))
+    rows = [heading]
+    for name, (one, other) in found.metrics.items():
+        best = (_best(value) for value in found.best.get(name, (None, None))) if found.best else ()
+        rows.append((f"  {name}", _cell(one), _cell(other), *best))
+    yield from aligned(rows)
+
+
+def _best(value: MetricValue | None) -> str:
+    if value is None or value.best is None:
+        return ""
+    return _cell(value.best) if value.step is None else f"{_cell(value.best)} at step {value.step}"
+
+
+def _attempts(mark: str, attempts: Sequence[Attempt], step: int) -> Iterator[str]:
+    """Describe the attempt that trained the step, and the one before if that one resumed; count the others."""
+    shown = _around(attempts, step)
+    for one in shown:
         end = "?" if one.end_step is None else str(one.end_step)
         world = "-" if one.world_size is None else str(one.world_size)
         where = ",".join(one.nodes) or "-"
         steps = f"steps {one.resumed_step or 0} to {end}"
         yield f"{mark}  attempt {one.attempt}: {steps}, {one.reason or 'no end'}, world size {world}, on {where}"
+    if others := len(attempts) - len(shown):
+        yield f"{mark}  {counted(others, 'other attempt')} not shown"
+
+
+def _around(attempts: Sequence[Attempt], step: int) -> Sequence[Attempt]:
+    # the last one that trained the step, because its record replaces those of steps that were lost
+    trained = [
+        place
+        for place, one in enumerate(attempts)
+        if (one.resumed_step or 0) < step and (one.end_step is None or step <= one.end_step)
+    ]
+    # without one, the ledger is torn, or the step is 0
+    place = trained[-1] if trained else (len(attempts) - 1 if step else 0)
+    first = place - 1 if place > 0 and attempts[place].resumed_step else place
+    return attempts[first : place + 1]
 
 
 def _section(title: str, pairs: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
     if not pairs:
-        yield f"{title}: no difference" if title != "last values of metrics" else f"{title}: none in common"
+        yield f"{title}: no difference"
         return
     yield f"{title}:"
     yield from aligned([("  ", "A", "B"), *((f"  {key}", _cell(one), _cell(two)) for key, (one, two) in pairs.items())])

@@ -11,6 +11,9 @@ from hpctrain.config.identity import decides_the_weights
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json_or_empty
 from hpctrain.results.divergence import Divergence, find_divergence
+from hpctrain.results.metric_choice import judging_metric
+from hpctrain.results.metric_value import MetricValue, metric_value
+from hpctrain.results.recorded_code import RecordedCode
 from hpctrain.results.run_result import RunResult
 from hpctrain.results.varied_keys import comparable
 from hpctrain.run.code import CodeFile, current_code, read_files
@@ -27,24 +30,28 @@ class RunComparison:
     Attributes:
         deciding: keys that decide the weights.
         others: other keys of the configuration.
-        code: the digest of the copy, and git's commit and changes.
+        code: the digest of the copy, or git's commit and changes, as far as both recorded them.
+        code_unknown: by run, whether too little of its code was recorded to tell that it is the same.
         files: the files of the copies that differ: `changed`, `added` or `removed` by path.
-        environment: versions, host and executable; nodes and world sizes of the attempts.
+        environment: versions, host and executable; nodes, world sizes and GPUs of the attempts.
         metrics: the last values of the metrics that both logged, equal ones included.
+        best: of those by which a run is judged, the best value of each run that it judges.
         divergence: the first difference, if the runs should be equal; else None.
     """
 
     deciding: Mapping[str, Pair]
     others: Mapping[str, Pair]
     code: Mapping[str, Pair]
+    code_unknown: tuple[bool, bool]
     files: Mapping[str, str]
     environment: Mapping[str, Pair]
     metrics: Mapping[str, Pair]
+    best: Mapping[str, tuple[MetricValue | None, MetricValue | None]]
     divergence: Divergence | None
 
     @property
     def should_be_equal(self) -> bool:
-        """Whether the keys that decide the weights are the same, and the code as far as it is known."""
+        """Whether the keys that decide the weights are the same, and no difference of the code is known."""
         return self.divergence is not None
 
     @property
@@ -58,16 +65,21 @@ def compare_runs(one: RunResult, other: RunResult) -> RunComparison:
     config = _differences(one.config, other.config)
     config = {key: pair for key, pair in config.items() if key not in NOT_COMPARED}
     deciding = {key: pair for key, pair in config.items() if decides_the_weights(key)}
-    code = _differences(_code(one.directory), _code(other.directory))
+    codes = RecordedCode.read(one.directory), RecordedCode.read(other.directory)
+    code = codes[0].differences(codes[1])
     equal = not deciding and not code and bool(one.config) and bool(other.config)
     mine, theirs = one.status.metrics, other.status.metrics
+    bests = _best(one), _best(other)
+    common = sorted(mine.keys() & theirs.keys())
     return RunComparison(
         deciding=deciding,
         others={key: pair for key, pair in config.items() if key not in deciding},
         code=code,
+        code_unknown=(codes[0].is_unknown_beside(codes[1]), codes[1].is_unknown_beside(codes[0])),
         files=_file_changes(_files(one.directory), _files(other.directory)),
         environment=_differences(_environment(one), _environment(other)),
-        metrics={name: (mine[name], theirs[name]) for name in sorted(mine.keys() & theirs.keys())},
+        metrics={name: (mine[name], theirs[name]) for name in common},
+        best={name: (bests[0].get(name), bests[1].get(name)) for name in common if any(name in best for best in bests)},
         divergence=find_divergence(one.directory, other.directory) if equal else None,
     )
 
@@ -78,15 +90,13 @@ def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, 
     return {key: pair for key, pair in pairs.items() if comparable(pair[0]) != comparable(pair[1])}
 
 
-def _code(directory: RunDirectory) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    with contextlib.suppress(OSError, RunDirectoryError):
-        if (copy := current_code(directory)) is not None:
-            return {"digest": copy.digest}
-    git = read_json_or_empty(directory.manifest).get("git")
-    if isinstance(git, dict):
-        found = {"commit": git.get("commit"), "uncommitted changes": git.get("diff")}
-    return found
+def _best(result: RunResult) -> dict[str, MetricValue]:
+    """Return the values of the metric by which the run is judged, by its name; nothing without one."""
+    try:
+        metric = judging_metric([result])
+    except RunDirectoryError:
+        return {}
+    return {metric.name: metric_value(result, metric)}
 
 
 def _files(directory: RunDirectory) -> Iterable[CodeFile]:
@@ -114,4 +124,5 @@ def _environment(result: RunResult) -> dict[str, Any]:
     attempts = result.status.attempts
     found["nodes"] = sorted({node for attempt in attempts for node in attempt.nodes})
     found["world sizes"] = sorted({one.world_size for one in attempts if one.world_size is not None})
+    found["GPUs"] = sorted({str(one.extra["gpu"]) for one in attempts if "gpu" in one.extra})
     return found

@@ -32,6 +32,7 @@ _FIELD_TYPES = {
     "total_steps": COUNT,
     "launched": TIME,
     "code": TEXT,
+    "gpu": TEXT,
     "seen": TIME,
     **dict.fromkeys((*SPENT, "last_step", "resumed_step"), NUMBER),
     "saved_step": COUNT,

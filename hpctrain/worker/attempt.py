@@ -101,7 +101,7 @@ def _train(rank: Rank, world: World, claim: Claim, log_stream: TextIO | None, te
         terminal=terminal,
     )
     if hosts is not None:
-        _record_start(rank, trainer, claim, hosts)
+        _record_start(rank, trainer, claim, hosts, world)
         trainer.log_start(hosts)
         rank.start_senders()
     finished = trainer.run()
@@ -179,7 +179,7 @@ def _refuse_without_gpu(config: Config) -> None:
         )
 
 
-def _record_start(rank: Rank, trainer: Trainer, claim: Claim, hosts: list[str]) -> None:
+def _record_start(rank: Rank, trainer: Trainer, claim: Claim, hosts: list[str], world: World) -> None:
     environment = rank.environment
     claim.require_ownership()
     claim.ledger.start(
@@ -192,8 +192,13 @@ def _record_start(rank: Rank, trainer: Trainer, claim: Claim, hosts: list[str]) 
         total_steps=trainer.total_steps,
         launched=rank.times.launched,
         code=rank.handover.code or None,
+        **_gpu(world.device),
         **rank.times.spent(),
     )
+
+
+def _gpu(device: torch.device) -> dict[str, str]:
+    return {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
 
 
 def _agree_on_attempt(
