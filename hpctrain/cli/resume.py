@@ -106,7 +106,7 @@ def _sweep_of(options: argparse.Namespace, command: Sequence[str]) -> tuple[Swee
     from hpctrain.search.record import SweepRecord
 
     runs_dir = Path(options.runs_dir)
-    named = [word for word in options.words if "=" not in word or _is_folder(word)]
+    named = list(dict.fromkeys(word for word in options.words if "=" not in word or _is_folder(word)))
     places = [RunDirectory.at(place) for word in named for place in (Path(word), runs_dir / word)]
     homes = [home for home in places if home.sweep.is_file()]
     overrides = [word for word in options.words if word not in named]
@@ -117,10 +117,11 @@ def _sweep_of(options: argparse.Namespace, command: Sequence[str]) -> tuple[Swee
     if not needs_record(record, overrides):
         return None
     if len(named) > 1:
-        problem = f"is a sweep, and {named[1]} was named as well"
-        raise ConfigError("resume", named[0], problem, "resume one sweep at a time")
+        raise RunDirectoryError(
+            f"resume {' '.join(named)}: expected one sweep, got {len(named)} names; resume each alone"
+        )
     if options.code is not None:
-        raise ConfigError("--code", options.code, "is for runs: a search keeps its code", "name the runs")
+        raise ConfigError("--code", options.code, "can't be used with a whole sweep", "name the runs to resume")
     resume = SweepResume(homes[0], overrides, command, options.config_dir, options.force, options.retry_failed)
     return resume, record
 

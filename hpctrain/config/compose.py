@@ -180,7 +180,7 @@ class Composer:
         for override in overrides:
             key, _, value = override.lstrip("+~").partition("=")
             if key.partition(".")[0] == SWEEP_GROUP:
-                raise ConfigError(key, value, "is of a sweep, but there is no -m", f"write -m {override}")
+                raise ConfigError(key, value, "is a key of sweeps, which need -m", f"write -m {override}")
             if key.partition(".")[0] in self.foreign:
                 raise self._foreign_key(key, value)
 

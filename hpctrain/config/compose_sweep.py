@@ -38,8 +38,8 @@ class SweepComposer(Composer):
         chosen = [str(one.value()) for one in parsed if one.key_or_group == SWEEP_GROUP]
         for override in parsed:
             if override.get_key_element() != override.key_or_group:
-                problem = "takes neither a plus sign nor a tilde"
-                raise ConfigError(override.key_or_group, override.input_line, problem, "write sweep.KEY=VALUE")
+                word, _, value = str(override.input_line).partition("=")
+                raise ConfigError(word, value, "must not begin with + or ~", f"write {SWEEP_GROUP}.KEY=VALUE")
             _refuse_key_of_others(override, chosen[-1] if chosen else "grid")
         with self.explaining(overrides):
             sweep = OmegaConf.to_object(self._raw(overrides)[SWEEP_GROUP])
@@ -61,13 +61,13 @@ def is_of_sweep(override: str) -> bool:
     return override.lstrip("+~").partition("=")[0].partition(".")[0] == SWEEP_GROUP
 
 
+def kinds_with(name: str) -> list[str]:
+    """Return the kinds of sweeps that have a key, named without `sweep.`; all of them for a common key."""
+    return [kind for kind, schema in KINDS.items() if name in {field.name for field in dataclasses.fields(schema)}]
+
+
 def _refuse_key_of_others(override: Override, chosen: str) -> None:
-    name = override.key_or_group.removeprefix(f"{SWEEP_GROUP}.")
-    owners = [kind for kind, schema in KINDS.items() if name in _names(schema)]
+    owners = kinds_with(override.key_or_group.removeprefix(f"{SWEEP_GROUP}."))
     if owners and chosen in KINDS and chosen not in owners:
         problem = f"exists only with {SWEEP_GROUP}={either(owners)}{GRID if chosen == 'grid' else ''}"
         raise ConfigError(override.key_or_group, value_as_typed(override), problem, f"add {SWEEP_GROUP}={owners[0]}")
-
-
-def _names(schema: type[Sweep]) -> set[str]:
-    return {field.name for field in dataclasses.fields(schema)}

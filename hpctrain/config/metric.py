@@ -29,6 +29,12 @@ def metric_mode(config: Config) -> str | None:
     return "min" if checkpoint.metric == "loss" else None
 
 
+def may_have_mode(config: Config) -> bool:
+    """Whether something may define which values of the metric are better; False only if nothing can."""
+    own = _constants_of(_target(config)).get("metric")
+    return metric_mode(config) is not None or own is None or config.checkpoint.metric in (None, own)
+
+
 def _target(config: Config) -> str:
     """Return the dotted name of the task's class; empty for a stored configuration without a task."""
     return str((config.task or {}).get("_target_", ""))

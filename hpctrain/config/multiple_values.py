@@ -7,7 +7,7 @@ import re
 
 from hydra.core.override_parser.types import Override, ValueType
 
-from hpctrain.config.schema import GROUPS, LIST_GROUPS
+from hpctrain.config.schema import GROUPS, LIST_GROUPS, SWEEP_GROUP
 from hpctrain.errors import ConfigError
 
 TAKES_COMMAS = re.compile(r"cluster\.(partition|exclude|constraint|reservation|qos|network_interface|sbatch\..+)")
@@ -44,7 +44,7 @@ def require_single_value(override: Override, *, sweeps: bool = True) -> Override
         remedies += [f"write {key}=[{typed}] to choose them all"]
     elif key in GROUPS:
         remedies += ["choose one option"]
-    elif is_list:
+    elif is_list and not key.startswith(f"{SWEEP_GROUP}."):  # none of a sweep's keys takes a text or a list
         remedies += [f"write {key}='\"{typed}\"' for a string, {key}=[{typed}] for a list"]
     raise ConfigError(key, typed, "has several values", ", or ".join(remedies or ["write one value"]))
 

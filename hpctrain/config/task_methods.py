@@ -97,6 +97,21 @@ def uncalled_methods(config: Config) -> list[str]:
     return warnings_about(target, methods, mentioned)
 
 
+def may_be_evaluated(config: Config) -> bool:
+    """Whether the task may have data to evaluate on; False only if its source shows that it has none."""
+    try:
+        own = _own(_lineage(str(config.task["_target_"])))
+    except (UnknownError, SyntaxError, KeyError):
+        return True
+    assigned = {
+        each.attr
+        for one in own
+        for each in ast.walk(one)
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)
+    }
+    return "eval_dataset" in assigned.union(_methods(own))
+
+
 def called_methods(losses: Sequence[str]) -> Mapping[str, Sequence[str]]:
     """Return the methods of a task that the training calls, and with what.
 

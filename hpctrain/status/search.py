@@ -48,7 +48,8 @@ def runs_of(typed: str, runs_dir: Path) -> list[RunDirectory]:
             return runs
         if _is(path.is_dir) and not os.access(path, os.R_OK | os.X_OK):
             raise RunDirectoryError(f"{typed}: you have no permission to read the folder {path}; ask its owner")
-    where = "it contains no run" if _is(Path(typed).is_dir) else f"no such path, here or under {runs_dir}/"
+    exists = any(_is(path.is_dir) for path in (Path(typed), runs_dir / typed))
+    where = "it contains no run" if exists else f"no such path, here or under {runs_dir}/"
     raise RunDirectoryError(f"{typed}: {where}; `python -m hpctrain status` lists the runs under {runs_dir}/")
 
 

@@ -12,13 +12,13 @@ from hpctrain.config.compose_program import ProgramComposer
 from hpctrain.config.multiple_values import value_as_typed
 from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
-from hpctrain.config.trainer import Trainer
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import counted
 from hpctrain.search.distribution import Choice, Distribution, distribution_of
 from hpctrain.search.draw import Values, draws
 from hpctrain.search.record import SweepRecord
 from hpctrain.sweep.expand import expand
+from hpctrain.sweep.objective import require_metric
 from hpctrain.sweep.progress import with_progress
 from hpctrain.sweep.runs import SweepRun
 from hpctrain.sweep.sweep_run import sweep_run
@@ -63,21 +63,21 @@ def find_runs(composer: Composer, record: SweepRecord, parsed: Sequence[Override
     space = {key: distribution_of(override) for key, override in last.items() if override.is_sweep_override()}
     if record.kind == "optuna":
         samples = [sweep_run(composer, [*fixed, *values], fixed_keys) for values in _samples(space)]
-        _refuse_waiting(samples[0].config)
+        _refuse_config(record.kind, samples[0].config)
         return FoundRuns(record, samples)
     drawn = _drawn(composer, record, space)
-    if len(drawn) < (record.num_runs or 0):
-        print(f"the space has no more values: {counted(len(drawn), 'run')} instead of sweep.num_runs={record.num_runs}")
-        record = dataclasses.replace(record, num_runs=len(drawn))
+    asked, record = record.num_runs or 0, dataclasses.replace(record, num_runs=len(drawn))
     jobs = [[*fixed, *(f"{key}={value}" for key, value in values)] for values in drawn]
     if record.kind == "asha":
         first = sweep_run(composer, jobs[0], fixed_keys).config
-        _refuse_waiting(first)
+        _refuse_config(record.kind, first)
         record = dataclasses.replace(record, min_steps=_min_steps(record, first, space))
-        if "pause_at_step" in Trainer.__dataclass_fields__:
-            jobs = [[*job, f"{PAUSE}={record.min_steps}"] for job in jobs]
-            fixed_keys.append(PAUSE)
-    return FoundRuns(record, [sweep_run(composer, job, fixed_keys) for job in with_progress(jobs, "composed")])
+        jobs = [[*job, f"{PAUSE}={record.min_steps}"] for job in jobs]
+        fixed_keys.append(PAUSE)
+    runs = [sweep_run(composer, job, fixed_keys) for job in with_progress(jobs, "composed")]
+    if len(runs) < asked:
+        print(f"the listed values make only {counted(len(runs), 'run')}, fewer than sweep.num_runs={asked}")
+    return FoundRuns(record, runs)
 
 
 def _drawn(composer: Composer, record: SweepRecord, space: Mapping[str, Distribution]) -> list[Values]:
@@ -106,10 +106,10 @@ def _min_steps(record: SweepRecord, config: RunConfig, space: Mapping[str, Distr
     assert isinstance(config, Config)  # `_refuse` refuses programs
     steps = record.min_steps or config.trainer.eval_every_steps
     if steps is None or (record.min_steps is None and "trainer.eval_every_steps" in space):
-        problem = "is needed: the runs have no common trainer.eval_every_steps that could be the first rung"
-        raise ConfigError("sweep.min_steps", None, problem, "set it to the steps after which a run may pause")
+        problem = "is required: the runs have no common trainer.eval_every_steps to use as the first rung"
+        raise ConfigError("sweep.min_steps", None, problem, "set it to the first step at which runs may pause")
     if config.trainer.max_steps is not None and steps >= config.trainer.max_steps:
-        problem = f"does not lie below trainer.max_steps={config.trainer.max_steps}, so no run would pause"
+        problem = f"is not below trainer.max_steps={config.trainer.max_steps}, so no run would pause"
         raise ConfigError("sweep.min_steps", steps, problem, "lower it, or use sweep=random")
     return steps
 
@@ -122,21 +122,27 @@ def _refuse(composer: Composer, record: SweepRecord, overrides: Sequence[Overrid
     if record.kind not in ASKING:
         return
     if isinstance(composer, ProgramComposer):
-        problem = "needs pauses and metrics that only hpctrain's own trainings have, and this is a program"
-        raise ConfigError("sweep", record.kind, problem, "write sweep=random")
+        problem = "pauses or ranks runs by their evaluations, which programs don't have"
+        raise ConfigError("sweep", record.kind, problem, "use sweep=random")
     for override in swept:
         key = override.key_or_group
         if key == "nodes" or key.partition(".")[0] == "cluster":
-            problem = f"changes what the jobs request, and all tasks of sweep={record.kind} request the same"
+            problem = f"changes what the jobs request from SLURM, but all tasks of sweep={record.kind} request the same"
             raise ConfigError(key, value_as_typed(override), problem, "give it one value, or use sweep=random")
     if record.kind == "optuna":
         _require_optuna()
 
 
-def _refuse_waiting(config: RunConfig) -> None:
+def _refuse_config(kind: str, config: RunConfig) -> None:
+    """Refuse a configuration whose runs a search of this kind can't train or rank."""
+    assert isinstance(config, Config)  # `_refuse` refuses programs
     if config.cluster.wait:
         remedy = "leave it out; `python -m hpctrain status --watch` shows how far the search is"
-        raise ConfigError("cluster.wait", True, "waits for runs, which the tasks of a search have yet to begin", remedy)
+        raise ConfigError("cluster.wait", True, "can't wait for a search, whose runs begin one by one", remedy)
+    if kind == "asha" and config.trainer.pause_at_step is not None:
+        problem = "conflicts with sweep=asha, which decides where each run pauses"
+        raise ConfigError(PAUSE, config.trainer.pause_at_step, problem, "leave it out, and set sweep.min_steps")
+    require_metric(kind, config)
 
 
 def _require_optuna() -> None:

@@ -33,9 +33,19 @@ def refuse_other_sweep(home: RunDirectory, record: SweepRecord) -> None:
     same = (there.kind, there.space, there.seed) == (record.kind, record.space, record.seed)
     if same and there.kind == "random" and not there.earlier:
         return
-    problem = f"has a sweep={there.kind} already"
-    remedy = f"choose another folder, or extend it: python -m hpctrain resume {home.as_typed} sweep.num_runs=N"
+    problem = f"already has a sweep={there.kind}{'' if same else _difference(there, record)}"
+    resume = f"python -m hpctrain resume {home.as_typed}"
+    remedy = f"choose another run_dir, or continue the one there: {resume}, with sweep.num_runs=N for more runs"
+    if there.kind == "grid":
+        remedy = f"choose another run_dir, or continue the one there: {resume}"
     raise ConfigError("run_dir", str(home.path), problem, remedy)
+
+
+def _difference(there: SweepRecord, record: SweepRecord) -> str:
+    """How the sweep in a folder differs from that of a command; empty if its kind already shows it."""
+    if there.kind != record.kind:
+        return ""
+    return f" with sweep.seed={there.seed}" if there.space == record.space else " of other values"
 
 
 def launch_found(sweep: Sweep, found: FoundRuns) -> list[int]:

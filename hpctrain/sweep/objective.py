@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
+from hpctrain.config.metric import may_have_mode
 from hpctrain.config.root import Config
+from hpctrain.config.task_methods import may_be_evaluated
 from hpctrain.errors import ConfigError, ExitCode, RunFailedError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import last_evaluation
@@ -55,6 +57,25 @@ def require_direction(sweepers: str | None, metrics: str | None) -> None:
         f"set the sweeper to {words[metrics]}, or checkpoint.metric and checkpoint.metric_mode to what it looks for"
     )
     raise ConfigError("hydra.sweeper.direction", words[sweepers], problem, remedy)
+
+
+def require_metric(kind: str, config: Config) -> None:
+    """Refuse a search that could rank none of its runs.
+
+    Args:
+        kind: of the search, as `sweep` names it.
+        config: of one of its runs.
+
+    Raises:
+        ConfigError: the task has nothing to evaluate on, or nothing defines which values of its metric are better.
+    """
+    if not may_be_evaluated(config):
+        problem = f"ranks runs by their evaluations, but the task {config.task['_target_']} has no eval_dataset"
+        raise ConfigError("sweep", kind, problem, "define eval_dataset(self), or use sweep=random")
+    if not may_have_mode(config):
+        problem = "is not the task's own metric, and nothing defines whether lower or higher values are better"
+        remedy = "check its name, and add checkpoint.metric_mode=min or checkpoint.metric_mode=max"
+        raise ConfigError("checkpoint.metric", config.checkpoint.metric, problem, remedy)
 
 
 def require_results(config: Config) -> None:

@@ -12,12 +12,14 @@ from pathlib import Path
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer
 from hpctrain.config.compose_program import ProgramComposer
-from hpctrain.config.compose_sweep import SweepComposer, is_of_sweep
+from hpctrain.config.compose_sweep import SweepComposer, is_of_sweep, kinds_with
 from hpctrain.config.schema import SWEEP_GROUP
+from hpctrain.config.sweep import KINDS
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode
 from hpctrain.launch.existing_run import changed_config
 from hpctrain.launch.prepare import plan
 from hpctrain.launch.sbatch import require_sbatch
+from hpctrain.phrases import counted, either
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import read_varied
 from hpctrain.search.record import SweepRecord
@@ -27,7 +29,10 @@ from hpctrain.sweep.resume_search import resume_search
 from hpctrain.sweep.runs import SweepRun, place
 from hpctrain.sweep.sweep import Sweep, require_one_cluster
 
-KEPT = "can't be changed: the runs that exist were found with"
+KEPT = "can't be changed: the existing runs were made with"
+NEW_COMMAND = "type a new command with -m and another run_dir"
+FIXED = ("seed", "min_steps", "reduction_factor")
+"""Keys of a sweep with which its runs were drawn or compared; other values would mix two searches."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -174,25 +179,31 @@ def _earlier(record: SweepRecord, wanted: SweepRecord) -> list[dict[str, object]
 
 
 def _require_kind(record: SweepRecord, overrides: Sequence[str]) -> None:
-    """Refuse another kind before its keys are composed: it lacks some of those that the sweep has."""
+    """Refuse another kind and its keys before they are composed: that error would advise to change the kind."""
     for override in filter(is_of_sweep, overrides):
-        key, _, kind = override.lstrip("+").partition("=")
-        if key == SWEEP_GROUP and kind != record.kind:
-            raise ConfigError(key, kind, f"{KEPT} {record.kind}", "type a new command with -m")
+        key, _, value = override.lstrip("+").partition("=")
+        name = key.removeprefix(f"{SWEEP_GROUP}.")
+        if key == SWEEP_GROUP and value != record.kind:
+            raise ConfigError(key, value, f"{KEPT} sweep={record.kind}", NEW_COMMAND)
+        if (owners := kinds_with(name)) and record.kind in KINDS and record.kind not in owners:
+            problem = f"exists only with sweep={either(owners)}, and this is a sweep={record.kind}"
+            raise ConfigError(key, value, problem, "leave it out")
 
 
 def _require_growth(record: SweepRecord, wanted: SweepRecord) -> None:
-    if wanted.seed != record.seed:
-        raise ConfigError("sweep.seed", wanted.seed, f"{KEPT} {record.seed}", "type a new command with -m")
+    for name in FIXED:
+        before, after = getattr(record, name), getattr(wanted, name)
+        if before != after:
+            raise ConfigError(f"sweep.{name}", after, f"{KEPT} sweep.{name}={before}", NEW_COMMAND)
     if record.kind == "grid" or record.num_runs is None or wanted.num_runs is None:
         return
     if wanted.num_runs < record.num_runs:
-        problem = f"is less than the {record.num_runs} runs that the sweep has"
-        raise ConfigError("sweep.num_runs", wanted.num_runs, problem, "give the number of all runs")
+        problem = f"is less than the {counted(record.num_runs, 'run')} that the sweep already has"
+        raise ConfigError("sweep.num_runs", wanted.num_runs, problem, "give the total number of runs")
     if record.space != wanted.space and wanted.num_runs == record.num_runs:
         key = next(key for key, text in wanted.space.items() if record.space.get(key) != text)
-        problem = f"is a new range, and no run is left to draw from it: the sweep has {record.num_runs}"
-        raise ConfigError(key, wanted.space[key], problem, f"add sweep.num_runs=N, more than {record.num_runs}")
+        problem = f"is a new range, but all {record.num_runs} runs have been drawn"
+        raise ConfigError(key, wanted.space[key], problem, f"add sweep.num_runs=N, with N above {record.num_runs}")
 
 
 def _refuse_changes(composer: Composer, record: SweepRecord, added: Sequence[str]) -> None:
@@ -203,11 +214,11 @@ def _refuse_changes(composer: Composer, record: SweepRecord, added: Sequence[str
         if override.is_sweep_override() and (is_drawn or record.kind == "grid"):
             continue
         if override.is_sweep_override():
-            problem = "isn't a key that the sweep draws"
-            remedy = f"give a new range for {' or '.join(record.space)}, or type a new command with -m"
+            problem = "is not a key that the sweep draws"
+            remedy = f"give a new range for {' or '.join(record.space)}, or {NEW_COMMAND}"
         else:
-            problem = "has one value, and the runs that exist keep theirs"
-            remedy = "name the runs (resume SWEEP/0 SWEEP/1 KEY=VALUE), or type a new command with -m"
+            problem = "would change the existing runs"
+            remedy = f"name the runs to change (resume SWEEP/0 SWEEP/1 KEY=VALUE), or {NEW_COMMAND}"
         raise ConfigError(key, override.input_line.partition("=")[2] if override.input_line else "", problem, remedy)
 
 

@@ -40,8 +40,9 @@ def test_each_option_has_its_keys(composer, words, expected):
         (["sweep=asha", "sweep.reduction_factor=1"], "sweep.reduction_factor=1: must be at least 2"),
         (["sweep=optuna", "sweep.sampler=tpx"], "sweep.sampler=tpx: is not known; choose one of"),
         (["sweep.time_limit_min=nan"], "sweep.time_limit_min=nan: must be a number above 0"),
-        (["~sweep"], "neither a plus sign nor a tilde"),
-        (["+sweep.own=1"], "neither a plus sign nor a tilde"),
+        (["sweep=random", "sweep.num_runs=4,8"], "sweep.num_runs=4,8: has several values; write one value$"),
+        (["~sweep"], "^~sweep=: must not begin with"),
+        (["+sweep.own=1"], r"^\+sweep.own=1: must not begin with . or ~; write sweep.KEY=VALUE"),
     ],
 )
 def test_a_mistake_names_the_key_and_what_to_type(composer, words, message):
@@ -65,5 +66,5 @@ def test_the_overrides_of_the_sweep_are_split_from_those_of_its_runs():
 
 @pytest.mark.parametrize("word", ["sweep=random", "sweep.num_runs=3"])
 def test_a_single_run_has_no_sweep(word):
-    with pytest.raises(ConfigError, match=f"is of a sweep, but there is no -m; write -m {word}"):
+    with pytest.raises(ConfigError, match=f"is a key of sweeps, which need -m; write -m {word}"):
         Composer().compose([word])

@@ -72,5 +72,8 @@ def test_a_path_without_a_run_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunDirectoryError, match="empty: it contains no run; `python -m hpctrain status` lists"):
         runs_of("empty", Path("runs"))
+    (tmp_path / "runs" / "lr").mkdir(parents=True)
+    with pytest.raises(RunDirectoryError, match="lr: it contains no run"):
+        runs_of("lr", Path("runs"))
     with pytest.raises(RunDirectoryError, match="digits: no such path, here or under runs/"):
         run_of("digits", Path("runs"))

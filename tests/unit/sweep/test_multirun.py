@@ -292,7 +292,7 @@ def test_random_trains_its_runs_and_typed_again_adds_some(tmp_path, capsys):
     assert main([*words, "sweep.num_runs=1"]) == 0
     assert main([*words, "sweep.num_runs=9"]) == 0
     out = capsys.readouterr().out
-    assert "the space has no more values: 4 runs instead of sweep.num_runs=9\n" in out
+    assert "the listed values make only 4 runs, fewer than sweep.num_runs=9\n" in out
     assert "S/0: already completed" in out
     assert numbers(tmp_path / "S") == ["0", "1", "2", "3"]
     assert all(reasons(tmp_path / "S" / number) == ["completed"] for number in "0123")
@@ -300,7 +300,8 @@ def test_random_trains_its_runs_and_typed_again_adds_some(tmp_path, capsys):
     record = SweepRecord.read(tmp_path / "S")
     assert (record.kind, record.num_runs, record.seed) == ("random", 4, 0)
     assert main([*words, "sweep.seed=1"]) == 2
-    assert "extend it: python -m hpctrain resume" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "already has a sweep=random with sweep.seed=0; choose another run_dir, or continue the one" in err
 
 
 @pytest.mark.parametrize(
@@ -308,25 +309,45 @@ def test_random_trains_its_runs_and_typed_again_adds_some(tmp_path, capsys):
     [
         (["optimizer.lr=interval(0.1,0.2)"], "is a continuous range; add sweep=random"),
         (["sweep=random", "seed=1"], "sweep=random: there is nothing to search"),
-        (["sweep=asha", "seed=1,2"], "sweep.min_steps=null: is needed"),
+        (["sweep=asha", "seed=1,2"], "sweep.min_steps=null: is required"),
         (["sweep=asha", "sweep.min_steps=9", "trainer.max_steps=9", "seed=1,2"], "so no run would pause"),
         (["sweep=asha", "sweep.min_steps=3", "nodes=1,2"], "nodes=1,2: changes what the jobs request"),
         (["sweep=optuna", "optimizer.lr=interval(-1.0,1.0)"], "lr"),
+        (["sweep=random", "sweep.num_runs=4", "optimizer.lr=interval(-1,1)"], "optimizer.lr=-1.0: must be a number"),
+        (
+            ["sweep=asha", "sweep.min_steps=3", "seed=1,2", "trainer.pause_at_step=2"],
+            "trainer.pause_at_step=2: conflicts with sweep=asha, which decides where each run pauses",
+        ),
+        (
+            ["sweep=asha", "sweep.min_steps=3", "seed=1,2", "checkpoint.metric=acuracy"],
+            "checkpoint.metric=acuracy: is not the task's own metric, and nothing defines whether lower or higher",
+        ),
         (["hydra/sweeper=x", "sweep=random", "seed=1,2"], "hydra/sweeper"),
         (["sweep=random", "cluster=local,slurm"], "cluster=local,slurm: can't be swept over"),
     ],
 )
 def test_a_search_that_cannot_work_is_refused_in_one_line(words, message, tmp_path, capsys):
     assert main(["-m", *words]) == 2
-    err = capsys.readouterr().err
+    out, err = capsys.readouterr()
     assert message in err
-    assert err.count("\n") == 1
+    assert (out, err.count("\n")) == ("", 1)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("search", [["sweep=asha", "sweep.min_steps=3"], ["sweep=optuna"]])
+def test_a_search_over_a_task_without_evaluations_is_refused(search, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("optuna")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = "from hpctrain.tasks import Task\n\n\nclass Blind(Task):\n"
+    source += "    def train_dataset(self): ...\n\n    def loss(self, model, batch): ...\n"
+    (tmp_path / "blind.py").write_text(source)
+    assert main(["-m", *search, "task=custom", "task._target_=blind.Blind", "seed=1,2"]) == 2
+    assert "but the task blind.Blind has no eval_dataset; define eval_dataset(self)" in capsys.readouterr().err
 
 
 def test_a_search_of_a_program_is_refused(capsys):
     assert main(["run", "-m", "sweep=asha", "args.x=1,2", "--", "true", "{args.x}"]) == 2
-    assert "this is a program; write sweep=random" in capsys.readouterr().err
+    assert "which programs don't have; use sweep=random" in capsys.readouterr().err
     assert (
         main(["run", "-m", "sweep=random", "sweep.num_runs=1", "args.x=interval(1,2)", "--", "true", "{args.x}"]) == 0
     )

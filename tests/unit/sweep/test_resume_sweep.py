@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,12 +80,19 @@ def drawn(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ("sweep.num_runs=1", "sweep.num_runs=1: is less than the 2 runs that the sweep has; give the number"),
-        ("sweep.seed=3", "sweep.seed=3: can't be changed: the runs that exist were found with 0"),
-        ("sweep=grid", "sweep=grid: can't be changed: the runs that exist were found with random"),
-        ("sweep=optuna", "sweep=optuna: can't be changed: the runs that exist were found with random"),
-        ("optimizer.lr=choice(0.1,0.2)", "is a new range, and no run is left to draw from it: the sweep has 2; add"),
-        ("seed=1,2", "seed=1,2: isn't a key that the sweep draws; give a new range for optimizer.lr, or type"),
+        (
+            "sweep.num_runs=1",
+            "sweep.num_runs=1: is less than the 2 runs that the sweep already has; give the total number",
+        ),
+        ("sweep.seed=3", "sweep.seed=3: can't be changed: the existing runs were made with sweep.seed=0"),
+        ("sweep=grid", "sweep=grid: can't be changed: the existing runs were made with sweep=random"),
+        ("sweep=optuna", "sweep=optuna: can't be changed: the existing runs were made with sweep=random"),
+        (
+            "optimizer.lr=choice(0.1,0.2)",
+            "is a new range, but all 2 runs have been drawn; add sweep.num_runs=N, with N above 2",
+        ),
+        ("seed=1,2", "seed=1,2: is not a key that the sweep draws; give a new range for optimizer.lr, or type"),
+        ("sweep.min_steps=4", "exists only with sweep=asha, and this is a sweep=random; leave it out"),
     ],
 )
 def test_what_would_change_the_runs_is_refused(drawn, capsys, typed, message):
@@ -92,9 +100,30 @@ def test_what_would_change_the_runs_is_refused(drawn, capsys, typed, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("typed", ["sweep.min_steps=4", "sweep.reduction_factor=2"])
+def test_the_rungs_of_a_search_are_kept(drawn, capsys, typed):
+    record = replace(
+        SweepRecord.read(drawn), kind="asha", min_steps=2, reduction_factor=3, fixed=["trainer.max_steps=20"]
+    )
+    before = drawn.sweep.read_bytes()
+    record.write(drawn, 0o750)
+    assert main(["resume", "sweep", typed]) == 2
+    key, _, _ = typed.partition("=")
+    made_with = f"{key}={getattr(record, key.removeprefix('sweep.'))}"
+    assert f"{typed}: can't be changed: the existing runs were made with {made_with}" in capsys.readouterr().err
+    assert SweepRecord.read(drawn) == record
+    drawn.sweep.write_bytes(before)
+
+
+def test_a_sweep_is_resumed_alone(drawn, capsys, tmp_path):
+    (tmp_path / "other").mkdir()
+    assert main(["resume", "sweep", "other", "sweep.num_runs=3"]) == 2
+    assert "resume sweep other: expected one sweep, got 2 names; resume each alone" in capsys.readouterr().err
+
+
 def test_a_single_value_is_refused(drawn, capsys):
     assert main(["resume", "sweep", "sweep.num_runs=3", "optimizer.lr=0.1"]) == 2
-    assert "optimizer.lr=0.1: has one value, and the runs that exist keep theirs; name the" in capsys.readouterr().err
+    assert "optimizer.lr=0.1: would change the existing runs; name the" in capsys.readouterr().err
 
 
 def test_no_run_begins_after_the_time_of_the_sweep_and_resume_renews_it(capfd):
