@@ -12,7 +12,7 @@ from pathlib import Path
 from hpctrain.cli.arguments import add_runs, chosen_runs, command_parser
 from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError
 from hpctrain.files import describe_os_error
-from hpctrain.launch.cancellation import cancel
+from hpctrain.launch.cancellation import cancel_all
 from hpctrain.run.directory import RunDirectory
 from hpctrain.sweep.cancel_search import cancel_idle_tasks, cancel_tasks, search_home
 
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     # the tasks that wait before the runs: none of them may begin another run meanwhile
     done = [_cancelled(home, cancel_tasks) for home in homes]
     runs = chosen_runs(options) if homes else runs
-    done += [_cancelled(run, cancel) for run in runs]
+    done += [_shown(run, done_or_error) for run, done_or_error in zip(runs, cancel_all(runs), strict=True)]
     # and last those that run, and were between two runs
     done += [_cancelled(home, partial(cancel_idle_tasks, runs=runs)) for home in homes]
     return ExitCode.FINISHED if all(done) else ExitCode.FAILED
@@ -52,9 +52,16 @@ def _searches(options: argparse.Namespace) -> list[RunDirectory]:
 
 def _cancelled(directory: RunDirectory, act: Callable[[RunDirectory], str]) -> bool:
     try:
-        done = act(directory)
+        done: str | HpctrainError | OSError = act(directory)
     except (HpctrainError, OSError) as error:
-        why = describe_os_error(error) if isinstance(error, OSError) else error
+        done = error
+    return _shown(directory, done)
+
+
+def _shown(directory: RunDirectory, done: str | HpctrainError | OSError) -> bool:
+    """Print what was done, or the error; return whether there was none."""
+    if isinstance(done, Exception):
+        why = describe_os_error(done) if isinstance(done, OSError) else done
         print(f"{ERROR_PREFIX}{os.path.relpath(directory.path)}: {why}", file=sys.stderr)
         return False
     if done:

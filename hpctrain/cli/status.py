@@ -64,12 +64,29 @@ def main(arguments: list[str]) -> int:
     seconds = number(1, 86_400)
     help_text = f"show them again every SECONDS ({WATCH_S:g}), until Ctrl-C"
     parser.add_argument("--watch", nargs="?", type=seconds, const=WATCH_S, metavar="SECONDS", help=help_text)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(_with_seconds(arguments))
     if options.watch is None:
         _show(options, ask_slurm)
         return ExitCode.FINISHED
     query = JobQuery()
     return show_repeatedly(lambda: _show(options, query.ask), options.watch)
+
+
+def _with_seconds(arguments: Sequence[str]) -> list[str]:
+    """Complete a `--watch` before the name of a run, which argparse would take for the seconds."""
+    following = [*arguments[1:], "0"]
+    return [
+        f"--watch={WATCH_S:g}" if word == "--watch" and not _is_number(after) else word
+        for word, after in zip(arguments, following, strict=True)
+    ]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _show(options: argparse.Namespace, ask: Ask) -> None:

@@ -1,4 +1,4 @@
-"""Cancel a run: its jobs, or the process that trains it on this machine."""
+"""Cancel runs: their jobs, or the processes that train them on this machine."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
-from hpctrain.errors import HpctrainError, SchedulerError
+from hpctrain.errors import HpctrainError
 from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.status.report import ask_slurm, job_ids, read_statuses
+from hpctrain.status.report import Jobs, ask_slurm, job_ids, read_statuses
 from hpctrain.streams import Report, print_warning
 from hpctrain.worker.host_program import HostProgram
+
+Result = TypeVar("Result")
 
 
 def cancel(directory: RunDirectory, warn: Report = print_warning) -> str:
@@ -32,10 +37,46 @@ def cancel(directory: RunDirectory, warn: Report = print_warning) -> str:
     Raises:
         HpctrainError: the run is queued or running, and can't be reached from here.
     """
-    if done := [*_cancel_jobs(directory, warn), *_stop_process(directory)]:
-        return "; ".join(done)
-    (status,) = read_statuses([directory], warn)
-    return f"nothing to cancel: the run is {status.state}"
+    (done,) = cancel_all([directory], warn)
+    if isinstance(done, str):
+        return done
+    raise done
+
+
+def cancel_all(
+    directories: Sequence[RunDirectory], warn: Report = print_warning
+) -> list[str | HpctrainError | OSError]:
+    """Cancel many runs as `cancel` does; SLURM is asked once for all of them, and told in few calls.
+
+    Args:
+        directories: of the runs.
+        warn: gets a line if SLURM is there and doesn't answer.
+
+    Returns:
+        What was done by run, or why it can't be cancelled.
+    """
+    ids = [_attempted(job_ids, directory) for directory in directories]
+    jobs = ask_slurm([job_id for one in ids if not isinstance(one, Exception) for job_id in one], warn)
+    cancelled = _cancel_jobs(directories, ids, jobs)
+
+    def outcome(directory: RunDirectory, jobs_done: list[str] | HpctrainError | OSError) -> str:
+        if isinstance(jobs_done, Exception):
+            raise jobs_done
+        if done := [*jobs_done, *_stop_process(directory)]:
+            return "; ".join(done)
+        (status,) = read_statuses([directory], warn, ask=lambda _ids, _warn: jobs)
+        return f"nothing to cancel: the run is {status.state}"
+
+    pairs = zip(directories, cancelled, strict=True)
+    return [_attempted(partial(outcome, jobs_done=done), directory) for directory, done in pairs]
+
+
+def _attempted(act: Callable[[RunDirectory], Result], directory: RunDirectory) -> Result | HpctrainError | OSError:
+    """The result of a function, or its error: a run that can't be cancelled must not keep the others."""
+    try:
+        return act(directory)
+    except (HpctrainError, OSError) as error:
+        return error
 
 
 def _record_cancelled(directory: RunDirectory, *, cancelled: bool) -> None:
@@ -44,27 +85,43 @@ def _record_cancelled(directory: RunDirectory, *, cancelled: bool) -> None:
         JobRecords(directory).add({"cancelled": cancelled, "time": time.time()})
 
 
-def _cancel_jobs(directory: RunDirectory, warn: Report) -> list[str]:
-    ids = job_ids(directory)
-    jobs = ask_slurm(ids, warn)
-    if jobs is None:
-        raise HpctrainError(
-            f"SLURM can't be reached from here to cancel job {listed(ids)}; run the command on a login node"
-        )
-    done: list[str] = []
-    for job_id in ids:
-        record = jobs.get(job_id)
-        if record is None or record.state.is_finished:
-            continue
-        _record_cancelled(directory, cancelled=True)
-        try:
-            Slurm().cancel(job_id)
-        except SchedulerError:
-            if not done:
+def _cancel_jobs(
+    directories: Sequence[RunDirectory], ids: Sequence[list[str] | HpctrainError | OSError], jobs: Jobs | None
+) -> list[list[str] | HpctrainError | OSError]:
+    """Cancel the jobs of runs that aren't over; return by run what was done, or why not."""
+    live = [_live(one, jobs) for one in ids]
+    for directory, one in zip(directories, live, strict=True):
+        if one and not isinstance(one, Exception):
+            _record_cancelled(directory, cancelled=True)
+    present = [job_id for one in live if not isinstance(one, Exception) for job_id in one]
+    # tasks of several runs may be one job's
+    refused = Slurm().cancel_all(list(dict.fromkeys(present))) if present else {}
+    outcomes: list[list[str] | HpctrainError | OSError] = []
+    for directory, one in zip(directories, live, strict=True):
+        if isinstance(one, Exception):
+            outcomes.append(one)
+        elif failed := [job_id for job_id in one if job_id in refused]:
+            if len(failed) == len(one):
                 _record_cancelled(directory, cancelled=False)
-            raise
-        done.append(f"cancelled job {job_id}, which was {'pending' if record.state.is_pending else 'running'}")
-    return done
+            outcomes.append(refused[failed[0]])
+        else:
+            outcomes.append([f"cancelled job {job_id}, which was {was}" for job_id, was in one.items()])
+    return outcomes
+
+
+def _live(ids: list[str] | HpctrainError | OSError, jobs: Jobs | None) -> dict[str, str] | HpctrainError | OSError:
+    """Whether those of a run's jobs that aren't over are `pending` or `running`."""
+    if isinstance(ids, Exception):
+        return ids
+    if jobs is None:
+        problem = f"SLURM can't be reached from here to cancel job {listed(ids)}; run the command on a login node"
+        return HpctrainError(problem) if ids else {}
+    known = ((job_id, jobs.get(job_id)) for job_id in ids)
+    return {
+        job_id: "pending" if job.state.is_pending else "running"
+        for job_id, job in known
+        if job is not None and not job.state.is_finished
+    }
 
 
 def _stop_process(directory: RunDirectory) -> list[str]:

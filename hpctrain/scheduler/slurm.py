@@ -21,6 +21,8 @@ SILENCE_S = 300.0
 more than `SlurmctldTimeout`, 120 s by default."""
 LONGEST_LIST = 100_000
 """Characters of job ids in one command: Linux allows 128 KiB per argument (MAX_ARG_STRLEN in execve(2))."""
+CANCELLED_AT_ONCE = 500
+"""Jobs in one call of scancel, which sends the controller a request for each."""
 
 JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
 """A job, or a task of a job array."""
@@ -137,6 +139,28 @@ class Slurm:
             self._run("scancel", _checked(job_id))
         except UnknownJobError:
             return  # the controller forgets a job some minutes after its end (MinJobAge)
+
+    def cancel_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerError]:
+        """Cancel many jobs in few calls; do nothing to those that are over.
+
+        Returns:
+            Why a job can't be cancelled, by its id; empty if all were.
+        """
+        refused: dict[str, SchedulerError] = {}
+        for first in range(0, len(job_ids), CANCELLED_AT_ONCE):
+            some = job_ids[first : first + CANCELLED_AT_ONCE]
+            try:
+                self._run("scancel", *_all_checked(some))
+            except SchedulerMissingError as error:
+                refused |= dict.fromkeys(some, error)
+            except SchedulerError:
+                # which of them SLURM refused shows one at a time, and a second request does no harm
+                for job_id in some:
+                    try:
+                        self.cancel(job_id)
+                    except SchedulerError as error:
+                        refused[job_id] = error
+        return refused
 
     def cancel_pending(self, job_id: str) -> None:
         """Take a job, or the tasks of an array, out of the queue; leave what runs alone."""

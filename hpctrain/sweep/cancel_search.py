@@ -58,8 +58,8 @@ def cancel_idle_tasks(home: RunDirectory, warn: Report = print_warning, *, runs:
     """
     busy = {job_id for run in runs for job_id in job_ids(run)}
     idle = [job_id for job_id, job in _tasks(home, warn).items() if job.state.is_running and job_id not in busy]
-    for job_id in idle:
-        Slurm().cancel(job_id)
+    for error in Slurm().cancel_all(idle).values():
+        raise error
     return f"cancelled {counted(len(idle), 'task')} between two runs" if idle else ""
 
 

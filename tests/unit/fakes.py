@@ -277,7 +277,8 @@ class _Programs:
             return self._signal_step(*words)
         path = self.home / "queue.json"
         jobs = json.loads(path.read_text())
-        jobs.setdefault(words[0], {})["State"] = "CANCELLED"
+        for job_id in words:
+            jobs.setdefault(job_id, {})["State"] = "CANCELLED"
         path.write_text(json.dumps(jobs))
         return ""
 

@@ -160,7 +160,7 @@ def test_a_queued_and_a_running_job_are_cancelled(make_run, slurm, capsys):
         "runs/queued: cancelled job 12, which was pending",
         "runs/running: cancelled job 13, which was running",
     ]
-    assert slurm.cancelled == ["12", "13"]
+    assert slurm.cancelled == ["12 13"]
     assert [state(directory) for directory in (queued, running)] == [RunState.CANCELLED] * 2
     slurm.queue()
     assert state(queued) == RunState.CANCELLED  # also when SLURM has forgotten it
@@ -174,7 +174,8 @@ def test_of_an_array_only_the_runs_own_tasks_are_cancelled(make_run, slurm, caps
     assert main(["sweep/1"]) == 0
     assert slurm.cancelled == ["20_1"]
     assert main(["sweep"]) == 0
-    assert sorted(slurm.cancelled) == ["20_0", "20_1", "20_2"]
+    one, others = slurm.cancelled
+    assert (one, set(others.split())) == ("20_1", {"20_0", "20_2"})
     assert "runs/sweep/1: nothing to cancel: the run is cancelled" in capsys.readouterr().out
 
 
@@ -184,7 +185,17 @@ def test_every_job_of_a_run_that_is_still_there_is_cancelled(make_run, slurm):
         JobRecords(directory).add({"job_id": job_id, "time": 1.0})
     slurm.queue(j12={"State": "FAILED"}, j15={"State": "COMPLETING"}, j16={"State": "PENDING"})
     assert main(["digits"]) == 0
-    assert slurm.cancelled == ["15", "16"]
+    assert slurm.cancelled == ["15 16"]
+
+
+def test_a_thousand_runs_are_cancelled_in_two_calls(make_run, slurm, capsys):
+    for task in range(1000):
+        JobRecords(make_run(f"sweep/{task}")).add({"job_id": f"20_{task}", "time": 1.0})
+    slurm.queue(**{f"j20_{task}": {"State": "PENDING"} for task in range(1000)})
+    assert main(["sweep"]) == 0
+    assert [len(call.split()) for call in slurm.cancelled] == [500, 500]
+    assert len(set(" ".join(slurm.cancelled).split())) == 1000
+    assert capsys.readouterr().out.count("which was pending") == 1000
 
 
 @pytest.mark.usefixtures("no_slurm")

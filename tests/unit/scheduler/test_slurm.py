@@ -156,6 +156,23 @@ def test_cancel_and_requeue(fake: Scripts) -> None:
     assert (fake.folder / "calls").read_text().splitlines() == ["scancel 12_3", "scontrol requeue 12_3"]
 
 
+def test_of_many_jobs_those_that_slurm_refuses_are_named(fake: Scripts) -> None:
+    refusal = "scancel: error: Kill job error on job id $id: Access/permission denied"
+    fake.answer("scancel", f'for id in "$@"; do [ $id = 13 ] && {{ echo "{refusal}" >&2; exit 1; }}; done; exit 0')
+    refused = fake.slurm.cancel_all(["12", "13", "14"])
+    assert list(refused) == ["13"]
+    assert "permission denied" in str(refused["13"])
+    calls = (fake.folder / "calls").read_text().splitlines()
+    assert calls == ["scancel 12 13 14", "scancel 12", "scancel 13", "scancel 14"]
+
+
+def test_a_silent_controller_is_not_asked_for_each_job(fake: Scripts) -> None:
+    fake.answer("scancel", SILENT)
+    refused = fake.slurm.cancel_all(["12", "13", "14"])
+    assert list(refused) == ["12", "13", "14"]
+    assert fake.calls == ["scancel"]
+
+
 def test_a_refusal_is_an_error_with_slurms_words(fake: Scripts) -> None:
     fake.answer("scontrol", "echo 'Requested operation is presently disabled for job 12' >&2; exit 1")
     with pytest.raises(SchedulerError, match="scontrol requeue 12: Requested operation is presently disabled"):
