@@ -22,6 +22,8 @@ _MEASURED = (
     "memory/peak_gb",
     "throughput/mfu",
     "throughput/samples_per_s_per_device",
+    "throughput/slowest_rank",
+    "throughput/slowest_ratio",
     "throughput/waiting_for_data",
 )
 """Metrics that `bottleneck_lines` shows in another way."""

@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
 
 def _with_seconds(arguments: Sequence[str]) -> list[str]:
     """Complete a `--watch` before the name of a run, which argparse would take for the seconds."""
-    following = [*arguments[1:], "0"]
+    following = [*arguments, ""][1:]
     return [
         f"--watch={WATCH_S:g}" if word == "--watch" and not _is_number(after) else word
         for word, after in zip(arguments, following, strict=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hpctrain.phrases import counted, local_time
+from hpctrain.phrases import counted
 from hpctrain.report.bar_rows import BarRow, Stretch, bar_rows
-from hpctrain.report.frame import Band
 from hpctrain.report.line_chart import Line, LineChart
 from hpctrain.report.markup import Markup, element, joined
 from hpctrain.report.page import folded, table
 from hpctrain.report.run_record import RunRecord
+from hpctrain.report.slowest_rank_chart import slowest_rank_chart
+from hpctrain.report.time_axis import TimeAxis
 from hpctrain.results.curves import Curve
 from hpctrain.run.bottleneck import Bottleneck, read_bottleneck
 
@@ -20,12 +21,6 @@ SHOWN = ("throughput/samples_per_s", "throughput/waiting_for_data", "throughput/
 """The curves that are drawn over time; the throughput per device has the shape of the first one."""
 ROWS = 50
 """Attempts in the table of slowest ranks."""
-_UNITS = (
-    (2 * 86400.0, 86400.0, "days"),
-    (2 * 3600.0, 3600.0, "hours"),
-    (120.0, 60.0, "minutes"),
-    (0.0, 1.0, "seconds"),
-)
 
 
 def speed_charts(record: RunRecord) -> Markup:
@@ -40,7 +35,7 @@ def speed_charts(record: RunRecord) -> Markup:
     if found:
         parts.append(_bottleneck(found[-1][1], found[-1][0].attempt.attempt))
     charts = _charts(curves, record)
-    if slowest := _slowest([(span.begin, span.end, one) for span, one in found], record):
+    if slowest := slowest_rank_chart(record, [(span, one) for span, one in found if one.slowest_ratio is not None]):
         charts.append(slowest)
     if charts:
         explained = "Over time, since the run began. Shaded: an attempt was at work."
@@ -95,18 +90,18 @@ def _charts(curves: Sequence[Curve], record: RunRecord) -> list[Markup]:
         known = [place for place, when in enumerate(curve.times) if math.isfinite(when)]
         if not known:
             continue
-        size, unit, bands = _time_axis(record, curve.times[known[-1]])
+        axis = TimeAxis.of(record, curve.times[known[-1]])
         thin = curve.thinned(POINTS)
         points = sorted(
-            (max(0.0, when - record.origin) / size, value)
+            (axis.place(when), value)
             for when, value in zip(thin.times, thin.values, strict=True)
             if math.isfinite(when)
         )
         # no line from one attempt to the next, which may come days later
-        xs, ys = _broken(points, [band.start for band in bands[1:]])
+        xs, ys = _broken(points, [band.start for band in axis.bands[1:]])
         line = Line(label=curve.name, xs=xs, ys=ys)
-        x_label = f"{unit} since {local_time(record.origin)}"
-        charts.append(LineChart(caption=curve.name, lines=[line], x_label=x_label, bands=bands, from_zero=True).drawn())
+        chart = LineChart(caption=curve.name, lines=[line], x_label=axis.label, bands=axis.bands, from_zero=True)
+        charts.append(chart.drawn())
     return charts
 
 
@@ -123,36 +118,3 @@ def _broken(points: Sequence[tuple[float, float]], breaks: Sequence[float]) -> t
         xs.append(x)
         ys.append(y)
     return xs, ys
-
-
-def _slowest(found: Sequence[tuple[float, float, Bottleneck]], record: RunRecord) -> Markup | None:
-    """A stretch for each attempt at the height of its slowest rank's time, over that of the others."""
-    known = [(begin, end, one) for begin, end, one in found if one.slowest_ratio is not None]
-    if not known:
-        return None
-    size, unit, bands = _time_axis(record, known[-1][1])
-    lines = []
-    for begin, end, one in known:
-        title = f"rank {one.slowest_rank} on {one.slowest_host}: {one.slowest_ratio:.2f} times the others"
-        xs = [(begin - record.origin) / size, (end - record.origin) / size]
-        lines.append(Line(label="", xs=xs, ys=[one.slowest_ratio or 0.0] * 2, title=title))
-    caption = "slowest rank's own time of a step, over the median of the others"
-    return LineChart(
-        caption=caption, lines=lines, x_label=f"{unit} since {local_time(record.origin)}", bands=bands
-    ).drawn()
-
-
-def _time_axis(record: RunRecord, last: float) -> tuple[float, str, list[Band]]:
-    """The size and the name of a unit of time, and the attempts in it."""
-    ends = [span.end for span in record.spans]
-    whole = max([last, *ends]) - record.origin
-    size, unit = next((size, unit) for least, size, unit in _UNITS if whole >= least)
-    bands = [
-        Band(
-            (span.begin + span.account.spent.queued_s - record.origin) / size,
-            (span.end - record.origin) / size,
-            f"attempt {span.attempt.attempt}",
-        )
-        for span in record.spans
-    ]
-    return size, unit, bands

@@ -40,10 +40,15 @@ def test_slow_data(measured, capsys):
 
 def test_a_slow_rank(measured):
     words = ("trainer.max_steps=20", "trainer.global_batch_size=16", "logger.every_steps=4")
-    found, _, _ = measured("rank", *words, world_size=2, BOTTLENECK="rank")
+    found, run, _ = measured("rank", *words, world_size=2, BOTTLENECK="rank")
     assert found.text.startswith(f"rank 1 on {socket.gethostname()} takes ")
     assert (found.slowest_rank, found.slowest_host) == (1, socket.gethostname())
     assert found.slowest_ratio > 1.5
+    records = [json.loads(line) for line in run.directory.metrics.read_text().splitlines()]
+    slowest = [record for record in records if "throughput/slowest_rank" in record]
+    assert slowest
+    assert {record["throughput/slowest_rank"] for record in slowest} == {1}
+    assert all(record["throughput/slowest_ratio"] > 1.5 for record in slowest)
     # the mean over the ranks: one waits, the other doesn't
     assert found.shares["gradient_sync"] > 0.1
 

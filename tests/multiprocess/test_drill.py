@@ -56,7 +56,8 @@ def drill(tmp_path, monkeypatch):
     def start(*words):
         words = [*words, "run_dir=here"] if "--" not in words else words
         return subprocess.Popen(
-            [sys.executable, "-m", "hpctrain", "drill", *words],
+            # `nohup bash tests/run-nightly` ignores SIGHUP, and so would the drill
+            ["env", "--default-signal=HUP", sys.executable, "-m", "hpctrain", "drill", *words],
             env=environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -21,6 +21,7 @@ from hpctrain.train.profiling.bottleneck import find_bottleneck
 from hpctrain.train.profiling.flops import FlopCounter
 from hpctrain.train.profiling.measurements import Measurements, RankReport
 from hpctrain.train.profiling.sampler import StepSampler
+from hpctrain.train.profiling.slowest_rank import SlowestRank
 from hpctrain.train.profiling.torch_profile import TorchProfile
 
 LOG_EVERY_S = 1.0
@@ -82,6 +83,7 @@ class Profiler:
         trained = [parameter for turn in parts.step.turns for parameter in turn.module.unfrozen]
         self._gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
         self._reports: list[RankReport] = []
+        self._slowest = SlowestRank()
         self._records = 0
         self._saves = 0
         self._evaluations = 0
@@ -111,7 +113,9 @@ class Profiler:
         self.next_step = self._next(step + 1)
 
     def metrics(self, step: int, samples_per_s: float) -> dict[str, float]:
-        """Return memory, throughput per device and MFU, at most every `LOG_EVERY_S` and on rank zero; collective.
+        """Return the values that change slowly, at most every `LOG_EVERY_S` and on rank zero; collective.
+
+        They are memory, throughput per device, waiting for data, MFU and the slowest rank.
 
         Args:
             step: completed steps, after which a record is written.
@@ -135,6 +139,7 @@ class Profiler:
             "throughput/samples_per_s_per_device": per_device,
             "throughput/waiting_for_data": self._sampler.data_share(),
             "memory/peak_gb": self._sampler.memory.peak() / 1e9,
+            **self._slowest.take_metrics(),
         }
         mfu = self._flops.mfu(per_device)
         return values if mfu is None else values | {"throughput/mfu": mfu}
@@ -177,6 +182,7 @@ class Profiler:
         if self._sampler is not None:
             gathered = self._world.gather(asdict(self._sampler.report(step))) or []
             self._reports = [RankReport(**report) for report in gathered]
+            self._slowest.add(self._reports)
 
     def _write(self, step: int) -> Bottleneck:
         self._written_at = self._clock()

@@ -27,6 +27,13 @@ def test_on_a_pipe_each_table_follows_the_one_before_until_ctrl_c(tmp_path: Path
     assert "\x1b" not in "".join(lines) + rest
 
 
+def test_a_name_after_watch_is_a_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hpctrain", "status", "--watch", "lr"]
+    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "lr: no such path, here or under runs/" in done.stderr
+
+
 def test_top_without_textual_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

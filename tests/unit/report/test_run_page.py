@@ -83,6 +83,19 @@ def test_every_section_is_there(interrupted, read_page):
     assert len(page.source) < 100_000
 
 
+def test_the_slowest_rank_over_time_is_drawn_from_the_metrics(interrupted, read_page):
+    slowest = ((5, 1, 1.5), (15, 1, 1.25), (25, 0, 1.125), (35, 1, 2.0))
+    with interrupted.directory.metrics.open("a") as file:
+        for step, rank, ratio in slowest:
+            values = {"throughput/slowest_rank": rank, "throughput/slowest_ratio": ratio}
+            file.write(json.dumps({"step": step, "time": 1000.0 + step, **values}) + "\n")
+    page = read_page(run_page(interrupted.directory))
+    # not connected with what another rank took in between
+    for text in ("rank 1: up to 1.50 times the others", "rank 0: up to 1.12 times", "rank 1: up to 2.00 times"):
+        assert text in page.text, text
+    assert page.count("figure") == 6
+
+
 def test_nothing_is_loaded_or_executed(interrupted):
     source = run_page(interrupted.directory)
     assert "http" not in source.replace('http-equiv="Content-Security-Policy"', "")

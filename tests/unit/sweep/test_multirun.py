@@ -199,11 +199,11 @@ class Halving(Sweeper):
 @pytest.fixture
 def halving(tmp_path, monkeypatch):
     """The sweeper as one that is installed beside Hydra, and a folder with its configuration."""
+    plugins = types.ModuleType("hydra_plugins")
+    plugins.__path__ = []  # Hydra looks for modules there, where no plugin is installed
     module = types.ModuleType("hydra_plugins.halving")
     module.Halving = type("Halving", (Halving,), {"__module__": module.__name__})
-    monkeypatch.setitem(
-        sys.modules, "hydra_plugins", sys.modules.get("hydra_plugins", types.ModuleType("hydra_plugins"))
-    )
+    monkeypatch.setitem(sys.modules, "hydra_plugins", sys.modules.get("hydra_plugins", plugins))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     Plugins.instance().register(module.Halving)
     folder = tmp_path / "conf" / "hydra" / "sweeper"
