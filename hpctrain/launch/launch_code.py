@@ -131,18 +131,16 @@ class LaunchCode:
 
 
 class SweepCode(LaunchCode):
-    """The code that was copied when a sweep was submitted, for runs that are made later.
+    """The code that was copied when a sweep was submitted, also for runs that are made later.
 
     Args:
-        home: the directory of the sweep, whose code records name the copy.
+        home: the directory of the sweep, whose code records name the copy; without one, the code of now is taken.
     """
 
     def assign_to(self, directory: RunDirectory, config: RunConfig) -> dict[str, Any] | None:
         """See `LaunchCode`."""
         code = current_code(self._home)
-        if code is None:
-            return None
-        if current_code(directory) is not None:
+        if code is None or current_code(directory) is not None:
             return super().assign_to(directory, config)
         known = {name: value for name, value in (described(self._home) or {}).items() if name in ("files", "bytes")}
         record_code(directory, replace(code, run=directory), time.time(), **known, commit=code.commit)

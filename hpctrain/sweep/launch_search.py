@@ -64,8 +64,8 @@ def launch_found(sweep: Sweep, found: FoundRuns) -> list[int]:
     sweep.print_warnings(known or found.runs[:1])
     code = ExitCode.FINISHED
     with sweep.prepared(known, mode=template.mode) as plans:
-        if not known:  # its runs are made later, with the code of now
-            sweep.code.assign_to(sweep.home, template)
+        # for the runs that are made later: those of optuna, and those that a resume adds
+        sweep.code.assign_to(sweep.home, template)
         if is_slurm:
             run = plans[0] if plans else _template(found.runs[0], sweep.home)
             code = submit_tasks(sweep.home, run, found.record.num_runs or 1)

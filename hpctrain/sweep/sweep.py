@@ -15,7 +15,7 @@ from hpctrain.config.cluster import Slurm
 from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode
 from hpctrain.launch.existing_run import nothing_left
-from hpctrain.launch.launch_code import LaunchCode, checked_in_code_of
+from hpctrain.launch.launch_code import LaunchCode, SweepCode, checked_in_code_of
 from hpctrain.launch.launcher import launch_here, print_plan
 from hpctrain.launch.prepare import RunPlan, plan, prepare
 from hpctrain.launch.run_dir import undone_on_error
@@ -31,6 +31,7 @@ from hpctrain.status.follow import wait_for
 from hpctrain.status.report import statuses_before_launch
 from hpctrain.status.state import RunState
 from hpctrain.streams import print_warning
+from hpctrain.sweep.found_runs import ASKING
 from hpctrain.sweep.progress import with_progress
 from hpctrain.sweep.runs import SweepRun
 
@@ -64,7 +65,10 @@ class Sweep:
 
     def __post_init__(self) -> None:
         """Take the code once, though a sweeper may launch many batches."""
-        object.__setattr__(self, "code", LaunchCode(self.home, now=self.code_now))
+        asks = self.record is not None and self.record.kind in ASKING
+        # runs of a search are compared with each other, so they have the same code
+        code = SweepCode(self.home) if asks else LaunchCode(self.home, now=self.code_now)
+        object.__setattr__(self, "code", code)
 
     def launch(self, runs: Sequence[SweepRun]) -> list[int]:
         """Launch those runs that are neither completed nor running.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from hpctrain.run.code import current_code
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
@@ -102,11 +103,14 @@ def test_a_small_search_of_asha(sandbox: SlurmSandbox, hpctrain: Hpctrain, tmp_p
     assert {run["state"] for run in states.values()} <= {"paused", "completed"}
     config = yaml.safe_load((tmp_path / "S" / "0" / "config.yaml").read_text())
     assert config["trainer"]["pause_at_step"] in (5, 15, 45)
-    # extended: the added runs alone begin, and whoever is among the best now goes on
+    # extended: the added runs alone begin, with the code of the others, and whoever is among the best now goes on
+    (tmp_path / "own.py").write_text("changed = True")
     done = hpctrain("resume", "S", "sweep.num_runs=9")
     assert "of 3 tasks" in done.stdout, done.stdout
     until_no_task(sandbox)
     require_accounted(tmp_path / "S", 9, max_steps=20, rungs=[5, 15])
+    codes = {current_code(RunDirectory.at(tmp_path / "S" / str(run))).digest for run in range(9)}
+    assert len(codes) == 1
     assert "the search is complete" in hpctrain("resume", "S").stdout
 
 
@@ -192,6 +196,65 @@ def test_forty_runs_that_are_preempted_and_killed(sandbox: SlurmSandbox, hpctrai
     assert len(passed) == len(set(passed)), "no rung is passed twice"
     assert {run for run, _ in passed} == set(range(40))
     assert not orphans(tmp_path / "S")
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(["optimizer.lr=1e-3,1e-2,1e-1", "seed=1,2"], id="grid"),
+        pytest.param(["sweep=random", "sweep.num_runs=6", SPACE], id="random"),
+    ],
+)
+def test_the_winner_is_that_of_a_straight_sweep(
+    words: list[str], sandbox: SlurmSandbox, hpctrain: Hpctrain, tmp_path: Path
+) -> None:
+    """Runs are preempted, requeued and killed, and the sweep is cancelled once and resumed."""
+    common = [*QUICK, *words, "trainer.max_steps=300", "checkpoint.every_steps=20", "cluster.requeue.max_failures=100"]
+    hpctrain("-m", *common, "run_dir=straight")
+    until_no_task(sandbox)
+    hpctrain("-m", *common, "run_dir=struck")
+    draw, struck, last = random.Random(f"winner {SEED}"), Counter[str](), time.monotonic()
+
+    def strike() -> None:
+        nonlocal last
+        running = [task for task, state in tasks(sandbox).items() if state == "RUNNING"]
+        if time.monotonic() - last < 4 or not running or struck.total() >= 12:
+            return
+        last = time.monotonic()
+        kind = "cancel" if struck.total() == 5 else draw.choice(["requeue", "preempt", "rank", "rank"])
+        struck[kind] += 1
+        if kind == "cancel":
+            hpctrain("cancel", "struck")
+        elif kind == "requeue":
+            with contextlib.suppress(AssertionError):  # it may just have ended
+                sandbox.requeue(draw.choice(running))
+        elif kind == "preempt":
+            sandbox.preempt(nodes=1, seconds=2)
+        else:
+            kill(tmp_path / "struck", "hpctrain.worker", draw)
+
+    for _ in range(4):
+        until_no_task(sandbox, strike)
+        if {run["state"] for run in json.loads(hpctrain("status", "struck", "--json").stdout)} == {"completed"}:
+            break
+        hpctrain("resume", "struck")
+    else:
+        pytest.fail(hpctrain("status", "struck").stdout)
+    print(f"HPCTRAIN_SOAK_SEED={SEED}: {dict(struck)}")
+    assert struck["cancel"] == 1
+    answers = [json.loads(hpctrain("best", home, "--json").stdout) for home in ("straight", "struck")]
+    ranked = [
+        [(row["values"], row["best"], row["best_step"], row["last"]) for row in answer["rows"]] for answer in answers
+    ]
+    assert ranked[0] == ranked[1]
+    for number in range(6):
+        printed = hpctrain("compare", f"straight/{number}", f"struck/{number}").stdout
+        assert "equal: every metric that both logged, and the weights of all checkpoints" in printed
+    attempts = [Ledger(RunDirectory.at(tmp_path / "struck" / str(number))).attempts() for number in range(6)]
+    assert sum(map(len, attempts)) > 6
+    assert not orphans(tmp_path / "struck")
 
 
 def kill(home: Path, module: str, draw: random.Random) -> None:

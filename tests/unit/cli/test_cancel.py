@@ -198,6 +198,22 @@ def test_a_thousand_runs_are_cancelled_in_two_calls(make_run, slurm, capsys):
     assert capsys.readouterr().out.count("which was pending") == 1000
 
 
+def test_a_task_of_a_search_between_two_runs_is_cancelled_last(make_run, slurm, capsys):
+    home = make_run("S")
+    home.config.unlink()
+    home.sweep.write_text("{}")
+    for task in ("30_0", "30_1"):
+        JobRecords(home).add({"job_id": task, "time": 1.0})
+    JobRecords(make_run("S/0")).add({"job_id": "30_1", "time": 1.0})
+    slurm.queue(j30_0={"State": "RUNNING"}, j30_1={"State": "RUNNING"})
+    assert main(["S"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "runs/S/0: cancelled job 30_1, which was running",
+        "runs/S: cancelled 1 task between two runs",
+    ]
+    assert slurm.cancelled == ["30_1", "30_0"]
+
+
 @pytest.mark.usefixtures("no_slurm")
 def test_without_slurm_a_job_cannot_be_cancelled(make_run, capsys):
     directory = make_run("digits")
