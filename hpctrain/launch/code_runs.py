@@ -12,16 +12,17 @@ from hpctrain.run.directory import RunDirectory
 COPY = re.compile(r"\.tmp-.*|([0-9a-f]{32}|damaged-[0-9a-f]{32}-[0-9a-f]{8})(\.json)?")
 """Names in a folder `code` of copies and of their lists."""
 
-
-RECORDS = ("sweep.json", "search", "jobs.jsonl")
+LOG = re.compile(r"batch_[0-9]+(_[0-9]+)?\.log")
+"""Names in a folder `logs` of the batch scripts' logs."""
+RECORDS = ("sweep.json", "search", "jobs.jsonl", "code.jsonl")
 """What a sweep's folder has beside its runs, copies and logs."""
 
 
 class Runs:
     """The runs and sweeps below a folder of code.
 
-    Of a sweep's folder only its runs, its records, its copies of the code and the scripts of its jobs are left out:
-    users keep notes and code beside them.
+    Of a sweep's folder only its runs, its records, its copies of the code, and the scripts and the logs of its jobs are
+    left out: users keep notes and code beside them.
 
     Args:
         root: of the code, without symbolic links.
@@ -33,11 +34,14 @@ class Runs:
         self._home = os.path.relpath(os.path.realpath(home), root)
         self._is_run = is_run(home)
         self._folders: dict[str, bool] = {"": False}
+        self._sweeps: dict[str, bool] = {}
 
     def contain(self, path: str) -> bool:
         """Whether a file or a folder was made by a launch; the path is relative to the root."""
         folder, _, name = path.rpartition("/")
-        return self.contain_folder(folder) or _is_copy(folder, name) or self._is_record(folder, name)
+        if self.contain_folder(folder) or _is_copy(folder, name):
+            return True
+        return self._is_record(folder, name) or self._is_log(folder, name)
 
     def contain_folder(self, path: str) -> bool:
         """Whether a folder was made by a launch, or is a run itself."""
@@ -49,15 +53,26 @@ class Runs:
         """Whether a file or a folder has what is recorded of a sweep."""
         if name not in RECORDS or not os.path.lexists(RunDirectory(self._root / folder).sweep):
             return False
-        return (folder or ".") == self._home or any(map(is_run, (self._root / folder).glob("[0-9]*")))
+        return self._is_sweep(folder)
+
+    def _is_log(self, folder: str, name: str) -> bool:
+        """Whether a file is the log of a batch script of a sweep."""
+        parent, _, last = folder.rpartition("/")
+        return last == "logs" and LOG.fullmatch(name) is not None and self._is_sweep(parent)
+
+    def _is_sweep(self, folder: str) -> bool:
+        """Whether a folder has the runs of a sweep."""
+        if (known := self._sweeps.get(folder)) is None:
+            # glob passes over a folder that can't be read
+            found = any(map(is_run, (self._root / folder).glob("[0-9]*")))
+            known = self._sweeps[folder] = found or (folder or ".") == self._home
+        return known
 
     def _has_scripts(self, path: str) -> bool:
         """Whether a folder has the scripts of a sweep's jobs."""
         if not f"/{path}".endswith("/logs/submitit"):
             return False
-        sweep = path.removesuffix("logs/submitit").removesuffix("/") or "."
-        # glob passes over a folder that can't be read
-        return sweep == self._home or any(map(is_run, (self._root / sweep).glob("[0-9]*")))
+        return self._is_sweep(path.removesuffix("logs/submitit").removesuffix("/"))
 
     def of_launch_contain(self, path: str) -> bool:
         """Whether a file or a folder belongs to the launch's own run or sweep."""
