@@ -21,8 +21,8 @@ SILENCE_S = 300.0
 more than `SlurmctldTimeout`, 120 s by default."""
 LONGEST_LIST = 100_000
 """Characters of job ids in one command: Linux allows 128 KiB per argument (MAX_ARG_STRLEN in execve(2))."""
-CANCELLED_AT_ONCE = 500
-"""Jobs in one call of scancel, which sends the controller a request for each."""
+CANCELLED_AT_ONCE = 100
+"""Jobs in one call of scancel, which sends the controller a request for each, and has `COMMAND_TIMEOUT_S` for them."""
 
 JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
 """A job, or a task of a job array."""
