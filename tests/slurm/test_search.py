@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,8 @@ QUICK = [
     *("cluster=slurm", "logger.tensorboard=false", "cluster.cpus_per_process=1", "data.num_workers=0"),
     *("trainer.max_epochs=null", "trainer.eval_every_steps=5"),
 ]
+PATIENT = ["cluster.requeue.max_failures=100", "cluster.requeue.max_stalled_attempts=100"]
+"""For runs that are killed more often than any real one."""
 SPACE = "optimizer.lr=tag(log,interval(1e-4,1e-1))"
 
 
@@ -157,33 +159,12 @@ def test_optuna_draws_as_its_runs_end(sandbox: SlurmSandbox, hpctrain: Hpctrain,
 def test_forty_runs_that_are_preempted_and_killed(sandbox: SlurmSandbox, hpctrain: Hpctrain, tmp_path: Path) -> None:
     """Tasks are preempted by other jobs and requeued, ranks and whole tasks are killed, one task is cancelled."""
     words = ["sweep=asha", "sweep.min_steps=5", "sweep.num_runs=40", "trainer.max_steps=50"]
-    limits = ["cluster.requeue.max_failures=100", "cluster.requeue.max_stalled_attempts=100"]
-    hpctrain("-m", *QUICK, *words, *limits, SPACE, "run_dir=S")
-    draw, struck = random.Random(f"search {SEED}"), Counter[str]()
-    last = time.monotonic()
-
-    def strike() -> None:
-        nonlocal last
-        running = [task for task, state in tasks(sandbox).items() if state == "RUNNING"]
-        if time.monotonic() - last < 6 or not running or struck.total() >= 24:
-            return
-        last = time.monotonic()
-        kind, task = draw.choice(["requeue", "preempt", "rank", "rank", "task"]), draw.choice(running)
-        if struck.total() == 10:
-            kind = "cancel"
-        struck[kind] += 1
-        if kind == "requeue":
-            with contextlib.suppress(AssertionError):  # it may just have ended
-                sandbox.requeue(task)
-        elif kind == "cancel":
-            sandbox.ask("scancel", task)
-        elif kind == "preempt":
-            sandbox.preempt(nodes=1, seconds=2)
-        else:
-            kill(tmp_path / "S", "hpctrain.sweep" if kind == "task" else "hpctrain.worker", draw)
-
-    until_no_task(sandbox, strike, timeout=1500)
-    print(f"HPCTRAIN_SOAK_SEED={SEED}: {dict(struck)}")
+    hpctrain("-m", *QUICK, *words, *PATIENT, SPACE, "run_dir=S")
+    kinds = {"requeue": 1, "preempt": 1, "rank": 2, "task": 1}
+    cancel = (10, lambda task: sandbox.ask("scancel", task))
+    strikes = Strikes(sandbox, tmp_path / "S", kinds, pause_s=6, most=24, own=cancel)
+    until_no_task(sandbox, strikes.strike, timeout=1500)
+    print(strikes)
     for _ in range(3):
         printed = hpctrain("resume", "S").stdout
         until_no_task(sandbox)
@@ -211,39 +192,27 @@ def test_the_winner_is_that_of_a_straight_sweep(
     words: list[str], sandbox: SlurmSandbox, hpctrain: Hpctrain, tmp_path: Path
 ) -> None:
     """Runs are preempted, requeued and killed, and the sweep is cancelled once and resumed."""
-    common = [*QUICK, *words, "trainer.max_steps=300", "checkpoint.every_steps=20", "cluster.requeue.max_failures=100"]
+    common = [*QUICK, *words, "trainer.max_steps=300", "checkpoint.every_steps=20", *PATIENT]
     hpctrain("-m", *common, "run_dir=straight")
     until_no_task(sandbox)
     hpctrain("-m", *common, "run_dir=struck")
-    draw, struck, last = random.Random(f"winner {SEED}"), Counter[str](), time.monotonic()
-
-    def strike() -> None:
-        nonlocal last
-        running = [task for task, state in tasks(sandbox).items() if state == "RUNNING"]
-        if time.monotonic() - last < 4 or not running or struck.total() >= 12:
-            return
-        last = time.monotonic()
-        kind = "cancel" if struck.total() == 5 else draw.choice(["requeue", "preempt", "rank", "rank"])
-        struck[kind] += 1
-        if kind == "cancel":
-            hpctrain("cancel", "struck")
-        elif kind == "requeue":
-            with contextlib.suppress(AssertionError):  # it may just have ended
-                sandbox.requeue(draw.choice(running))
-        elif kind == "preempt":
-            sandbox.preempt(nodes=1, seconds=2)
-        else:
-            kill(tmp_path / "struck", "hpctrain.worker", draw)
-
+    strikes = Strikes(
+        sandbox,
+        tmp_path / "struck",
+        {"requeue": 1, "preempt": 1, "rank": 2},
+        pause_s=4,
+        most=12,
+        own=(5, lambda _: hpctrain("cancel", "struck")),
+    )
     for _ in range(4):
-        until_no_task(sandbox, strike)
+        until_no_task(sandbox, strikes.strike)
         if {run["state"] for run in json.loads(hpctrain("status", "struck", "--json").stdout)} == {"completed"}:
             break
         hpctrain("resume", "struck")
     else:
         pytest.fail(hpctrain("status", "struck").stdout)
-    print(f"HPCTRAIN_SOAK_SEED={SEED}: {dict(struck)}")
-    assert struck["cancel"] == 1
+    print(strikes)
+    assert strikes.own_done
     answers = [json.loads(hpctrain("best", home, "--json").stdout) for home in ("straight", "struck")]
     ranked = [
         [(row["values"], row["best"], row["best_step"], row["last"]) for row in answer["rows"]] for answer in answers
@@ -257,11 +226,61 @@ def test_the_winner_is_that_of_a_straight_sweep(
     assert not orphans(tmp_path / "struck")
 
 
-def kill(home: Path, module: str, draw: random.Random) -> None:
-    """SIGKILL one process of the search that executes this module."""
-    if found := processes(home, module):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(draw.choice(found), signal.SIGKILL)
+class Strikes:
+    """Interrupts the tasks of a sweep one after another: preempted by another job, requeued, a process killed.
+
+    Args:
+        sandbox: where they run.
+        home: of the sweep.
+        kinds: what is drawn, by weight: `requeue`, `preempt`, `rank` (kills a rank) and `task` (kills a batch script).
+        pause_s: between two strikes.
+        most: how many.
+        own: what else is done to a running task, once, after so many strikes.
+    """
+
+    def __init__(
+        self,
+        sandbox: SlurmSandbox,
+        home: Path,
+        kinds: Mapping[str, int],
+        *,
+        pause_s: float,
+        most: int,
+        own: tuple[int, Callable[[str], object]],
+    ) -> None:
+        self._sandbox, self._home, self._kinds = sandbox, home, kinds
+        self._pause_s, self._most, self._own = pause_s, most, own
+        self._draw, self._struck, self._last = random.Random(f"strikes {SEED}"), Counter[str](), time.monotonic()
+
+    @property
+    def own_done(self) -> bool:
+        """Whether enough strikes were made for the caller's own."""
+        return bool(self._struck["own"])
+
+    def strike(self) -> None:
+        """Strike if it is time."""
+        running = [task for task, state in tasks(self._sandbox).items() if state == "RUNNING"]
+        if time.monotonic() - self._last < self._pause_s or not running or self._struck.total() >= self._most:
+            return
+        self._last = time.monotonic()
+        (kind,) = self._draw.choices(list(self._kinds), list(self._kinds.values()))
+        task = self._draw.choice(running)
+        after, own = self._own
+        kind = "own" if self._struck.total() == after else kind
+        self._struck[kind] += 1
+        if kind == "own":
+            own(task)
+        elif kind == "requeue":
+            with contextlib.suppress(AssertionError):  # it may just have ended
+                self._sandbox.requeue(task)
+        elif kind == "preempt":
+            self._sandbox.preempt(nodes=1, seconds=2)
+        elif found := processes(self._home, "hpctrain.sweep" if kind == "task" else "hpctrain.worker"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._draw.choice(found), signal.SIGKILL)
+
+    def __str__(self) -> str:
+        return f"HPCTRAIN_SOAK_SEED={SEED}: {dict(self._struck)}"
 
 
 def processes(home: Path, *words: str) -> list[int]:
