@@ -22,7 +22,7 @@ from hpctrain.launch.launch_code import checked_in_code_of
 from hpctrain.run.config_change import revert_config, trained_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.reason import Reason
-from hpctrain.status.report import statuses_before_launch
+from hpctrain.status.before_launch import statuses_before_launch
 from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunState
 from hpctrain.streams import Report

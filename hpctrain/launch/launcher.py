@@ -19,7 +19,7 @@ from hpctrain.launch.sbatch import require_sbatch
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.reason import Reason
-from hpctrain.status.report import require_stopped
+from hpctrain.status.before_launch import require_stopped
 from hpctrain.status.run_status import RunStatus
 from hpctrain.streams import Report, ignore_write_errors, print_warning
 

@@ -45,6 +45,35 @@ class BarRow:
     result: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a whole.
+
+    Attributes:
+        name: in bold.
+        share: of the whole.
+        result: at the end, and shown by a pointer that rests on the bar.
+        kind: the bar's class in the style sheet.
+        about: after the name.
+    """
+
+    name: str
+    share: float
+    result: str
+    kind: str = "working"
+    about: str = ""
+
+
+def waterfall(parts: Iterable[Part]) -> Markup:
+    """Draw parts of a whole below each other; each begins where the one before it ends."""
+    rows, at = [], 0.0
+    for part in parts:
+        stretch = Stretch(part.kind, at, part.share, part.result)
+        rows.append(BarRow(name=part.name, about=part.about, stretches=[stretch], result=part.result))
+        at += part.share
+    return bar_rows(rows)
+
+
 def bar_rows(rows: Iterable[BarRow]) -> Markup:
     """Draw rows."""
     return element("div", *map(_row, rows), class_="rows")

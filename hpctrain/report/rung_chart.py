@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpctrain.phrases import counted
-from hpctrain.report.bar_rows import BarRow, Stretch, bar_rows
+from hpctrain.report.bar_rows import Part, waterfall
 from hpctrain.report.markup import Markup, element, joined
 from hpctrain.report.scale import number_text
 from hpctrain.run.directory import RunDirectory
@@ -29,12 +29,11 @@ def rung_chart(home: Path) -> Markup:
         if end.value is not None:
             valued.setdefault(end.rung, set()).add(end.run)
     whole = sum(steps.values()) or 1
-    rows, at = [], 0.0
+    parts = []
     for rung, spent in sorted(steps.items()):
-        share = spent / whole
         about = f"{counted(len(runs[rung]), 'run')}, {len(valued.get(rung, ()))} with a value"
+        share = spent / whole
         result = f"{number_text(spent)} steps, {share:.1%}"
-        rows.append(BarRow(name=f"rung {rung}", about=about, stretches=[Stretch("working", at, share)], result=result))
-        at += share
+        parts.append(Part(name=f"rung {rung}", about=about, share=share, result=result))
     text = "Steps that were trained to pass each rung, of all runs together; a run continues from the rung before."
-    return joined([element("p", text, class_="faint"), bar_rows(rows)])
+    return joined([element("p", text, class_="faint"), waterfall(parts)])

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from hpctrain.phrases import counted
-from hpctrain.report.bar_rows import BarRow, Stretch, bar_rows
+from hpctrain.report.bar_rows import Part, waterfall
 from hpctrain.report.line_chart import Line, LineChart
 from hpctrain.report.markup import Markup, element, joined
 from hpctrain.report.page import folded, table
@@ -19,6 +19,8 @@ from hpctrain.run.bottleneck import Bottleneck, read_bottleneck
 POINTS = 220
 SHOWN = ("throughput/samples_per_s", "throughput/waiting_for_data", "throughput/mfu", "memory/peak_gb")
 """The curves that are drawn over time; the throughput per device has the shape of the first one."""
+KINDS = {"evaluation": "evaluating", "saving": "saving", "gradient_sync": "lost", "data": "lost"}
+"""The class of the bar of a part of the time, where it isn't `working`."""
 ROWS = 50
 """Attempts in the table of slowest ranks."""
 
@@ -73,14 +75,12 @@ def _bottleneck(found: Bottleneck, attempt: int) -> Markup:
     if text := ", ".join(filter(None, figures)):
         parts.append(element("p", text))
     if found.shares:
-        rows, at = [], 0.0
-        for part, share in found.shares.items():
-            kind = {"evaluation": "evaluating", "saving": "saving", "gradient_sync": "lost", "data": "lost"}
-            stretch = Stretch(kind.get(part, "working"), at, share, f"{share:.1%}")
-            rows.append(BarRow(name=part.replace("_", " "), stretches=[stretch], result=f"{share:.1%}"))
-            at += share
+        shares = [
+            Part(name=part.replace("_", " "), share=share, result=f"{share:.1%}", kind=KINDS.get(part, "working"))
+            for part, share in found.shares.items()
+        ]
         heading = f"Time after the first step of attempt {attempt}, up to step {found.step}, as the mean over the ranks"
-        parts += [element("h3", heading), bar_rows(rows)]
+        parts += [element("h3", heading), waterfall(shares)]
     return joined(parts)
 
 

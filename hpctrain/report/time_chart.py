@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from hpctrain.phrases import duration
-from hpctrain.report.bar_rows import BarRow, Stretch, bar_rows
+from hpctrain.report.bar_rows import Part, waterfall
 from hpctrain.report.markup import Markup, element, joined
 from hpctrain.status.accounting import WallTime
 
@@ -31,21 +31,19 @@ def time_chart(spent: WallTime, *, with_ratio: bool = True) -> Markup:
     whole = spent.total_s
     if whole <= 0:
         return element("p", "No time has passed yet.", class_="faint")
-    rows, at = [], 0.0
-    for name, seconds in asdict(spent).items():
-        kind, meaning = KINDS[name.removesuffix("_s")]
+    parts = []
+    for field, seconds in asdict(spent).items():
+        name = field.removesuffix("_s")
+        kind, meaning = KINDS[name]
         if seconds > 0:
-            share = seconds / whole
             took = duration(seconds) if seconds >= 10 else f"{seconds:.1f} s"
-            result = f"{took}, {share:.1%}"
-            stretch = Stretch(kind, at / whole, share, result)
-            rows.append(BarRow(name=name.removesuffix("_s"), about=meaning, stretches=[stretch], result=result))
-            at += seconds
-    parts = [bar_rows(rows)]
+            share = seconds / whole
+            parts.append(Part(name=name, about=meaning, share=share, result=f"{took}, {share:.1%}", kind=kind))
+    drawn = [waterfall(parts)]
     if with_ratio and spent.ratio is not None:
         text = (
             f" of {duration(whole)}: the share of the wall time, the queue included, in which training and evaluation "
             "were done that the run kept."
         )
-        parts.insert(0, element("p", element("b", f"Effective training time ratio {spent.ratio:.2f}"), text))
-    return joined(parts)
+        drawn.insert(0, element("p", element("b", f"Effective training time ratio {spent.ratio:.2f}"), text))
+    return joined(drawn)

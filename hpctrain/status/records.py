@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpctrain.errors import RunDirectoryError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords, cancelled_at
 from hpctrain.run.ledger import Attempt, Ledger
@@ -86,3 +88,15 @@ class RunRecords:
         """Job id and time of the newest submission, in epoch seconds; None without one, or if the job has left."""
         named = [(str(record["job_id"]), float(record["time"])) for record in self.submissions if record.get("job_id")]
         return named[-1] if named and named[-1][0] not in self.left_jobs else None
+
+
+def readable_records(directory: RunDirectory) -> RunRecords | None:
+    """Read the records of a run; None if they can't be read, which is the state `unreadable`."""
+    with contextlib.suppress(OSError, RunDirectoryError):
+        return RunRecords.read(directory)
+    return None
+
+
+def present_jobs(known: Sequence[RunRecords | None]) -> list[str]:
+    """The jobs that may still work for any of several runs."""
+    return [job_id for records in known if records is not None for job_id in records.present_job_ids]

@@ -28,7 +28,7 @@ from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.accounting import Account, account
 from hpctrain.status.log import batch_script_error
 from hpctrain.status.metrics import LoggedMetrics, last_metrics
-from hpctrain.status.records import RunRecords
+from hpctrain.status.records import RunRecords, present_jobs, readable_records
 from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunFacts, RunState, derive_state, job_that_may_run, unstarted_job
 from hpctrain.streams import Report, print_warning
@@ -65,21 +65,10 @@ def read_statuses(
         ask: in the place of `ask_slurm`.
     """
     # one squeue for all: a sweep has hundreds of runs, and every query loads the controller
-    known = [_readable(directory) for directory in directories]
-    jobs = (ask or ask_slurm)(_jobs_of(known), warn)
+    known = [readable_records(directory) for directory in directories]
+    jobs = (ask or ask_slurm)(present_jobs(known), warn)
     pairs = zip(directories, known, strict=True)
     return [status_of(directory, jobs, records, brief=brief) for directory, records in pairs]
-
-
-def _readable(directory: RunDirectory) -> RunRecords | None:
-    # without them, the run has the state `unreadable`
-    with contextlib.suppress(OSError, RunDirectoryError):
-        return RunRecords.read(directory)
-    return None
-
-
-def _jobs_of(known: Sequence[RunRecords | None]) -> list[str]:
-    return [job_id for records in known if records is not None for job_id in records.present_job_ids]
 
 
 def status_of(
@@ -98,52 +87,6 @@ def status_of(
     except (OSError, RunDirectoryError) as error:
         why = describe_os_error(error) if isinstance(error, OSError) else str(error)
         return RunStatus(name=directory.path.name, path=directory.path, state=RunState.UNREADABLE, note=why)
-
-
-def require_stopped(directory: RunDirectory, *, force: bool = False) -> RunStatus:
-    """Return the run's status if it is stopped: a run must never have two attempts at once.
-
-    Args:
-        directory: the run.
-        force: whether the user insists that its job is over, where SLURM can't be reached.
-
-    Raises:
-        RunDirectoryError: the run is queued, starting or running; or it may be, and SLURM can't be reached; or its
-            records can't be read.
-    """
-    (status,) = statuses_before_launch([directory], force=force)
-    if status.state is RunState.UNREADABLE:
-        raise RunDirectoryError(status.note)
-    if status.state.may_change:
-        remedy = f"end it first: `python -m hpctrain cancel {directory.as_typed}`"
-        raise RunDirectoryError(f"{directory.path} is {status.state}; {remedy}")
-    return status
-
-
-def statuses_before_launch(directories: Sequence[RunDirectory], *, force: bool = False) -> list[RunStatus]:
-    """Read the statuses of runs that are to be launched; a run whose records can't be read is `unreadable`.
-
-    SLURM is queried once for all of them.
-
-    Raises:
-        RunDirectoryError: one of them may be queued or running, and SLURM can't be reached; see `require_stopped`.
-    """
-    problem = ""
-    known = [_readable(directory) for directory in directories]
-    jobs: Jobs | None = None
-    try:
-        jobs = Slurm().find(_jobs_of(known))
-    except SchedulerError as error:
-        problem = " ".join(str(error).split())
-    statuses = [status_of(directory, jobs, records) for directory, records in zip(directories, known, strict=True)]
-    for directory, status in zip(directories, statuses, strict=True):
-        if jobs is None and not force and not status.state.may_change and status.job_that_may_run is not None:
-            raise RunDirectoryError(
-                f"{directory.path}: job {status.job_that_may_run} may still be queued or running, and SLURM can't be "
-                f"asked ({problem}); run this where squeue works, or insist: `python -m hpctrain resume "
-                f"{directory.as_typed} --force`"
-            )
-    return statuses
 
 
 def ask_slurm(job_ids: Sequence[str], warn: Report = print_warning) -> Jobs | None:

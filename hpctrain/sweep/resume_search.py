@@ -19,7 +19,8 @@ from hpctrain.search.journal import Decision
 from hpctrain.search.open_search import open_search
 from hpctrain.search.record import SweepRecord
 from hpctrain.search.state import SearchState
-from hpctrain.status.report import ask_slurm, job_ids, statuses_before_launch
+from hpctrain.status.before_launch import statuses_before_launch
+from hpctrain.status.report import ask_slurm, job_ids
 from hpctrain.sweep.launch_search import submit_tasks
 from hpctrain.sweep.worker import work_here
 

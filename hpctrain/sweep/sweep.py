@@ -27,8 +27,8 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import manifest, varied_text
 from hpctrain.search.record import SweepRecord, sweep_is_over
+from hpctrain.status.before_launch import statuses_before_launch
 from hpctrain.status.follow import wait_for
-from hpctrain.status.report import statuses_before_launch
 from hpctrain.status.state import RunState
 from hpctrain.streams import print_warning
 from hpctrain.sweep.found_runs import ASKING
