@@ -51,14 +51,16 @@ class Asha:
     def _last_one(self, state: SearchState) -> list[tuple[int, int]]:
         """Return the best run of the highest rung, once nothing else is left and no run has completed.
 
-        A few runs may never fill a rung, and a search is to end with a run that is trained to its end.
+        A few runs may never fill a rung, and a search is to end with a run that is trained to its end. A run that has
+        begun its next rung isn't begun again: if it failed there, the next best one is trained to its end.
         """
         passed = [end for end in state.ends.values() if end.value is not None]
         is_over = any(end.reason == Reason.COMPLETED for end in passed)
-        if not passed or is_over or state.given or state.released or self.num_new(state):
+        left = [end for end in passed if (end.run, end.rung + 1) not in state.begun]
+        if not left or is_over or state.given or state.released or self.num_new(state):
             return []
-        highest = max(end.rung for end in passed)
-        best = min((end for end in passed if end.rung == highest), key=lambda end: (loss(end), end.run))
+        highest = max(end.rung for end in left)
+        best = min((end for end in left if end.rung == highest), key=lambda end: (loss(end), end.run))
         return [(best.run, highest + 1)]
 
     def _waiting(self, state: SearchState) -> Iterator[int]:

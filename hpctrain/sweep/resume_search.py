@@ -68,6 +68,9 @@ def resume_search(
     if work.num_live:
         print(f"{counted(work.num_live, 'task')} of the search wait or run, and are left alone")
     if not work.num_tasks:
+        if work.failed and not work.num_live:
+            print("nothing else is left of the search")
+            return ExitCode.FAILED
         print("nothing is left to begin" if work.num_live else "the search is complete")
         return ExitCode.FINISHED
     if not isinstance(template.config.cluster, Slurm):

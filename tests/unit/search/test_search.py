@@ -149,6 +149,16 @@ def test_a_run_with_damaged_records_stops_no_other(tmp_path: Path) -> None:
     assert other.run == 1
 
 
+def test_a_run_that_failed_on_its_way_to_the_end_is_not_begun_again(tmp_path: Path) -> None:
+    search = asha(prepared(tmp_path, 2))
+    order = []
+    while len(order) < 9 and (assignment := search.ask("here:1", first_runs=None)) is not None:
+        order.append((assignment.run, assignment.rung))
+        train(search, assignment, assignment.run / 10, reason=Reason.FAILED if assignment.rung else Reason.PAUSED)
+    # the better one is trained to its end, then what is left
+    assert order == [(0, 0), (1, 0), (1, 1), (0, 1)]
+
+
 def test_the_best_run_of_a_small_search_is_trained_to_its_end(tmp_path: Path) -> None:
     search = asha(prepared(tmp_path, 2))
     order = []
