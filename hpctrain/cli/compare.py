@@ -26,8 +26,8 @@ examples:
   python -m hpctrain compare lr/0 lr/1
   python -m hpctrain compare lr/0 again --json
 
-Two runs should be equal if the keys that decide the weights are the same, and the code as far as it was recorded. Of
-such runs, the first step is shown at which a metric that both logged differs, and the first checkpoint too.
+Two runs should be equal if the keys that decide the weights are the same, and the code as far as it was recorded. If
+so, compare shows the first step at which they differ: in a metric that both logged, and in a checkpoint's weights.
 
 Exit code 0; 1 if two runs that should be equal differ; 2 if RUN is not a run."""
 MOST_CHARS = 60

@@ -69,5 +69,6 @@ def kinds_with(name: str) -> list[str]:
 def _refuse_key_of_others(override: Override, chosen: str) -> None:
     owners = kinds_with(override.key_or_group.removeprefix(f"{SWEEP_GROUP}."))
     if owners and chosen in KINDS and chosen not in owners:
-        problem = f"exists only with {SWEEP_GROUP}={either(owners)}{GRID if chosen == 'grid' else ''}"
+        grid_counts = chosen == "grid" and override.key_or_group.endswith(".num_runs")
+        problem = f"exists only with {SWEEP_GROUP}={either(owners)}{GRID if grid_counts else ''}"
         raise ConfigError(override.key_or_group, value_as_typed(override), problem, f"add {SWEEP_GROUP}={owners[0]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +30,8 @@ def find_runs(root: Path) -> list[RunDirectory]:
         # not rglob: it would walk through the checkpoints and logs of every run, on a shared file system
         entries = _entries(folder)
         if config := next((entry for entry in entries if entry.name == "config.yaml" and _is(entry.is_file)), None):
-            found.append((config.stat().st_mtime, folder))
+            with contextlib.suppress(OSError):  # it was removed in the meantime
+                found.append((config.stat().st_mtime, folder))
         elif depth < MAX_DEPTH:
             follow = depth < MAX_LINK_DEPTH
             folders = (entry for entry in entries if _is(partial(entry.is_dir, follow_symlinks=follow)))

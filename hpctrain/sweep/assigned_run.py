@@ -64,7 +64,7 @@ def drawn_run(home: RunDirectory, record: SweepRecord, assignment: Assignment) -
     code = current_code(home)
     folder = Path(record.folder) if code is None else code.working_directory
     composer = Composer(_in_copy(code, record.config_dir), folder)
-    fixed = [override.lstrip("+~").partition("=")[0] for override in record.fixed]
+    fixed = [override.partition("=")[0] for override in record.fixed]
     return sweep_run(composer, [*record.fixed, *_overrides(record, assignment)], fixed)
 
 

@@ -82,7 +82,9 @@ def submit_tasks(home: RunDirectory, run: RunPlan, num_tasks: int) -> ExitCode:
     """
     job_ids = submit_search(run, home, num_tasks)
     for array, count in Counter(job_id.partition("_")[0] for job_id in job_ids).items():
-        print(f"submitted array {array} of {counted(count, 'task')}, which ask for their runs")
+        print(
+            f"submitted array {array} of {counted(count, 'task')}; each takes the next run of the search when it starts"
+        )
     print(f"run directories {home.path}/0, {home.path}/1, ...")
     print(f"  python -m hpctrain status --runs-dir {home.as_typed}")
     print(f"  python -m hpctrain cancel {home.as_typed}", flush=True)

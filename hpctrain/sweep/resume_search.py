@@ -66,7 +66,7 @@ def resume_search(
         names = listed([os.path.relpath(run.path) for run in work.failed])
         print(f"{counted(len(work.failed), 'run')} failed ({names}); to train them again, add --retry-failed")
     if work.num_live:
-        print(f"{counted(work.num_live, 'task')} of the search wait or run, and are left alone")
+        print(f"{counted(work.num_live, 'task')} of the search queued or running: left alone")
     if not work.num_tasks:
         if work.failed and not work.num_live:
             print("nothing else is left of the search")

@@ -98,7 +98,7 @@ def test_a_small_search_of_asha(sandbox: SlurmSandbox, hpctrain: Hpctrain, tmp_p
     done = hpctrain(
         "-m", *QUICK, "sweep=asha", "sweep.min_steps=5", "sweep.num_runs=6", "trainer.max_steps=20", SPACE, "run_dir=S"
     )
-    assert "of 6 tasks, which ask for their runs" in done.stdout
+    assert "of 6 tasks; each takes the next run of the search when it starts" in done.stdout
     until_no_task(sandbox)
     require_accounted(tmp_path / "S", 6, max_steps=20, rungs=[5, 15])
     states = {run["path"].rpartition("/")[2]: run for run in json.loads(hpctrain("status", "S", "--json").stdout)}

@@ -130,7 +130,10 @@ def test_another_refusal_keeps_what_was_submitted(small_arrays, capsys):
 def test_the_tasks_of_a_search_are_several_arrays(small_arrays, capsys):
     assert multirun(*SEARCH, "optimizer.lr=interval(1e-4,1e-1)", "cluster.max_parallel_runs=3") == 0
     assert jobs_of("S") == ["1", "2_0", "2_1", "3_0", "3_1"]
-    assert "submitted array 3 of 2 tasks, which ask for their runs\n" in capsys.readouterr().out
+    assert (
+        "submitted array 3 of 2 tasks; each takes the next run of the search when it starts\n"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("refusal", [LIMIT, "sbatch: error: invalid partition specified: x"])
