@@ -34,8 +34,8 @@ examples:
 
 The metric is the one by which the runs are judged: checkpoint.metric, or the task's own. The table has the keys by
 which the runs differ. Runs that differ in nothing but seed are one row: BEST is the mean of their best values, STD
-their sample standard deviation. Queued and training runs are ranked by their best value so far;
-failed, paused, stopped and never started runs come last, without a rank.
+their sample standard deviation. Queued and training runs are ranked by their best value so far; failed, paused, stopped
+and never started runs come last, without a rank.
 
 Exit code 0; 2 if SWEEP has no runs, or they have no metric in common."""
 _CSV_COLUMNS = (

@@ -47,8 +47,8 @@ continues both. Without SLURM, or without its accounting, the states come from t
 --json prints one object for one run, and a list for several, one per line; times are epoch seconds; a metric that was
 NaN or infinite is null.
 
---watch draws the table anew on a terminal, and appends it to a pipe or a file. SLURM is asked at
-most every 10 s, however small SECONDS is.
+--watch draws the table anew on a terminal, and appends it to a pipe or a file. SLURM is asked at most
+every 10 s, however small SECONDS is.
 
 Exit code 0, also after Ctrl-C; 2 if RUN is not a run."""
 _HEAD = ("RUN", "VARIED", "STATE", "STEP", "LOSS", "EVAL LOSS", "BEST", "ATTEMPTS", "JOB", "LAST", "")

@@ -134,7 +134,7 @@ class SweepCode(LaunchCode):
     """The code that was copied when a sweep was submitted, also for runs that are made later.
 
     Args:
-        home: the directory of the sweep, whose code records name the copy; without one, the code of now is taken.
+        home: the directory of the sweep, whose code records name the copy; without one, today's code is taken.
     """
 
     def assign_to(self, directory: RunDirectory, config: RunConfig) -> dict[str, Any] | None:
