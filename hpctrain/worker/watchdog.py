@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import functools
 import os
 import secrets
 import signal
@@ -18,6 +17,7 @@ from hpctrain.config.health import Health
 from hpctrain.errors import ExitCode
 from hpctrain.run.stacks import StacksRequests
 from hpctrain.worker.rank import Rank
+from hpctrain.worker.stack_timer import StackTimer
 from hpctrain.worker.stacks import STDERR, Position, write_stacks
 
 RECORD_HANG_S = 15.0
@@ -58,7 +58,7 @@ class Watchdog:
     """Watches the thread that creates it. A context manager; never collective.
 
     The watched thread pays nothing: the watchdog reads once a second what the loop records anyway. No other thread can
-    end a thread that never releases Python's global lock (GIL); a timer that doesn't need the lock writes its stacks to
+    end a thread that never releases Python's global lock (GIL); a timer that doesn't need the lock writes its stack to
     standard error.
 
     Args:
@@ -72,6 +72,7 @@ class Watchdog:
         self._rank = rank
         self._tick_s = tick_s
         self._thread_id = threading.get_ident()
+        self._timer = StackTimer()
         self._requests: StacksRequests | None = None
         self._stopped = threading.Event()
         # two threads: one looks for requests on a file system that may be the very thing that hangs
@@ -80,7 +81,6 @@ class Watchdog:
 
     def __enter__(self) -> Watchdog:
         """Start watching."""
-        _cancel_timer_before_forks()
         self._watcher.start()
         self._listener.start()
         return self
@@ -92,7 +92,7 @@ class Watchdog:
         self._stopped.set()
         self._watcher.join(2 * RECORD_HANG_S)
         self._listener.join(LOOK_S)
-        faulthandler.cancel_dump_traceback_later()
+        self._timer.cancel()
 
     def _watch(self) -> None:
         _block_signals()
@@ -106,8 +106,7 @@ class Watchdog:
                 self._complain(phase.complaint(self._health))
                 silence = Silence(now, 2 * self._tick_s)
             # fires only if this thread can't postpone it in time, because the watched thread keeps the GIL
-            with _forking:
-                faulthandler.dump_traceback_later(phase.bound_s(self._health), file=STDERR)
+            self._timer.postpone(phase.bound_s(self._health))
 
     def _listen(self) -> None:
         _block_signals()
@@ -157,19 +156,3 @@ class Watchdog:
 def _block_signals() -> None:
     # a signal goes to any thread that doesn't block it, and Python handles it in the main thread alone
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - set(ERRORS))
-
-
-_forking = threading.Lock()
-"""Held while this process forks, and while the timer is started."""
-
-
-@functools.cache  # once per process, as the registration is
-def _cancel_timer_before_forks() -> None:
-    # a child that is forked while faulthandler's timer runs waits at its exit for a thread that it doesn't have
-    os.register_at_fork(before=_begin_fork, after_in_parent=_forking.release, after_in_child=_forking.release)
-
-
-def _begin_fork() -> None:
-    # the lock keeps the watchdog from starting the timer again before the fork: other hooks may run until then
-    _forking.acquire()
-    faulthandler.cancel_dump_traceback_later()
