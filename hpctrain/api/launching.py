@@ -17,7 +17,7 @@ from hpctrain.config.main_module import refuse_own_targets
 from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ConfigError, RunFailedError
-from hpctrain.launch.launch_code import checked_in_code_of
+from hpctrain.launch.launch_code import importing_code_of
 from hpctrain.launch.launcher import begin
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import RunDirectory
@@ -46,7 +46,7 @@ def launch_detached(config: RunConfig, *, force: bool = False, code_now: bool = 
         HpctrainError: as `begin`; RunFailedError if the launcher on this machine ended at once.
     """
     refuse_dry_run(config)
-    with checked_in_code_of(config.run_dir, now=code_now):
+    with importing_code_of(config.run_dir, now=code_now):
         check(config)
     if isinstance(config, Config):
         refuse_own_targets(config, "is defined in this program, which other processes can't import")

@@ -49,7 +49,7 @@ def command_parser(command: str, description: str, epilog: str) -> argparse.Argu
 
 def add_runs(parser: argparse.ArgumentParser, *, nargs: str | None = None) -> None:
     """Add RUN, or several with ``nargs``, and `--runs-dir`, the folder in which their names are looked up."""
-    help_text = "a run directory, or its name in the folder that contains the runs"
+    help_text = "a run directory, or its path below --runs-dir"
     parser.add_argument("run", nargs=nargs, metavar="RUN", help=help_text)
     add_runs_dir(parser)
 

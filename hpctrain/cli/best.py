@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpctrain.cli.arguments import add_config_dir, add_runs_dir, chosen_runs, command_parser, number
+from hpctrain.cli.arguments import add_runs_dir, chosen_runs, command_parser, number
 from hpctrain.cli.table import aligned
 from hpctrain.errors import ExitCode
 from hpctrain.phrases import counted, duration, listed
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("best", "Show the runs of a sweep, best first, with what they vary.", _EPILOG)
-    what = "a sweep or any folder with runs, or its name in the folder that contains the runs"
+    what = "a sweep or any folder with runs, or its path below --runs-dir"
     parser.add_argument("run", nargs="+", metavar="SWEEP", help=what)
     add_runs_dir(parser)
     parser.add_argument("--metric", metavar="NAME", help="a logged metric, with or without eval/")
@@ -89,8 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument(
         "--export", metavar="FILE", help="write the winner as an experiment file, FOLDER/experiment/NAME.yaml"
     )
-    parser.add_argument("--force", action="store_true", help="let --export replace a file")
-    add_config_dir(parser)
+    parser.add_argument("--force", action="store_true", help="with --export: replace a file")
+    parser.add_argument("--config-dir", metavar="FOLDER", help="with --export: your own groups and options")
     return parser
 
 

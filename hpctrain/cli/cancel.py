@@ -14,7 +14,7 @@ from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError
 from hpctrain.files import describe_os_error
 from hpctrain.launch.cancellation import cancel_all
 from hpctrain.run.directory import RunDirectory
-from hpctrain.sweep.cancel_search import cancel_idle_tasks, cancel_tasks, search_home
+from hpctrain.sweep.cancel_search import cancel_idle_tasks, cancel_waiting_tasks, search_home
 
 _EPILOG = """\
 examples:
@@ -22,8 +22,8 @@ examples:
   python -m hpctrain cancel sweep          # every run under runs/sweep
 
 A queued run leaves the queue. A running run finishes its current step, saves if the time allows, and is never
-requeued; `resume` continues it. In a job array, only the tasks of these runs are cancelled. A run on this machine
-receives the signal that Ctrl-C sends.
+requeued; `resume` continues it. In a job array, only the tasks of these runs are cancelled. The tasks of a search that
+wait are cancelled first, so that no further run begins. A run on this machine receives the signal that Ctrl-C sends.
 
 Exit code 0; 1 if a queued or running run could not be cancelled; 2 if RUN is not a run."""
 
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     # all are found first: a misspelt name must not leave half of them cancelled
     homes, runs = _searches(options), chosen_runs(options)
     # the tasks that wait before the runs: none of them may begin another run meanwhile
-    done = [_cancelled(home, cancel_tasks) for home in homes]
+    done = [_cancelled(home, cancel_waiting_tasks) for home in homes]
     runs = chosen_runs(options) if homes else runs
     done += [_shown(run, done_or_error) for run, done_or_error in zip(runs, cancel_all(runs), strict=True)]
     # and last those that run, and were between two runs

@@ -14,6 +14,7 @@ from hpctrain.cli.arguments import add_runs_dir, command_parser
 from hpctrain.cli.table import aligned
 from hpctrain.errors import ExitCode
 from hpctrain.phrases import counted
+from hpctrain.results.divergence import Divergence
 from hpctrain.results.metric_value import MetricValue
 from hpctrain.results.run_comparison import RunComparison, compare_runs
 from hpctrain.results.run_result import RunResult, read_results
@@ -36,7 +37,7 @@ MOST_CHARS = 60
 def main(arguments: list[str]) -> int:
     """Compare two runs; ``arguments`` are those after `compare`."""
     parser = command_parser("compare", "Show how two runs differ.", _EPILOG)
-    parser.add_argument("run", nargs=2, metavar="RUN", help="a run directory, or its name in the folder of runs")
+    parser.add_argument("run", nargs=2, metavar="RUN", help="a run directory, or its path below --runs-dir")
     add_runs_dir(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     options = parser.parse_args(arguments)
@@ -60,11 +61,15 @@ def _report(found: RunComparison, runs: tuple[RunResult, RunResult]) -> Iterator
     yield from _section("environment", found.environment)
     yield from _metrics(found)
     if found.divergence is None:
-        yield "the runs differ in what decides the weights, so their results aren't expected to be equal"
+        unreadable = " and ".join(mark for mark, run in zip("AB", runs, strict=True) if not run.config)
+        if unreadable:
+            yield f"whether they should be equal isn't known: config.yaml of {unreadable} can't be read"
+        else:
+            yield "the runs differ in what decides the weights, so their results aren't expected to be equal"
         return
     divergence = found.divergence
     if not divergence.exists:
-        yield "equal: every metric that both logged, and the weights of all checkpoints of the same step"
+        yield _equal(divergence)
         return
     if divergence.step is not None:
         claim = "their code may differ" if any(found.code_unknown) else "they should be equal"
@@ -77,6 +82,17 @@ def _report(found: RunComparison, runs: tuple[RunResult, RunResult]) -> Iterator
     step = min(each for each in (divergence.step, divergence.checkpoint) if each is not None)
     for mark, run in zip("AB", runs, strict=True):
         yield from _attempts(mark, run.status.attempts, step)
+
+
+def _equal(divergence: Divergence) -> str:
+    parts = []
+    if divergence.num_metrics:
+        parts.append(f"{counted(divergence.num_metrics, 'metric')} at {counted(divergence.num_steps, 'step')}")
+    if divergence.num_checkpoints:
+        parts.append(f"the weights of {counted(divergence.num_checkpoints, 'checkpoint')}")
+    if not parts:
+        return "nothing to compare: they have no metric and no checkpoint of the same step"
+    return f"equal, to the last bit: {' and '.join(parts)}"
 
 
 def _code(found: RunComparison) -> Iterator[str]:

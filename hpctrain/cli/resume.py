@@ -36,11 +36,11 @@ examples:
   python -m hpctrain resume RUN --code=now                    # after a correction of your code
 
 With several runs, `resume` skips those that are completed or running, or whose files it can't read. It submits the
-runs of a sweep as one array. If the new attempt fails before it starts, hpctrain restores the run's configuration. If
+runs of a sweep as job arrays. If the new attempt fails before it starts, hpctrain restores the run's configuration. If
 you stop or cancel it before it starts, your changes are kept for the next resume.
 
-A run continues with the copy of the code that was made when it was launched. With --code=now, it gets a new copy of the
-code in the folder where you type this: that from which the run was launched, or the same one of a clone.
+A run continues with the copy of the code that was made when it was launched. With --code=now, it gets a new one: type
+that in the folder from which the run was launched, or in the same one of a clone. A search keeps its code.
 
 Exit code: the run's, or that of the first run that didn't finish; 0 once the run is submitted, and for a completed run;
 2 if RUN is not a run, can't be read, is or may be running, or if an override is invalid."""

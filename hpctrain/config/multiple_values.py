@@ -22,6 +22,12 @@ NOT_SWEPT = {
 """Keys that decide how a sweep itself is launched, and what to do instead of sweeping over them."""
 
 
+def takes_as_list(override: Override) -> bool:
+    """Return whether several values are one for this key: a list, unquoted, that SLURM takes as it is typed."""
+    is_list = override.value_type is ValueType.SIMPLE_CHOICE_SWEEP and not re.search("['\"]", value_as_typed(override))
+    return is_list and TAKES_COMMAS.fullmatch(override.key_or_group) is not None
+
+
 def require_single_value(override: Override, *, sweeps: bool = True) -> Override:
     """Return the override with one value, for a command that doesn't sweep.
 
@@ -36,7 +42,7 @@ def require_single_value(override: Override, *, sweeps: bool = True) -> Override
         return override
     key, typed = override.key_or_group, value_as_typed(override)
     is_list = override.value_type is ValueType.SIMPLE_CHOICE_SWEEP and not re.search("['\"]", typed)
-    if is_list and TAKES_COMMAS.fullmatch(key):
+    if takes_as_list(override):
         # as typed: Hydra reads the items as numbers where it can, and would drop the zeros of 007
         return dataclasses.replace(override, value_type=ValueType.ELEMENT, _value=typed)
     remedies = ["add -m to sweep over them"] if sweeps and key not in NOT_SWEPT else []

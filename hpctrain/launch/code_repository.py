@@ -156,7 +156,7 @@ class _Repository:
         if left_out := self._chosen.left_out(path):
             linked[left_out] = None
             return
-        if self._runs.of_launch_contain(path):
+        if self._runs.contain_or_record(path):
             return
         try:
             state = os.lstat(f"{self._found.root}/{path}")

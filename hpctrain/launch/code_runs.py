@@ -74,14 +74,14 @@ class Runs:
             return False
         return self._is_sweep(path.removesuffix("logs/submitit").removesuffix("/"))
 
-    def of_launch_contain(self, path: str) -> bool:
+    def contain_or_record(self, path: str) -> bool:
         """Whether a file or a folder belongs to the launch's own run or sweep."""
         return is_below(path, self._home) and (self._is_run or self.contain_folder(path))
 
     def allow_link(self, path: str) -> bool:
         """Whether the copy may have a link to a file or a folder that isn't copied."""
         name = path.rpartition("/")[2]
-        if name in NEVER or name.endswith(".pyc") or self.contain(path) or self.of_launch_contain(path):
+        if name in NEVER or name.endswith(".pyc") or self.contain(path) or self.contain_or_record(path):
             return False
         # a link to a folder that contains the copy would send tools that follow links around in circles
         return not is_below(os.path.normpath(f"{self._home}/code"), path)

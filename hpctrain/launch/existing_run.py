@@ -18,7 +18,7 @@ from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
 from hpctrain.config.stored import OPEN_GROUPS, OPEN_OF_PROGRAMS, load_run
 from hpctrain.errors import ConfigError
-from hpctrain.launch.launch_code import checked_in_code_of
+from hpctrain.launch.launch_code import importing_code_of
 from hpctrain.run.config_change import revert_config, trained_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.reason import Reason
@@ -153,7 +153,7 @@ def changed_config(
             wanted.append(f"trainer.global_batch_size={stored.trainer.global_batch_size}")
         composed = _composer(stored, config_dir).compose_run(wanted)
         config = dataclasses.replace(config, **{group: getattr(composed, group) for group in chosen})
-    with checked_in_code_of(directory.path, now=code_now):
+    with importing_code_of(directory.path, now=code_now):
         check(config)
     return config
 

@@ -168,7 +168,7 @@ def needs_code(config: RunConfig) -> bool:
 
 
 @contextmanager
-def checked_in_code_of(run_dir: str | Path | None, *, now: bool = False) -> Iterator[None]:
+def importing_code_of(run_dir: str | Path | None, *, now: bool = False) -> Iterator[None]:
     """Inside the context, classes are looked up in the code with which a run continues.
 
     Args:

@@ -45,11 +45,11 @@ def require_sbatch() -> None:
         raise SchedulerMissingError(MISSING)
 
 
-def sbatch(text: Path, name: str) -> str:
+def sbatch(script: Path, name: str) -> str:
     """Submit a script; return the job's id, or the array's.
 
     Args:
-        text: the script.
+        script: the file.
         name: of the job, for messages.
 
     Raises:
@@ -59,7 +59,7 @@ def sbatch(text: Path, name: str) -> str:
     """
     try:
         done = subprocess.run(
-            ["sbatch", str(text)],
+            ["sbatch", str(script)],
             env=scrubbed(os.environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,

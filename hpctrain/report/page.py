@@ -24,7 +24,7 @@ class Section:
     content: Markup
 
 
-def page(title: str, head: Markup, sections: Sequence[Section]) -> str:
+def html_page(title: str, head: Markup, sections: Sequence[Section]) -> str:
     """Return the text of a page.
 
     Args:

@@ -7,10 +7,11 @@ from hpctrain.report.attempt_chart import attempt_chart
 from hpctrain.report.curve_charts import curve_charts
 from hpctrain.report.markup import Markup, element, joined
 from hpctrain.report.origin import code, configuration, environment
-from hpctrain.report.page import Section, descriptions, facts, page
+from hpctrain.report.page import Section, descriptions, facts, html_page
 from hpctrain.report.run_record import RunRecord
 from hpctrain.report.scale import number_text
 from hpctrain.report.speed_charts import speed_charts
+from hpctrain.report.sweep_results import without_secrets
 from hpctrain.report.time_chart import time_chart
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import varied_text
@@ -34,7 +35,7 @@ def run_page(directory: RunDirectory) -> str:
         Section("Code", code(directory)),
         Section("Environment", environment(directory)),
     ]
-    return page(f"{title_of(directory)} {status.state}", _head(status, title_of(directory)), sections)
+    return html_page(f"{title_of(directory)} {status.state}", _head(status, title_of(directory)), sections)
 
 
 def title_of(directory: RunDirectory) -> str:
@@ -67,7 +68,7 @@ def _head(status: RunStatus, title: str) -> Markup:
         [
             ("run", str(status.path)),
             ("program", status.command),
-            ("varied", varied_text(status.varied)),
+            ("varied", varied_text(without_secrets(status.varied))),
             ("jobs", " ".join(status.job_ids)),
             ("checkpoint", "" if status.checkpoint_step is None else f"step {status.checkpoint_step}"),
             ("damaged", " ".join(status.set_aside)),

@@ -12,14 +12,15 @@ from hpctrain.report.key_charts import key_charts
 from hpctrain.report.line_chart import Line, LineChart
 from hpctrain.report.markup import Markup, element, joined
 from hpctrain.report.origin import code, configuration, environment
-from hpctrain.report.page import Section, descriptions, facts, page
+from hpctrain.report.page import Section, descriptions, facts, html_page
 from hpctrain.report.parallel_coordinates import parallel_coordinates
 from hpctrain.report.result_table import result_table, winner_text
 from hpctrain.report.rung_chart import rung_chart
 from hpctrain.report.scale import number_text
-from hpctrain.report.sweep_results import SweepResults
+from hpctrain.report.sweep_results import SweepResults, without_secrets
 from hpctrain.report.time_chart import time_chart
 from hpctrain.run.directory import RunDirectory
+from hpctrain.status.state import RunState
 
 SEARCH = ("kind", "seed", "num_runs", "sampler", "min_steps", "reduction_factor")
 """Fields of sweep.json that the page shows; the overrides in others may hold secrets."""
@@ -47,10 +48,10 @@ def sweep_page(home: Path, directories: Sequence[RunDirectory]) -> str:
         Section(f"Code of {of_which}", code(winner)),
         Section(f"Environment of {of_which}", environment(winner)),
     ]
-    return page(f"{home.name}, a sweep", _head(record), sections)
+    return html_page(f"{home.name}, a sweep", _head(record, with_ratio=not programs), sections)
 
 
-def _head(record: SweepResults) -> Markup:
+def _head(record: SweepResults, *, with_ratio: bool) -> Markup:
     statuses = [point.result.status for point in record.points]
     states = Counter(str(status.state) for status in statuses)
     spent = record.spent
@@ -58,14 +59,16 @@ def _head(record: SweepResults) -> Markup:
     described = [(name.replace("_", " "), str(search[name])) for name in SEARCH if search.get(name) is not None]
     space = search.get("space")
     if isinstance(space, dict):
-        described += [(str(key), str(value)) for key, value in space.items()]
+        described += [(key, str(value)) for key, value in without_secrets(space).items()]
     pairs = [("runs", str(len(statuses)))]
     pairs += [(state, str(count)) for state, count in states.most_common()] if len(states) > 1 else []
     pairs.append(("steps, of all runs", number_text(sum(status.step for status in statuses))))
     pairs.append(("wall time, of all runs", duration(spent.total_s)))
-    if spent.ratio is not None:
+    if with_ratio and spent.ratio is not None:
         pairs.append(("effective training time ratio", f"{spent.ratio:.2f}"))
-    state = f"all {next(iter(states))}" if len(states) == 1 else counted(len(states), "state")
+    state = f"all {next(iter(states))}"
+    if len(states) > 1:
+        state = f"{states[str(RunState.COMPLETED)]} of {counted(len(statuses), 'run')} completed"
     heading = element("h1", record.home.name, " ", element("small", element("span", state, class_="state")))
     metric = record.ranking.metric
     best = "" if metric is None else winner_text(record.ranking)
@@ -76,15 +79,15 @@ def _head(record: SweepResults) -> Markup:
 def _no_metric(record: SweepResults) -> Markup:
     if record.ranking.metric is not None:
         return Markup("")
-    text = "No metric ranks these runs: none was evaluated yet, they are judged by different metrics, or are programs."
-    return element("p", text, class_="faint")
+    choose = "python -m hpctrain best takes --metric"
+    return element("p", f"No metric ranks these runs: {record.unranked} ({choose}).", class_="faint")
 
 
 def _learning_curves(record: SweepResults) -> Markup:
     metric = record.ranking.metric
     if metric is None or not record.curves:
         return Markup("")
-    others = {"usual": "others", "pale": "paused, pruned, failed or stopped"}
+    others = {"usual": "others", "pale": "paused, failed or stopped"}
     order = {"pale": 0, "usual": 1}  # the best are drawn last
     lines = [
         Line(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hpctrain.config.secret_keys import may_be_secret
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import on_each_file
 from hpctrain.results.curves import Curve, read_curves
@@ -23,6 +24,11 @@ TOP = 3
 """Rows of the ranking that the charts draw in styles of their own."""
 POINTS = 12_000
 """Points of all learning curves together."""
+
+
+def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by key, those that may be secret replaced by stars: a page is sent to others."""
+    return {key: "***" if may_be_secret(key) else value for key, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +67,25 @@ class SweepResults:
 
     Attributes:
         home: the folder of the runs.
-        ranking: of the runs.
+        ranking: of the runs; values that may be secret are hidden.
+        unranked: why no metric ranks them; empty if one does.
     """
 
     home: Path
     ranking: Ranking
+    unranked: str = ""
 
     @classmethod
     def read(cls, home: Path, directories: Sequence[RunDirectory]) -> SweepResults:
         """Read the runs of a sweep, which may be training at the same time."""
         results = read_results(directories)
         try:
-            metric = judging_metric(results)
-        except RunDirectoryError:
-            # programs, or runs before their first evaluation
-            metric = None
-        return cls(home, rank(results, metric))
+            metric, unranked = judging_metric(results), ""
+        except RunDirectoryError as error:
+            metric, unranked = None, str(error)
+        ranking = rank(results, metric)
+        rows = tuple(replace(row, values=without_secrets(row.values)) for row in ranking.rows)
+        return cls(home, replace(ranking, rows=rows), unranked)
 
     @cached_property
     def points(self) -> Sequence[SweepPoint]:

@@ -48,7 +48,7 @@ class Curve:
         self.values.append(value)
 
     def thinned(self, points: int) -> Curve:
-        """The curve with at most about so many points: of each stretch, the lowest, the highest and one that is NaN."""
+        """The curve with at most about so many points: of each stretch the lowest, the highest and one not finite."""
         count = len(self.steps)
         if count <= points:
             return self

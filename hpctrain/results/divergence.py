@@ -25,12 +25,18 @@ class Divergence:
         metrics: at that step, both values by name, exactly.
         checkpoint: the first step whose checkpoints have different weights; None without one.
         equal_checkpoint: the last step before it whose checkpoints have the same weights; None without one.
+        num_metrics: metrics that both logged at the same steps.
+        num_steps: those steps.
+        num_checkpoints: steps of which both have a checkpoint with a digest.
     """
 
     step: int | None
     metrics: Mapping[str, tuple[float, float]]
     checkpoint: int | None
     equal_checkpoint: int | None
+    num_metrics: int = 0
+    num_steps: int = 0
+    num_checkpoints: int = 0
 
     @property
     def exists(self) -> bool:
@@ -42,8 +48,11 @@ def find_divergence(one: RunDirectory, other: RunDirectory) -> Divergence:
     """Compare the metrics that both runs logged at the same steps, and the digests of their checkpoints' weights."""
     mine, theirs = _by_step(one), _by_step(other)
     step, metrics = None, {}
+    compared: dict[int, set[str]] = {}
     for common in sorted(mine.keys() & theirs.keys()):
         names = sorted(mine[common].keys() & theirs[common].keys())
+        if names:
+            compared[common] = set(names)
         pairs = {name: (mine[common][name], theirs[common][name]) for name in names}
         # as text, which is exact, because NaN isn't equal to itself
         metrics = {name: pair for name, pair in pairs.items() if repr(pair[0]) != repr(pair[1])}
@@ -51,15 +60,18 @@ def find_divergence(one: RunDirectory, other: RunDirectory) -> Divergence:
             step = common
             break
     equal = differing = None
+    num_checkpoints = 0
     for saved in sorted(set(one.checkpoint_steps()) & set(other.checkpoint_steps())):
         digests = {_digest(run, saved) for run in (one, other)}
         if None in digests:
             continue
+        num_checkpoints += 1
         if len(digests) > 1:
             differing = saved
             break
         equal = saved
-    return Divergence(step, metrics, differing, equal)
+    num_metrics = len(set().union(*compared.values()))
+    return Divergence(step, metrics, differing, equal, num_metrics, len(compared), num_checkpoints)
 
 
 def _by_step(directory: RunDirectory) -> dict[int, dict[str, float]]:

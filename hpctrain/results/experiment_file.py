@@ -219,7 +219,7 @@ def _expressing(row: RankedRow, typed: TypedCommand, path: Path) -> Iterator[Non
         if error.key == "--export":
             raise
         problem = f"can't express the configuration of {row.runs[0].status.path}: {error.key} {error.problem}"
-        remedy = f"the options of groups are those of its command, which was: {typed.text or 'not recorded'}"
+        remedy = f"type this in the folder of the command that made it: {typed.text or 'it is not recorded'}"
         raise ConfigError("--export", path, problem, remedy) from error
 
 

@@ -20,7 +20,7 @@ class Asha:
         reduction_factor: of the runs that have passed a rung, one in this many continues.
     """
 
-    best = False
+    counts_best_value = False
 
     def __init__(self, home: RunDirectory, *, min_steps: int, reduction_factor: int) -> None:
         self._home = home

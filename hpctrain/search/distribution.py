@@ -7,12 +7,10 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
 from hpctrain.config.multiple_values import value_as_typed
 from hpctrain.errors import ConfigError
-from hpctrain.search.record import SweepRecord
 from hpctrain.search.values import in_order, number_of_values, values_of
 
 MAX_CHOICES = 100_000
@@ -170,11 +168,11 @@ def _interval(override: Override, value: IntervalSweep, *, log: bool) -> Integer
     assert low is not None
     assert high is not None
     if not (math.isfinite(low) and math.isfinite(high)):
-        raise _error(override, "has an end that is not a number", "write interval(LOW,HIGH)")
+        raise _error(override, "has an end that is not finite", "write interval(LOW,HIGH) with two numbers")
     if not low < high and not (low == high and isinstance(low, int)):
-        raise _error(override, "does not begin below its end", "write interval(LOW,HIGH), the smaller one first")
+        raise _error(override, "has a LOW that is not below HIGH", "write interval(LOW,HIGH)")
     if log and low <= 0:
-        raise _error(override, "has no logarithm at its begin", "begin above 0, or leave out tag(log,...)")
+        raise _error(override, f"has no logarithm at LOW={low:g}", "choose LOW above 0, or leave out tag(log,...)")
     # Hydra makes floats of all ends, unless int(...) makes integers of them
     ends = INTERVAL.search(typed)
     whole = ends is not None and all(WHOLE.fullmatch(end.strip()) for end in ends[1].split(","))
@@ -195,14 +193,3 @@ def _range(value: RangeSweep, number: int) -> Integers | Floats:
 
 def _error(override: Override, problem: str, remedy: str) -> ConfigError:
     return ConfigError(override.key_or_group, value_as_typed(override), problem, remedy)
-
-
-def distributions_of(record: SweepRecord) -> dict[str, Distribution]:
-    """Read the distributions of a sweep's keys, without the plus signs with which some are typed.
-
-    Raises:
-        ConfigError: as `distribution_of`.
-    """
-    words = [f"{key}={text}" for key, text in record.space.items()]
-    parsed = OverridesParser.create().parse_overrides(words)
-    return {override.key_or_group: distribution_of(override) for override in parsed}

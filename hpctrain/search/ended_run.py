@@ -23,7 +23,7 @@ def end_of(directory: RunDirectory, begin: Decision, *, best: bool) -> Decision 
         OSError: the file system's error.
     """
     ledger = Ledger(directory)
-    last = next((attempt for attempt in reversed(ledger.attempts()) if attempt.attempt > begin.attempts), None)
+    last = next((attempt for attempt in reversed(ledger.attempts()) if attempt.attempt > begin.claims_before), None)
     if last is None or last.reason is None or last.attempt < ledger.last_claim():
         return None
     reason = last.reason

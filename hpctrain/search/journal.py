@@ -44,7 +44,7 @@ class Decision:
         rung: the rung that the run is to pass, or has passed; 0 for the first one, and in a search without rungs.
         time: when it was made, in epoch seconds.
         task: id of the array task, such as `12_3`, or host and process id on this machine.
-        attempts: claims of the run before it was given to the task: only later ones tell how this began and ended.
+        claims_before: claims of the run before it was given to the task: only later ones tell how this began and ended.
         step: the run's last completed step at its end.
         value: the metric's value; None if the run has none, or a NaN.
         metric: the metric's name, as the evaluation returns it.
@@ -58,7 +58,7 @@ class Decision:
     rung: int = 0
     time: float = field(default_factory=time.time)
     task: str = ""
-    attempts: int = 0
+    claims_before: int = 0
     step: int = 0
     value: float | None = None
     metric: str = ""
@@ -68,7 +68,7 @@ class Decision:
 
     def as_record(self) -> dict[str, Any]:
         """The decision as JSON has it, without its defaults."""
-        names = ("task", "attempts", "step", "value", "metric", "mode", "reason", "drawn")
+        names = ("task", "claims_before", "step", "value", "metric", "mode", "reason", "drawn")
         given = {name: getattr(self, name) for name in names}
         known = {"event": self.event.value, "run": self.run, "rung": self.rung, "time": self.time}
         return known | {name: value for name, value in given.items() if value not in ("", None, {})}
@@ -162,7 +162,7 @@ def _read(path: Path) -> Decision | None:
     assert isinstance(rung, int)
     value, mode, drawn = record.get("value"), record.get("mode"), record.get("drawn")
     texts = {name: record[name] for name in ("task", "metric", "reason") if TEXT.accepts(record.get(name))}
-    counts = {name: record[name] for name in ("attempts", "step") if COUNT.accepts(record.get(name))}
+    counts = {name: record[name] for name in ("claims_before", "step") if COUNT.accepts(record.get(name))}
     return Decision(
         event=Event(event),
         run=run,

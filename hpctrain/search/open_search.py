@@ -41,7 +41,7 @@ def _chooser(home: RunDirectory, record: SweepRecord) -> Chooser:
 
 
 def distributions_of(record: SweepRecord) -> Mapping[str, Distribution]:
-    """Return what the keys of a sweep are drawn from.
+    """Return what the keys of a sweep are drawn from; keys are as they were typed.
 
     Raises:
         ConfigError: a key's values are such that a search can't use them.

@@ -43,7 +43,7 @@ class OptunaChooser:
         num_runs: of the search.
     """
 
-    best = True
+    counts_best_value = True
 
     def __init__(
         self,

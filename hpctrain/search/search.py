@@ -36,7 +36,7 @@ class Assignment:
 class Chooser(Protocol):
     """What kinds of searches differ in."""
 
-    best: bool
+    counts_best_value: bool
     """Whether a run counts with its best value, and not with that of its last evaluation."""
 
     def next_rungs(self, state: SearchState) -> Iterable[tuple[int, int]]:
@@ -103,7 +103,7 @@ class Search:
                 return self._state
             self._journal.publish(end)
 
-    def ask(self, task: str, *, first_runs: int | None = 1) -> Assignment | None:
+    def ask(self, task: str, *, max_new_runs: int | None = 1) -> Assignment | None:
         """Return the run that a task is to train next; None if nothing is left for it.
 
         What the task was given before comes first, then runs whose task is gone, then those that may pass another
@@ -111,7 +111,7 @@ class Search:
 
         Args:
             task: its id, the same after a requeue.
-            first_runs: new runs that the task may begin, its earlier ones included; None for no limit.
+            max_new_runs: new runs that the task may begin, its earlier ones included; None for no limit.
 
         Raises:
             OSError: the file system's error.
@@ -119,7 +119,7 @@ class Search:
         while True:
             state = self.state()
             own = next((begin for begin in state.given.values() if begin.task == task), None)
-            begin = own or self._next(state, task, first_runs)
+            begin = own or self._next(state, task, max_new_runs)
             if begin is None:
                 return None
             if own is not None or self._journal.publish(begin):
@@ -159,7 +159,7 @@ class Search:
         with self.home.permissions():
             (self.home.path / FOLDER).mkdir(exist_ok=True)
 
-    def _next(self, state: SearchState, task: str, first_runs: int | None) -> Decision | None:
+    def _next(self, state: SearchState, task: str, max_new_runs: int | None) -> Decision | None:
         if state.released:
             return self._begin(*min(state.released.items()), task)
         if self._deadline is not None and self._clock() > self._deadline:
@@ -167,7 +167,7 @@ class Search:
         if (promoted := next(iter(self.chooser.next_rungs(state)), None)) is not None:
             return self._begin(*promoted, task)
         begun = sum(begin.task == task for begin in state.first.values())
-        if first_runs is not None and begun >= first_runs:
+        if max_new_runs is not None and begun >= max_new_runs:
             return None
         new = self.chooser.new_run(state)
         return None if new is None else self._begin(new, 0, task, self.chooser.draw(new, state))
@@ -179,7 +179,7 @@ class Search:
             rung=rung,
             time=self._clock(),
             task=task,
-            attempts=Ledger(self.directory(run)).last_claim(),
+            claims_before=Ledger(self.directory(run)).last_claim(),
             drawn=drawn or {},
         )
 
@@ -190,6 +190,6 @@ class Search:
 
     def _end(self, begin: Decision) -> Decision | None:
         try:
-            return end_of(self.directory(begin.run), begin, best=self.chooser.best)
+            return end_of(self.directory(begin.run), begin, best=self.chooser.counts_best_value)
         except RunDirectoryError:  # one damaged run must not stop the others
             return None

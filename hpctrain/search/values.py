@@ -23,7 +23,9 @@ def number_of_values(override: Override) -> int:
     try:
         number = _length_of(value) if isinstance(value, RangeSweep) else sum(1 for _ in values_of(override))
     except (ArithmeticError, ValueError) as error:
-        raise ConfigError(key, typed, f"is not a range: {error}", "write range(FIRST,END,STEP)") from error
+        # decimal's errors are lists of classes
+        why = f": {error}" if isinstance(error, ValueError) else ""
+        raise ConfigError(key, typed, f"is not a range{why}", "write range(FIRST,END,STEP)") from error
     if number == 0:
         is_glob = override.value_type is ValueType.GLOB_CHOICE_SWEEP
         remedy = "glob(...) chooses options of a group" if is_glob else "the end of a range is not one of its values"

@@ -25,12 +25,14 @@ class JobQuery:
         answers: by job id; None if SLURM can't be reached from here.
         asked_at: when it was asked last, on the clock; None before.
         answered_at: when it answered last.
+        silent: whether it didn't answer the last query that is over.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, ask: Ask = ask_slurm) -> None:
         self.answers: Jobs | None = {}
         self.asked_at: float | None = None
         self.answered_at: float | None = None
+        self.silent = False
         self._clock = clock
         self._ask = ask
 
@@ -44,6 +46,7 @@ class JobQuery:
         if job_ids and self.is_due:
             self.asked_at = self._clock()
             answer = self._ask(job_ids, warn)
+            self.silent = answer is None
             if answer is not None:
                 self.answers = {**(self.answers or {}), **answer}
                 self.answered_at = self._clock()

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             end = supervisor.run(plan)
             return TaskEnd(end.exit_code, end.job_ends)
 
-        return Worker(home, job_id, train, first_runs=1).work()
+        return Worker(home, job_id, train, max_new_runs=1).work()
     except HpctrainError as error:
         print(f"{ERROR_PREFIX}{error}", file=sys.stderr)
         return error.exit_code

@@ -25,7 +25,7 @@ def search_home(typed: str, runs_dir: Path) -> RunDirectory | None:
     return next((folder for folder in folders if folder.sweep.is_file() and folder.jobs.is_file()), None)
 
 
-def cancel_tasks(home: RunDirectory, warn: Report = print_warning) -> str:
+def cancel_waiting_tasks(home: RunDirectory, warn: Report = print_warning) -> str:
     """Cancel the array tasks of a search that aren't over, and describe that; empty if all are.
 
     Call it before the runs are cancelled, so that no task begins another one.

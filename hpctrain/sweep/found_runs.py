@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import IntervalSweep, Override
 
 from hpctrain.config.compose import Composer
 from hpctrain.config.compose_program import ProgramComposer
@@ -17,14 +17,15 @@ from hpctrain.phrases import counted
 from hpctrain.search.distribution import Choice, Distribution, distribution_of
 from hpctrain.search.draw import Values, draws
 from hpctrain.search.record import SweepRecord
+from hpctrain.streams import print_warning
 from hpctrain.sweep.expand import expand
 from hpctrain.sweep.objective import require_metric
 from hpctrain.sweep.progress import with_progress
 from hpctrain.sweep.runs import SweepRun
 from hpctrain.sweep.sweep_run import sweep_run
 
-ASKING = ("asha", "optuna")
-"""Kinds of sweeps whose array tasks ask for their runs."""
+SEARCH_KINDS = ("asha", "optuna")
+"""Kinds of sweeps that are searches: their array tasks ask for their runs."""
 PAUSE = "trainer.pause_at_step"
 EXAMPLE = "give a key several values, such as 'optimizer.lr=tag(log,interval(1e-5,1e-1))'"
 
@@ -61,6 +62,10 @@ def find_runs(composer: Composer, record: SweepRecord, parsed: Sequence[Override
     _refuse(composer, record, list(last.values()))
     (fixed,) = expand([override for override in last.values() if not override.is_sweep_override()])
     space = {key: distribution_of(override) for key, override in last.items() if override.is_sweep_override()}
+    for key, override in last.items():
+        if isinstance(override.value(), IntervalSweep) and space[key].size == 2:
+            typed = value_as_typed(override)
+            print_warning(f"{key}={typed} draws {' or '.join(space[key].all())}; for the numbers between them, add .0")
     if record.kind == "optuna":
         samples = [sweep_run(composer, [*fixed, *values], fixed_keys) for values in _samples(space)]
         _refuse_config(record.kind, samples[0].config)
@@ -76,7 +81,8 @@ def find_runs(composer: Composer, record: SweepRecord, parsed: Sequence[Override
         fixed_keys.append(PAUSE)
     runs = [sweep_run(composer, job, fixed_keys) for job in with_progress(jobs, "composed")]
     if len(runs) < asked:
-        print(f"the listed values make only {counted(len(runs), 'run')}, fewer than sweep.num_runs={asked}")
+        count = counted(len(runs), "combination")
+        print_warning(f"the listed values have only {count}: {counted(len(runs), 'run')}, not sweep.num_runs={asked}")
     return FoundRuns(record, runs)
 
 
@@ -119,7 +125,7 @@ def _refuse(composer: Composer, record: SweepRecord, overrides: Sequence[Overrid
     swept = [override for override in overrides if override.is_sweep_override()]
     if not swept:
         raise ConfigError("sweep", record.kind, "there is nothing to search: every key has one value", EXAMPLE)
-    if record.kind not in ASKING:
+    if record.kind not in SEARCH_KINDS:
         return
     if isinstance(composer, ProgramComposer):
         problem = "pauses or ranks runs by their evaluations, which programs don't have"

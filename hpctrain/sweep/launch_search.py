@@ -15,7 +15,7 @@ from hpctrain.launch.task_arrays import largest_array, task_arrays
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
 from hpctrain.search.record import SweepRecord
-from hpctrain.sweep.found_runs import ASKING, FoundRuns
+from hpctrain.sweep.found_runs import SEARCH_KINDS, FoundRuns
 from hpctrain.sweep.runs import SweepRun, place
 from hpctrain.sweep.sweep import Sweep
 from hpctrain.sweep.worker import work_here
@@ -50,7 +50,7 @@ def _difference(there: SweepRecord, record: SweepRecord) -> str:
 
 def launch_found(sweep: Sweep, found: FoundRuns) -> list[int]:
     """Place the runs in the sweep's folder, and launch them; return their exit codes, or those of the command."""
-    if found.record.kind not in ASKING:
+    if found.record.kind not in SEARCH_KINDS:
         return sweep.launch(place(found.runs, sweep.home))
     template = found.runs[0].config
     if template.cluster.dry_run:
@@ -83,7 +83,8 @@ def submit_tasks(home: RunDirectory, run: RunPlan, num_tasks: int) -> ExitCode:
     job_ids = submit_search(run, home, num_tasks)
     for array, count in Counter(job_id.partition("_")[0] for job_id in job_ids).items():
         print(
-            f"submitted array {array} of {counted(count, 'task')}; each takes the next run of the search when it starts"
+            f"submitted job array {array} with {counted(count, 'task')}; each takes the next run of the search when it "
+            "starts"
         )
     print(f"run directories {home.path}/0, {home.path}/1, ...")
     print(f"  python -m hpctrain status --runs-dir {home.as_typed}")

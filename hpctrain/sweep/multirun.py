@@ -27,7 +27,7 @@ from hpctrain.launch.run_dir import default_path, undone_on_error
 from hpctrain.run.directory import RunDirectory
 from hpctrain.sweep.found_runs import find_runs
 from hpctrain.sweep.launch_search import launch_found, refuse_other_sweep
-from hpctrain.sweep.objective import objective, require_direction, require_results, sweeper_mode
+from hpctrain.sweep.objective import Direction, objective, require_direction, require_results, sweeper_direction
 from hpctrain.sweep.recorded import record_of
 from hpctrain.sweep.runs import place
 from hpctrain.sweep.sweep import Sweep, require_one_cluster
@@ -59,8 +59,10 @@ def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str
     sweeper = composer.sweeper(overrides)
     if sweeper.get("_target_") != BASIC:
         if own:
-            remedy = f"leave out {own[0]}, or hydra/sweeper=..."
-            raise ConfigError("hydra/sweeper", "...", "a sweeper of Hydra finds the runs by itself", remedy)
+            remedy = f"leave out {own[0]}, or the sweeper"
+            raise ConfigError(
+                "hydra/sweeper", _chosen(overrides), "a sweeper of Hydra finds the runs by itself", remedy
+            )
         return _run_sweeper(composer, overrides, command)
     # in place of Hydra's basic sweeper, which would launch batch by batch, and write its own files
     params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
@@ -81,13 +83,13 @@ class ArrayLauncher(Launcher):
         composer: of the command line's folders.
         sweep: the sweep to which the runs belong.
         fixed: keys that the command line gives one value.
-        mode: `min` or `max`: which objectives the sweeper takes for better; None if that isn't known.
+        direction: which objectives the sweeper takes for better; None if that isn't known.
     """
 
     composer: Composer
     sweep: Sweep
     fixed: Collection[str] = ()
-    mode: str | None = None
+    direction: Direction | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Ignore Hydra's own configuration: each run is composed like a single run."""
@@ -105,7 +107,7 @@ class ArrayLauncher(Launcher):
         for run in runs:
             assert isinstance(run.config, Config)  # `_run_sweeper` refuses programs
             require_results(run.config)
-            require_direction(self.mode, metric_mode(run.config))
+            require_direction(self.direction, metric_mode(run.config))
         require_one_cluster([run.config for run in runs])
         placed = place(runs, self.sweep.home)
         codes = self.sweep.launch(placed)
@@ -116,17 +118,17 @@ class ArrayLauncher(Launcher):
 
     def _returned(self, directory: RunDirectory, code: int, overrides: Sequence[str]) -> JobReturn:
         try:
-            value, status = objective(directory, code, self.mode), JobStatus.COMPLETED
+            value, status = objective(directory, code, self.direction), JobStatus.COMPLETED
         except RunFailedError as error:
             return JobReturn(overrides=overrides, status=JobStatus.FAILED, _return_value=error)
         return JobReturn(overrides=overrides, status=status, _return_value=value)
 
 
 def register_launcher(
-    composer: Composer, sweep: Sweep, fixed: Collection[str] = (), mode: str | None = None
+    composer: Composer, sweep: Sweep, fixed: Collection[str] = (), direction: Direction | None = None
 ) -> type[ArrayLauncher]:
     """Make a launcher for this sweep, and register it with Hydra, which creates it by its name."""
-    fields = {"composer": composer, "sweep": sweep, "fixed": fixed, "mode": mode}
+    fields = {"composer": composer, "sweep": sweep, "fixed": fixed, "direction": direction}
     made = type("ArrayLauncher", (ArrayLauncher,), {"__module__": PLUGIN_MODULE, **fields})
     module = types.ModuleType(PLUGIN_MODULE)
     setattr(module, made.__name__, made)
@@ -142,6 +144,12 @@ def _refuse_swept(composer: Composer, overrides: Sequence[str]) -> None:
         key = override.key_or_group
         if key in NOT_SWEPT and override.is_sweep_override():
             raise ConfigError(key, value_as_typed(override), "can't be swept over", NOT_SWEPT[key])
+
+
+def _chosen(overrides: Sequence[str]) -> str:
+    """The sweeper as it was typed; a site's configuration may choose it, too."""
+    typed = [override.partition("=") for override in overrides]
+    return next((value for key, _, value in reversed(typed) if key.lstrip("+") == "hydra/sweeper"), "of the site")
 
 
 @contextlib.contextmanager
@@ -160,14 +168,17 @@ def _run_sweeper(composer: Composer, overrides: Sequence[str], command: Sequence
     """Let an installed Hydra sweeper, such as Optuna's, choose the runs by the results so far."""
     if isinstance(composer, ProgramComposer):
         problem = "chooses values by the results of hpctrain's own trainings, not of programs"
-        raise ConfigError("hydra/sweeper", "...", problem, "leave it out, and list the values: args.lr=1e-3,1e-4")
+        raise ConfigError(
+            "hydra/sweeper", _chosen(overrides), problem, "leave it out, and list the values: args.lr=1e-3,1e-4"
+        )
     fixed = [override for override in composer.parse(overrides) if not override.is_sweep_override()]
     config = composer.compose(without_hydra_overrides([str(override.input_line) for override in fixed]))
     require_results(config)
-    mode = sweeper_mode(composer.sweeper(overrides))
-    require_direction(mode, metric_mode(config))
+    direction = sweeper_direction(composer.sweeper(overrides))
+    require_direction(direction, metric_mode(config))
     with _home(config) as home:
-        register_launcher(composer, Sweep(home, command), [override.get_key_element() for override in fixed], mode)
+        keys = [override.get_key_element() for override in fixed]
+        register_launcher(composer, Sweep(home, command), keys, direction)
         where = [f"hydra.sweep.dir='{home.path}'", "hydra.mode=MULTIRUN"]
         try:
             with composer.explaining(overrides):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from omegaconf import DictConfig, OmegaConf
 
 from hpctrain.config.metric import may_have_mode
@@ -13,12 +15,30 @@ from hpctrain.run.evaluation import last_evaluation
 
 DIRECTIONS = {"minimize": "min", "maximize": "max"}
 """The values of `direction` of hydra-optuna-sweeper, and what `metric_mode` calls them."""
+OPPOSITES = {"minimize": "maximize", "maximize": "minimize"}
 FLAGS = {"ax_config.experiment.minimize": ("max", "min"), "optim.maximize": ("min", "max")}
 """Flags of hydra-ax-sweeper and hydra-nevergrad-sweeper, and the modes that false and true mean."""
 
 
-def sweeper_mode(sweeper: DictConfig) -> str | None:
-    """Return which objectives a sweeper takes for better, `min` or `max`; None if its configuration doesn't show it.
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """Which objectives a sweeper takes for better.
+
+    Attributes:
+        key: of its configuration, in full.
+        value: of this key.
+        opposite: the value with which the sweeper would look for the others.
+        mode: `min` or `max`.
+    """
+
+    key: str
+    value: str
+    opposite: str
+    mode: str
+
+
+def sweeper_direction(sweeper: DictConfig) -> Direction | None:
+    """Return which objectives a sweeper takes for better; None if its configuration doesn't show it.
 
     Raises:
         ConfigError: it wants several objectives.
@@ -30,33 +50,34 @@ def sweeper_mode(sweeper: DictConfig) -> str | None:
             raise ConfigError("hydra.sweeper.direction", list(direction), problem, "give one direction")
         (direction,) = direction
     if direction is not None:
-        return DIRECTIONS.get(str(getattr(direction, "name", direction)).lower())
+        name = str(getattr(direction, "name", direction)).lower()
+        if name not in DIRECTIONS:
+            return None
+        return Direction("hydra.sweeper.direction", name, OPPOSITES[name], DIRECTIONS[name])
     for key, (if_false, if_true) in FLAGS.items():
         flag = OmegaConf.select(sweeper, key)
         if isinstance(flag, bool):
-            return if_true if flag else if_false
+            value, opposite = ("true", "false") if flag else ("false", "true")
+            return Direction(f"hydra.sweeper.{key}", value, opposite, if_true if flag else if_false)
     return None
 
 
-def require_direction(sweepers: str | None, metrics: str | None) -> None:
+def require_direction(direction: Direction | None, mode: str | None) -> None:
     """Refuse a sweeper that would look for the worst run.
 
     Args:
-        sweepers: mode of the sweeper, `min` or `max`; None if it isn't known.
-        metrics: mode of the metric by which the runs are judged; None if it isn't known.
+        direction: of the sweeper; None if it isn't known.
+        mode: `min` or `max`, of the metric by which the runs are judged; None if it isn't known.
 
     Raises:
         ConfigError: they differ.
     """
-    if sweepers is None or metrics is None or sweepers == metrics:
+    if direction is None or mode is None or direction.mode == mode:
         return
-    words = {mode: word for word, mode in DIRECTIONS.items()}
-    better = {"min": "lower", "max": "higher"}[metrics]
-    problem = f"but {better} values of the runs' metric are better"
-    remedy = (
-        f"set the sweeper to {words[metrics]}, or checkpoint.metric and checkpoint.metric_mode to what it looks for"
-    )
-    raise ConfigError("hydra.sweeper.direction", words[sweepers], problem, remedy)
+    wanted, better = ("higher", "lower") if mode == "min" else ("lower", "higher")
+    problem = f"looks for {wanted} values, but {better} values of the runs' metric are better"
+    remedy = f"set it to {direction.opposite}, or change checkpoint.metric and checkpoint.metric_mode"
+    raise ConfigError(direction.key, direction.value, problem, remedy)
 
 
 def require_metric(kind: str, config: Config) -> None:
@@ -92,25 +113,24 @@ def require_results(config: Config) -> None:
         raise ConfigError("cluster.wait", "false", problem, "add cluster.wait=true")
 
 
-def objective(directory: RunDirectory, code: int, mode: str | None) -> float:
+def objective(directory: RunDirectory, code: int, direction: Direction | None) -> float:
     """Return the best value of the metric by which a run is judged.
 
     Args:
         directory: of the run.
         code: its exit code.
-        mode: of the sweeper; None if it isn't known.
+        direction: of the sweeper; None if it isn't known.
 
     Raises:
         RunFailedError: the run didn't finish, or wasn't evaluated.
         ConfigError: the sweeper takes worse values for better.
     """
     if code != ExitCode.FINISHED:
-        raise RunFailedError(f"run {directory.path.name} ended with exit code {int(code)}")
+        logs = f"python -m hpctrain logs {directory.as_typed}"
+        raise RunFailedError(f"{directory.as_typed} ended with exit code {int(code)}; its log: {logs}")
     found = last_evaluation(directory)
     if found is None or found.best is None:
         remedy = "give the task an eval_dataset, and checkpoint.metric_mode if the metric isn't its own"
-        raise RunFailedError(
-            f"run {directory.path.name} has no value of the metric that ranks its evaluations; {remedy}"
-        )
-    require_direction(mode, found.best.mode)
+        raise RunFailedError(f"{directory.as_typed} has no value of the metric by which it is judged; {remedy}")
+    require_direction(direction, found.best.mode)
     return found.best.value

@@ -64,7 +64,8 @@ def resume_search(
     work = release_search(home, record, retry_failed=retry_failed, force=force)
     if work.failed:
         names = listed([os.path.relpath(run.path) for run in work.failed])
-        print(f"{counted(len(work.failed), 'run')} failed ({names}); to train them again, add --retry-failed")
+        resume = f"python -m hpctrain resume {home.as_typed} --retry-failed"
+        print(f"{counted(len(work.failed), 'run')} failed ({names}); to train them again: {resume}")
     if work.num_live:
         print(f"{counted(work.num_live, 'task')} of the search queued or running: left alone")
     if not work.num_tasks:

@@ -13,6 +13,7 @@ from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer
 from hpctrain.config.compose_program import ProgramComposer
 from hpctrain.config.compose_sweep import SweepComposer, is_of_sweep, kinds_with
+from hpctrain.config.multiple_values import TAKES_COMMAS, takes_as_list
 from hpctrain.config.schema import SWEEP_GROUP
 from hpctrain.config.sweep import KINDS
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode
@@ -22,8 +23,10 @@ from hpctrain.launch.sbatch import require_sbatch
 from hpctrain.phrases import counted, either
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import read_varied
+from hpctrain.search.distribution import Choice, Distribution
+from hpctrain.search.open_search import distributions_of
 from hpctrain.search.record import SweepRecord
-from hpctrain.sweep.found_runs import ASKING, FoundRuns, find_runs
+from hpctrain.sweep.found_runs import SEARCH_KINDS, FoundRuns, find_runs
 from hpctrain.sweep.recorded import deadline, record_of
 from hpctrain.sweep.resume_search import resume_search
 from hpctrain.sweep.runs import SweepRun, place
@@ -58,8 +61,9 @@ class SweepResume:
 
 def needs_record(record: SweepRecord, overrides: Sequence[str]) -> bool:
     """Whether a resume depends on how the sweep finds its runs, and not on the runs alone."""
-    renews = record.deadline is not None
-    return renews or record.kind in ASKING or any(is_of_sweep(one) or _may_have_values(one) for one in overrides)
+    if record.deadline is not None or record.kind in SEARCH_KINDS:
+        return True
+    return any(is_of_sweep(override) or _may_have_values(override, record) for override in overrides)
 
 
 def resume_sweep(typed: SweepResume, record: SweepRecord) -> int:
@@ -82,11 +86,11 @@ def resume_sweep(typed: SweepResume, record: SweepRecord) -> int:
     if isinstance(template.cluster, Slurm):
         require_sbatch()
     sweep = Sweep(typed.home, typed.command, force=typed.force, record=found.record, retry_failed=typed.retry_failed)
-    existing = [] if record.kind in ASKING else _existing(typed.home)
+    existing = [] if record.kind in SEARCH_KINDS else _existing(typed.home)
     # the runs of a grid that is only continued are all there
     is_known = record.kind == "optuna" or (record.kind == "grid" and record.space == found.record.space)
     added = [] if is_known else _added(typed.home, found)
-    if record.kind not in ASKING:
+    if record.kind not in SEARCH_KINDS:
         codes = sweep.launch([*existing, *added])
         return next((code for code in codes if code != ExitCode.FINISHED), ExitCode.FINISHED)
     sweep.print_warnings(added)
@@ -200,10 +204,27 @@ def _require_growth(record: SweepRecord, wanted: SweepRecord) -> None:
     if wanted.num_runs < record.num_runs:
         problem = f"is less than the {counted(record.num_runs, 'run')} that the sweep already has"
         raise ConfigError("sweep.num_runs", wanted.num_runs, problem, "give the total number of runs")
-    if record.space != wanted.space and wanted.num_runs == record.num_runs:
+    if record.kind == "optuna":
+        _require_same_kinds(record, wanted)
+    elif record.space != wanted.space and wanted.num_runs == record.num_runs:
         key = next(key for key, text in wanted.space.items() if record.space.get(key) != text)
         problem = f"is a new range, but all {record.num_runs} runs have been drawn"
         raise ConfigError(key, wanted.space[key], problem, f"add sweep.num_runs=N, with N above {record.num_runs}")
+
+
+def _require_same_kinds(record: SweepRecord, wanted: SweepRecord) -> None:
+    """Refuse what Optuna refuses for each further run: of what a key is drawn from, only bounds may change."""
+    before, after = distributions_of(record), distributions_of(wanted)
+    for key, distribution in after.items():
+        if not _differs_in_bounds_alone(before[key], distribution):
+            problem = f"can't continue {record.space[key]}: Optuna takes other bounds of an interval, and nothing else"
+            raise ConfigError(key, wanted.space[key], problem, NEW_COMMAND)
+
+
+def _differs_in_bounds_alone(one: Distribution, other: Distribution) -> bool:
+    if isinstance(one, Choice) or isinstance(other, Choice):
+        return one == other
+    return type(one) is type(other) and one.log == other.log
 
 
 def _refuse_changes(composer: Composer, record: SweepRecord, added: Sequence[str]) -> None:
@@ -211,9 +232,10 @@ def _refuse_changes(composer: Composer, record: SweepRecord, added: Sequence[str
     for override in composer.parse(added):
         key = override.get_key_element().lstrip("+")
         is_drawn = key in {name.lstrip("+") for name in record.space}
-        if override.is_sweep_override() and (is_drawn or record.kind == "grid"):
+        has_values = override.is_sweep_override() and (is_drawn or not takes_as_list(override))
+        if has_values and (is_drawn or record.kind == "grid"):
             continue
-        if override.is_sweep_override():
+        if has_values:
             problem = "is not a key that the sweep draws"
             remedy = f"give a new range for {' or '.join(record.space)}, or {NEW_COMMAND}"
         else:
@@ -222,6 +244,12 @@ def _refuse_changes(composer: Composer, record: SweepRecord, added: Sequence[str
         raise ConfigError(key, override.input_line.partition("=")[2] if override.input_line else "", problem, remedy)
 
 
-def _may_have_values(override: str) -> bool:
-    _, _, value = override.partition("=")
-    return any(word in value for word in (",", "choice(", "range(", "interval(", "glob(")) and value[:1] not in "[{'\""
+def _may_have_values(override: str, record: SweepRecord) -> bool:
+    key, _, value = override.partition("=")
+    if value[:1] in "[{'\"":
+        return False
+    if any(word in value for word in ("choice(", "range(", "interval(", "glob(")):
+        return True
+    key = key.lstrip("+")
+    is_list = TAKES_COMMAS.fullmatch(key) is not None and key not in {name.lstrip("+") for name in record.space}
+    return "," in value and not is_list

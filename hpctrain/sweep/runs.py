@@ -16,6 +16,7 @@ from hpctrain.config.run_config import RunConfig
 from hpctrain.config.stored import load_run
 from hpctrain.errors import ConfigError
 from hpctrain.launch.existing_run import stored_values
+from hpctrain.results.varied_keys import value_text
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import varied_text
 from hpctrain.sweep.progress import with_progress
@@ -94,7 +95,7 @@ def _identity(values: Mapping[str, Any], names: Collection[str]) -> str:
 def _differences(first: Mapping[str, Any], values: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
     """What decides the weights and differs from the sweep's first run, beyond what this command varies."""
     keys = sorted(key for key in first.keys() | values.keys() if decides_the_weights(key) and not _covered(key, names))
-    return {key: str(values.get(key)) for key in keys if first.get(key) != values.get(key)}
+    return {key: value_text(values.get(key)) for key in keys if first.get(key) != values.get(key)}
 
 
 def _run(home: RunDirectory, number: int) -> RunDirectory:

@@ -15,7 +15,7 @@ from hpctrain.config.cluster import Slurm
 from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode
 from hpctrain.launch.existing_run import nothing_left
-from hpctrain.launch.launch_code import LaunchCode, SweepCode, checked_in_code_of
+from hpctrain.launch.launch_code import LaunchCode, SweepCode, importing_code_of
 from hpctrain.launch.launcher import launch_here, print_plan
 from hpctrain.launch.prepare import RunPlan, plan, prepare
 from hpctrain.launch.run_dir import undone_on_error
@@ -26,12 +26,13 @@ from hpctrain.phrases import counted, listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import manifest, varied_text
+from hpctrain.run.reason import Reason
 from hpctrain.search.record import SweepRecord, sweep_is_over
 from hpctrain.status.before_launch import statuses_before_launch
 from hpctrain.status.follow import wait_for
 from hpctrain.status.state import RunState
 from hpctrain.streams import print_warning
-from hpctrain.sweep.found_runs import ASKING
+from hpctrain.sweep.found_runs import SEARCH_KINDS
 from hpctrain.sweep.progress import with_progress
 from hpctrain.sweep.runs import SweepRun
 
@@ -65,7 +66,7 @@ class Sweep:
 
     def __post_init__(self) -> None:
         """Take the code once, though a sweeper may launch many batches."""
-        asks = self.record is not None and self.record.kind in ASKING
+        asks = self.record is not None and self.record.kind in SEARCH_KINDS
         # runs of a search are compared with each other, so they have the same code
         code = SweepCode(self.home) if asks else LaunchCode(self.home, now=self.code_now)
         object.__setattr__(self, "code", code)
@@ -99,7 +100,7 @@ class Sweep:
             print_warning(warning if len(names) == len(runs) else f"{listed(names)}: {warning}")
 
     def _warnings(self, run: SweepRun) -> list[str]:
-        with checked_in_code_of(run.config.run_dir, now=self.code_now):
+        with importing_code_of(run.config.run_dir, now=self.code_now):
             return warnings_of(run.config)
 
     def _launch(self, runs: Sequence[SweepRun]) -> list[int]:
@@ -133,19 +134,27 @@ class Sweep:
         with self.prepared(runs, runs[0].config.mode) as plans:
             pass
         codes: list[int] = []
+        late = 0
         for number, (run, prepared) in enumerate(zip(runs, plans, strict=True), 1):
-            if not Ledger(run.directory).last_claim() and sweep_is_over(run.directory, time.time()):
-                waiting = counted(len(runs) - number + 1, "run")
-                print(f"the time of the sweep is over (sweep.time_limit_min): {waiting} not started", file=sys.stderr)
-                break
+            if _is_new(run) and sweep_is_over(run.directory, time.time()):
+                codes.append(ExitCode.INTERRUPTED)
+                late += 1
+                continue
             print(f"run {number} of {len(runs)}: {run.heading}")
             codes.append(launch_here(prepared))
-            if codes[-1] == ExitCode.INTERRUPTED:
-                if left := len(runs) - number:
-                    resume = f"python -m hpctrain resume {self.home.as_typed}"
-                    print(f"stopped; {counted(left, 'run')} not started; to resume: {resume}", file=sys.stderr)
-                break
-        return codes + [ExitCode.INTERRUPTED] * (len(runs) - len(codes))
+            if codes[-1] == ExitCode.INTERRUPTED and not _has_paused(run):
+                new = sum(map(_is_new, runs))
+                left = f"; {counted(new, 'run')} not started" if new else ""
+                print(f"stopped{left}; to resume: {self._resume}", file=sys.stderr)
+                return codes + [ExitCode.INTERRUPTED] * (len(runs) - len(codes))
+        if late:
+            what = f"the time of the sweep is over (sweep.time_limit_min): {counted(late, 'run')} not started"
+            print(f"{what}; for as much time again: {self._resume}", file=sys.stderr)
+        return codes
+
+    @property
+    def _resume(self) -> str:
+        return f"python -m hpctrain resume {self.home.as_typed}"
 
     @contextlib.contextmanager
     def prepared(self, runs: Sequence[SweepRun], mode: int) -> Iterator[list[RunPlan]]:
@@ -217,6 +226,16 @@ class Sweep:
         return [ExitCode.FINISHED] * len(runs)
 
 
+def _has_paused(run: SweepRun) -> bool:
+    """Whether a run stopped where it was asked to, and not by Ctrl-C."""
+    attempts = Ledger(run.directory).attempts()
+    return bool(attempts) and attempts[-1].reason == Reason.PAUSED
+
+
+def _is_new(run: SweepRun) -> bool:
+    return not Ledger(run.directory).last_claim()
+
+
 def _listing(runs: Sequence[SweepRun], separator: str) -> str:
     """The directories of runs, each with what the sweep varies."""
     lines = [f"{run.directory.path}  {varied_text(run.varied)}".rstrip() for run in runs]
@@ -253,4 +272,4 @@ def require_one_cluster(configs: Sequence[RunConfig]) -> None:
 def _submission(job_ids: Sequence[str]) -> str:
     if len(job_ids) == 1:
         return f"submitted job {job_ids[0]}"
-    return f"submitted array {job_ids[0].partition('_')[0]} of {len(job_ids)} runs"
+    return f"submitted job array {job_ids[0].partition('_')[0]} with {len(job_ids)} runs"

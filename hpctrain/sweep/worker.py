@@ -51,11 +51,11 @@ class Worker:
         home: the folder of the sweep.
         task: its id, the same after a requeue.
         train: trains a run, and returns how that ended.
-        first_runs: new runs that the task may begin; None for no limit.
+        max_new_runs: new runs that the task may begin; None for no limit.
     """
 
     def __init__(
-        self, home: RunDirectory, task: str, train: Callable[[RunPlan], TaskEnd], *, first_runs: int | None
+        self, home: RunDirectory, task: str, train: Callable[[RunPlan], TaskEnd], *, max_new_runs: int | None
     ) -> None:
         self.record: SweepRecord = _record(home)
         self.search: Search = open_search(home, self.record)
@@ -63,7 +63,7 @@ class Worker:
         self._home = home
         self._task = task
         self._train = train
-        self._first_runs = first_runs
+        self._max_new_runs = max_new_runs
 
     def work(self) -> int:
         """Train what the search gives to this task, until nothing is left.
@@ -94,7 +94,7 @@ class Worker:
         if (record := _record(self._home)) != self.record:  # a resume has extended the search meanwhile
             self.record = record
             self.search = open_search(self._home, record)
-        return self.search.ask(self._task, first_runs=self._first_runs)
+        return self.search.ask(self._task, max_new_runs=self._max_new_runs)
 
     def _train_one(self, assignment: Assignment) -> TaskEnd:
         try:
@@ -136,7 +136,7 @@ def work_here(home: RunDirectory) -> int:
         return TaskEnd(code, job_ends=code == ExitCode.INTERRUPTED and reason is not Reason.PAUSED)
 
     task = f"{socket.gethostname()}:{os.getpid()}"
-    code = Worker(home, task, train, first_runs=None).work()
+    code = Worker(home, task, train, max_new_runs=None).work()
     if code == ExitCode.INTERRUPTED:
         print(f"stopped; to resume: python -m hpctrain resume {home.as_typed}", file=sys.stderr)
     return code

@@ -11,6 +11,7 @@ from typing import Any
 
 from hpctrain.config.identity import flat_values
 from hpctrain.config.plain_yaml import read_plain_config
+from hpctrain.config.secret_keys import MAY_BE_SECRET
 from hpctrain.files import read_json_or_empty
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import last_evaluation
@@ -18,7 +19,7 @@ from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import read_varied, varied_text
 from hpctrain.status.metrics import read_metrics
 
-NOT_SENT = ("cluster.env", "cluster.setup", "logger.wandb", "logger.mlflow")
+NOT_SENT = (*MAY_BE_SECRET, "logger.wandb", "logger.mlflow")
 """Keys that stay here, with those below them: variables and commands may be secret, the rest is about the service."""
 NAME_CHARS = 128
 TAIL_BYTES = 64 * 2**10

@@ -38,8 +38,8 @@ q                 quit: the runs continue
 
 In an open run, a shows the attempts or the log, and arrows scroll.
 
-TREND is the recent course of the metric, from its lowest to its highest
-value; ! is NaN or infinite. Files are read every 2 s. SLURM is asked at
+TREND has the newest values of the metric, oldest first: the lowest bar is
+the lowest of them; ! is NaN or infinite. Files are read every 2 s. SLURM is asked at
 most every 10 s, once for all runs. `python -m hpctrain status --help`
 lists the states."""
 _CSS = """
@@ -51,7 +51,7 @@ _CSS = """
 #curve { height: 1fr; margin-top: 1; }
 #below { height: 1fr; margin-top: 1; }
 #log { width: 1fr; border-top: solid $primary; scrollbar-size-vertical: 1; }
-#attempts { width: 1fr; border-top: solid $primary; border-title-align: left; }
+#attempts { width: 1fr; border-top: solid $primary; scrollbar-size-vertical: 1; }
 Question, Text { align: center middle; }
 .box {
     width: 95%; max-width: 84; height: auto; max-height: 96%;
@@ -157,9 +157,7 @@ class TopApp(App[None]):
             return
         title = f"cancel {run.name}"
         if run.status.state.may_change or run.status.state is RunState.UNKNOWN:
-            text = (
-                f"Cancel {run.name}, which is {run.status.state}?\n\nIt saves if the time allows; resume continues it."
-            )
+            text = f"Cancel {run.name}, which is {run.status.state}?\n\nIt saves if the time allows, and r resumes it."
             self._ask_and(text, run.directory, title, cancel_run)
         else:
             self.push_screen(Text(title, f"nothing to cancel: the run is {run.status.described}"))

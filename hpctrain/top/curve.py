@@ -10,7 +10,7 @@ POINTS = 512
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-class Curve:
+class LiveCurve:
     """The values of a metric.
 
     Attributes:

@@ -6,14 +6,14 @@ import re
 from collections import deque
 from pathlib import Path
 
-from hpctrain.files import json_lines
-from hpctrain.phrases import duration, listed, local_time
+from hpctrain.files import describe_os_error, json_lines
+from hpctrain.phrases import counted, duration, listed, local_time
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Attempt
 from hpctrain.status.log import Tail, start_of_last_lines
 from hpctrain.status.metrics import metrics_of
 from hpctrain.terminal import visible
-from hpctrain.top.curve import Curve
+from hpctrain.top.curve import LiveCurve
 from hpctrain.top.growing_file import GrowingFile
 from hpctrain.top.watched_run import WatchedRun
 
@@ -39,7 +39,7 @@ class OpenRun:
 
     def __init__(self, run: WatchedRun) -> None:
         self.run = run
-        self.curves: dict[str, Curve] = {}
+        self.curves: dict[str, LiveCurve] = {}
         self.log_path: Path | None = None
         self.log: deque[str] = deque(maxlen=LOG_LINES)
         self.log_version = 0
@@ -56,8 +56,11 @@ class OpenRun:
         try:
             self._read_log()
         except OSError as error:
-            self.log.append(f"the log can't be read: {error.strerror}")
             self._tail = None
+            note = f"the log can't be read: {describe_os_error(error)}"
+            if not self.log or self.log[-1] != note:
+                self.log.append(note)
+                self.log_version += 1
 
     def _read_curves(self) -> None:
         appended = self._metrics.read()
@@ -65,7 +68,7 @@ class OpenRun:
         curves = {} if appended.anew else dict(self.curves)
         for record in metrics_of(json_lines(appended.lines)):
             for name, value in record.values.items():
-                curves.setdefault(name, Curve()).add(record.step, value)
+                curves.setdefault(name, LiveCurve()).add(record.step, value)
         self.curves = curves
 
     def _read_log(self) -> None:
@@ -75,6 +78,7 @@ class OpenRun:
         if self._tail is None or path != self.log_path:
             self.log_path = path
             self.log.clear()
+            self.log_version += 1
             self._torn = b""
             self._tail = Tail(path, start_of_last_lines(path, LOG_LINES))
         while data := self._tail.read():
@@ -96,7 +100,8 @@ def attempt_lines(attempts: tuple[Attempt, ...]) -> list[str]:
     for attempt in reversed(attempts):
         began = "?" if attempt.start_time is None else local_time(attempt.start_time)
         steps = f"steps {attempt.start_step or 0} to {'?' if attempt.end_step is None else attempt.end_step}"
-        where = f"{attempt.world_size or '?'} on {listed(attempt.nodes, shown=4) or '?'}"
+        ranks = counted(attempt.world_size, "rank") if attempt.world_size else "? ranks"
+        where = f"{ranks} on {listed(attempt.nodes, shown=4) or '?'}"
         job = f", job {attempt.job_id}" if attempt.job_id else ""
         lines.append(f"{attempt.attempt:>3}  {began}  {steps}  {where}{job}")
         lines.append(f"     {_end(attempt)}")

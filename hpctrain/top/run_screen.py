@@ -8,7 +8,7 @@ from typing import ClassVar
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal
+from textual.containers import Horizontal, VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer, RichLog, Static
 
@@ -16,7 +16,7 @@ from hpctrain.phrases import duration, listed
 from hpctrain.run.manifest import varied_text
 from hpctrain.terminal import visible
 from hpctrain.top.columns import PROGRESS, Shown, best_text, number_text
-from hpctrain.top.curve import Curve
+from hpctrain.top.curve import LiveCurve
 from hpctrain.top.open_run import OpenRun, attempt_lines
 from hpctrain.top.plot import plot
 
@@ -56,7 +56,8 @@ class RunScreen(Screen[None]):
         yield Static(id="curve", markup=False)
         with Horizontal(id="below"):
             yield RichLog(id="log", max_lines=500, min_width=1)
-            yield Static(id="attempts", markup=False)
+            with VerticalScroll(id="attempts"):
+                yield Static(id="attempt_lines", markup=False)
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
@@ -78,7 +79,7 @@ class RunScreen(Screen[None]):
         """Show the run as it was at the last look."""
         status = self.opened.run.status
         self.query_one("#about", Static).update("\n".join(map(visible, self._about())))
-        self.query_one("#attempts", Static).update("\n".join(map(visible, attempt_lines(status.attempts))))
+        self.query_one("#attempt_lines", Static).update("\n".join(map(visible, attempt_lines(status.attempts))))
         self._draw_curve()
         self._show_log()
 
@@ -99,14 +100,14 @@ class RunScreen(Screen[None]):
             f"{bar}   {step}{best}{jobs}{f'   on {listed(nodes)}' if nodes else ''}".strip(),
         ]
 
-    def _curves(self) -> dict[str, Curve]:
+    def _curves(self) -> dict[str, LiveCurve]:
         return self.opened.curves or self.opened.run.curves
 
     def _draw_curve(self) -> None:
         names = sorted(self._curves())
         widget = self.query_one("#curve", Static)
         if not names:
-            widget.update("no metric has been logged")
+            widget.update("no metric has been logged yet")
             return
         if self._metric not in names:
             self._metric = names[0]
@@ -137,3 +138,5 @@ class RunScreen(Screen[None]):
         """Change between the log and the attempts."""
         self._shows_attempts = not self._shows_attempts
         self._arrange()
+        # the arrows scroll what has the focus
+        self.query_one("#attempts" if self._shows_attempts else "#log").focus()

@@ -90,26 +90,31 @@ class RunsScreen(Screen[None]):
 
     def _summarise(self, shown: int) -> None:
         runs = self._watch.runs
+        problem = f"the folder can't be read: {self._watch.problem}" if self._watch.problem else ""
         if not runs:
-            self.query_one("#summary", Static).update(f"no runs under {self._watch.root}/ yet; they appear here")
+            text = (
+                f"{self._watch.root}: {problem}"
+                if problem
+                else f"no runs under {self._watch.root}/ yet; they appear here"
+            )
+            self.query_one("#summary", Static).update(text)
             return
         states = Counter(str(run.status.state) for run in runs)
         root = str(self._watch.root)
         # a long path must not hide the states
         root = fitted(root, min(len(root), max(12, self.size.width // 5)), keep_end=True)
-        parts = [f"{root}: {counted(len(runs), 'run')}"]
+        parts = [f"{root}: {counted(len(runs), 'run')}", *filter(None, [problem])]
         parts.append(", ".join(f"{count} {state}" for state, count in states.most_common()))
         if self._words:
             parts.append(f"{shown} match {' '.join(self._words)!r} (Esc shows all)")
         by = _SORTED_BY[self._place]
         if by is not None:
             parts.append(f"by {by.title}")
-        if (asked := self._watch.query.asked_at) is not None:
-            answered = self._watch.query.answered_at
-            if answered is None or answered < asked:
-                parts.append("SLURM doesn't answer")
-            else:
-                parts.append(f"SLURM {duration(time.monotonic() - answered)} ago")
+        query = self._watch.query
+        if query.silent:
+            parts.append("SLURM doesn't answer")
+        elif query.answered_at is not None:
+            parts.append(f"SLURM {duration(time.monotonic() - query.answered_at)} ago")
         self.query_one("#summary", Static).update(fitted("  ·  ".join(parts), max(1, self.size.width - 1)))
 
     def on_run_table_chosen(self) -> None:

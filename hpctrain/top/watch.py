@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from hpctrain.files import describe_os_error
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.job_query import JobQuery
 from hpctrain.status.report import Ask, ask_slurm
@@ -33,6 +34,7 @@ class Watch:
         runs: newest first.
         query: SLURM's answers.
         has_looked: whether all runs have been read once.
+        problem: why runs couldn't be searched for at the last look; empty without a problem.
     """
 
     def __init__(
@@ -46,12 +48,17 @@ class Watch:
         self.query = JobQuery(clock, ask)
         self._clock = clock
         self.has_looked = False
+        self.problem = ""
         self._found_at = float("-inf")
 
     def look(self) -> None:
         """Read what is new of all runs."""
         if self._clock() - self._found_at >= FIND_EVERY_S:
-            self._find()
+            try:
+                self._find()
+                self.problem = ""
+            except OSError as error:
+                self.problem = describe_os_error(error)
             self._found_at = self._clock()
         answers = self.query.answers
         for run in self.runs:

@@ -15,7 +15,7 @@ from hpctrain.status.metrics import LoggedMetrics, metrics_of
 from hpctrain.status.report import Jobs, status_of
 from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunState
-from hpctrain.top.curve import Curve
+from hpctrain.top.curve import LiveCurve
 from hpctrain.top.growing_file import GrowingFile
 
 READ_EVERY_S = 10.0
@@ -45,8 +45,8 @@ class WatchedRun:
     def __init__(self, directory: RunDirectory, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.directory = directory
         self.name = name
-        self.status = RunStatus(name=name, path=directory.path, state=RunState.UNKNOWN, note="it is being read")
-        self.curves: dict[str, Curve] = {}
+        self.status = RunStatus(name=name, path=directory.path, state=RunState.UNKNOWN, note="not read yet")
+        self.curves: dict[str, LiveCurve] = {}
         self.gone = False
         self._clock = clock
         self._metrics = GrowingFile(directory.metrics, clock=clock)
@@ -114,7 +114,7 @@ class WatchedRun:
         for record in metrics_of(json_lines(appended.lines)):
             self._logged = LoggedMetrics(record.step, record.time, {**self._logged.values, **record.values})
             for name, value in record.values.items():
-                self.curves.setdefault(name, Curve()).add(record.step, value)
+                self.curves.setdefault(name, LiveCurve()).add(record.step, value)
         return appended.anew or bool(appended.lines)
 
     def _read(self, jobs: Jobs | None) -> None:

@@ -60,7 +60,7 @@ def test_a_sweep_is_one_array_of_runs_with_directories_of_their_own(
     ids = job_ids(sweep)
     array = ids[0].partition("_")[0]
     assert ids == [f"{array}_0", f"{array}_1", f"{array}_2"]
-    assert f"submitted array {array} of 3 runs" in done.stdout
+    assert f"submitted job array {array} with 3 runs" in done.stdout
     assert sorted(path.name for path in sweep.iterdir()) == ["0", "1", "2", "code", "logs", "sweep.json"]
     configs = [yaml.safe_load((sweep / name / "config.yaml").read_text()) for name in "012"]
     assert [config["optimizer"]["lr"] for config in configs] == [1e-3, 3e-4, 1e-4]
@@ -97,7 +97,7 @@ def test_resources_group_the_arrays_and_each_task_has_a_fate_of_its_own(
     assert [yaml.safe_load((sweep / name / "config.yaml").read_text())["nodes"] for name in "0123"] == [1, 2, 1, 2]
     one, two = ids[0].partition("_")[0], ids[1].partition("_")[0]
     assert ids == [f"{one}_0", f"{two}_0", f"{one}_1", f"{two}_1"]
-    assert f"submitted array {one} of 2 runs\nsubmitted array {two} of 2 runs\n" in done.stdout
+    assert f"submitted job array {one} with 2 runs\nsubmitted job array {two} with 2 runs\n" in done.stdout
     assert [sandbox.job(array)["ArrayTaskThrottle"] for array in (one, two)] == ["1", "1"]
 
     def states() -> list[dict[str, Any]]:
@@ -127,7 +127,7 @@ def test_resume_of_a_sweep_submits_what_is_missing_as_an_array(
     (tmp_path / "own.py").write_text(TASKS.replace("if fails:", "if False:"))
     done = hpctrain("resume", "S", "--code=now", "--retry-failed")
     assert done.returncode == 0, done.stdout + done.stderr
-    (array,) = re.findall(r"^submitted array (\d+) of 2 runs$", done.stdout, re.MULTILINE)
+    (array,) = re.findall(r"^submitted job array (\d+) with 2 runs$", done.stdout, re.MULTILINE)
     assert f"  {tmp_path}/S/0  task.fails=true seed=0\n  {tmp_path}/S/1  task.fails=true seed=1\n" in done.stdout
     assert done.stdout.startswith("S/2: already completed, at step 5\nS/3: already completed, at step 5\n")
     for task in range(2):
@@ -142,7 +142,7 @@ def test_a_sweep_larger_than_an_array_is_several_and_shares_its_limit(
 ) -> None:
     done = hpctrain("-m", *QUICK, "run_dir=S", "cluster.wait=true", "seed=range(0,7)", "cluster.max_parallel_runs=4")
     assert done.returncode == 0, done.stdout + done.stderr
-    submitted = re.findall(r"^submitted array (\d+) of (\d) runs$", done.stdout, re.MULTILINE)
+    submitted = re.findall(r"^submitted job array (\d+) with (\d) runs$", done.stdout, re.MULTILINE)
     assert [count for _, count in submitted] == ["2", "2", "3"]
     assert job_ids(tmp_path / "S") == [f"{array}_{task}" for array, count in submitted for task in range(int(count))]
     assert [sandbox.job(array)["ArrayTaskThrottle"] for array, _ in submitted] == ["1", "1", "2"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -20,7 +21,9 @@ def test_trained_runs(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert main(["compare", "a", "b"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].startswith("equal: every metric that both logged")
+    assert re.fullmatch(
+        r"equal, to the last bit: \d+ metrics at 3 steps and the weights of [12] checkpoints?", lines[-1]
+    )
     assert [line.split()[0] for line in lines if line.count(" at step ") == 2] == ["eval/accuracy"]
     assert main(["compare", "a", "c", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -111,3 +114,16 @@ def test_copy_beside_a_commit(diff, same, tmp_path, monkeypatch, capsys):
     (tmp_path / "runs/a/code.jsonl").write_text(json.dumps(record) + "\n")
     main(["compare", "a", "b"])
     assert ("code: no difference" in capsys.readouterr().out) == same
+
+
+def test_runs_without_anything_in_common(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    _write_run(tmp_path / "runs/a", loss=_lines(1.0), git=CLEAN)
+    _write_run(tmp_path / "runs/b", loss=[], git=CLEAN)
+    assert main(["compare", "a", "b"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[-1] == "nothing to compare: they have no metric and no checkpoint of the same step"
+    (tmp_path / "runs/b/config.yaml").write_text("{")
+    assert main(["compare", "a", "b"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[-1] == "whether they should be equal isn't known: config.yaml of B can't be read"

@@ -7,6 +7,7 @@ from hpctrain.cli import best
 from hpctrain.files import write_json
 from hpctrain.metrics.json_lines import JsonLinesSink
 from hpctrain.report import key_charts, result_table
+from hpctrain.report.run_page import run_page
 from hpctrain.report.sweep_page import sweep_page
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord
@@ -102,6 +103,25 @@ def test_a_search(home, read_page):
     assert "kind random" in page.text
     assert "interval(0.1, 1)" in page.text
     assert "hunter2" not in page.text
+
+
+def test_values_that_may_be_secret_are_hidden(home, read_page):
+    for number, token in enumerate(("hunter1", "hunter2")):
+        run = make_run(home, number, best=0.5 + number / 10)
+        config = yaml.safe_load(run.config.read_text()) | {"cluster": {"kind": "slurm", "env": {"TOKEN": token}}}
+        run.config.write_text(yaml.safe_dump(config))
+        write_json(run.manifest, {"command": "c", "varied": {"cluster.env.TOKEN": token}, "time": 1.0})
+    write_json(home / "sweep.json", {"kind": "grid", "space": {"+cluster.env.TOKEN": "hunter1,hunter2"}})
+    for page in (sweep_page(home, find_runs(home)), run_page(RunDirectory.at(home / "0"))):
+        assert "hunter" not in page
+        assert "cluster.env.TOKEN" in read_page(page).text
+        assert "***" in page
+
+
+def test_a_sweep_of_several_states_says_how_many_runs_completed(home, read_page):
+    make_run(home, 0)
+    make_run(home, 1, lr=0.2, reason=Reason.FAILED)
+    assert "1 of 2 runs completed" in read_page(sweep_page(home, find_runs(home))).text
 
 
 def test_damaged_runs(home, read_page):

@@ -7,7 +7,9 @@ from pathlib import Path
 from hpctrain.run.directory import RunDirectory
 from hpctrain.search.journal import Decision, Event, Journal, read_journal
 
-BEGIN = Decision(event=Event.BEGIN, run=3, task="12_3", attempts=0, time=5.0, drawn={"params": {"optimizer.lr": 0.1}})
+BEGIN = Decision(
+    event=Event.BEGIN, run=3, task="12_3", claims_before=0, time=5.0, drawn={"params": {"optimizer.lr": 0.1}}
+)
 END = Decision(
     event=Event.END, run=3, rung=1, step=30, value=0.0, metric="accuracy", mode="max", reason="paused", time=6.5
 )

@@ -55,7 +55,7 @@ def test_a_task_begins_one_run_and_continues_the_best(tmp_path: Path) -> None:
 def test_one_process_may_begin_all_runs(tmp_path: Path) -> None:
     search = asha(prepared(tmp_path, 9))
     order = []
-    while (assignment := search.ask("here:1", first_runs=None)) is not None:
+    while (assignment := search.ask("here:1", max_new_runs=None)) is not None:
         order.append((assignment.run, assignment.rung))
         train(
             search,
@@ -152,7 +152,7 @@ def test_a_run_with_damaged_records_stops_no_other(tmp_path: Path) -> None:
 def test_a_run_that_failed_on_its_way_to_the_end_is_not_begun_again(tmp_path: Path) -> None:
     search = asha(prepared(tmp_path, 2))
     order = []
-    while len(order) < 9 and (assignment := search.ask("here:1", first_runs=None)) is not None:
+    while len(order) < 9 and (assignment := search.ask("here:1", max_new_runs=None)) is not None:
         order.append((assignment.run, assignment.rung))
         train(search, assignment, assignment.run / 10, reason=Reason.FAILED if assignment.rung else Reason.PAUSED)
     # the better one is trained to its end, then what is left
@@ -162,7 +162,7 @@ def test_a_run_that_failed_on_its_way_to_the_end_is_not_begun_again(tmp_path: Pa
 def test_the_best_run_of_a_small_search_is_trained_to_its_end(tmp_path: Path) -> None:
     search = asha(prepared(tmp_path, 2))
     order = []
-    while (assignment := search.ask("here:1", first_runs=None)) is not None:
+    while (assignment := search.ask("here:1", max_new_runs=None)) is not None:
         order.append((assignment.run, assignment.rung))
         train(
             search, assignment, assignment.run / 10, reason=Reason.COMPLETED if assignment.rung == 2 else Reason.PAUSED

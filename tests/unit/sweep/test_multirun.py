@@ -105,7 +105,9 @@ def test_a_batch_returns_the_best_values_of_the_task_s_metric(launcher, tmp_path
 def test_a_failed_run_of_a_batch_raises_when_it_is_asked_for(launcher):
     failed, finished = launcher.launch([[*SHORT, FAILS], [*SHORT]], initial_job_idx=7)
     assert (failed.status, finished.status) == (JobStatus.FAILED, JobStatus.COMPLETED)
-    with pytest.raises(RunFailedError, match="run 0 ended with exit code 1"):
+    with pytest.raises(
+        RunFailedError, match=r"sweep/0 ended with exit code 1; its log: python -m hpctrain logs \S+sweep/0$"
+    ):
         _ = failed.return_value
 
 
@@ -227,11 +229,11 @@ def test_a_sweeper_that_optimises_learns_the_task_s_metric(halving, tmp_path):
     [
         (
             ["hydra.sweeper.direction=minimize"],
-            "hydra.sweeper.direction=minimize: but higher values of the runs' metric",
+            "hydra.sweeper.direction=minimize: looks for lower values, but higher values of the runs' metric",
         ),
         (
             ["checkpoint.metric=loss"],
-            "hydra.sweeper.direction=maximize: but lower values of the runs' metric are better",
+            "hydra.sweeper.direction=maximize: looks for higher values, but lower values of the runs' metric are",
         ),
         (
             ["hydra.sweeper.direction=[minimize,maximize]"],
@@ -255,7 +257,10 @@ def test_a_sweeper_that_can_t_learn_is_refused_in_one_line(halving, tmp_path, ca
 def test_a_failure_ends_a_sweep_that_asks_for_losses(halving, tmp_path, capsys):
     words = ["--config-dir", halving, "-m", "hydra/sweeper=halving", "run_dir=sweep", *SHORT, FAILS]
     assert main(words) == 1
-    assert "hpctrain: error: the sweep ended: run 0 ended with exit code 1" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert re.search(
+        r"^hpctrain: error: the sweep ended: \S*sweep/0 ended with exit code 1; its log: ", err, re.MULTILINE
+    )
     assert [path.name for path in Path("sweep").iterdir() if path.name.isdecimal()] == ["0"]
 
 
@@ -291,8 +296,8 @@ def test_random_trains_its_runs_and_typed_again_adds_some(tmp_path, capsys):
     words = ["-m", "sweep=random", "run_dir=S", *SHORT, "optimizer=adamw,sgd", "optimizer.lr=0.1,0.01"]
     assert main([*words, "sweep.num_runs=1"]) == 0
     assert main([*words, "sweep.num_runs=9"]) == 0
-    out = capsys.readouterr().out
-    assert "the listed values make only 4 runs, fewer than sweep.num_runs=9\n" in out
+    out, err = capsys.readouterr()
+    assert "the listed values have only 4 combinations: 4 runs, not sweep.num_runs=9\n" in err
     assert "S/0: already completed" in out
     assert numbers(tmp_path / "S") == ["0", "1", "2", "3"]
     assert all(reasons(tmp_path / "S" / number) == ["completed"] for number in "0123")

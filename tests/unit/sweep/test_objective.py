@@ -4,31 +4,46 @@ from omegaconf import OmegaConf
 from hpctrain.errors import ConfigError, RunFailedError
 from hpctrain.run.evaluation import EvaluationRecord
 from hpctrain.run.score import Score
-from hpctrain.sweep.objective import objective, sweeper_mode
+from hpctrain.sweep.objective import Direction, objective, sweeper_direction
 
 
 @pytest.mark.parametrize(
-    ("configuration", "mode"),
+    ("configuration", "found"),
     [
-        ({"direction": "minimize"}, "min"),  # hydra-optuna-sweeper
-        ({"direction": ["maximize"]}, "max"),
-        ({"ax_config": {"experiment": {"minimize": True}}}, "min"),  # hydra-ax-sweeper
-        ({"optim": {"maximize": True}}, "max"),  # hydra-nevergrad-sweeper
-        ({"optim": {"maximize": False}}, "min"),
-        ({"times": 3}, None),
+        ({"direction": "minimize"}, ("direction", "minimize", "maximize", "min")),  # hydra-optuna-sweeper
+        ({"direction": ["maximize"]}, ("direction", "maximize", "minimize", "max")),
+        (
+            {"ax_config": {"experiment": {"minimize": True}}},  # hydra-ax-sweeper
+            ("ax_config.experiment.minimize", "true", "false", "min"),
+        ),
+        ({"optim": {"maximize": True}}, ("optim.maximize", "true", "false", "max")),  # hydra-nevergrad-sweeper
+        ({"optim": {"maximize": False}}, ("optim.maximize", "false", "true", "min")),
     ],
 )
-def test_the_direction_of_known_sweepers(configuration, mode):
-    assert sweeper_mode(OmegaConf.create(configuration)) == mode
+def test_the_direction_of_known_sweepers(configuration, found):
+    key, *rest = found
+    assert sweeper_direction(OmegaConf.create(configuration)) == Direction(f"hydra.sweeper.{key}", *rest)
+
+
+@pytest.mark.parametrize("configuration", [{"times": 3}, {"direction": "sideways"}])
+def test_other_sweepers_have_no_known_direction(configuration):
+    assert sweeper_direction(OmegaConf.create(configuration)) is None
+
+
+MAXIMIZE = Direction("hydra.sweeper.optim.maximize", "true", "false", "max")
+MINIMIZE = Direction("hydra.sweeper.optim.maximize", "false", "true", "min")
 
 
 def test_the_objective_is_the_best_value(directory):
     directory.claim(1).mkdir()
-    with pytest.raises(RunFailedError, match="has no value of the metric that ranks its evaluations; give the task"):
-        objective(directory, 0, "max")
+    with pytest.raises(RunFailedError, match="has no value of the metric by which it is judged; give the task"):
+        objective(directory, 0, MAXIMIZE)
     EvaluationRecord(step=4, best=Score("f1", "max", 0.75), best_step=2).write(directory.claim(1))
-    assert objective(directory, 0, "max") == 0.75
-    with pytest.raises(ConfigError, match="higher values of the runs' metric are better"):
-        objective(directory, 0, "min")
-    with pytest.raises(RunFailedError, match="ended with exit code 4"):
-        objective(directory, 4, "max")
+    assert objective(directory, 0, MAXIMIZE) == 0.75
+    refused = (
+        "optim.maximize=false: looks for lower values, but higher values of the runs' metric are better; set it to"
+    )
+    with pytest.raises(ConfigError, match=refused):
+        objective(directory, 0, MINIMIZE)
+    with pytest.raises(RunFailedError, match="ended with exit code 4; its log: python -m hpctrain logs "):
+        objective(directory, 4, MAXIMIZE)

@@ -29,7 +29,7 @@ def test_a_search_with_failed_runs_did_not_finish(tmp_path: Path, capsys: pytest
         reduction_factor=3,
     )
     search = open_search(home, record)
-    while (assignment := search.ask("here:1", first_runs=None)) is not None:
+    while (assignment := search.ask("here:1", max_new_runs=None)) is not None:
         train(search, assignment, 0.5, reason=Reason.FAILED)
     template: Any = None  # nothing is submitted
     assert resume_search(home, record, template) == ExitCode.FAILED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hpctrain.cli import main
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.search.record import SweepRecord
+from hpctrain.sweep.resume_sweep import needs_record
 
 pytestmark = pytest.mark.usefixtures("as_before")
 
@@ -115,6 +117,49 @@ def test_the_rungs_of_a_search_are_kept(drawn, capsys, typed):
     drawn.sweep.write_bytes(before)
 
 
+@pytest.mark.parametrize(
+    ("space", "typed"),
+    [
+        ("choice(0.1,0.2)", "choice(0.1,0.3)"),
+        ("tag(log,interval(1e-4,0.1))", "interval(1e-4,0.1)"),
+        ("0.1,0.2", "interval(0.1,0.2)"),
+    ],
+)
+def test_optuna_continues_with_other_bounds_alone(drawn, capsys, space, typed):
+    before = drawn.sweep.read_bytes()
+    record = replace(
+        SweepRecord.read(drawn), kind="optuna", sampler="tpe", startup_runs=2, space={"optimizer.lr": space}
+    )
+    record.write(drawn, 0o750)
+    assert main(["resume", "sweep", "sweep.num_runs=4", f"optimizer.lr={typed}"]) == 2
+    refused = (
+        f"optimizer.lr={typed}: can't continue {space}: Optuna takes other bounds of an interval, and nothing else"
+    )
+    assert refused in capsys.readouterr().err
+    assert SweepRecord.read(drawn) == record
+    drawn.sweep.write_bytes(before)
+
+
+def test_a_list_that_slurm_takes_is_one_value(drawn, capsys):
+    assert main(["resume", "sweep", "sweep.num_runs=3", "cluster.exclude=n1,n2"]) == 2
+    assert "cluster.exclude=n1,n2: would change the existing runs; name the" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("space", "typed", "needed"),
+    [
+        ({}, "cluster.exclude=n1,n2", False),
+        ({"cluster.partition": "low,high"}, "cluster.partition=low,debug", True),
+        ({}, "cluster.partition=choice(low,high)", True),
+        ({}, "optimizer.lr=0.1,0.2", True),
+        ({}, "optimizer.betas=[0.9,0.99]", False),
+    ],
+)
+def test_what_a_grid_takes_for_values(drawn, space, typed, needed):
+    record = replace(SweepRecord.read(drawn), kind="grid", space=space)
+    assert needs_record(record, [typed]) is needed
+
+
 def test_a_sweep_is_resumed_alone(drawn, capsys, tmp_path):
     (tmp_path / "other").mkdir()
     assert main(["resume", "sweep", "other", "sweep.num_runs=3"]) == 2
@@ -129,7 +174,22 @@ def test_a_single_value_is_refused(drawn, capsys):
 def test_no_run_begins_after_the_time_of_the_sweep_and_resume_renews_it(capfd):
     drawn = ["sweep=random", "sweep.num_runs=2", "sweep.time_limit_min=1e-6", "optimizer.lr=1e-3,1e-2", "run_dir=S"]
     assert main(["-m", *TINY, *drawn]) == 4
-    assert "the time of the sweep is over (sweep.time_limit_min): 2 runs not started" in capfd.readouterr().err
+    over = "the time of the sweep is over (sweep.time_limit_min): 2 runs not started; for as much time again: python"
+    assert over in capfd.readouterr().err
     assert not list(Path("S").glob("*/attempts.jsonl"))
     assert main(["resume", "S", "sweep.time_limit_min=60"]) == 0
     assert len(list(Path("S").glob("*/attempts.jsonl"))) == 2
+
+
+def test_a_run_that_began_continues_after_the_time_of_the_sweep(capfd):
+    words = ["optimizer.lr=1e-3,1e-2,1e-1", "run_dir=S", "trainer.max_steps=2"]
+    assert main(["-m", *TINY, *words, "trainer.pause_at_step=1", "trainer.eval_every_steps=1"]) == 4
+    shutil.rmtree("S/0/attempts")
+    Path("S/0/attempts.jsonl").unlink()
+    home = RunDirectory.at("S")
+    replace(SweepRecord.read(home), deadline=1.0, time_limit_min=1.0).write(home, 0o750)
+    capfd.readouterr()
+    assert main(["resume", "S/0", "S/1", "S/2", "trainer.pause_at_step=null"]) == 4
+    assert "(sweep.time_limit_min): 1 run not started" in capfd.readouterr().err
+    ends = [[str(one.reason) for one in Ledger(RunDirectory.at(f"S/{number}")).attempts()] for number in range(3)]
+    assert ends == [[], ["paused", "completed"], ["paused", "completed"]]

@@ -78,7 +78,7 @@ def test_a_sweep_larger_than_an_array_is_several(small_arrays, capsys):
     assert arrays_in(small_arrays) == ["0-1%2", "0-1%1"]
     assert [jobs_of(f"S/{n}") for n in range(5)] == [["1"], ["2_0"], ["2_1"], ["3_0"], ["3_1"]]
     out = capsys.readouterr().out
-    assert out.startswith("submitted job 1\nsubmitted array 2 of 2 runs\nsubmitted array 3 of 2 runs\n")
+    assert out.startswith("submitted job 1\nsubmitted job array 2 with 2 runs\nsubmitted job array 3 with 2 runs\n")
     assert small_arrays.num_config_questions == 1
 
 
@@ -131,7 +131,7 @@ def test_the_tasks_of_a_search_are_several_arrays(small_arrays, capsys):
     assert multirun(*SEARCH, "optimizer.lr=interval(1e-4,1e-1)", "cluster.max_parallel_runs=3") == 0
     assert jobs_of("S") == ["1", "2_0", "2_1", "3_0", "3_1"]
     assert (
-        "submitted array 3 of 2 tasks; each takes the next run of the search when it starts\n"
+        "submitted job array 3 with 2 tasks; each takes the next run of the search when it starts\n"
         in capsys.readouterr().out
     )
 

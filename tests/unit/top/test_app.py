@@ -126,6 +126,32 @@ def test_it_shows_sorts_filters_and_opens(make_run, tmp_path):
     asyncio.run(use())
 
 
+def test_many_attempts_scroll_and_a_log_that_turns_unreadable_says_so(make_run, tmp_path):
+    run = make_run("a", reason=Reason.PREEMPTED)
+    ledger = Ledger(run)
+    for number in range(2, 40):
+        ledger.claim()
+        ledger.start(number, job_id="7", nodes=["n1"], world_size=2, step=number)
+        ledger.end(number, reason=Reason.PREEMPTED, step=number + 1)
+
+    async def use():
+        async with opened(tmp_path / "runs", (80, 24)) as (app, pilot):
+            await pilot.press("enter")
+            await until(pilot, lambda: isinstance(app.screen, RunScreen) and "the log of a" in "\n".join(lines(app)))
+            await pilot.press("a")
+            await until(pilot, lambda: "2 ranks on n1" in "\n".join(lines(app)))
+            await pilot.press("end")
+            await until(pilot, lambda: "1 rank on n1" in "\n".join(lines(app)))
+            await pilot.press("a")
+            opened_run = app.screen.opened
+            opened_run._tail.read = lambda: (_ for _ in ()).throw(OSError(5, "Input/output error"))
+            opened_run.look()
+            app.screen.show_run()
+            await until(pilot, lambda: "the log can't be read" in "\n".join(lines(app)))
+
+    asyncio.run(use())
+
+
 @pytest.mark.parametrize("size", [(80, 24), (200, 60), (30, 8)])
 def test_every_line_fits(make_run, tmp_path, size):
     make_run("a-name-that-is-long/2026-01-31_12-00-00", reason=Reason.FAILED, detail="why " * 50)

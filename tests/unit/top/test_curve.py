@@ -3,12 +3,12 @@ from __future__ import annotations
 import itertools
 import math
 
-from hpctrain.top.curve import POINTS, Curve, sparkline
+from hpctrain.top.curve import POINTS, LiveCurve, sparkline
 from hpctrain.top.plot import plot
 
 
 def test_a_curve_stays_small_and_keeps_its_newest_point():
-    curve = Curve()
+    curve = LiveCurve()
     for step in range(20_000):
         curve.add(step, float(step))
         assert curve.points()[-1] == (step, step)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -125,7 +126,7 @@ def test_a_silent_controller_leaves_the_last_answer(watch, make_run, slurm, cloc
     assert watch.ask(pytest.fail)
     watch.look()
     assert watch.runs[0].status.state is RunState.RUNNING
-    assert watch.query.answered_at < watch.query.asked_at
+    assert watch.query.silent
 
 
 def test_without_slurm_the_records_decide(tmp_path, make_run, clock):
@@ -201,3 +202,34 @@ def test_an_unchanged_run_is_not_read_again(watch, make_run, slurm, clock):
     clock.advance(1)
     watch.look()
     assert run.status is before
+
+
+def test_while_slurm_is_asked_its_last_answer_counts(watch, make_run, slurm, clock):
+    make_run("a")
+    slurm.queue(j12={"State": "RUNNING"})
+    watch.look()
+    watch.ask(pytest.fail)
+    clock.advance(ASK_EVERY_S)
+    silent = []
+    answer = watch.query._ask
+    watch.query._ask = lambda job_ids, warn: silent.append(watch.query.silent) or answer(job_ids, warn)
+    assert watch.ask(pytest.fail)
+    assert (silent, watch.query.silent) == ([False], False)
+
+
+def test_a_folder_that_can_not_be_read_keeps_its_runs(watch, make_run, clock, monkeypatch):
+    make_run("a")
+    watch.look()
+
+    def refuse(root):
+        raise PermissionError(errno.EACCES, "Permission denied", str(root))
+
+    clock.advance(FIND_EVERY_S)
+    with monkeypatch.context() as patched:
+        patched.setattr("hpctrain.top.watch.find_runs", refuse)
+        watch.look()
+    assert "Permission denied" in watch.problem
+    assert [run.name for run in watch.runs] == ["a"]
+    clock.advance(FIND_EVERY_S)
+    watch.look()
+    assert watch.problem == ""
