@@ -129,8 +129,8 @@ def work_here(home: RunDirectory) -> int:
     """
 
     def train(plan: RunPlan) -> TaskEnd:
-        # a pause needs no advice: the search continues the run itself, if it is among the best
-        code = launch_here(plan, quiet=[Reason.PAUSED])
+        # advice on one run would mislead: the search continues it, at once or when it is resumed
+        code = launch_here(plan, quiet=[Reason.PAUSED, Reason.INTERRUPTED])
         reason = next((attempt.reason for attempt in reversed(Ledger(plan.directory).attempts())), None)
         # Ctrl-C has the same exit code as a pause, and is meant for the whole search
         return TaskEnd(code, job_ends=code == ExitCode.INTERRUPTED and reason is not Reason.PAUSED)

@@ -226,6 +226,32 @@ def test_the_winner_is_that_of_a_straight_sweep(
     assert not orphans(tmp_path / "struck")
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+def test_runs_of_two_nodes_in_one_job_after_another(sandbox: SlurmSandbox, hpctrain: Hpctrain, tmp_path: Path) -> None:
+    """Jobs of two ranks train several runs each; they are preempted, requeued, and end at their time limit."""
+    words = ["nodes=2", "sweep=asha", "sweep.min_steps=100", "sweep.num_runs=4", "trainer.max_steps=900", SPACE]
+    words += ["cluster.max_parallel_runs=1", "checkpoint.every_steps=50", "trainer.eval_every_steps=50", *PATIENT]
+    hpctrain("-m", *QUICK, *words, "run_dir=straight")
+    until_no_task(sandbox)
+    hpctrain("-m", *QUICK, *words, "cluster.time_limit_min=1", "cluster.signal_delay_s=20", "run_dir=struck")
+    again = (3, lambda task: sandbox.ask("scontrol", "requeue", task))
+    strikes = Strikes(
+        sandbox, tmp_path / "struck", {"requeue": 1, "preempt": 1, "rank": 1}, pause_s=6, most=8, own=again
+    )
+    until_no_task(sandbox, strikes.strike, timeout=600)
+    print(strikes)
+    assert "the search is complete" in hpctrain("resume", "struck").stdout
+    begins = [one for one in read_journal(RunDirectory.at(tmp_path / "struck")) if one.event is Event.BEGIN]
+    assert max(Counter(one.task for one in begins).values()) > 1, "a job that trains several runs"
+    attempts = [Ledger(RunDirectory.at(tmp_path / "struck" / str(run))).attempts() for run in range(4)]
+    assert {one.world_size for each in attempts for one in each} == {2}
+    print([[f"{one.reason} at {one.end_step}" for one in each] for each in attempts])
+    for run in range(4):
+        assert "equal, to the last bit: " in hpctrain("compare", f"straight/{run}", f"struck/{run}").stdout
+    assert not orphans(tmp_path / "struck")
+
+
 class Strikes:
     """Interrupts the tasks of a sweep one after another: preempted by another job, requeued, a process killed.
 
