@@ -98,7 +98,7 @@ def test_a_small_search_of_asha(sandbox: SlurmSandbox, hpctrain: Hpctrain, tmp_p
     done = hpctrain(
         "-m", *QUICK, "sweep=asha", "sweep.min_steps=5", "sweep.num_runs=6", "trainer.max_steps=20", SPACE, "run_dir=S"
     )
-    assert "of 6 tasks; each takes the next run of the search when it starts" in done.stdout
+    assert "with 6 tasks; each takes the next run of the search when it starts" in done.stdout
     until_no_task(sandbox)
     require_accounted(tmp_path / "S", 6, max_steps=20, rungs=[5, 15])
     states = {run["path"].rpartition("/")[2]: run for run in json.loads(hpctrain("status", "S", "--json").stdout)}
@@ -108,7 +108,7 @@ def test_a_small_search_of_asha(sandbox: SlurmSandbox, hpctrain: Hpctrain, tmp_p
     # extended: the added runs alone begin, with the code of the others, and whoever is among the best now goes on
     (tmp_path / "own.py").write_text("changed = True")
     done = hpctrain("resume", "S", "sweep.num_runs=9")
-    assert "of 3 tasks" in done.stdout, done.stdout
+    assert "with 3 tasks" in done.stdout, done.stdout
     until_no_task(sandbox)
     require_accounted(tmp_path / "S", 9, max_steps=20, rungs=[5, 15])
     codes = {current_code(RunDirectory.at(tmp_path / "S" / str(run))).digest for run in range(9)}
