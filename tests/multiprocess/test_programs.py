@@ -36,4 +36,5 @@ def test_interrupted_and_straight_are_equal(name, world_size, tmp_path, variable
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "exact: interrupted after steps " in done.stdout
+    # a short program may end before a second interruption
+    assert "exact: interrupted after step" in done.stdout

@@ -35,7 +35,7 @@ while step < steps:
     (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
     optimizer.step()
     step += 1
-    print("step", step, flush=True)
+    print(f"step {step}\n", end="", flush=True)  # one write: two processes have the same log
     if reports:
         session.step(step)
     time.sleep(float(pace.read_text()))
