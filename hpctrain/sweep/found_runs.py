@@ -64,8 +64,9 @@ def find_runs(composer: Composer, record: SweepRecord, parsed: Sequence[Override
     space = {key: distribution_of(override) for key, override in last.items() if override.is_sweep_override()}
     for key, override in last.items():
         if isinstance(override.value(), IntervalSweep) and space[key].size == 2:
-            typed = value_as_typed(override)
-            print_warning(f"{key}={typed} draws {' or '.join(space[key].all())}; for the numbers between them, add .0")
+            low, high = space[key].all()
+            problem = f"{key}={value_as_typed(override)} draws {low} or {high}"
+            print_warning(f"{problem}; for the numbers between them, write interval({low}.0,{high}.0)")
     if record.kind == "optuna":
         samples = [sweep_run(composer, [*fixed, *values], fixed_keys) for values in _samples(space)]
         _refuse_config(record.kind, samples[0].config)

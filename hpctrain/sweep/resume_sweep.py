@@ -216,7 +216,7 @@ def _require_same_kinds(record: SweepRecord, wanted: SweepRecord) -> None:
     """Refuse what Optuna refuses for each further run: of what a key is drawn from, only bounds may change."""
     before, after = distributions_of(record), distributions_of(wanted)
     for key, distribution in after.items():
-        if not _differs_in_bounds_alone(before[key], distribution):
+        if key in before and not _differs_in_bounds_alone(before[key], distribution):
             problem = f"can't continue {record.space[key]}: Optuna takes other bounds of an interval, and nothing else"
             raise ConfigError(key, wanted.space[key], problem, NEW_COMMAND)
 

@@ -38,10 +38,10 @@ q                 quit: the runs continue
 
 In an open run, a shows the attempts or the log, and arrows scroll.
 
-TREND has the newest values of the metric, oldest first: the lowest bar is
-the lowest of them; ! is NaN or infinite. Files are read every 2 s. SLURM is asked at
-most every 10 s, once for all runs. `python -m hpctrain status --help`
-lists the states."""
+TREND has the newest values of the metric, oldest first; its lowest bar is
+the lowest of them; ! is NaN or infinite. Files are read every 2 s. SLURM
+is asked at most every 10 s, once for all runs. `python -m hpctrain status
+--help` lists the states."""
 _CSS = """
 #summary { height: 1; text-style: bold; }
 #runs { height: 1fr; }

@@ -309,6 +309,13 @@ def test_random_trains_its_runs_and_typed_again_adds_some(tmp_path, capsys):
     assert "already has a sweep=random with sweep.seed=0; choose another run_dir, or continue the one" in err
 
 
+def test_an_interval_of_two_whole_numbers_is_probably_a_mistake(capsys):
+    words = ["-m", "sweep=random", "sweep.num_runs=1", "model.dropout=interval(0,1)", "cluster.dry_run=true"]
+    assert main(words) == 0
+    text = "model.dropout=interval(0,1) draws 0 or 1; for the numbers between them, write interval(0.0,1.0)\n"
+    assert text in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
