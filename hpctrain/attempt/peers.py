@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 
+from hpctrain.attempt.gpu_errors import GPU_FAULT, GPU_MEMORY, KERNEL_FAULT
+
 TIMED_OUT = re.compile(
     r"Timed out waiting \d+ ?ms|Timeout waiting for key|timed out after|wait timeout after|caused pair closure"
     r"|monitoredBarrier|collective operation timeout|before timing out",
@@ -16,18 +18,17 @@ PEER_LOST = re.compile(
     r"|recvValue failed|sendBytes failed|DistNetworkError|DistStoreError|Socket closed"
     # from one of gloo's sockets; "[enforce fail at ...]" means sizes that differ among ranks: the task's own mistake
     r"|\[\S*/gloo/transport/\S+:\d+\] |Gloo connectFullMesh failed"
-    # "invalid" errors of NCCL are mistakes in the task or the configuration, and recur in every attempt
-    r"|NCCL error( in: [^,\n]*,| \d+:|:)(?! invalid (usage|argument))"
+    # "invalid" errors of NCCL are mistakes in the task or the configuration, and recur in every attempt; so do those
+    # whose further lines name this rank's own GPU memory or code
+    rf"|NCCL error( in: [^,\n]*,| \d+:|:)"
+    rf"(?! invalid (usage|argument)|[\s\S]*({GPU_MEMORY.pattern}|{KERNEL_FAULT.pattern}))"
     r"|unhandled system error|remote process exit(ed|ing)|unexpected exit of a remote peer"
     r"|NCCL communicator was aborted|NCCL operations have failed or timed out|NCCL timeout in"
     r"|retrieving ncclUniqueId from",
     re.IGNORECASE,
 )
 """Messages of the same backends when another rank has died. A backend's name isn't enough: usage errors have it too."""
-MACHINE = re.compile(
-    r"DataLoader worker \(pid.*(is killed by signal|exited unexpectedly)"
-    r"|CUDA error: .*(uncorrectable|ECC|NVLink|hardware stack|fallen off the bus)"
-)
+MACHINE = re.compile(rf"DataLoader worker \(pid.*(is killed by signal|exited unexpectedly)|{GPU_FAULT.pattern}")
 """torch's messages about DataLoader workers that the system killed, such as for their memory, or about a broken GPU."""
 
 _WAITING = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/hpctrain/distributed/")

@@ -16,7 +16,7 @@ SHELL_CODES = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, s
 DEADLINE = "deadline"
 """The cause that a session reports if it stops because the job's time is nearly over."""
 _OF_BACKEND = ("DistBackendError", "DistError", "DistNetworkError", "DistStoreError")
-_OF_TORCH = ("RuntimeError", *_OF_BACKEND)
+_OF_TORCH = ("RuntimeError", "AcceleratorError", *_OF_BACKEND)
 """Types of torch's errors about other ranks; other types with the same text are the program's own."""
 _BACKEND = re.compile(
     r"\bgloo\b|NCCL|TCPStore|c10d|c10::Dist|process ?group|Dist(Backend|Network|Store)Error|monitoredBarrier"

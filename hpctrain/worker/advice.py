@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 
+from hpctrain.attempt.gpu_errors import GPU_MEMORY
 from hpctrain.attempt.out_of_memory import memory_advice
+from hpctrain.config.checks import uses_cuda_graphs
 from hpctrain.config.root import Config
 from hpctrain.errors import error_text
 from hpctrain.phrases import either
 
 UNUSED_PARAMETERS = "parameters that were not used in producing loss"
 """In DDP's error at the second forward pass, when parameters had no gradient in the first."""
-GPU_MEMORY = re.compile(r"(CUDA|HIP) out of memory|(CUDA|HIP) error: out of memory")
 HOST_MEMORY = re.compile(
     r"^(_Array)?MemoryError\b|DefaultCPUAllocator: (can't|not enough)|std::bad_alloc|Cannot allocate memory"
 )
@@ -76,7 +77,10 @@ def _smaller(config: Config, world_size: int) -> list[str]:
     trainer, found = config.trainer, []
     size = trainer.micro_batch_size or trainer.global_batch_size // world_size
     if size > 1:
-        found.append(f"set trainer.micro_batch_size below {size} (`python -m hpctrain fit-batch` finds the largest)")
+        # a smaller micro-batch means accumulation, which CUDA graphs rule out
+        also = "trainer.compile_mode=default and " if uses_cuda_graphs(config) else ""
+        fit = "(`python -m hpctrain fit-batch` finds the largest)"
+        found.append(f"set {also}trainer.micro_batch_size below {size} {fit}")
     if not trainer.activation_checkpointing:
         found.append("set trainer.activation_checkpointing")
     if config.precision.kind in ("fp32", "tf32"):

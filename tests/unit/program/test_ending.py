@@ -12,6 +12,11 @@ TRACEBACK = "Traceback (most recent call last):\n  File x\n{}\n"
 CLOSED = TRACEBACK.format("RuntimeError: [/p/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:9")
 LOST_WORKER = TRACEBACK.format("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.")
 BAD = TRACEBACK.format("ValueError: bad")
+NCCL_ON_GPU = (
+    "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93, "
+    "unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.3\nncclUnhandledCudaError: Call to "
+    "CUDA function failed.\nLast error:\n"
+)
 WATCHDOG = (
     "terminate called after throwing an instance of 'c10::DistBackendError'\n"
     "  what():  [PG ID 0] Process group watchdog thread terminated with exception: [Rank 0] Watchdog caught collective "
@@ -97,6 +102,22 @@ def test_the_message_of_a_failure():
         (
             TRACEBACK.format("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed."),
             2,
+            "infrastructure",
+            False,
+        ),
+        (
+            TRACEBACK.format("torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"),
+            1,
+            "infrastructure",
+            False,
+        ),
+        (TRACEBACK.format("torch.AcceleratorError: CUDA error: device-side assert triggered"), 2, "failed", False),
+        (TRACEBACK.format(NCCL_ON_GPU + "Cuda failure 2 'out of memory'"), 2, "failed", False),
+        (TRACEBACK.format(NCCL_ON_GPU + "Cuda failure 214 'uncorrectable ECC error'"), 2, "infrastructure", False),
+        (TRACEBACK.format(NCCL_ON_GPU + "Cuda failure 1 'invalid argument'"), 2, "infrastructure", True),
+        (
+            TRACEBACK.format("RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
+            1,
             "infrastructure",
             False,
         ),

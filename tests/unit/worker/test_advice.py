@@ -11,6 +11,16 @@ CUDA = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.31 GiB is free."
 )
 CPU = "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate"
+ON_GPU = (
+    (
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93, unhandled cuda error (run with "
+        "NCCL_DEBUG=INFO for details), NCCL version 2.27.3\nncclUnhandledCudaError: Call to CUDA function failed.\n"
+        "Last error:\nCuda failure 2 'out of memory'"
+    ),
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+)
+SMALLER = "memory: set trainer.micro_batch_size below 32 (`python -m hpctrain fit-batch` finds the largest)"
 WORKER = "DataLoader worker (pid 812) is killed by signal: Killed. "
 DDP = (
     "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that "
@@ -36,6 +46,16 @@ class OutOfMemoryError(RuntimeError):
             ["trainer.micro_batch_size=8", "trainer.activation_checkpointing=['*']", "precision=bf16"],
             OutOfMemoryError(CUDA),
             f"out of GPU memory: set trainer.micro_batch_size below 8 {FIT}",
+        ),
+        *(
+            (["precision=bf16", "trainer.activation_checkpointing=['*']"], RuntimeError(text), f"out of GPU {SMALLER}")
+            for text in ON_GPU
+        ),
+        # without accumulation, a smaller micro-batch needs another mode of the compiler
+        (
+            ["trainer.compile=true", "trainer.compile_mode=reduce-overhead"],
+            OutOfMemoryError(CUDA),
+            "out of GPU memory: set trainer.compile_mode=default and trainer.micro_batch_size below 32",
         ),
         # a micro-batch of one sample can't be smaller
         (
