@@ -12,7 +12,7 @@ from typing import Any
 
 from hpctrain.cli.arguments import command_parser
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
-from hpctrain.config.resources import count_devices
+from hpctrain.config.visible_gpus import VISIBLE_DEVICES, listed_gpus
 from hpctrain.errors import ClusterEnvironmentError
 
 _EPILOG = """\
@@ -45,12 +45,11 @@ environment variables, and the variables themselves. Nothing is started, and SLU
 
 def _report(variables: Mapping[str, str]) -> dict[str, Any]:
     environment = ClusterEnvironment.from_environment(variables)
-    devices = variables.get("CUDA_VISIBLE_DEVICES")
-    shown = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
+    shown = {name: variables[name] for name in VISIBLE_DEVICES if name in variables}
     return {
         "hostname": socket.gethostname(),
         "is_rank": is_rank(variables),
-        "gpus_visible": None if devices is None else count_devices(devices),
+        "gpus_visible": listed_gpus(variables),
         "environment": {
             item.name: getattr(environment, item.name) for item in fields(environment) if item.name != "variables"
         },

@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.program import ProgramConfig
 from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
+from hpctrain.config.visible_gpus import visible_gpus
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import counted
-
-# a folder per GPU, from the driver: nvidia-smi needs seconds if no process holds a GPU
-NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,23 +37,6 @@ class Resources:
     def world_size(self) -> int:
         """Number of ranks."""
         return self.num_nodes * self.processes_per_node
-
-
-def visible_gpus(environ: Mapping[str, str], devices: Path = NVIDIA_GPUS) -> int:
-    """Count the NVIDIA GPUs that a process may use here, without torch; ranks ask torch, which knows other GPUs too."""
-    listed = environ.get("CUDA_VISIBLE_DEVICES")
-    present = len(list(devices.iterdir())) if devices.is_dir() else 0
-    if listed is None:
-        return present
-    return min(present, count_devices(listed))
-
-
-def count_devices(listed: str) -> int:
-    """Count the GPUs in a value of CUDA_VISIBLE_DEVICES."""
-    names = [name.strip() for name in listed.split(",")]
-    # as CUDA does: an invalid name hides its device and all later ones; SLURM sets NoDevFiles in jobs without GPUs
-    invalid = (name in ("", "NoDevFiles") or name.startswith("-") for name in names)
-    return next((number for number, hides in enumerate(invalid) if hides), len(names))
 
 
 def resources_of(config: RunConfig, environ: Mapping[str, str] = os.environ) -> Resources:

@@ -66,6 +66,16 @@ def test_gpus_are_counted_as_cuda_does(
     assert json.loads(capsys.readouterr().out)["gpus_visible"] == count
 
 
+def test_variables_for_gpus_of_amd(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    listed = {"ROCR_VISIBLE_DEVICES": "GPU-1f,GPU-2a", "HIP_VISIBLE_DEVICES": "1", "OTHER": "0"}
+    environ.update(listed)
+    env.main(["--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["gpus_visible"] == 1
+    del listed["OTHER"]
+    assert report["variables"] == listed
+
+
 def test_a_contradiction_is_exit_code_2(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     environ.update(STEP, WORLD_SIZE="8")
     assert env.main([]) == 2

@@ -1,31 +1,13 @@
 import pytest
 
 from hpctrain.config.compose import Composer
-from hpctrain.config.resources import count_devices, resources_of, visible_gpus
+from hpctrain.config.resources import resources_of
 from hpctrain.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
 def composer():
     return Composer()
-
-
-@pytest.mark.parametrize(
-    ("listed", "count"), [("", 0), ("0", 1), ("2, 3", 2), ("0,-1,1", 1), ("NoDevFiles", 0), ("GPU-1a,GPU-2b,,3", 2)]
-)
-def test_an_invalid_name_hides_its_device_and_all_later_ones(listed, count):
-    assert count_devices(listed) == count
-
-
-def test_gpus_are_those_of_the_driver_that_the_process_may_use(tmp_path):
-    assert visible_gpus({}, tmp_path / "gpus") == 0
-    for number in range(4):
-        (tmp_path / "gpus" / str(number)).mkdir(parents=True)
-    assert visible_gpus({}, tmp_path / "gpus") == 4
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "1,3"}, tmp_path / "gpus") == 2
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,1,2,3,4"}, tmp_path / "gpus") == 4
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,-5,1"}, tmp_path / "gpus") == 1
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, tmp_path / "gpus") == 0
 
 
 @pytest.mark.parametrize(
