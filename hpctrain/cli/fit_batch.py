@@ -16,6 +16,7 @@ from typing import Any
 from hpctrain.cli.arguments import add_overrides, command_parser, number
 from hpctrain.cli.batch_search import BatchSearch, Trial
 from hpctrain.cluster.scrub import scrubbed
+from hpctrain.config.checks import uses_cuda_graphs
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer
 from hpctrain.config.program import split_command
@@ -36,11 +37,11 @@ examples:
   srun --gpus=1 python -m hpctrain fit-batch model=resnet task=image_folder precision=bf16
 
 Each size is tried for three steps of two micro-batches, in a separate process, so that no size inherits the memory of
-the one before. A trial uses the run's precision, optimizer, compiler and activation checkpointing, but only one
-process, without the buffers of communication; the margin leaves memory for those. On a GPU, a size fits if torch's
-allocator can hold it. On a CPU, the memory of the whole process is compared with what the machine and its control
-groups offer, divided by the processes per node; a size that smaller ones predict to need more isn't tried. Nothing is
-written.
+the one before. With trainer.compile_mode=reduce-overhead or max-autotune, a step has one micro-batch, as in the run. A
+trial uses the run's precision, optimizer, compiler and activation checkpointing, but only one process, without the
+buffers of communication; the margin leaves memory for those. On a GPU, a size fits if torch's allocator can hold it. On
+a CPU, the memory of the whole process is compared with what the machine and its control groups offer, divided by the
+processes per node; a size that smaller ones predict to need more isn't tried. Nothing is written.
 
 Exit code 0; 1 if not even one sample fits or the task fails; 2 for overrides that can't work."""
 
@@ -105,9 +106,10 @@ def _search(config: Config, config_path: Path, options: argparse.Namespace) -> i
         "it kept free)\nmicro-batch       peak   samples/s",
         file=progress,
     )
-    # one step takes two micro-batches
     wanted = options.largest or _per_rank(config)
-    largest = min(wanted, max(1, first.get("num_samples", 2) // 2))
+    # a trial's step takes two micro-batches, or one with CUDA graphs
+    per_step = 1 if uses_cuda_graphs(config) else 2
+    largest = min(wanted, max(1, first.get("num_samples", per_step) // per_step))
     search = BatchSearch(limit_bytes=limit, largest=largest, careful=not on_gpu)
     while (size := search.next_size()) is not None:
         trial = search.prediction(size)
@@ -176,8 +178,10 @@ def _per_rank(config: Config) -> int:
 
 def _answer(config: Config, search: BatchSearch) -> dict[str, int | None]:
     per_rank = _per_rank(config)
-    # the micro-batches of a step must be of one size
-    usable = max((size for size in range(1, min(search.fits, per_rank) + 1) if per_rank % size == 0), default=None)
+    # the micro-batches of a step must be of one size; with CUDA graphs there can be only one of them
+    smallest = per_rank if uses_cuda_graphs(config) else 1
+    sizes = range(smallest, min(search.fits, per_rank) + 1)
+    usable = max((size for size in sizes if per_rank % size == 0), default=None)
     tried = (one for one in search.trials if one.fits and one.micro_batch_size <= per_rank)
     rates = {one.micro_batch_size: one.samples_per_s for one in tried if one.samples_per_s}
     best = max(rates.values(), default=0.0)
@@ -189,18 +193,22 @@ def _advice(config: Config, search: BatchSearch, answer: dict[str, int | None]) 
     if not search.fits:
         return "not even one sample fits: see trainer.activation_checkpointing, precision=bf16, or a smaller model"
     per_rank, usable = _per_rank(config), answer["trainer.micro_batch_size"]
-    ranks = counted(resources_of(config).world_size, "rank")
-    given = f"with trainer.global_batch_size={config.trainer.global_batch_size} and {ranks}"
+    world_size = resources_of(config).world_size
+    given = f"with trainer.global_batch_size={config.trainer.global_batch_size} and {counted(world_size, 'rank')}"
     more = ""
     if search.fits == per_rank:
         more = ", a rank's whole share of a step; to go higher, raise trainer.global_batch_size"
     elif search.fits == search.largest:
         more = ", and no larger one was tried (--largest, or the number of samples)"
-    used = usable == (config.trainer.micro_batch_size or per_rank)
-    lines = [
-        f"largest that fits: {search.fits}{more}",
-        f"{given}: trainer.micro_batch_size={usable}{', which the run already uses' if used else ''}",
-    ]
+    lines = [f"largest that fits: {search.fits}{more}"]
+    if usable is None:
+        lines.append(
+            f"{given}: none, since trainer.compile_mode={config.trainer.compile_mode} allows no accumulation; set "
+            f"trainer.global_batch_size={search.fits * world_size} or less, or trainer.compile_mode=default"
+        )
+    else:
+        used = usable == (config.trainer.micro_batch_size or per_rank)
+        lines.append(f"{given}: trainer.micro_batch_size={usable}{', which the run already uses' if used else ''}")
     if answer["worthwhile"] is not None and answer["worthwhile"] < (usable or 0):
         lines.append(f"sizes above {answer['worthwhile']} are less than {1 - WORTHWHILE:.0%} faster")
     return "\n".join(lines)

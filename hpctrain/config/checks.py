@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpctrain.config.cluster import MAX_NODES, Slurm
+from hpctrain.config.gpu_checks import require_gpu_for_each_rank
 from hpctrain.config.main_module import refuse_own_targets, require_own_targets
 from hpctrain.config.named_optimizers import named_optimizers
 from hpctrain.config.optimizer import Handling, handling_of
@@ -84,6 +85,7 @@ def _check_training(config: Config, environ: Mapping[str, str], world_size: int 
     num_ranks = world_size or resources.world_size
     _check_classes_of_the_program(config, num_ranks)
     check_batch(config, num_ranks)
+    require_gpu_for_each_rank(config, resources)
     if resources.gpus_per_node == 0:
         refuse_without_gpu(config, "set cluster.gpus_per_node" if slurm else "run on a machine with a GPU")
     _check_shapes(config)
@@ -129,15 +131,44 @@ def _check_parallel(config: Config, world_size: int | None) -> None:
     if processes > 1:
         problem = f"runs one process with several GPUs, but {processes} processes are requested"
         raise ConfigError("parallel.kind", "data_parallel", problem, remedy)
-    for key in ("compile", "sync_batchnorm"):
-        if getattr(config.trainer, key):
+    for key in ("compile", "sync_batchnorm", "activation_checkpointing"):
+        if value := getattr(config.trainer, key):
             problem = "doesn't work with the threads of parallel=data_parallel"
-            raise ConfigError(f"trainer.{key}", True, problem, remedy)
+            raise ConfigError(f"trainer.{key}", value, problem, remedy)
 
 
 def check_batch(config: Config, world_size: int) -> None:
-    """Refuse a global batch that can't be divided among the ranks; see `check_divisible`."""
+    """Refuse a global batch that can't be divided among the ranks, or whose accumulation the compiler breaks.
+
+    Raises:
+        ConfigError: see `check_divisible`; or a step has several micro-batches, and the compiler uses CUDA graphs.
+    """
     check_divisible(config.trainer.global_batch_size, config.trainer.micro_batch_size, world_size)
+    _check_cuda_graphs(config, world_size)
+
+
+def uses_cuda_graphs(config: Config) -> bool:
+    """Whether the compiler records CUDA graphs on a GPU; such a training can't accumulate gradients.
+
+    The gradients that a graph computes stay in the graph's memory, which its next replay overwrites. Depending on the
+    model, the sum over the micro-batches is wrong, or torch raises an error (pytorch issues 96693 and 169545).
+    """
+    return config.trainer.compile_mode != "default"
+
+
+def _check_cuda_graphs(config: Config, world_size: int) -> None:
+    # also without a GPU, where there are no graphs: a configuration that is tried on a CPU must not fail on a GPU
+    trainer, per_rank = config.trainer, config.trainer.global_batch_size // world_size
+    accumulation = per_rank // (trainer.micro_batch_size or per_rank)
+    if accumulation > 1 and uses_cuda_graphs(config):
+        problem = (
+            f"uses CUDA graphs, which overwrite the gradients of earlier micro-batches, and a step has {accumulation} "
+            "micro-batches"
+        )
+        remedy = (
+            f"set trainer.micro_batch_size={per_rank}, a rank's whole share of a step, or trainer.compile_mode=default"
+        )
+        raise ConfigError("trainer.compile_mode", trainer.compile_mode, problem, remedy)
 
 
 def check_divisible(global_batch_size: int, micro_batch_size: int | None, world_size: int) -> None:

@@ -20,16 +20,18 @@ from typing import Any
 
 import torch
 
+from hpctrain.attempt.gpu_errors import GPU_MEMORY
 from hpctrain.checkpoint.host_memory import available_memory_bytes
 from hpctrain.cluster.cpus import cpu_threads
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.config.checks import refuse_without_gpu
+from hpctrain.config.checks import refuse_without_gpu, uses_cuda_graphs
 from hpctrain.config.named_optimizers import named_optimizers
 from hpctrain.config.root import Config
 from hpctrain.config.stored import load
 from hpctrain.distributed.compiler import spare_compiler
 from hpctrain.distributed.determinism import set_determinism
-from hpctrain.distributed.world import World, choose_devices
+from hpctrain.distributed.devices import choose_devices
+from hpctrain.distributed.world import World
 from hpctrain.errors import HpctrainError
 from hpctrain.metrics.memory import Memory
 from hpctrain.train.parts import Parts
@@ -37,6 +39,7 @@ from hpctrain.train.parts import Parts
 STEPS = 3
 """The first step allocates the optimizer's state, the second has everything in place, the third is timed."""
 OUT_OF_MEMORY = ("can't allocate memory", "cannot allocate memory", "out of memory", "std::bad_alloc")
+"""In the messages of allocators, in lower case; those of libraries on a GPU are in `GPU_MEMORY`."""
 
 
 def main(arguments: list[str]) -> int:
@@ -71,7 +74,7 @@ def _trial(config: Config, size: int) -> dict[str, Any]:
     try:
         found |= _steps(config, world, size)
     except (RuntimeError, MemoryError) as error:
-        if not isinstance(error, MemoryError) and not any(word in str(error).lower() for word in OUT_OF_MEMORY):
+        if not is_out_of_memory(error):
             raise
         found["message"] = str(error).strip().splitlines()[0] if str(error) else "out of memory"
     else:
@@ -80,13 +83,33 @@ def _trial(config: Config, size: int) -> dict[str, Any]:
     return found
 
 
+def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
+    """Whether an error means that the size is too large, on a CPU or a GPU."""
+    text = str(error)
+    if isinstance(error, MemoryError) or GPU_MEMORY.search(text):
+        return True
+    return any(words in text.lower() for words in OUT_OF_MEMORY)
+
+
+def shortened(config: Config, size: int, steps: int) -> Config:
+    """The configuration of a trial: a few steps with this micro-batch size.
+
+    Args:
+        config: of the run.
+        size: samples per forward.
+        steps: how many.
+    """
+    # two micro-batches: during the second forward pass, the gradients of the first take memory as well. With CUDA
+    # graphs one, since such a run can't accumulate: the second would overwrite the gradients of the first.
+    total = size if uses_cuda_graphs(config) else 2 * size
+    trainer = replace(config.trainer, max_steps=steps, max_epochs=None, micro_batch_size=size, global_batch_size=total)
+    return replace(config, trainer=trainer)
+
+
 def _steps(config: Config, world: World, size: int) -> dict[str, Any]:
-    # two micro-batches: during the second forward pass, the gradients of the first take memory as well
     period = math.lcm(*(each.every_steps for each in named_optimizers(config.optimizer)))
-    trainer = replace(
-        config.trainer, max_steps=STEPS * period, max_epochs=None, micro_batch_size=size, global_batch_size=2 * size
-    )
-    parts = Parts(replace(config, trainer=trainer), world)
+    config = shortened(config, size, STEPS * period)
+    parts = Parts(config, world)
     # the most memory is needed once everything is unfrozen, in steps of all turns
     parts.prepare(sys.maxsize)
     samples = parts.plan.num_samples
@@ -97,7 +120,8 @@ def _steps(config: Config, world: World, size: int) -> dict[str, Any]:
             parts.step(step, micro_batches)
             parts.position.step = step + 1
         parts.meter.means()
-    return {"num_samples": samples, "samples_per_s": 2 * size / (time.perf_counter() - begin)}
+    rate = config.trainer.global_batch_size / (time.perf_counter() - begin)
+    return {"num_samples": samples, "samples_per_s": rate}
 
 
 def _limit_bytes(world: World) -> int | None:

@@ -95,6 +95,17 @@ MISTAKES = {
         "trainer.compile=True",
         "parallel=ddp",
     ),
+    "data parallel, recomputed": (
+        [
+            "task=text",
+            "cluster=slurm",
+            "cluster.gpus_per_node=4",
+            "parallel=data_parallel",
+            "trainer.activation_checkpointing=[blocks.*]",
+        ],
+        "trainer.activation_checkpointing=['blocks.*']: doesn't work with the threads",
+        "parallel=ddp",
+    ),
     "an unknown compression": (["parallel.gradient_compression=fp8"], "parallel.gradient_compression=fp8", "bf16"),
     "bf16 gradients on a CPU": (
         ["cluster=slurm", "parallel.gradient_compression=bf16"],
@@ -170,6 +181,11 @@ MISTAKES = {
         ["trainer.compile_mode=max-autotune"],
         "trainer.compile_mode=max-autotune",
         "trainer.compile=true",
+    ),
+    "CUDA graphs that accumulate": (
+        ["trainer.compile=true", "trainer.compile_mode=reduce-overhead", "trainer.micro_batch_size=16"],
+        "trainer.compile_mode=reduce-overhead: uses CUDA graphs",
+        "set trainer.micro_batch_size=64, a rank's whole share of a step, or trainer.compile_mode=default",
     ),
     "clipping to nothing": (["trainer.clip_grad_value=0"], "trainer.clip_grad_value=0", "above 0"),
     "an optimizer with a closure": (
@@ -466,6 +482,11 @@ MISTAKES = {
         ["cluster=slurm", "cluster.gpus_per_node=3", "cluster.gpus_per_process=2"],
         "cluster.gpus_per_process=2",
         "divisor",
+    ),
+    "two ranks for each GPU": (
+        ["cluster=slurm", "cluster.gpus_per_node=2", "cluster.processes_per_node=4", "cluster.gpus_per_process=1"],
+        "cluster.processes_per_node=4",
+        "set it to 2, or add parallel.backend=gloo",
     ),
     "a task without a class": (["task=custom"], "task._target_", "is required"),
     "a class that is no path": (["task=custom", "task._target_=Mine"], "task._target_=Mine", "module.Class"),

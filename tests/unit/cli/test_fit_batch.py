@@ -12,6 +12,7 @@ from hpctrain.cli.fit_batch import _advice, _answer
 from hpctrain.config.compose import Composer
 
 UNIT = Path(__file__).parents[1]
+CUDA_GRAPHS = ("trainer.compile=true", "trainer.compile_mode=max-autotune")
 
 
 @pytest.fixture
@@ -73,6 +74,25 @@ def test_a_size_whose_process_is_killed_does_not_fit(folder, capfd):
                 "largest that fits: 64, and no larger one was tried (--largest, or the number of samples)",
                 "with trainer.global_batch_size=128 and 1 rank: trainer.micro_batch_size=64",
                 "sizes above 16 are less than 5% faster",
+            ],
+        ),
+        (
+            [*CUDA_GRAPHS, "trainer.global_batch_size=96", "cluster.processes_per_node=3"],
+            16,
+            [
+                "largest that fits: 16",
+                (
+                    "with trainer.global_batch_size=96 and 3 ranks: none, since trainer.compile_mode=max-autotune "
+                    "allows no accumulation; set trainer.global_batch_size=48 or less, or trainer.compile_mode=default"
+                ),
+            ],
+        ),
+        (
+            [*CUDA_GRAPHS, "trainer.global_batch_size=16"],
+            16,
+            [
+                "largest that fits: 16, a rank's whole share of a step; to go higher, raise trainer.global_batch_size",
+                "with trainer.global_batch_size=16 and 1 rank: trainer.micro_batch_size=16, which the run already uses",
             ],
         ),
     ],

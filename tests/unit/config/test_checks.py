@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpctrain.config.checks import check, check_divisible, warnings_of
+from hpctrain.config.checks import check, check_batch, check_divisible, warnings_of
 from hpctrain.config.compose import Composer
 from hpctrain.errors import ConfigError
 
@@ -32,6 +32,25 @@ def test_the_ranks_divide_the_global_batch(global_batch_size, micro_batch_size, 
     with pytest.raises(ConfigError) as caught:
         check_divisible(global_batch_size, micro_batch_size, world_size)
     assert str(caught.value) == f"trainer.global_batch_size={global_batch_size}: {message}"
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+def test_cuda_graphs_do_not_accumulate(composer, mode):
+    compiled = ["trainer.compile=true", f"trainer.compile_mode={mode}", "trainer.micro_batch_size=16"]
+    config = composer.compose(["cluster=slurm", "nodes=4", *compiled])
+    check_batch(config, 4)
+    if mode == "default":
+        check_batch(config, 2)
+        return
+    # ranks that torchrun started, fewer than the configuration asks for
+    with pytest.raises(ConfigError) as caught:
+        check_batch(config, 2)
+    assert str(caught.value) == (
+        f"trainer.compile_mode={mode}: uses CUDA graphs, which overwrite the gradients of earlier micro-batches, and a "
+        "step has 2 micro-batches; set trainer.micro_batch_size=32, a rank's whole share of a step, or "
+        "trainer.compile_mode=default"
+    )
+    composer.compose(["cluster=slurm", "nodes=2", *compiled[:2]])
 
 
 def test_ranks_that_already_run_decide_how_many_there_are(composer):

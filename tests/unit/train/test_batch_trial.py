@@ -9,8 +9,10 @@ import pytest
 from fork_server import ForkServer, clean_environment
 from greedy import WORDS
 
+from hpctrain.config.checks import check_batch
 from hpctrain.config.compose import Composer
 from hpctrain.config.stored import to_yaml
+from hpctrain.train.batch_trial import is_out_of_memory, shortened
 
 UNIT = Path(__file__).parents[1]
 PLENTY = 64 << 30
@@ -62,3 +64,35 @@ def test_an_error_of_the_task_ends_the_process(tried):
     done, found = tried("+task.wrong=true")
     assert found is None
     assert "LookupError: the user's own" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [
+        ([], 6),
+        (["trainer.compile=true"], 6),
+        (["trainer.compile=true", "trainer.compile_mode=reduce-overhead"], 3),
+        (["trainer.compile=true", "trainer.compile_mode=max-autotune"], 3),
+    ],
+)
+def test_a_trial_accumulates_if_the_run_can(words, size):
+    trainer = shortened(config := Composer().compose(words), 3, 5).trainer
+    assert (trainer.micro_batch_size, trainer.global_batch_size, trainer.max_steps) == (3, size, 5)
+    check_batch(shortened(config, 3, 5), 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory: you"), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x6 and 5x3)"), False),
+    ],
+)
+def test_messages_that_mean_too_large(error, expected):
+    assert is_out_of_memory(error) == expected
