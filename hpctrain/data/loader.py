@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from collections.abc import Generator, Iterator
+from functools import partial
 from itertools import tee
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch.utils.data import Dataset
 
 from hpctrain.data.bookmark import Bookmarks
 from hpctrain.data.fetch import BatchFetcher, Collate, Request
 from hpctrain.data.keyed_random import IntArray
-from hpctrain.data.micro_batch import MicroBatch, iterate_tensors
+from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.data.order import Order
 from hpctrain.data.plan import BatchPlan
+from hpctrain.data.transfer import Transfer, transferred
 from hpctrain.data.workers import IN_PROCESS, Workers, fetch_batches
 from hpctrain.errors import TaskError
 
@@ -45,7 +45,7 @@ class TrainLoader:
             start.
 
     Attributes:
-        waited_s: seconds that the consumer has waited for micro-batches so far.
+        waited_s: seconds that the consumer has waited for micro-batches so far, with their transfer.
     """
 
     def __init__(
@@ -73,10 +73,21 @@ class TrainLoader:
         self.waited_s = 0.0
 
     def __iter__(self) -> Generator[MicroBatch, None, None]:
-        """Start at `start_step`."""
+        """Start at `start_step`, with batches on the CPU."""
+        return self.micro_batches()
+
+    def micro_batches(self, transfer: Transfer | None = None) -> Generator[MicroBatch, None, None]:
+        """Start at `start_step`.
+
+        Args:
+            transfer: brings the batches to the rank's device; None leaves them on the CPU.
+        """
         assignments, fetching = tee(assign(self._plan, self._order, self._rank, self._start_step))
         batches = fetch_batches(self._fetcher, map(attrgetter("request"), fetching), self._workers)
         marked = self._fetcher.has_bookmarks
+        on_device = transfer is not None
+        if transfer is not None:
+            batches = self._transferred(batches, transfer)
         clock = time.perf_counter
         begin = clock()
         for fetched, (request, num_samples, divisor, is_last) in zip(batches, assignments, strict=False):
@@ -85,10 +96,19 @@ class TrainLoader:
             if marked:
                 assert self._bookmarks is not None
                 batch, marks = fetched
-                # only now: what the workers have fetched in advance isn't trained on yet
+                # only now: what is fetched or copied in advance isn't trained on yet
                 self._bookmarks.add(marks)
-            yield MicroBatch(batch, num_samples, divisor, is_last, request[1])
+            yield MicroBatch(batch, num_samples, divisor, is_last, request[1], on_device)
             begin = clock()
+
+    def _transferred(self, fetched: Iterator[Any], transfer: Transfer) -> Iterator[Any]:
+        # Only loading processes may run ahead: data that this process reads may depend on what a step changes, and a
+        # resume would read it in another state.
+        move = partial(transferred, transfer=transfer, one_early=self._workers.num_workers > 0)
+        if not self._fetcher.has_bookmarks:
+            return move(fetched)
+        early, late = tee(fetched)
+        return zip(move(batch for batch, _ in early), (marks for _, marks in late), strict=False)
 
 
 class Assignment(NamedTuple):
@@ -137,29 +157,3 @@ def _ordered(order: Order, epochs: IntArray, positions: IntArray) -> IntArray:
             f"{positions.shape}: expected one sample index per position"
         )
     return indices
-
-
-def copied_ahead(
-    micro_batches: Generator[MicroBatch, None, None], move: Callable[[Any, torch.device], Any], device: torch.device
-) -> Generator[MicroBatch, None, None]:
-    """Copy micro-batches to the GPU while it computes the previous ones.
-
-    Args:
-        micro_batches: of one rank; closed with the returned generator.
-        move: copies a batch to the device without waiting; called once for each.
-        device: of this rank.
-    """
-    # The copies have their own stream, which never waits; the computing stream waits for the copy. The host, which runs
-    # ahead of the GPU, waits for neither if the batch is in page-locked memory.
-    copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    with closing(micro_batches):
-        for micro_batch in micro_batches:
-            with torch.cuda.stream(copies):
-                batch = move(micro_batch.batch, device)
-            computing = torch.cuda.current_stream(device)
-            computing.wait_stream(copies)
-            for tensor in iterate_tensors(batch):
-                if tensor.is_cuda:
-                    # the allocator must not reuse the copying stream's memory before the computing stream has used it
-                    tensor.record_stream(computing)
-            yield micro_batch._replace(batch=batch, on_device=True)

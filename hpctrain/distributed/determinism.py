@@ -10,7 +10,12 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
+"""What a deterministic run sets unless it is set already.
+
+cuBLAS reads its variable once, when it is initialised. NCCL reads its own when it makes a communicator: by default it
+chooses algorithm and protocol by size, links and version, and each choice adds in another order.
+"""
 GOLDEN = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio: spreads consecutive ranks (SplitMix64, Steele et al. 2014)."""
 
@@ -18,20 +23,24 @@ GOLDEN = 0x9E3779B97F4A7C15
 def set_determinism(on: bool, environ: MutableMapping[str, str] = os.environ) -> None:
     """Allow only deterministic algorithms, or restore torch's default; process-wide, before CUDA is initialised.
 
-    An operation without a deterministic algorithm then raises an error that names it.
+    An operation without a deterministic algorithm then raises an error that names it. Also before NCCL is initialised:
+    `VARIABLES` are set, but never removed.
 
     Args:
         on: `trainer.deterministic`.
         environ: of this process.
     """
     if on:
-        # cuBLAS reads it once, when it is initialised; a value that the user exported stays
-        environ.setdefault(WORKSPACE, ":4096:8")
+        for name, value in VARIABLES.items():
+            # a value that the user exported stays
+            environ.setdefault(name, value)
         torch.backends.cudnn.benchmark = False
     # called only if needed: it imports torch's compiler
     if on or torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(on)
         torch.backends.cudnn.deterministic = on
+        # torch would fill every new tensor with NaN, which costs time and shows only reads of uninitialised memory
+        torch.utils.deterministic.fill_uninitialized_memory = not on  # type: ignore[attr-defined]  # torch's module hides it
 
 
 def rank_seed(seed: int, rank: int) -> int:

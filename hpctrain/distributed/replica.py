@@ -10,10 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.config.parallel import Parallel
 from hpctrain.distributed.compiler import compiler_spared, is_any_compiled
+from hpctrain.distributed.data_parallel import DataParallel
 from hpctrain.distributed.determinism import random_states_restored
 from hpctrain.distributed.frozen_parameters import frozen_parameters_restored
 from hpctrain.distributed.world import World

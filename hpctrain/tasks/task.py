@@ -222,7 +222,11 @@ class Task(ABC):
         )
 
     def to_device(self, batch: Any, device: torch.device) -> Any:
-        """Copy the batch to a device without waiting; the default copies every tensor in its containers."""
+        """Copy the batch to a device without waiting; the default copies every tensor in its containers.
+
+        With loading processes, the default's copies overlap with the previous step. A method of your own is called when
+        its batch is needed, in the stream that computes, so that it may draw random numbers or read `self.position`.
+        """
         return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 

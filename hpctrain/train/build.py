@@ -31,7 +31,7 @@ from hpctrain.train.precision import (
     compute_in,
     order_channels_last,
     poor_fit,
-    set_matmul_precision,
+    set_fp32_precision,
 )
 from hpctrain.train.task_class import check_class
 
@@ -146,7 +146,7 @@ def build_network(config: Config, task: Task, world: World, *, fresh: bool = Fal
     # and in its memory format: it would never see a weight that is moved later. Whatever changes a forward pass comes
     # before the compiler, and the compiler before DDP.
     trainer, kind = config.trainer, config.precision.kind
-    set_matmul_precision(kind)
+    set_fp32_precision(kind)
     if world.is_rank_zero and (remark := poor_fit(kind, world.device)):
         log.warning(remark)
     module = build_model(config.model, task)

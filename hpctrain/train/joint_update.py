@@ -42,6 +42,7 @@ class JointUpdate:
         self.after_backward: Callable[[], None] | None = None
         self._meter = meter
         self._master = master
+        self._loss_scale: float | None = None
 
     @property
     def num_skipped(self) -> int:
@@ -52,6 +53,13 @@ class JointUpdate:
     def metrics(self) -> dict[str, float]:
         """Values to log of the last updates."""
         return {name: value for update in self.updates for name, value in update.metrics.items()}
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor of the next loss; reading it may wait for the device."""
+        if self.scaler is None:
+            return 1.0
+        return self.scaler.get_scale() if self._loss_scale is None else self._loss_scale
 
     def begin(self, step: int) -> None:
         """Prepare step ``step``, counted from 0, before its first forward pass."""
@@ -71,16 +79,39 @@ class JointUpdate:
             self._master.collect_gradients()
         if self.after_backward is not None:
             self.after_backward()
-        updated = False
+        if self.scaler is None:
+            updated = True
+            for update in self.updates:
+                update()
+        else:
+            updated = self._update_scaled(self.scaler)
         for update in self.updates:
-            updated |= update()
             if update.norm is not None:
                 self._meter.add_mean(update.norm_name, update.norm, 1)
-        if self.scaler is not None:
-            self.scaler.update()
         if updated and self._master is not None:
             self._master.publish()
         return updated
+
+    def _update_scaled(self, scaler: torch.amp.GradScaler) -> bool:
+        """Update the weights unless their gradients overflowed, then the scale; return whether any were updated."""
+        # The host waits for the device once per step if all optimizers are fused: one transfer brings which of them
+        # skipped, and the next scale. For any other optimizer, the scaler itself waits before it calls its step; the
+        # scale isn't read then, because that would wait for the step.
+        results = [update.step_scaled(scaler) for update in self.updates]
+        unread = [result for result in results if isinstance(result, Tensor)]
+        if unread and len(results) > 1:
+            # a copy: the scaler sums up what all optimizers found in the place of the first one's
+            unread = [*torch.stack(unread)]
+        scaler.update()
+        self._loss_scale = None
+        if unread:
+            assert scaler._scale is not None
+            *overflows, self._loss_scale = torch.stack([*unread, scaler._scale]).tolist()
+            found = iter(overflows)
+            results = [not next(found) if isinstance(result, Tensor) else result for result in results]
+        for update, updated in zip(self.updates, results, strict=True):
+            update.conclude(updated=bool(updated))
+        return any(results)
 
     def _scaled_backward(self, loss: Tensor) -> None:
         assert self.scaler is not None

@@ -1,4 +1,4 @@
-"""Number formats: autocast, the loss scale, matrix products, and whole models in half precision."""
+"""Number formats: autocast, the loss scale, TF32, and whole models in half precision."""
 
 from __future__ import annotations
 
@@ -58,11 +58,13 @@ def poor_fit(kind: str, device: torch.device) -> str | None:
     return None
 
 
-def set_matmul_precision(kind: str) -> None:
-    """Set TF32 for fp32 matrix products, or torch's default, in the whole process."""
-    wanted = "high" if kind == "tf32" else "highest"
-    if torch.get_float32_matmul_precision() != wanted:
-        torch.set_float32_matmul_precision(wanted)
+def set_fp32_precision(kind: str) -> None:
+    """Compute fp32 matrix products, convolutions and recurrent layers in TF32 or in fp32, in the whole process."""
+    # By torch's older API for both: its compiler reads that one, and raises an error if the newer one (fp32_precision)
+    # has set another value. torch's default allows cuDNN, but not cuBLAS, to compute in TF32.
+    in_tf32 = kind == "tf32"
+    torch.set_float32_matmul_precision("high" if in_tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = in_tf32
 
 
 def compute_in(dtype: torch.dtype, module: nn.Module, *, given: torch.dtype) -> None:

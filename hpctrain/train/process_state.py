@@ -10,6 +10,9 @@ import torch
 
 from hpctrain.checkpoint.rng import restore_rng, rng_state
 
+_CUDNN = ("deterministic", "benchmark", "allow_tf32")
+"""The settings of `torch.backends.cudnn` that training may change."""
+
 
 @contextmanager
 def process_state_restored() -> Iterator[None]:
@@ -23,7 +26,8 @@ def process_state_restored() -> Iterator[None]:
     threads, matmul = torch.get_num_threads(), torch.get_float32_matmul_precision()
     deterministic = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    cudnn = {name: getattr(torch.backends.cudnn, name) for name in _CUDNN}
+    fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]  # torch's module hides it
     try:
         with torch.inference_mode(False), torch.enable_grad():
             yield
@@ -39,7 +43,9 @@ def process_state_restored() -> Iterator[None]:
             torch.set_float32_matmul_precision(matmul)
         if torch.are_deterministic_algorithms_enabled() != deterministic:  # setting it imports torch's compiler
             torch.use_deterministic_algorithms(deterministic, warn_only=warns)
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
+        for name, value in cudnn.items():
+            setattr(torch.backends.cudnn, name, value)
+        torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]  # as above
 
 
 def _uses_cuda() -> bool:

@@ -48,7 +48,7 @@ class RunningTraining(CallbackContext):
     @property
     def loss_scale(self) -> float:
         """See `Training`."""
-        return 1.0 if (scaler := self.turn.update.scaler) is None else scaler.get_scale()
+        return self.turn.update.loss_scale
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:

@@ -12,8 +12,8 @@ from typing import TextIO
 from hpctrain.attempt.outcome import train_on_command
 from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.config.root import Config
-from hpctrain.data.loader import copied_ahead
 from hpctrain.data.micro_batch import MicroBatch
+from hpctrain.data.transfer import CopyInBackground, MoveOnDemand, Transfer
 from hpctrain.distributed.determinism import rank_seed, seed_everything
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError
@@ -23,6 +23,7 @@ from hpctrain.run.config_change import keep_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim
 from hpctrain.run.times import Times
+from hpctrain.tasks.task import Task
 from hpctrain.train.callbacks import Callbacks
 from hpctrain.train.checkpointing import Checkpointing, Start
 from hpctrain.train.divergence import Divergence
@@ -227,9 +228,15 @@ class Trainer:
         )
 
     def _micro_batches(self) -> Generator[MicroBatch, None, None]:
-        micro_batches = iter(self._loader)
-        if self._world.device.type == "cuda":
-            micro_batches = copied_ahead(micro_batches, self._parts.task.to_device, self._world.device)
+        micro_batches = self._loader.micro_batches(self._transfer())
         if not self._config.logger.samples:
             return micro_batches
         return log_samples(micro_batches, self._directory.sample_log(self._world.rank), self.step)
+
+    def _transfer(self) -> Transfer | None:
+        task, device = self._parts.task, self._world.device
+        if device.type != "cuda":
+            return None
+        if getattr(task.to_device, "__func__", None) is Task.to_device:
+            return CopyInBackground(task.to_device, device)
+        return MoveOnDemand(task.to_device, device)

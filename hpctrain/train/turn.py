@@ -45,9 +45,9 @@ class Turn:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Values to log of the last updates; in fp16 reading them waits for the device."""
-        scaler = self.update.scaler
-        return self.update.metrics | ({} if scaler is None else {self.loss.scale_name: scaler.get_scale()})
+        """Values to log of the last updates; in fp16 reading them may wait for the device."""
+        update = self.update
+        return update.metrics | ({} if update.scaler is None else {self.loss.scale_name: update.loss_scale})
 
     def __call__(self, step: int, micro_batches: Iterator[MicroBatch], timer: PartTimer | None) -> bool:
         """Take the turn in step ``step``, counted from 0; collective.

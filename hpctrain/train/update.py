@@ -55,7 +55,7 @@ class Update:
         learning_rate: sets the optimizer's learning rates.
         name: of the optimizer among several; empty for the only one.
         clipping: bounds the gradients; None for no bounds.
-        scaler: of the loss, for fp16; else None. The optimizers of a turn share it.
+        scaler: of the loss, for fp16; else None. The optimizers of a turn share it, and call `step_scaled`.
         every_steps: steps from one update to the next.
 
     Attributes:
@@ -111,48 +111,66 @@ class Update:
         """Prepare step ``step``, counted from 0: set its learning rates; skipped updates don't advance the schedule."""
         self.learning_rate.begin(step - self.num_skipped * self._every_steps)
 
-    def __call__(self) -> bool:
-        """Update the weights from the accumulated gradients, and clear these.
+    def __call__(self) -> None:
+        """Update the weights from the accumulated gradients without a loss scale, and clear the gradients."""
+        norm = None
+        if self._clipping is not None:
+            norm = self._clipping()
+        self.optimizer.step()
+        self._clear_gradients()
+        self.norm = norm
+        if self._after_update is not None:
+            self._after_update()
+        if self.state_check is not None and self.state_check():
+            self.state_check = None
+
+    def step_scaled(self, scaler: torch.amp.GradScaler) -> Tensor | bool:
+        """Update the weights unless their gradients under a loss scale overflowed, and clear these; then `conclude`.
+
+        Args:
+            scaler: of the loss.
 
         Returns:
-            Whether the update wasn't skipped. Ranks skip the same updates.
+            Whether the weights were updated; if only the device knows, 0-d, and 0 if they were. The scaler's update may
+            write to the latter.
         """
-        norm = None
         # unscale gradients before clipping, or the bound would depend on the loss scale
         if self._clipping is not None:
-            if self._scaler is not None:
-                self._scaler.unscale_(self.optimizer)
-            norm = self._clipping()
-        updated = True
-        if self._scaler is None:
-            self.optimizer.step()
-        else:
-            updated = self._step_scaled(self._scaler)
+            scaler.unscale_(self.optimizer)
+            self.norm = self._clipping()
+        updated: Tensor | bool = True
+        # without a gradient, none of them is trained yet, and the scaler refuses a step
+        if any(parameter.grad is not None for parameter in self._parameters):
+            self._stepped = False
+            scaler.step(self.optimizer)
+            updated = self._overflows(scaler) if self._skips_on_device else self._stepped
         self._clear_gradients()
-        self.norm = norm if updated else None
-        if not updated:
-            self.num_skipped += 1
-        elif self._after_update is not None:
-            self._after_update()
-        if self.state_check is not None and updated and self.state_check():
-            self.state_check = None
         return updated
+
+    def conclude(self, *, updated: bool) -> None:
+        """Take note of an update under a loss scale: whether it wasn't skipped. Ranks skip the same updates."""
+        if not updated:
+            self.norm = None
+            self.num_skipped += 1
+            return
+        if self._after_update is not None:
+            self._after_update()
+        if self.state_check is not None and self.state_check():
+            self.state_check = None
 
     @property
     def _suffix(self) -> str:
         return f"/{self.name}" if self.name else ""
 
-    def _step_scaled(self, scaler: torch.amp.GradScaler) -> bool:
-        """Step unless gradients overflowed; return whether the weights were updated."""
-        if all(parameter.grad is None for parameter in self._parameters):
-            return True  # none of them is trained yet, and the scaler refuses a step without gradients
-        self._stepped = False
-        scaler.step(self.optimizer)
-        if not self._skips_on_device:
-            return self._stepped
-        found = scaler._per_optimizer_states[id(self.optimizer)]["found_inf_per_device"]
-        # waits for the device, which the scaler has done already if it decides on the host
-        return not any(bool(one.item()) for one in found.values())
+    def _overflows(self, scaler: torch.amp.GradScaler) -> Tensor | bool:
+        """On how many devices gradients overflowed, 0-d; True if the optimizer didn't have the scaler look for them."""
+        scale = scaler._scale
+        assert scale is not None
+        each: dict[torch.device, Tensor] = scaler._per_optimizer_states[id(self.optimizer)]["found_inf_per_device"]
+        found = [one.to(scale.device, non_blocking=True) for one in each.values()]
+        if len(found) == 1:
+            return found[0]
+        return torch.stack(found).sum() if found else True
 
     def _note_step(self, *_: object) -> None:
         self._stepped = True

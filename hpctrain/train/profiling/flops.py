@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from hpctrain.data.micro_batch import MicroBatch, map_tensors
 from hpctrain.data.plan import BatchPlan
 from hpctrain.distributed.compiler import is_any_compiled, uncompiled
+from hpctrain.distributed.data_parallel import DataParallel
 from hpctrain.distributed.operator_mode import OperatorMode
 from hpctrain.distributed.replica import LossModule, inner, training_pass_undone
 from hpctrain.distributed.world import World
@@ -26,31 +26,34 @@ log = logging.getLogger("hpctrain.train")
 TRIAL_SAMPLES = 2
 """Samples in the trial; batch norm refuses a batch of one."""
 _HALF, _TF32, _FP32 = 0, 1, 2
-PEAKS: tuple[tuple[str, tuple[float, float | None, float]], ...] = (
-    ("B200", (2250.0, 1125.0, 75.0)),
-    ("GH200", (989.4, 494.7, 66.9)),
-    ("H200", (989.4, 494.7, 66.9)),
-    ("H100 NVL", (835.5, 417.5, 60.0)),
-    ("H100 PCIe", (756.5, 378.0, 51.2)),
-    ("H100", (989.4, 494.7, 66.9)),
-    ("A100", (311.9, 155.9, 19.5)),
-    ("A40", (149.7, 74.8, 37.4)),
-    ("A10", (124.9, 62.4, 31.2)),
-    ("L40S", (362.1, 183.2, 91.6)),
-    ("L4", (121.0, 60.2, 30.3)),
-    ("RTX A6000", (154.8, 77.4, 38.7)),
-    ("RTX 4090", (165.2, 82.6, 82.6)),
-    ("RTX 3090", (71.2, 35.6, 35.6)),
-    ("V100", (125.0, None, 15.7)),
-    ("T4", (65.1, None, 8.1)),
-    ("MI300X", (1307.4, 653.7, 163.4)),
+PEAKS: tuple[tuple[tuple[float, float | None, float], tuple[str, ...]], ...] = (
+    ((2250.0, 1125.0, 75.0), ("B200",)),
+    ((989.4, 494.7, 66.9), ("H200", "GH200 480GB", "GH200 120GB", "GH200 144G HBM3e", "H100 80GB HBM3")),
+    ((835.5, 417.5, 60.0), ("H100 NVL", "H200 NVL")),
+    ((756.5, 378.0, 51.2), ("H100 PCIe",)),
+    ((311.9, 155.9, 19.5), ("A100-SXM4-40GB", "A100-SXM4-80GB", "A100-PCIE-40GB", "A100 80GB PCIe")),
+    ((149.7, 74.8, 37.4), ("A40",)),
+    ((124.9, 62.4, 31.2), ("A10",)),
+    ((362.1, 183.2, 91.6), ("L40S",)),
+    ((121.0, 60.2, 30.3), ("L4",)),
+    ((154.8, 77.4, 38.7), ("RTX A6000",)),
+    ((165.2, 82.6, 82.6), ("GeForce RTX 4090",)),
+    ((71.2, 35.6, 35.6), ("GeForce RTX 3090",)),
+    ((125.0, None, 15.7), ("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB")),
+    ((112.0, None, 14.0), ("Tesla V100-PCIE-16GB", "Tesla V100-PCIE-32GB")),
+    ((65.1, None, 8.1), ("Tesla T4",)),
+    ((1307.4, 653.7, 163.4), ("AMD Instinct MI300X",)),
 )
-"""Dense peaks in TFLOP/s, by a part of the device's name; the first match counts. In this order: half precision
-accumulated in fp32 (bf16; fp16 on V100 and T4), TF32 (None where the device has none), fp32 without tensor cores.
+"""Dense peaks in TFLOP/s, and the devices that have them. In this order: half precision accumulated in fp32 (bf16; fp16
+on V100 and T4), TF32 (None where the device has none), fp32 without tensor cores.
+
+Names are whole, without "NVIDIA", which older drivers leave out. A card whose name goes on is another one (A10G, RTX
+3090 Ti), and so is a slice of a GPU (A100-SXM4-40GB MIG 1g.5gb).
 
 From the makers' data sheets; figures with structured sparsity are halved. NVIDIA's for DGX B200, H100, H200, GH200,
 A100, A40, A10, L40S, L4, V100 and T4; the RTX A6000, GA102 and Ada white papers; AMD's for MI300X.
 """
+_PEAKS_BY_NAME = {name: peaks for peaks, names in PEAKS for name in names}
 
 
 def peak_flops(name: str, precision: str) -> float | None:
@@ -61,11 +64,9 @@ def peak_flops(name: str, precision: str) -> float | None:
         precision: `fp32`, `tf32`, or a half precision.
     """
     kind = {"fp32": _FP32, "tf32": _TF32}.get(precision, _HALF)
-    for part, peaks in PEAKS:
-        if re.search(rf"\b{part}\b", name):
-            peak = peaks[kind]
-            return None if peak is None else peak * 1e12
-    return None
+    peaks = _PEAKS_BY_NAME.get(name.removeprefix("NVIDIA "))
+    peak = None if peaks is None else peaks[kind]
+    return None if peak is None else peak * 1e12
 
 
 class FlopCount(OperatorMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -122,8 +123,9 @@ def _formulas() -> dict[Any, Formula]:
 class FlopCounter:
     """Counts the FLOPs of a sample, forward and backward, once per run.
 
-    They are counted in a step of the training. A compiled model hides its operators, and a turn may take part in a few
-    steps only: there, two samples go through the uncompiled model before a step (`by_trial`).
+    They are counted in a step of the training. A compiled model hides its operators, and so do nn.DataParallel's
+    threads; and a turn may take part in a few steps only. There, two samples go through the model itself, uncompiled,
+    before a step (`by_trial`).
 
     Args:
         step: of the training.
@@ -144,7 +146,7 @@ class FlopCounter:
         self._plan = plan
         self._world = world
         self.per_sample = per_sample
-        self.by_trial = is_compiled(step) or any(turn.every_steps > 1 for turn in step.turns)
+        self.by_trial = hides_operators(step) or any(turn.every_steps > 1 for turn in step.turns)
         self._peak: float | None = None
         if world.device.type == "cuda":
             self._peak = peak_flops(torch.cuda.get_device_name(world.device), precision)
@@ -180,9 +182,10 @@ class FlopCounter:
             log.info("%-12s%s", "flops", flops_text(self.per_sample, self._plan.global_batch_size))
 
 
-def is_compiled(step: TrainStep) -> bool:
-    """Whether torch.compile compiles the model, or a part of the model, which hides its operators from `FlopCount`."""
-    return is_any_compiled(inner(step.turns[0].module.replica))
+def hides_operators(step: TrainStep) -> bool:
+    """Whether `FlopCount` can't see the model's operators: it is compiled in part, or in nn.DataParallel's threads."""
+    replica = step.turns[0].module.replica
+    return isinstance(getattr(replica, "module", None), DataParallel) or is_any_compiled(inner(replica))
 
 
 def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> float | None:

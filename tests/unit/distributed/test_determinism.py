@@ -3,21 +3,26 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 import torch
 
-from hpctrain.distributed.determinism import rank_seed, seed_everything, set_determinism
+from hpctrain.distributed.determinism import VARIABLES, rank_seed, seed_everything, set_determinism
 
 PROGRAM = """
 import os, sys, torch
 from hpctrain.distributed.determinism import set_determinism
 set_determinism(False)
-assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+assert not {"CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO", "NCCL_PROTO"} & os.environ.keys()
+assert torch.utils.deterministic.fill_uninitialized_memory
 assert "torch._dynamo" not in sys.modules
 set_determinism(True)
 assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+assert (os.environ["NCCL_ALGO"], os.environ["NCCL_PROTO"]) == ("Ring", "Simple")
+assert not torch.utils.deterministic.fill_uninitialized_memory
 assert torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.deterministic
 set_determinism(False)
 assert not torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.deterministic
+assert torch.utils.deterministic.fill_uninitialized_memory
 """
 
 
@@ -25,11 +30,12 @@ def test_determinism_is_set_and_reset_for_the_next_run_in_this_process():
     subprocess.run([sys.executable, "-c", PROGRAM], check=True)
 
 
-def test_the_users_own_cublas_workspace_is_kept():
-    variables = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+@pytest.mark.parametrize(("name", "value"), [("CUBLAS_WORKSPACE_CONFIG", ":16:8"), ("NCCL_ALGO", "Tree")])
+def test_variables_that_the_user_has_set_stay(name, value):
+    variables = {name: value}
     try:
         set_determinism(True, variables)
-        assert variables == {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+        assert variables == {**VARIABLES, name: value}
     finally:
         set_determinism(False)
     assert not torch.are_deterministic_algorithms_enabled()

@@ -15,11 +15,12 @@ def test_the_logs_of_a_drill_are_not_code():
     assert config.code.exclude == ["data", "it's", "straight.log", "interrupted.log"]
 
 
-def test_a_drill_with_gpus_makes_cublas_deterministic():
+def test_a_drill_with_gpus_makes_cublas_and_nccl_deterministic():
     composer = ProgramComposer(["python", "train.py"])
     typed = ["cluster=slurm", "cluster.gpus_per_node=2"]
     config = composer.compose_program(overrides_of(typed, composer.compose_program(overrides_of(typed))))
-    assert config.cluster.env == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    expected = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
+    assert config.cluster.env == expected
 
 
 def copied(run, **files):

@@ -10,7 +10,7 @@ from hpctrain.train.precision import (
     compute_in,
     order_channels_last,
     poor_fit,
-    set_matmul_precision,
+    set_fp32_precision,
 )
 
 CPU = torch.device("cpu")
@@ -57,11 +57,46 @@ def test_an_autocast_is_entered_any_number_of_times(kind, dtype):
             assert torch.get_autocast_dtype("cpu") == dtype
 
 
-def test_tf32_is_for_one_run_and_not_for_the_next():
-    set_matmul_precision("tf32")
+OPERATIONS = ("matmul", "conv", "rnn")
+
+
+def in_tf32():
+    """What torch computes in TF32 on a GPU, by its newer API."""
+    return [torch._C._get_fp32_precision_getter("cuda", operation) == "tf32" for operation in OPERATIONS]
+
+
+@pytest.fixture
+def torchs_precision():
+    """Restores torch's default."""
+    yield
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = True
+
+
+@pytest.mark.usefixtures("torchs_precision")
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "fp16", "bf16_pure", "fp16_master"])
+def test_tf32_is_for_one_run_and_not_for_the_next(kind):
+    torch.backends.cudnn.allow_tf32 = True  # torch's default
+    set_fp32_precision(kind)
+    assert in_tf32() == [False, False, False]
+    set_fp32_precision("tf32")
+    assert in_tf32() == [True, True, True]
     assert torch.get_float32_matmul_precision() == "high"
-    set_matmul_precision("fp32")
+    set_fp32_precision(kind)
+    assert in_tf32() == [False, False, False]
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.usefixtures("torchs_precision")
+@pytest.mark.parametrize("kind", ["fp32", "tf32"])
+def test_what_a_program_has_set_by_torchs_newer_api_is_overwritten_and_torch_can_be_asked_by_the_older_one(kind):
+    """torch raises an error where the two differ; its compiler asks by the older one."""
+    before = {"matmul": torch.backends.cuda.matmul, "conv": torch.backends.cudnn.conv, "rnn": torch.backends.cudnn.rnn}
+    for operation in before.values():
+        operation.fp32_precision = "ieee" if kind == "tf32" else "tf32"
+    set_fp32_precision(kind)
+    assert in_tf32() == [kind == "tf32"] * 3
+    assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is (kind == "tf32")
 
 
 def test_what_gains_nothing_on_a_cpu_is_told():
@@ -81,6 +116,20 @@ def test_channels_last_is_a_layout_and_nothing_else():
     assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert seen[0].is_contiguous(memory_format=torch.channels_last)
     assert torch.allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "dress", [order_channels_last, lambda model: compute_in(HALF, model.to(HALF), given=torch.float32)]
+)
+def test_a_replica_of_data_parallel_computes_with_its_own_weights(dress):
+    """Hooks move with a replica; a method that is an attribute of the model would stay bound to the model."""
+    model = nn.Conv2d(2, 3, 1)
+    dress(model)
+    replica = model._replicate_for_data_parallel()
+    for name, parameter in model.named_parameters():
+        setattr(replica, name, 2 * parameter.detach())
+    picture = torch.randn(2, 2, 4, 4)
+    assert torch.allclose(replica(picture), 2 * model(picture))
 
 
 class OwnNorm(nn.Module):

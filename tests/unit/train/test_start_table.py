@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import pytest
@@ -13,10 +14,11 @@ from hpctrain.train.start_table import log_start
 def table(compose_small, lone_world, directory, caplog):
     """Logs the table of a run; its rows by name."""
 
-    def rows(*words, **options):
+    def rows(*words, world=lone_world, **options):
+        caplog.clear()
         given = {"attempt": 2, "step": 5, "hosts": ["here"], "flops_per_sample": None, **options}
         with caplog.at_level(logging.INFO, "hpctrain.train"):
-            log_start(directory, Parts(compose_small(*words), lone_world), **given)
+            log_start(directory, Parts(compose_small(*words), world), **given)
         return {line[:12].strip(): line[12:] for line in caplog.messages}
 
     return rows
@@ -33,6 +35,19 @@ def test_it_has_what_runs_where_and_how_it_is_divided(table, directory):
     assert found["checkpoints"].startswith("every 5 steps and every 15 min and at the end, written in the background")
     assert "flops" not in found
     assert "eval mode" not in found
+
+
+def test_variables_of_nccl_that_the_user_set_are_named(table, lone_world, monkeypatch):
+    monkeypatch.setenv("NCCL_ASYNC_ERROR_HANDLING", "3")
+    monkeypatch.setenv("TORCH_NCCL_RETHROW_CUDA_ERRORS", "1")
+    assert "nccl" not in table()
+    assert table(world=dataclasses.replace(lone_world, backend="nccl"))["nccl"] == (
+        "from your environment: NCCL_ASYNC_ERROR_HANDLING=3 (hpctrain sets 0), TORCH_NCCL_RETHROW_CUDA_ERRORS=1 "
+        "(hpctrain sets 0)"
+    )
+    monkeypatch.delenv("NCCL_ASYNC_ERROR_HANDLING")
+    monkeypatch.setenv("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
+    assert "nccl" not in table(world=dataclasses.replace(lone_world, backend="nccl"))
 
 
 class Undecayed(torch.optim.Optimizer):

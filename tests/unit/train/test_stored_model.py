@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from hpctrain.distributed.determinism import set_determinism
 from hpctrain.errors import CheckpointDamagedError, CheckpointError
 from hpctrain.run.checkpoints import list_checkpoints
+from hpctrain.train.precision import set_fp32_precision
 from hpctrain.train.process_state import process_state_restored
 from hpctrain.train.stored_model import load_model, load_task
 
@@ -123,18 +125,22 @@ def test_a_run_without_a_checkpoint_has_no_model(compose_small, directory):
 def test_random_states_and_settings_of_the_process_stay(compose_small):
     def state():
         settings = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-        backends = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+        cudnn = torch.backends.cudnn
+        backends = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32
+        fills = torch.utils.deterministic.fill_uninitialized_memory
         drawn = torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
-        return settings, backends, torch.get_float32_matmul_precision(), drawn
+        return settings, backends, fills, torch.get_float32_matmul_precision(), drawn
 
     before = state()
     assert type(load_task(compose_small())).__name__ == "Small"
     with process_state_restored():
         torch.set_num_threads(3)
-        torch.use_deterministic_algorithms(True)
+        set_determinism(True, environ={})
         torch.backends.cudnn.benchmark = True
-        torch.set_float32_matmul_precision("high")
+        set_fp32_precision("fp32")
         torch.rand(1), np.random.rand(), random.random()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+        assert not torch.backends.cudnn.allow_tf32
         assert state() != before
     assert state() == before
 

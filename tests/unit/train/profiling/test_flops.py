@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from hpctrain.data.plan import BatchPlan
+from hpctrain.distributed.data_parallel import DataParallel
+from hpctrain.distributed.replica import LossModule
 from hpctrain.tasks.task import Task
-from hpctrain.train.profiling.flops import PEAKS, FlopCount, FlopCounter, flops_by_trial, is_compiled, peak_flops
+from hpctrain.train.profiling.flops import FlopCount, FlopCounter, flops_by_trial, hides_operators, peak_flops
 
 PLAN = BatchPlan(1200, global_batch_size=12, micro_batch_size=6, world_size=1, drop_last=False)
 
@@ -119,30 +121,72 @@ def test_counting_does_not_import_the_compiler():
 
 
 @pytest.mark.parametrize(
-    ("name", "precision", "tflops"),
+    ("names", "tflops"),
     [
-        ("NVIDIA A100-SXM4-80GB", "bf16", 311.9),
-        ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
-        ("NVIDIA H100 PCIe", "fp16_master", 756.5),
-        ("NVIDIA H100 NVL", "tf32", 417.5),
-        ("NVIDIA H200", "fp32", 66.9),
-        ("NVIDIA GH200 480GB", "bf16_pure", 989.4),
-        ("Tesla V100-SXM2-16GB", "fp16", 125.0),
-        ("Tesla V100-SXM2-16GB", "tf32", None),
-        ("NVIDIA L4", "bf16", 121.0),
-        ("NVIDIA L40S", "bf16", 362.1),
-        ("NVIDIA A10", "bf16", 124.9),
-        ("NVIDIA A10G", "bf16", None),
-        ("Some card of next year", "bf16", None),
+        (["NVIDIA B200"], (2250.0, 1125.0, 75.0)),
+        (
+            ["NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA GH200 480GB", "NVIDIA GH200 120GB"],
+            (989.4, 494.7, 66.9),
+        ),
+        (["NVIDIA H100 NVL", "NVIDIA H200 NVL"], (835.5, 417.5, 60.0)),
+        (["NVIDIA H100 PCIe"], (756.5, 378.0, 51.2)),
+        (
+            [
+                "NVIDIA A100-SXM4-40GB",
+                "NVIDIA A100-SXM4-80GB",
+                "NVIDIA A100-PCIE-40GB",
+                "NVIDIA A100 80GB PCIe",
+                "A100-SXM4-40GB",  # drivers before 470
+            ],
+            (311.9, 155.9, 19.5),
+        ),
+        (["NVIDIA A40"], (149.7, 74.8, 37.4)),
+        (["NVIDIA A10"], (124.9, 62.4, 31.2)),
+        (["NVIDIA L40S"], (362.1, 183.2, 91.6)),
+        (["NVIDIA L4"], (121.0, 60.2, 30.3)),
+        (["NVIDIA RTX A6000"], (154.8, 77.4, 38.7)),
+        (["NVIDIA GeForce RTX 4090"], (165.2, 82.6, 82.6)),
+        (["NVIDIA GeForce RTX 3090"], (71.2, 35.6, 35.6)),
+        (["Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"], (125.0, None, 15.7)),
+        (["Tesla V100-PCIE-16GB", "Tesla V100-PCIE-32GB"], (112.0, None, 14.0)),
+        (["Tesla T4"], (65.1, None, 8.1)),
+        (["AMD Instinct MI300X"], (1307.4, 653.7, 163.4)),
     ],
 )
-def test_peaks(name, precision, tflops):
-    assert peak_flops(name, precision) == (None if tflops is None else tflops * 1e12)
+def test_peaks(names, tflops):
+    half, tf32, full = (None if peak is None else peak * 1e12 for peak in tflops)
+    expected = {"fp32": full, "tf32": tf32, "bf16": half, "fp16": half, "bf16_pure": half, "fp16_master": half}
+    for name in names:
+        assert {precision: peak_flops(name, precision) for precision in expected} == expected, name
 
 
-def test_no_name_in_the_table_hides_a_later_one():
-    for place, (name, _) in enumerate(PEAKS):
-        assert peak_flops(f"NVIDIA {name}", "fp32") == PEAKS[place][1][2] * 1e12
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "NVIDIA A100-SXM4-80GB MIG 3g.40gb",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA A100X",
+        "NVIDIA A100-SXM-64GB",
+        "NVIDIA A10G",
+        "NVIDIA A16",
+        "NVIDIA L40",
+        "NVIDIA GB200",
+        "NVIDIA H20",
+        "NVIDIA RTX 6000 Ada Generation",
+        "NVIDIA RTX A6000 Laptop GPU",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA T400",
+        "Tesla V100-SXM3-32GB",
+        "Tesla V100S-PCIE-32GB",
+        "AMD Instinct MI300A",
+        "Some card of next year",
+    ],
+)
+def test_a_card_with_a_similar_name_and_a_slice_of_a_gpu_have_no_known_peak(name):
+    assert peak_flops(name, "bf16") is None
 
 
 class Ragged(nn.Linear):
@@ -207,17 +251,28 @@ def test_a_trial_undoes_what_the_forward_pass_does_to_frozen_parameters(step_ove
 
 def test_a_trial_uses_the_uncompiled_model(step_over, supply, lone_world):
     plain, compiled = network(), network()
-    assert not is_compiled(step_over(plain))
+    assert not hides_operators(step_over(plain))
     compiled[0].compile(backend="eager")
     step = step_over(compiled)
-    assert is_compiled(step)
-    assert is_compiled(step_over(nn.Sequential(torch.compile(network(), backend="eager"))))
+    assert hides_operators(step)
+    assert hides_operators(step_over(nn.Sequential(torch.compile(network(), backend="eager"))))
     forward_alone = network()
     forward_alone.forward = torch.compile(forward_alone.forward, backend="eager")
-    assert is_compiled(step_over(nn.Sequential(forward_alone)))
+    assert hides_operators(step_over(nn.Sequential(forward_alone)))
     step(0, supply())
     micro_batch = next(supply())
     assert flops_by_trial(step, micro_batch, lone_world) == flops_by_trial(step_over(plain), micro_batch, lone_world)
+
+
+def test_the_threads_of_data_parallel_hide_operators_and_a_trial_sees_them(step_over, supply, lone_world):
+    model = network()
+    step, micro_batch = step_over(model), next(supply())
+    expected = flops_by_trial(step, micro_batch, lone_world)
+    step.turns[0].module.replica = LossModule(DataParallel(model))
+    counter = FlopCounter(step, PLAN, lone_world, "fp32", None)
+    assert counter.by_trial
+    assert list(counter.before_step(iter([micro_batch]))) == [micro_batch]
+    assert counter.per_sample == expected
 
 
 class Whole(Task):
