@@ -9,6 +9,7 @@ HpctrainError
 ├── SchedulerError               SLURM refused a request, or gave an answer that can't be parsed
 │   └── SchedulerMissingError    SLURM's command isn't on this machine, or its daemon doesn't answer
 ├── RendezvousError              the ranks didn't meet in time
+├── DeviceError                  a GPU that the run needs is missing or broken, or two ranks have the same one
 ├── CheckpointError              a checkpoint can't be written or read
 │   ├── CheckpointDamagedError   a checkpoint that is incomplete, or whose checksums don't match
 │   └── CheckpointUnlikeError    a node reads different bytes of a checkpoint than rank zero
@@ -130,6 +131,21 @@ class RendezvousError(HpctrainError):
 
     def __init__(self, message: str, *, waited: bool = False) -> None:
         self.waited = waited
+        super().__init__(message)
+
+
+class DeviceError(HpctrainError):
+    """The devices of the ranks aren't what the run needs.
+
+    Args:
+        message: what was expected, what was found, and what to do.
+        of_machine: whether a machine is at fault, so that other nodes may do; otherwise the configuration is.
+        elsewhere: whether the devices of another rank are at fault.
+    """
+
+    def __init__(self, message: str, *, of_machine: bool = True, elsewhere: bool = False) -> None:
+        self.of_machine = of_machine
+        self.elsewhere = elsewhere
         super().__init__(message)
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hpctrain.attempt.hang_report import ALARM, LOCK_KEPT, hang_report
 from hpctrain.attempt.termination import USER_SIGNALS, Termination
 from hpctrain.config.plain_yaml import is_program
 from hpctrain.errors import RunDirectoryError
@@ -112,11 +113,20 @@ class Outcome:
         if stopped and not is_done and not (independent and silent):
             return cls._of_stop(stopped, step, after, independent=independent)
         if silent:
-            reason = Reason.OUT_OF_MEMORY if OUT_OF_MEMORY.search(complaints) else Reason.INFRASTRUCTURE
-            why = f": {complaints}" if complaints else " (killed from outside?)"
-            report = f"{numbered('rank', silent)} of {world_size} ended without an exit record{why}; see its log"
-            return cls(reason, step, report, silent_ranks=silent)
+            return cls._of_silence(silent, world_size, step, complaints)
         return cls(Reason.COMPLETED, step, next((one.message for one in records.values() if one.message), ""))
+
+    @classmethod
+    def _of_silence(cls, silent: tuple[int, ...], world_size: int, step: int, complaints: str) -> Outcome:
+        reason, advice = Reason.INFRASTRUCTURE, "see its log"
+        if OUT_OF_MEMORY.search(complaints):
+            reason = Reason.OUT_OF_MEMORY
+        elif ALARM in complaints:
+            reason = Reason.HANG
+            advice = LOCK_KEPT
+        why = f": {complaints}" if complaints else " (killed from outside?)"
+        report = f"{numbered('rank', silent)} of {world_size} ended without an exit record{why}; {advice}"
+        return cls(reason, step, report, silent_ranks=silent)
 
     @classmethod
     def _of_failure(cls, cause: ExitRecord, step: int, complaints: str, *, independent: bool) -> Outcome:
@@ -179,36 +189,6 @@ def describe(record: ExitRecord, *, independent: bool = False) -> str:
     after = f", after step {record.step}" if record.step or not independent else ""
     head = f"rank {record.rank} on {record.host}{after}: {record.message}"
     return f"{head}\n{record.traceback.rstrip()}" if record.traceback else head
-
-
-def hang_report(records: Mapping[int, ExitRecord], silent: Sequence[int], after: str) -> str:
-    """Describe an attempt in which at least one rank recorded a hang; the first line is a summary.
-
-    Args:
-        records: exit records by rank.
-        silent: the ranks without an exit record.
-        after: after which step, in words; empty if that is unknown.
-    """
-    hanging = sorted((one for one in records.values() if one.reason is Reason.HANG), key=lambda one: one.time)
-    # A rank that hangs while it waits for others blames them. So the cause is a rank that hangs outside of a
-    # collective, or one without a record of a hang: it was stuck, and at most woke up when the others ended.
-    stuck = [one for one in hanging if not one.blames_peer]
-    waiting = sorted(one.rank for one in hanging if one.blames_peer)
-    lost = sorted(one.rank for one in records.values() if one.blames_peer and one.reason is not Reason.HANG)
-    first = (stuck or hanging)[0]
-    parts = [f"rank {first.rank} on {first.host} hangs{after and f' after step {first.step}'}: {first.message}"]
-    if len(stuck) > 1:
-        parts.append(f"also hanging: {numbered('rank', sorted(one.rank for one in stuck[1:]))}")
-    if silent:
-        why = "stopped, its machine gone, or stuck outside of Python"
-        parts.append(f"{numbered('rank', silent)} left no exit record: {why}")
-    if lost and not stuck:
-        parts.append(f"{numbered('rank', lost)} saw no hang and then lost the others, perhaps after being stuck")
-    if waiting:
-        who = numbered("rank", waiting) if stuck or silent or lost else "every rank"
-        parts.append(f"{who} waited for others")
-    head = "; ".join(parts)
-    return f"{head}\n{first.traceback.rstrip()}" if stuck and first.traceback else head
 
 
 def resume_command(directory: RunDirectory) -> str:

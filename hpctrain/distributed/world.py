@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -15,11 +17,19 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.nn.functional import pad
 
 from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.distributed.devices import chosen_backend
+from hpctrain.distributed.flight_recorder import read_collectives
 from hpctrain.distributed.message import decode, encode
+from hpctrain.distributed.nccl_variables import set_nccl_variables
 from hpctrain.distributed.sealed_store import SealedStore
+from hpctrain.run.collectives import Collectives
 
 _GLOO_IDLE_S = 0.05
 """Pause between the last collective and the end of the groups."""
+ABORT_S = 5.0
+"""Seconds for NCCL to give up its communicators: it waits for the GPU, which may not answer any more."""
+CONTROL = "control"
+"""The name of the group for messages on the CPU, in torch's flight recorder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +42,7 @@ class World:
         local_rank: on the node.
         devices: the devices of this rank; several if a task spreads its model over them, or with nn.DataParallel.
         cores: this rank's share of the CPU cores.
+        backend: of the group for tensors on the devices, `nccl` or `gloo`; empty in a world of one.
         control: a gloo group on the CPU for messages between ranks that must not stall a GPU; None in a world of one.
         store: of the ranks. Kept here because torch holds only the half of a `SealedStore` that isn't Python.
     """
@@ -41,6 +52,7 @@ class World:
     local_rank: int
     devices: tuple[torch.device, ...]
     cores: int = 1
+    backend: str = ""
     control: dist.ProcessGroup | None = None
     store: Store | None = None
 
@@ -147,31 +159,44 @@ class World:
             time.sleep(_GLOO_IDLE_S)
             dist.destroy_process_group()
 
-    def abort(self) -> None:
-        """Leave the group after a failure, without waiting for the other ranks."""
+    def collectives(self) -> Collectives | None:
+        """Return the collectives that this rank has begun, None if unknown; may be called from any thread."""
+        return read_collectives()
+
+    def communication_error(self) -> str:
+        """Return what NCCL has reported about this rank's communicator; empty if nothing, or without NCCL.
+
+        May be called from any thread. torch notes the error in a thread of its own (`ProcessGroupNCCL::getError`);
+        the thread that trains doesn't see it, since it waits for the GPU, which waits for NCCL.
+        """
+        if self.backend != "nccl" or not dist.is_initialized():
+            return ""
+        try:
+            group = dist.group.WORLD
+            assert group is not None
+            found = group._get_backend(self.device).get_error()
+        except (AssertionError, AttributeError, RuntimeError, ValueError):
+            return ""  # the group ended meanwhile, or this version of torch doesn't tell
+        return "" if found.name == "SUCCESS" else str(found.name)
+
+    def abort(self, *, process_ends: bool = False) -> None:
+        """Leave the group after a failure, without waiting for the other ranks.
+
+        Args:
+            process_ends: whether this process ends at once, which frees NCCL's communicators as well.
+        """
+        if self.size == 1 or not dist.is_initialized():
+            return
         # destroy_process_group would wait for collectives that a failed rank never joins
-        if self.size > 1 and dist.is_initialized():
-            dist.distributed_c10d._abort_process_group()
-
-
-def choose_devices(
-    environment: ClusterEnvironment, gpus_per_process: int | None, *, use_gpu: bool
-) -> tuple[torch.device, ...]:
-    """Choose this rank's devices: its share of the visible GPUs, or the CPU, repeated as often as it would have GPUs.
-
-    Args:
-        environment: this rank's place.
-        gpus_per_process: number of GPUs; None takes every visible one.
-        use_gpu: whether to use the GPUs that torch finds.
-    """
-    # device_count queries the driver without initialising it, and returns 0 if torch is built without CUDA
-    visible = torch.cuda.device_count() if use_gpu else 0
-    if not visible or not torch.cuda.is_available():
-        return (torch.device("cpu"),) * (gpus_per_process or 1)
-    share = gpus_per_process or visible
-    first = environment.local_rank * share
-    # modulo: some schedulers show a process all GPUs of the node, others only its own, as index 0
-    return tuple(torch.device("cuda", (first + number) % visible) for number in range(share))
+        abort = dist.distributed_c10d._abort_process_group
+        if self.backend != "nccl":
+            abort()
+        elif process_ends:
+            abort(self.control)  # by which the others learn of it
+        else:
+            thread = threading.Thread(target=abort, name="abort", daemon=True)
+            thread.start()
+            thread.join(ABORT_S)
 
 
 def join(
@@ -199,8 +224,9 @@ def join(
         torch.cuda.set_device(world.device)
     if store is None:
         return world
-    if backend == "auto":
-        backend = "nccl" if world.gpus else "gloo"
+    backend = chosen_backend(backend, devices)
+    if backend == "nccl":
+        set_nccl_variables(os.environ, timeout_s)
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(
         backend,
@@ -212,7 +238,7 @@ def join(
     )
     # NCCL carries no CPU tensors, and its collectives would stall the GPU
     control = dist.group.WORLD if backend == "gloo" else _control_group(store, timeout)
-    return replace(world, control=control, store=store)
+    return replace(world, backend=backend, control=control, store=store)
 
 
 def _store_for_torch(store: Store, backend: str) -> Store:
@@ -230,7 +256,7 @@ def _control_group(store: Store, timeout: timedelta) -> dist.ProcessGroup:
     before = groups[default]
     groups[default] = before[0], PrefixStore("control", store)
     try:
-        control: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)
+        control: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout, group_desc=CONTROL)
     finally:
         groups[default] = before
     return control

@@ -17,6 +17,7 @@ from functools import partial
 from types import FrameType, MappingProxyType
 from typing import IO
 
+from hpctrain.attempt.hang_report import alarm_complaint
 from hpctrain.attempt.out_of_memory import oom_complaint, oom_kills, with_memory_advice
 from hpctrain.attempt.outcome import Outcome, record_end, resume_advice
 from hpctrain.attempt.unrecorded import UnrecordedEnds
@@ -127,7 +128,7 @@ def _conclude(
     directory, world_size = run.directory, run.resources.world_size
     # a rank in this process that hung has recorded its end, and printed it
     is_recorded = not Ledger(directory).attempt(attempt).open
-    complaint = oom_complaint(kills, codes, read_exit_records(directory.claim(attempt)))
+    complaint = oom_complaint(kills, codes, read_exit_records(directory.claim(attempt))) or alarm_complaint(codes)
     outcome = with_memory_advice(Outcome.of_attempt(directory, attempt, world_size, complaint), run.config)
     if cut_short and outcome.reason in (Reason.INFRASTRUCTURE, Reason.OUT_OF_MEMORY):
         # the ranks were killed because their user asked for it, and left no exit record

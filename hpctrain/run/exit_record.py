@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json, write_json
+from hpctrain.run.collectives import Collectives
 from hpctrain.run.disk_reserve import write_with_reserve
 from hpctrain.run.reason import Reason
 from hpctrain.run.record_fields import COUNT, FLAG, TEXT, TIME, FieldType, describe_wrong_field
@@ -43,6 +44,7 @@ class ExitRecord:
             processes of a rank, and the death of a child process then looks like an error of the task.
         time: epoch seconds.
         done: whether a program called `session.done()`.
+        collectives: of a rank that hung among others, as far as they are known.
     """
 
     rank: int
@@ -55,6 +57,7 @@ class ExitRecord:
     stop_signal: int | None = None
     time: float = 0.0
     done: bool = False
+    collectives: Collectives | None = None
 
     def write(self, claim: Path) -> None:
         """Write the record into the attempt's claim.
@@ -73,7 +76,8 @@ def read_exit_records(claim: Path) -> dict[int, ExitRecord]:
             fields = {name: value for name, value in read_json(path).items() if value is not None}
             if describe_wrong_field(fields, _FIELD_TYPES, required=("rank", "host", "reason", "step")):
                 continue
-            record = ExitRecord(**{**fields, "reason": Reason(fields["reason"])})
+            collectives = Collectives.from_json(fields.get("collectives"))
+            record = ExitRecord(**{**fields, "reason": Reason(fields["reason"]), "collectives": collectives})
         except (OSError, RunDirectoryError, ValueError, TypeError):
             continue
         records[record.rank] = record

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 
 import torch
 
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.config.schedule import AnySchedule, schedule_of
+from hpctrain.distributed.nccl_variables import ALIASES, kept_nccl_variables, nccl_defaults
 from hpctrain.distributed.replica import inner
 from hpctrain.distributed.world import World
 from hpctrain.phrases import counted, listed
@@ -48,6 +50,7 @@ def log_start(
         "where": f"{ranks} on {listed(dict.fromkeys(hosts), separator=' ')}: {_machine(parts.world)}",
         "batch": f"{plan.global_batch_size:,} samples per step = {plan.micro_batch_size:,} per forward "
         f"x {plan.accumulation} accumulated x {ranks}",
+        **_nccl(parts),
         "precision": parts.config.precision.kind + (", compiled" if parts.config.trainer.compile else ""),
         "data": _data(parts),
         "checkpoints": _plan(parts.config.checkpoint),
@@ -116,6 +119,18 @@ def _groups(parts: Parts) -> dict[str, str]:
 def _machine(world: World) -> str:
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
     return f"{device}, {counted(world.cores, 'CPU core')} each"
+
+
+def _nccl(parts: Parts) -> dict[str, str]:
+    """The variables of torch's NCCL backend that aren't hpctrain's, since its handling of errors depends on them."""
+    if parts.world.backend != "nccl":
+        return {}
+    timeout_s = parts.config.health.collective_timeout_s
+    usual = nccl_defaults(timeout_s)
+    kept = kept_nccl_variables(os.environ, timeout_s).items()
+    names = {older: name for name, older in ALIASES.items()}
+    shown = [f"{name}={value} (hpctrain sets {usual[names.get(name, name)]})" for name, value in kept]
+    return {"nccl": f"from your environment: {listed(shown)}"} if shown else {}
 
 
 def _data(parts: Parts) -> str:

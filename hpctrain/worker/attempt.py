@@ -17,13 +17,11 @@ from torch._C._distributed_c10d import Store
 from hpctrain.attempt.pause import next_pause
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.cluster.cpus import cpu_cores, cpu_threads
-from hpctrain.config.checks import check_batch, refuse_without_gpu
-from hpctrain.config.cluster import Slurm as SlurmCluster
-from hpctrain.config.root import Config
+from hpctrain.config.checks import check_batch
 from hpctrain.distributed.compiler import spare_compiler
 from hpctrain.distributed.determinism import set_determinism
 from hpctrain.distributed.rendezvous import choose_interface, meet, open_private_store
-from hpctrain.distributed.world import World, choose_devices, join
+from hpctrain.distributed.world import World, join
 from hpctrain.errors import RunDirectoryError
 from hpctrain.phrases import DATE_TIME
 from hpctrain.run.directory import RunDirectory
@@ -35,6 +33,7 @@ from hpctrain.scheduler.slurm import Slurm
 from hpctrain.train.stopping import Stopping
 from hpctrain.train.trainer import Trainer
 from hpctrain.worker.rank import Rank
+from hpctrain.worker.rank_devices import devices_together
 
 DIRECTORY_KEY = "hpctrain/run_dir"
 ATTEMPT_KEY = "hpctrain/attempt"
@@ -138,45 +137,18 @@ def _meet(rank: Rank) -> Store | None:
 
 
 def _join(rank: Rank, store: Store | None) -> World:
-    config = rank.config
+    config, place = rank.config, rank.environment
+    backend, devices = config.parallel.backend, devices_together(rank, store)
+    if rank.is_rank_zero and config.trainer.deterministic and devices[0].type == "cuda":
+        log.warning(DETERMINISM_COSTS)
     return join(
-        rank.environment,
+        place,
         store,
-        backend=config.parallel.backend,
-        devices=devices_of(rank),
-        cores=cpu_cores(rank.environment, config.cluster.cpus_per_process, os.environ),
+        backend=backend,
+        devices=devices,
+        cores=cpu_cores(place, config.cluster.cpus_per_process, os.environ),
         timeout_s=config.health.collective_timeout_s,
     )
-
-
-def devices_of(rank: Rank) -> tuple[torch.device, ...]:
-    """The devices of this rank: the GPUs that its configuration asks for, or the CPU if torch finds none.
-
-    Raises:
-        ConfigError: torch finds none, and the configuration needs them.
-    """
-    cluster = rank.config.cluster
-    asked = cluster.gpus_per_node
-    # a site without cgroups shows all GPUs to a SLURM job that requested none: leave them alone
-    use_gpu = asked != 0 and not (asked is None and isinstance(cluster, SlurmCluster))
-    each = None if rank.config.parallel.kind == "data_parallel" else cluster.gpus_per_process
-    devices = choose_devices(rank.environment, each, use_gpu=use_gpu)
-    if devices[0].type == "cpu":
-        _refuse_without_gpu(rank.config)
-    elif rank.config.trainer.deterministic and rank.is_rank_zero:
-        log.warning(DETERMINISM_COSTS)
-    return devices
-
-
-def _refuse_without_gpu(config: Config) -> None:
-    host = socket.gethostname()
-    refuse_without_gpu(config, f"see why torch finds none on {host} (nvidia-smi)")
-    if config.cluster.gpus_per_node:
-        log.warning(
-            "cluster.gpus_per_node=%d, but torch finds no GPU on %s: training on the CPU",
-            config.cluster.gpus_per_node,
-            host,
-        )
 
 
 def _record_start(rank: Rank, trainer: Trainer, claim: Claim, hosts: list[str], world: World) -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpctrain.attempt.peers import MACHINE, PEER_LOST, TIMED_OUT
-from hpctrain.errors import CheckpointError, CheckpointUnlikeError, RendezvousError, TaskError, error_text
+from hpctrain.errors import (
+    CheckpointError,
+    CheckpointUnlikeError,
+    DeviceError,
+    RendezvousError,
+    TaskError,
+    error_text,
+)
 from hpctrain.run.reason import Reason
 
 
@@ -27,6 +34,8 @@ def classify(error: BaseException, world_size: int) -> Classification:
     if isinstance(error, RendezvousError):
         # no code of the task has run yet: the cause is a node, the network, or a port that another program took
         return Classification(Reason.INFRASTRUCTURE, peer=error.waited)
+    if isinstance(error, DeviceError):
+        return Classification(Reason.INFRASTRUCTURE if error.of_machine else Reason.FAILED, peer=error.elsewhere)
     if isinstance(error, CheckpointUnlikeError):
         return Classification(Reason.INFRASTRUCTURE)
     # torch raises RuntimeErrors; other types with the same text are the task's, such as a download that timed out

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import format_exception
 from typing import TYPE_CHECKING
@@ -98,6 +98,11 @@ class Rank:
         return self.trainer.progress if self.trainer is not None else None
 
     @property
+    def communication_error(self) -> str:
+        """What NCCL has reported about this rank's communicator; empty if nothing."""
+        return "" if self.world is None else self.world.communication_error()
+
+    @property
     def claim(self) -> Path | None:
         """The claim of its attempt, once that is known."""
         return None if self.directory is None or self.attempt is None else self.directory.claim(self.attempt)
@@ -174,6 +179,13 @@ class Rank:
             stop_signal=None,  # a hanging rank doesn't act on signals
         )
         record.write(self.claim)
+        if self.world is not None and not alone:
+            # after the first record: reading asks the device, which may be what hangs
+            found = self.world.collectives()
+            # a rank whose GPU waits for NCCL waits for other ranks, wherever Python is
+            blames_peer = record.blames_peer or (found is not None and found.on_device)
+            record = replace(record, collectives=found, blames_peer=blames_peer)
+            record.write(self.claim)
         # the other ranks lose their connections when this process ends: give them time to record their own state first
         cause = record if alone else self.cause_among_peers(ask_for_stacks=True) or record
         detail = _detail(cause)
@@ -187,6 +199,17 @@ class Rank:
             os.write(STDERR, f"hpctrain: stacks: {self.stacks}; to resume: {resume_command(self.directory)}\n".encode())
         else:
             self.close_attempt(Reason.HANG, detail)
+
+    def record_communication_error(self, error: str) -> None:
+        """Record that NCCL has lost another rank, as it reports it; runs in the watchdog's thread."""
+        reason = Reason.HANG if error == "TIMEOUT" else Reason.INFRASTRUCTURE
+        message = f"NCCL reports {error}: another rank, its GPU or the network is lost; see this rank's log"
+        os.write(STDERR, f"hpctrain: {self.description}: {message}\n".encode())
+        if self.claim is not None:
+            record = self._exit_record(reason, message=message, trace="", blames_peer=True, stop_signal=None)
+            record.write(self.claim)
+        self.finish_writing()
+        self.close_attempt_for_peer(reason, message)
 
     def cause_among_peers(self, *, ask_for_stacks: bool) -> ExitRecord | None:
         """Wait for the other ranks' exit records; return that of the first rank to fail, or None if there is none."""
@@ -219,7 +242,7 @@ class Rank:
     def leave_world(self) -> None:
         """Leave the world without waiting. Write the exit record first: peers look for it when they lose this rank."""
         if self.world is not None:
-            self.world.abort()
+            self.world.abort(process_ends=self.program is None)
 
     def finish_writing(self) -> None:
         """Wait until a checkpoint is written, for at most `FINISH_WRITING_S` or until Ctrl-C."""

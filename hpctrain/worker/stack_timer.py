@@ -1,4 +1,4 @@
-"""A timer that writes a thread's stack even while another thread keeps Python's global lock (GIL)."""
+"""A timer that writes a thread's stack, and then ends the process, while a thread keeps Python's global lock (GIL)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import threading
 STDERR = 2
 SIGNAL = getattr(signal, "SIGRTMAX", 64) - 5
 """Signal of the timer: a real-time one, which neither Python nor a common library uses."""
+ENDS_AFTER_S = int(SIGNAL)
+"""Seconds from the stack to the end of the process: alarm(3) takes the signal's number for a number of seconds."""
 _THREAD = 4
 """SIGEV_THREAD_ID of Linux: the signal goes to one thread."""
 
@@ -47,15 +49,28 @@ class StackTimer:
     is not for this: its thread reads the frames of all others while they run. In a process that goes on after it was
     suspended (SIGSTOP, `scontrol suspend`), that timer has expired meanwhile, and some of them died of it with SIGSEGV.
 
+    If it isn't postponed within another `ENDS_AFTER_S` either, the process ends by SIGALRM. These seconds begin when
+    the thread writes its stack, so a process that was suspended has them to postpone the timer.
+
     A forked child doesn't have the timer. Without Linux it never fires.
+
+    Args:
+        ends_process: whether the process ends; False if it is a user's own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, ends_process: bool = True) -> None:
         self._timer: ctypes.c_void_p | None = None
         self._library: ctypes.CDLL | None = None
+        self._ends_process = ends_process
+        self._armed = False
         if sys.platform == "linux":
-            faulthandler.register(SIGNAL, file=STDERR, all_threads=False)
             self._library = _library()
+            faulthandler.unregister(SIGNAL)  # of an earlier timer: registered twice, it keeps the first handler
+            if ends_process:
+                # Only functions in C run without the lock: after the stack, faulthandler calls the earlier handler.
+                self._library.signal.restype = ctypes.c_void_p
+                self._library.signal(int(SIGNAL), self._library.alarm)
+            faulthandler.register(SIGNAL, file=STDERR, all_threads=False, chain=ends_process)
             self._timer = _timer(self._library, threading.get_native_id())
 
     def postpone(self, seconds: float) -> None:
@@ -68,9 +83,14 @@ class StackTimer:
         self._set(0, 0)
 
     def _set(self, seconds: int, nanoseconds: int) -> None:
-        if self._library is not None:
-            setting = _Setting(0, 0, seconds, nanoseconds)
-            self._library.timer_settime(self._timer, 0, ctypes.byref(setting), None)
+        if self._library is None:
+            return
+        before, after = _Setting(), _Setting(0, 0, seconds, nanoseconds)
+        self._library.timer_settime(self._timer, 0, ctypes.byref(after), ctypes.byref(before))
+        # it has fired: an alarm that the user set at another time stays
+        if self._ends_process and self._armed and not (before.left_s or before.left_ns):
+            self._library.alarm(0)
+        self._armed = bool(seconds or nanoseconds)
 
 
 def _library() -> ctypes.CDLL:

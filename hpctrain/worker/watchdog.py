@@ -16,7 +16,7 @@ from hpctrain.attempt.silence import Silence
 from hpctrain.config.health import Health
 from hpctrain.errors import ExitCode
 from hpctrain.run.stacks import StacksRequests
-from hpctrain.worker.rank import Rank
+from hpctrain.worker.rank import FINISH_WRITING_S, PEERS_S, Rank
 from hpctrain.worker.stack_timer import StackTimer
 from hpctrain.worker.stacks import STDERR, Position, write_stacks
 
@@ -24,6 +24,8 @@ RECORD_HANG_S = 15.0
 """Seconds to write the records of a hang: the file system may be what hangs."""
 LOOK_S = 2.0
 """Seconds between two checks for a stacks request."""
+RAISE_S = 5.0
+"""Seconds in which the watched thread may raise an error by itself, after NCCL has reported one."""
 ERRORS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 """Signals of a thread's own faults, which must not be blocked."""
 
@@ -57,9 +59,9 @@ class Phase(Enum):
 class Watchdog:
     """Watches the thread that creates it. A context manager; never collective.
 
-    The watched thread pays nothing: the watchdog reads once a second what the loop records anyway. No other thread can
-    end a thread that never releases Python's global lock (GIL); a timer that doesn't need the lock writes its stack to
-    standard error.
+    The watched thread pays nothing: the watchdog reads once a second what the loop records anyway. While a thread keeps
+    Python's global lock (GIL), the watchdog can't run; a timer that doesn't need the lock writes the watched thread's
+    stack to standard error, and ends the process a minute later.
 
     Args:
         health: the bounds.
@@ -72,7 +74,7 @@ class Watchdog:
         self._rank = rank
         self._tick_s = tick_s
         self._thread_id = threading.get_ident()
-        self._timer = StackTimer()
+        self._timer = StackTimer(ends_process=rank.program is None)
         self._requests: StacksRequests | None = None
         self._stopped = threading.Event()
         # two threads: one looks for requests on a file system that may be the very thing that hangs
@@ -105,6 +107,8 @@ class Watchdog:
                     self._end(phase.complaint(self._health))
                 self._complain(phase.complaint(self._health))
                 silence = Silence(now, 2 * self._tick_s)
+            elif self._rank.program is None and (error := self._rank.communication_error):
+                self._end_after(error)
             # fires only if this thread can't postpone it in time, because the watched thread keeps the GIL
             self._timer.postpone(phase.bound_s(self._health))
 
@@ -137,9 +141,21 @@ class Watchdog:
         os.write(STDERR, f"hpctrain: {self._rank.description} hangs: {text}; Ctrl-C twice ends it\n".encode())
         self._write("hang", secrets.token_hex(4))
 
+    def _end_after(self, error: str) -> None:
+        """End the process after an error of NCCL, unless the watched thread does so."""
+        # it usually does, with a better message: the gloo group for messages loses the same rank, or CUDA raises
+        if self._stopped.wait(RAISE_S):
+            return
+        _end_within(FINISH_WRITING_S + PEERS_S + RECORD_HANG_S)
+        try:
+            self._rank.record_communication_error(error)
+        except BaseException:
+            os.write(STDERR, traceback.format_exc().encode())
+        finally:
+            os._exit(ExitCode.FAILED)
+
     def _end(self, complaint: str) -> None:
-        # ends the process even if the records below hang as well; its stacks are discarded, since `_write` writes them
-        faulthandler.dump_traceback_later(RECORD_HANG_S, exit=True, file=os.open(os.devnull, os.O_WRONLY))
+        _end_within(RECORD_HANG_S)
         try:
             position = Position.of(self._thread_id)
             message = f"{complaint}; it was at {position.text}"
@@ -151,6 +167,12 @@ class Watchdog:
             os.write(STDERR, traceback.format_exc().encode())
         finally:
             os._exit(ExitCode.FAILED)
+
+
+def _end_within(seconds: float) -> None:
+    """End the process even if writing its records hangs as well."""
+    # its stacks are discarded, since `write_stacks` writes them
+    faulthandler.dump_traceback_later(seconds, exit=True, file=os.open(os.devnull, os.O_WRONLY))
 
 
 def _block_signals() -> None:

@@ -66,8 +66,8 @@ HOOKS = """
 """
 ERRORS = """
     HpctrainError ConfigError ClusterEnvironmentError RunDirectoryError RunDirectoryUnavailableError SupersededError
-    SchedulerError SchedulerMissingError RendezvousError CheckpointError CheckpointDamagedError CheckpointUnlikeError
-    TaskError DivergedError RunFailedError
+    SchedulerError SchedulerMissingError RendezvousError DeviceError CheckpointError CheckpointDamagedError
+    CheckpointUnlikeError TaskError DivergedError RunFailedError
 """
 
 

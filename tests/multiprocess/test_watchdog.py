@@ -123,7 +123,8 @@ def test_a_rank_that_hangs_ends_the_run_with_the_stacks_of_all(ended):
     assert (done.code, attempt.reason, attempt.end_step) == (1, Reason.HANG, 4), done.output
     assert attempt.detail.startswith("rank 1 on ")
     assert f"no step for {HANG_TIMEOUT_S} s (health.hang_timeout_s); it was at _act in " in attempt.detail
-    assert attempt.detail.endswith(f"; stacks: {run.directory.stacks(1, 1)}; rank 0 waited for others")
+    waited = re.escape(f"; stacks: {run.directory.stacks(1, 1)}; rank 0 waited for others")
+    assert re.search(waited + r" in all_reduce \(collective \d+ of gloo default_pg\)$", attempt.detail)
     assert f"hpctrain: {attempt.detail}\n" in done.output
     assert 'trial.py", line' in done.output
     assert "in _act\n" in run.stacks[1]
@@ -132,6 +133,8 @@ def test_a_rank_that_hangs_ends_the_run_with_the_stacks_of_all(ended):
         0: True,
         1: False,
     }
+    begun = [read_exit_records(run.directory.claim(1))[rank].collectives.begun["gloo default_pg"] for rank in range(2)]
+    assert begun[0] > begun[1], "rank 1 never began the one in which rank 0 waits"
     assert attempt.end_time - attempt.start_time < HANG_TIMEOUT_S + 60
     assert run.processes == []
 
@@ -141,7 +144,7 @@ def test_a_rank_that_is_stopped_is_named_by_the_others(ended):
     assert (done.code, attempt.reason) == (1, Reason.HANG), done.output
     assert attempt.detail.startswith("rank 0 on ")
     assert "; rank 1 left no exit record: stopped, its machine gone" in attempt.detail
-    assert attempt.detail.endswith("; rank 0 waited for others")
+    assert re.search(r"; rank 0 waited for others in all_reduce \(collective \d+ of gloo default_pg\)$", attempt.detail)
     assert set(run.stacks) == {0}
     assert attempt.end_time - attempt.start_time < HANG_TIMEOUT_S + 60
     assert run.processes == []

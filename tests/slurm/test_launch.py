@@ -206,7 +206,7 @@ def test_what_is_asked_for_reaches_slurm_and_the_ranks(
     asked = [
         "cluster.network_interface=eth0",
         "name=everything",
-        "cluster.gpus_per_node=2",
+        "cluster.processes_per_node=2",
         "cluster.cpus_per_process=2",
         "cluster.memory_gb=1.5",
         "cluster.time_limit_min=7",
@@ -223,8 +223,10 @@ def test_what_is_asked_for_reaches_slurm_and_the_ranks(
     task = [*OWN, "task._target_=own.Tells", f"+task.folder={work}", "logger.tensorboard=false"]
     words = ["cluster=slurm", "cluster.wait=true", "trainer.max_steps=3"]
     done = begin(*words, "nodes=2", "run_dir=R", *asked, *task)
-    on_gpu = ["cluster.gpus_per_node=1", "trainer.sync_batchnorm=true", *QUICK]
-    without = begin(*words, "run_dir=on gpu", *on_gpu)
+    # this machine's torch is built without CUDA, and the sandbox's GPUs are files of another kind
+    without = begin(*words, "run_dir=on gpu", "nodes=2", "cluster.gpus_per_node=2", *QUICK)
+    shown = ["--", "sh", "-c", "echo GPUs $CUDA_VISIBLE_DEVICES"]
+    program = begin("run", *words[:2], "run_dir=program", "cluster.gpus_per_node=2", *shown)
     misspelt = begin(*words, "run_dir=misspelt", "cluster.srun_args=['--no-such-option']")
     assert done.result().returncode == 0, done.result().stdout + done.result().stderr
 
@@ -232,13 +234,12 @@ def test_what_is_asked_for_reaches_slurm_and_the_ranks(
     assert job["JobName"] == "everything"
     assert (job["NodeList"], job["ExcNodeList"], job["Features"]) == ("n[2-3]", "n1", "big")
     assert (job["NumTasks"], job["CPUs/Task"], job["MinMemoryNode"]) == ("4", "2", "1.50G")
-    assert (job["TresPerNode"], job["TimeLimit"], job["Comment"].strip()) == ("gres:gpu:2", "00:07:00", "two words")
+    assert (job["TimeLimit"], job["Comment"].strip()) == ("00:07:00", "two words")
     ranks = [json.loads((work / f"printed_{rank}.json").read_text()) for rank in range(4)]
     assert [rank["host"] for rank in ranks] == ["n2", "n2", "n3", "n3"]
     assert [rank["threads"] for rank in ranks] == [2] * 4
     environs = [rank["environ"] for rank in ranks]
     expected = {
-        "CUDA_VISIBLE_DEVICES": "0,1",
         "SLURM_CPUS_PER_TASK": "2",
         "GLOO_SOCKET_IFNAME": "eth0",
         "COLOUR": "light green",
@@ -254,10 +255,11 @@ def test_what_is_asked_for_reaches_slurm_and_the_ranks(
 
     failed = without.result()
     assert failed.returncode == 1, failed.stdout + failed.stderr
-    refusal = (
-        r"trainer\.sync_batchnorm=True: torch synchronises batch norm on GPUs only; see why torch finds none on n\d"
-    )
+    refusal = r"rank \d on n\d: cluster\.gpus_per_node=2: torch \S+ on n\d is built without CUDA; install a build"
     assert re.search(refusal, failed.stdout)
+    assert sandbox.job(job_id(work / "on gpu"))["TresPerNode"] == "gres:gpu:2"
+    assert program.result().returncode == 0, program.result().stdout + program.result().stderr
+    assert "\nGPUs 0,1\n" in hpctrain("logs", "program", "--rank", "1").stdout
     resume = f"python -m hpctrain resume '{work}/on gpu'"
     assert f"once the cause is fixed, resume with: {resume} --code=now\n" in failed.stdout
     refused = misspelt.result()

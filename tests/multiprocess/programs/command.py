@@ -5,9 +5,12 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import torch
+
 from hpctrain.cli import main
 from hpctrain.config.stored import load
 from hpctrain.run.directory import RunDirectory
+from hpctrain.worker import rank_devices
 from hpctrain.worker.entry import run_rank
 
 
@@ -28,3 +31,15 @@ def in_a_thread(*words):
 def program(path, *words):
     sys.argv = [path, *words]
     runpy.run_path(path, run_name="__main__")
+
+
+def rank_with_broken_driver(path):
+    """As a rank on a machine whose driver shows a GPU that torch, built for it, can't use."""
+
+    def init():
+        raise RuntimeError("CUDA error: system not yet initialized\nCUDA kernel errors might be reported later")
+
+    torch.cuda.init = init
+    torch.backends.cuda.is_built = lambda: True
+    rank_devices.visible_gpus = lambda environ: 1
+    return rank(path)

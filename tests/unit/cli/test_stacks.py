@@ -35,6 +35,8 @@ watched = SimpleNamespace(
     stacks=directory.stacks(1, rank),
     stacks_request=directory.stacks_request(1),
     description=f"rank {rank} of 2",
+    program=None,
+    communication_error="",
 )
 with watchdog.Watchdog(Health(), watched, tick_s=0.05):
     print("running", flush=True)

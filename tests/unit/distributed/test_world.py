@@ -7,7 +7,7 @@ import torch
 
 from hpctrain.cluster.cpus import cpu_threads
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.distributed.world import World, bound_device, choose_devices, join
+from hpctrain.distributed.world import World, bound_device, join
 
 CPU = torch.device("cpu")
 TWO_OF_FOUR = {
@@ -46,18 +46,13 @@ def test_a_world_of_one_costs_no_call():
     world.barrier()
     world.close()
     world.abort()
+    assert world.communication_error() == ""
 
 
 def test_joining_alone_makes_no_process_group(environment):
     world = join(environment({}), None, backend="auto", devices=(CPU,), timeout_s=1)
     assert (world.rank, world.size, world.local_rank, world.device, world.control) == (0, 1, 0, CPU, None)
     assert not torch.distributed.is_initialized()
-
-
-def test_without_a_gpu_the_device_is_the_cpu(environment):
-    assert choose_devices(environment({}), 2, use_gpu=False) == (CPU, CPU)
-    if not torch.cuda.is_available():
-        assert choose_devices(environment({}), 1, use_gpu=True) == (CPU,)
 
 
 def test_nccl_binds_to_a_device_that_is_the_only_one():

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from hpctrain.run.collectives import Collectives
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
 from hpctrain.run.reason import Reason
 
@@ -13,7 +16,13 @@ def record(rank, reason=Reason.FAILED, **fields):
 def test_records_go_there_and_back(tmp_path):
     written = [
         record(0, Reason.COMPLETED, time=3.5),
-        record(11, message="ValueError: ü\0", traceback="Traceback ...\n  line\n", blames_peer=True),
+        record(
+            11,
+            message="ValueError: ü\0",
+            traceback="Traceback ...\n  line\n",
+            blames_peer=True,
+            collectives=Collectives({"nccl default_pg": 7}, "nccl default_pg", "all_reduce", 7),
+        ),
     ]
     for one in written:
         one.write(tmp_path)
@@ -28,6 +37,15 @@ def test_what_is_unreadable_counts_as_absent(tmp_path, content):
     (tmp_path / "rank_1.json").write_text(content)
     (tmp_path / "owner.json").write_text("{}")
     assert set(read_exit_records(tmp_path)) == {0}
+
+
+@pytest.mark.parametrize(
+    "value", [None, 3, {}, {"begun": {}}, {"begun": {"a": -1}, "group": "", "operation": "", "number": 0}]
+)
+def test_collectives_of_another_form_are_left_out(tmp_path, value):
+    content = {"rank": 1, "host": "n", "reason": "hang", "step": 1, "collectives": value}
+    (tmp_path / "rank_1.json").write_text(json.dumps(content))
+    assert read_exit_records(tmp_path)[1].collectives is None
 
 
 def test_no_claim_is_no_record(tmp_path):

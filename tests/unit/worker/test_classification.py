@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
-from hpctrain.errors import CheckpointError, CheckpointUnlikeError, RendezvousError
+from hpctrain.errors import CheckpointError, CheckpointUnlikeError, DeviceError, RendezvousError
 from hpctrain.run.reason import Reason
 from hpctrain.worker.classification import Classification, classify
 
@@ -14,6 +15,10 @@ WATCHDOG = (
     "Timeout(ms)=600000) ran for 600029 milliseconds before timing out."
 )
 NCCL_SAYS = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3356, {}, NCCL version 2.21.5\n"
+NCCL_ON_GPU = (
+    NCCL_SAYS.format("unhandled cuda error (run with NCCL_DEBUG=INFO for details)")
+    + "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +56,13 @@ NCCL_SAYS = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCC
         ),
         (DistBackendError(NCCL_SAYS.format("invalid usage (run with NCCL_DEBUG=WARN for details)")), "failed"),
         (DistBackendError("NCCL Error 4: invalid argument (run with NCCL_DEBUG=WARN for details)"), "failed"),
+        # this rank's own GPU, whatever NCCL calls the error: no peer is lost, and the next attempt would end so too
+        (DistBackendError(NCCL_ON_GPU + "Cuda failure 2 'out of memory'"), "failed"),
+        (DistBackendError(NCCL_ON_GPU + "Failed to CUDA calloc async 608 bytes"), "failed"),
+        (DistBackendError(NCCL_SAYS.format("internal error") + "Failed to CUDA calloc async 1920 bytes"), "failed"),
+        (DistBackendError(NCCL_ON_GPU + "Cuda failure 700 'an illegal memory access was encountered'"), "failed"),
+        # what another rank's end does to the mapping of its memory looks the same as a mistake of NCCL's
+        (DistBackendError(NCCL_ON_GPU + "Cuda failure 1 'invalid argument'"), "infrastructure"),
         (RuntimeError("ProcessGroupGloo::allreduce: unsupported device type"), "failed"),
         (RuntimeError("Tensors must be CUDA and dense for ProcessGroupNCCL"), "failed"),
         (RuntimeError("No backend type associated with device type cpu; available: cuda:nccl, meta:gloo"), "failed"),
@@ -99,7 +111,33 @@ def test_other_bytes_on_one_node_are_the_nodes_fault():
         RuntimeError("DataLoader worker (pid(s) 4711, 4712) exited unexpectedly"),
         RuntimeError("DataLoader worker (pid 4711) is killed by signal: Bus error. It is possible that dataloader's"),
         RuntimeError("CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be"),
+        torch.AcceleratorError("CUDA error: CUDA-capable device(s) is/are busy or unavailable\nSearch for `cuda"),
+        torch.AcceleratorError("CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error"),
+        RuntimeError("Unexpected error from cudaGetDeviceCount(). Did you? Error 802: system not yet initialized"),
+        DistBackendError(NCCL_ON_GPU + "Cuda failure 214 'uncorrectable ECC error encountered'"),
     ],
 )
 def test_errors_of_the_machine(error, world_size):
     assert classify(error, world_size) == Classification(Reason.INFRASTRUCTURE)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10"),
+        torch.AcceleratorError("CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA` to enable"),
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nSearch for `cudaErrorIllegal"),
+        torch.AcceleratorError("HIP error: invalid device function\nSearch for `hipErrorInvalidDeviceFunction' in"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_errors_of_the_task_on_a_gpu(error, world_size):
+    assert classify(error, world_size) == Classification(Reason.FAILED)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize(("of_machine", "reason"), [(True, Reason.INFRASTRUCTURE), (False, Reason.FAILED)])
+def test_missing_gpus_are_the_machines_and_shared_ones_the_configurations(of_machine, elsewhere, reason):
+    error = DeviceError("no GPU", of_machine=of_machine, elsewhere=elsewhere)
+    assert classify(error, 2) == Classification(reason, peer=elsewhere)

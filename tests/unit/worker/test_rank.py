@@ -9,6 +9,7 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import TaskError
+from hpctrain.run.collectives import Collectives
 from hpctrain.run.config_change import change_config, keep_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, read_exit_records
@@ -101,6 +102,82 @@ def test_a_hang_among_several_ranks_is_recorded_and_stacks_are_requested(make, d
     assert (record.reason, record.traceback, record.blames_peer) == (Reason.HANG, "the stack", True)
     assert directory.stacks_request(1).exists()
     assert Ledger(directory).attempts() == [], "the launcher closes it"
+
+
+class World:
+    """Of which NCCL's part can't be had without GPUs."""
+
+    def __init__(self, collectives=None):
+        self.found = collectives
+        self.calls = []
+
+    def collectives(self):
+        self.calls.append("collectives")
+        return self.found
+
+    def abort(self, *, process_ends):
+        self.calls.append(process_ends)
+
+
+def test_a_rank_whose_gpu_waits_for_nccl_waits_for_others_wherever_python_is(make, directory):
+    rank = make()
+    enter(rank, directory)
+    rank.world = World(Collectives({"nccl default_pg": 7}, "nccl default_pg", "all_reduce", 7))
+    rank.record_hang("no step for 3 s", Position("tolist in meter.py:1", "the stack", waits=False))
+    record = read_exit_records(directory.claim(1))[1]
+    assert (record.blames_peer, record.collectives) == (True, rank.world.found)
+
+
+def test_a_rank_that_stands_still_with_all_its_collectives_finished_is_the_cause(make, directory):
+    rank = make()
+    enter(rank, directory)
+    rank.world = World(Collectives({"nccl default_pg": 6}))
+    rank.record_hang("no step for 3 s", Position("read in data.py:1", "the stack", waits=False))
+    assert not read_exit_records(directory.claim(1))[1].blames_peer
+
+
+def test_a_hang_is_recorded_before_the_device_is_asked(make, directory):
+    class Stuck(World):
+        def collectives(self):
+            raise LookupError
+
+    rank = make()
+    enter(rank, directory)
+    rank.world = Stuck()
+    with pytest.raises(LookupError):
+        rank.record_hang(*HANG)
+    assert read_exit_records(directory.claim(1))[1].reason is Reason.HANG
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [("COMM_ERROR", Reason.INFRASTRUCTURE), ("TIMEOUT", Reason.HANG)], ids=str
+)
+def test_an_error_of_nccl_points_at_another_rank_and_a_save_is_finished_first(make, directory, capfd, error, reason):
+    class Trainer:
+        step, why_ended = 9, ""
+
+        def finish_save_within(self, seconds):
+            assert read_exit_records(directory.claim(1))[1].reason is reason
+            (directory.path / "saved").touch()
+
+    rank = make()
+    enter(rank, directory)
+    rank.trainer = Trainer()
+    rank.record_communication_error(error)
+    record = read_exit_records(directory.claim(1))[1]
+    assert (record.reason, record.blames_peer, record.step) == (reason, True, 9)
+    assert record.message == f"NCCL reports {error}: another rank, its GPU or the network is lost; see this rank's log"
+    assert (directory.path / "saved").exists()
+    assert f"attempt 1, step 9: NCCL reports {error}" in capfd.readouterr().err
+
+
+def test_a_rank_leaves_its_communicators_to_the_end_of_its_process_unless_that_is_a_users(make):
+    rank = make()
+    rank.world = World()
+    rank.leave_world()
+    rank.program = object()
+    rank.leave_world()
+    assert rank.world.calls == [True, False]
 
 
 def test_a_hang_in_the_launchers_own_process_closes_the_attempt(make, directory, capfd):

@@ -38,6 +38,9 @@ OTHERS = (
     "is_suspended",
     "is_asked",
     "blocks_signals",
+    "loses_a_peer",
+    "loses_a_peer_and_raises",
+    "loses_a_peer_in_a_program",
 )
 TIMER = re.compile(r"Stack \(most recent call first\):\n(?:  [^\n]*\n)*")
 """What the timer writes where the machine let a process stand still for as long as a hang takes here."""
@@ -118,6 +121,22 @@ def test_stacks_are_written_while_a_thread_keeps_pythons_lock(ended):
     assert (left.code, left.out) == (0, "the end\n")
     assert left.err.startswith("Stack (most recent call first):\n")
     assert "in keeps_the_lock\n" in left.err
+
+
+def test_a_rank_that_waits_for_the_gpu_ends_once_nccl_has_lost_another(ended):
+    left = ended["loses_a_peer"]
+    assert (left.code, left.out) == (1, "recorded COMM_ERROR\n")
+
+
+def test_an_error_that_the_rank_raises_itself_comes_first(ended):
+    left = ended["loses_a_peer_and_raises"]
+    assert (left.code, left.out) == (1, "")
+    assert left.err.endswith("RuntimeError: Connection closed by peer\n")
+
+
+def test_a_users_program_isnt_ended_by_an_error_of_nccl_either(ended):
+    left = ended["loses_a_peer_in_a_program"]
+    assert (left.code, left.out, left.err) == (0, "the end\n", "")
 
 
 def test_a_forked_child_is_not_watched_and_can_exit(ended):

@@ -17,7 +17,8 @@ FORKS = 300
 
 class Rank:
     times = SimpleNamespace(doing="train_s")
-    stacks = stacks_request = None
+    stacks = stacks_request = program = None
+    communication_error = ""
 
     @property
     def progress(self):

@@ -20,7 +20,9 @@ from hpctrain.worker.watchdog import Watchdog
 HANG_TIMEOUT_S = 3
 """Longer than a busy machine lets a thread stand still."""
 watchdog.LOOK_S = 0.2
+watchdog.RAISE_S = 2.5
 moves = [0]
+errors = [""]
 times = Times(0.0)
 
 
@@ -136,6 +138,25 @@ def is_suspended():
     move(0.3)
 
 
+def loses_a_peer():
+    move(0.3)
+    errors[0] = "COMM_ERROR"
+    stand()
+
+
+def loses_a_peer_and_raises():
+    move(0.3)
+    errors[0] = "COMM_ERROR"
+    move(1)
+    raise RuntimeError("Connection closed by peer")
+
+
+def loses_a_peer_in_a_program():
+    move(0.3)
+    errors[0] = "COMM_ERROR"
+    move(2)
+
+
 def is_asked():
     for _ in range(2):
         token = request_stacks(folder / "request")
@@ -164,11 +185,18 @@ class Rank:
         self.times = times
         self.stacks = folder / "stacks"
         self.stacks_request = folder / "request"
-        self.program = HostProgram() if name == "hangs_in_a_program" else None
+        self.program = HostProgram() if name.endswith("in_a_program") else None
 
     @property
     def progress(self):
         return moves[0]
+
+    @property
+    def communication_error(self):
+        return errors[0]
+
+    def record_communication_error(self, error):
+        print("recorded", error, flush=True)
 
     def record_hang(self, message, position):
         if name == "fails_to_record_it":

@@ -1,0 +1,229 @@
+"""The devices of the ranks: which ones a rank takes, and whether all ranks' fit together."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from torch._C._distributed_c10d import Store
+
+from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.errors import DeviceError
+from hpctrain.phrases import listed, numbered
+
+CONFLICT_KEY = "hpctrain/devices"
+READ_KEY = "hpctrain/devices_read"
+READ_TIMEOUT_S = 60.0
+"""Seconds that rank zero waits for the other ranks to read why the devices don't fit: its store ends with it."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Tells machines apart that have the same host name, as containers may have (random(4))."""
+
+
+def choose_devices(
+    environment: ClusterEnvironment, gpus_per_process: int | None, *, use_gpu: bool
+) -> tuple[torch.device, ...]:
+    """Choose this rank's devices: its share of the visible GPUs, or the CPU, repeated as often as it would have GPUs.
+
+    Args:
+        environment: this rank's place.
+        gpus_per_process: number of GPUs; None takes every visible one.
+        use_gpu: whether to use the GPUs that torch finds.
+    """
+    # device_count queries the driver without initialising it, and returns 0 if torch is built without CUDA
+    visible = torch.cuda.device_count() if use_gpu else 0
+    if not visible or not torch.cuda.is_available():
+        return (torch.device("cpu"),) * (gpus_per_process or 1)
+    share = gpus_per_process or visible
+    first = environment.local_rank * share
+    # modulo: some schedulers show a process all GPUs of the node, others only its own, as index 0
+    return tuple(torch.device("cuda", (first + number) % visible) for number in range(share))
+
+
+def chosen_backend(backend: str, devices: Sequence[torch.device]) -> str:
+    """Return the backend for tensors on these devices.
+
+    Args:
+        backend: `nccl`, `gloo`, or `auto`: nccl on GPUs, gloo on the CPU.
+        devices: of a rank.
+    """
+    if backend != "auto":
+        return backend
+    return "nccl" if devices[0].type == "cuda" else "gloo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankDevices:
+    """The devices of one rank, as it reports them to the others.
+
+    Attributes:
+        rank: that has them.
+        host: the name of its machine.
+        machine: tells machines with the same name apart.
+        gpus: their addresses on the PCI bus, such as ``0000:17:00.0``; empty on the CPU. The slices of a GPU that
+            NVIDIA's MIG makes have the same address, and NCCL takes them for the same GPU.
+        name: of the first GPU.
+        visible: the variables that hide GPUs from this rank, such as CUDA_VISIBLE_DEVICES.
+        problem: why the rank can't use the GPUs that the run asks for; empty if it can.
+    """
+
+    rank: int
+    host: str
+    machine: str = ""
+    gpus: Sequence[str] = ()
+    name: str = ""
+    visible: Mapping[str, str] = field(default_factory=dict)
+    problem: str = ""
+
+    @classmethod
+    def of(cls, rank: int, devices: Sequence[torch.device], visible: Mapping[str, str]) -> RankDevices:
+        """Describe the devices of this process.
+
+        Args:
+            rank: of this process.
+            devices: that it takes.
+            visible: as the attribute.
+
+        Raises:
+            DeviceError: a GPU doesn't answer.
+        """
+        host = socket.gethostname()
+        gpus = [device for device in devices if device.type == "cuda"]
+        try:
+            properties = [torch.cuda.get_device_properties(device) for device in gpus]
+        except RuntimeError as error:
+            raise DeviceError(
+                f"a GPU of {host} doesn't answer: {_first_line(error)}; see nvidia-smi or rocm-smi there"
+            ) from error
+        return cls(
+            rank=rank,
+            host=host,
+            machine=BOOT_ID.read_text().strip() if BOOT_ID.exists() else host,
+            gpus=[_address(found) for found in properties],
+            name=properties[0].name if properties else "",
+            visible=visible,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Why the devices of the ranks don't fit together.
+
+    Attributes:
+        ranks: at fault.
+        message: what was expected, what was found, and what to do.
+        of_machine: whether a machine is at fault, and not the configuration.
+    """
+
+    ranks: Sequence[int]
+    message: str
+    of_machine: bool
+
+
+def find_conflict(found: Sequence[RankDevices], backend: str) -> Conflict | None:
+    """Compare the devices of all ranks; return the first conflict, or None.
+
+    Args:
+        found: of all ranks, in rank order.
+        backend: `nccl`, `gloo` or `auto`.
+    """
+    broken = [one for one in found if one.problem]
+    if broken:
+        return Conflict([one.rank for one in broken], broken[0].problem, of_machine=True)
+    with_gpu = next((one for one in found if one.gpus), None)
+    without = [one for one in found if not one.gpus]
+    if with_gpu is not None and without:
+        hosts = listed(dict.fromkeys(one.host for one in without), separator=" ")
+        return Conflict(
+            [one.rank for one in without],
+            f"{numbered('rank', [one.rank for one in without])} on {hosts} found no GPU, and rank {with_gpu.rank} on "
+            f"{with_gpu.host} has one ({with_gpu.name}): see nvidia-smi or rocm-smi on {hosts}, or set "
+            "cluster.gpus_per_node=0 to train on CPUs",
+            of_machine=True,
+        )
+    if with_gpu is not None and backend != "gloo":
+        return next(_shared(found), None)
+    return None
+
+
+def _shared(found: Sequence[RankDevices]) -> Iterator[Conflict]:
+    """Two ranks with the same GPU, which NCCL refuses ("Duplicate GPU detected")."""
+    owners: dict[tuple[str, str], RankDevices] = {}
+    for one in found:
+        for gpu in one.gpus:
+            other = owners.setdefault((one.machine, gpu), one)
+            if other is not one:
+                yield Conflict(
+                    [other.rank, one.rank],
+                    f"rank {other.rank} and rank {one.rank} on {one.host} have the same GPU ({gpu}, {one.name}; "
+                    f"{_sight(other)}, {_sight(one)}), and NCCL needs a GPU for each rank: set "
+                    "cluster.processes_per_node to the number of GPUs, take options that bind GPUs out of "
+                    "cluster.srun_args, or use parallel.backend=gloo",
+                    of_machine=False,
+                )
+
+
+def share_devices(store: Store, own: RankDevices, world_size: int, backend: str) -> None:
+    """Compare the devices of all ranks through the store, before they make a process group; collective.
+
+    Args:
+        store: that the ranks share.
+        own: of this rank.
+        world_size: number of ranks.
+        backend: `nccl`, `gloo` or `auto`.
+
+    Raises:
+        DeviceError: they don't fit together. On ranks that aren't at fault, it points at the others.
+    """
+    conflict = _agree(store, own, world_size, backend)
+    if conflict is None:
+        return
+    # of a configuration that can't work, the first rank speaks for all
+    at_fault = own.rank in conflict.ranks if conflict.of_machine else own.rank == 0
+    raise DeviceError(conflict.message, of_machine=conflict.of_machine, elsewhere=not at_fault)
+
+
+def _agree(store: Store, own: RankDevices, world_size: int, backend: str) -> Conflict | None:
+    store.set(_key(own.rank), json.dumps(asdict(own)))
+    if own.rank:
+        text = store.get(CONFLICT_KEY).decode()
+        store.add(READ_KEY, 1)
+        return Conflict(**json.loads(text)) if text else None
+    found = [RankDevices(**json.loads(store.get(_key(rank)))) for rank in range(world_size)]
+    conflict = find_conflict(found, backend)
+    store.set(CONFLICT_KEY, "" if conflict is None else json.dumps(asdict(conflict)))
+    if conflict is not None:
+        _wait(lambda: store.add(READ_KEY, 0) >= world_size - 1)
+    return conflict
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + READ_TIMEOUT_S
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _key(rank: int) -> str:
+    return f"{CONFLICT_KEY}/{rank}"
+
+
+def _address(properties: object) -> str:
+    """The address on the PCI bus; in versions of torch that don't tell, the GPU's own identity."""
+    try:
+        domain, bus, device = (getattr(properties, f"pci_{part}_id") for part in ("domain", "bus", "device"))
+    except AttributeError:
+        return str(getattr(properties, "uuid", ""))
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+
+
+def _sight(one: RankDevices) -> str:
+    visible = [f"{name}={value}" for name, value in one.visible.items()]
+    return f"rank {one.rank} with {listed(visible) or 'all GPUs visible'}"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

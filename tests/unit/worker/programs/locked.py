@@ -1,0 +1,45 @@
+"""A thread that keeps Python's lock while its timer fires; the first argument says what follows."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+
+from hpctrain.worker.stack_timer import StackTimer
+
+library = ctypes.PyDLL(None)
+
+
+def alarm_s():
+    return round(signal.getitimer(signal.ITIMER_REAL)[0])
+
+
+def awakes():
+    StackTimer()  # of an earlier training in the same process
+    timer = StackTimer()
+    timer.postpone(0.2)
+    print(alarm_s())
+    library.sleep(5)  # until the signal interrupts it
+    print(alarm_s())
+    timer.postpone(3600)
+    print(alarm_s())
+    signal.alarm(1000)  # the user's own
+    timer.postpone(3600)
+    timer.cancel()
+    print(alarm_s())
+
+
+def belongs_to_a_user():
+    StackTimer(ends_process=False).postpone(0.2)
+    library.sleep(5)
+    print(alarm_s())
+
+
+def keeps_it():
+    StackTimer().postpone(0.2)
+    while True:
+        library.sleep(5)
+
+
+globals()[sys.argv[1]]()
