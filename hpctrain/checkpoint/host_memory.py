@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpctrain.checkpoint.page_locked import PageLockedMemory
 from hpctrain.errors import CheckpointError
 from hpctrain.run.process import memory_cgroups
 
@@ -36,15 +37,6 @@ def available_memory_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys
     in_groups = (_left_in(group, *_GROUP_FILES[version]) for version, group in memory_cgroups(proc, groups))
     known = [_left_on_machine(proc / "meminfo"), *in_groups]
     return min((count for count in known if count is not None), default=None)
-
-
-def pinned_bytes(count: int) -> int:
-    """Return the size of a page-locked allocation of ``count`` bytes: torch's allocator rounds up to a power of two.
-
-    ATen/core/CachingHostAllocator.h of torch 2.13, unless ``pinned_max_round_threshold_mb`` in PYTORCH_ALLOC_CONF says
-    otherwise.
-    """
-    return 1 << (count - 1).bit_length() if count else 0
 
 
 def huge_pages(count: int) -> memoryview:
@@ -82,9 +74,7 @@ class HostMemory:
         """Return an uninitialized tensor on the CPU, with the shape, dtype and order of elements of ``tensor``."""
         if tensor.nbytes < _CHUNKED_FROM_BYTES:
             return torch.empty_like(tensor, device="cpu", requires_grad=False)
-        form = torch.empty_like(tensor, device="meta")
-        flat = self._take(form.nbytes).view(form.dtype)
-        return flat.as_strided(form.shape, form.stride())
+        return _formed(self._take(tensor.nbytes), tensor)
 
     def _take(self, count: int) -> Tensor:
         if self._next + count > len(self._chunk):
@@ -106,10 +96,12 @@ class HostCopy:
 
     Args:
         everything: whether to copy tensors in host memory, too; False is for saves during which training waits.
+        page_locked: memory for the copies from a GPU, worth its price if the copy is kept; None for ordinary memory.
     """
 
-    def __init__(self, *, everything: bool = True) -> None:
+    def __init__(self, *, everything: bool = True, page_locked: PageLockedMemory | None = None) -> None:
         self._everything = everything
+        self._page_locked = page_locked
         self._memory = HostMemory()
         # the source is kept alive with its copy: its address identifies it
         self._copies: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
@@ -160,8 +152,7 @@ class HostCopy:
                 f"{name} is a {type(source).__name__} ({source.layout}, {source.device}); "
                 "a checkpoint holds dense tensors: leave it out of the state, or convert it"
             )
-        lazy = source.is_conj(), source.is_neg()
-        identity = (source.device, source.data_ptr(), source.dtype, source.shape, source.stride(), lazy)
+        identity = identity_of(source)
         if (copied := self._copies.get(identity)) is not None and source.numel():
             return copied[1]
         target = self._target(source, kept)
@@ -175,8 +166,10 @@ class HostCopy:
         if isinstance(kept, Tensor) and id(kept) not in self._taken and _same_form(kept, source):
             return kept
         # into any other memory, the driver copies through a page-locked buffer of its own, several times slower
-        if self._everything and source.device.type == "cuda":
-            return torch.empty_like(source, device="cpu", pin_memory=True, requires_grad=False)
+        if self._page_locked is not None and self._page_locked.serves(source) and source.nbytes:
+            memory = self._page_locked.take(source.nbytes)
+            if memory is not None:
+                return _formed(memory, source)
         return self._memory.empty_like(source)
 
 
@@ -194,6 +187,18 @@ def require_storable(value: Any, name: str) -> None:
         CheckpointError: a value can't be stored; the message names its place, beginning with ``name``.
     """
     _NoCopy().of(value, name=name)
+
+
+def identity_of(tensor: Tensor) -> tuple[object, ...]:
+    """Return what is equal for tensors that share one copy: equal ones in the same memory, such as tied weights."""
+    lazy = tensor.is_conj(), tensor.is_neg()
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), lazy
+
+
+def _formed(memory: Tensor, like: Tensor) -> Tensor:
+    """View bytes as a tensor with the shape, dtype and order of elements of ``like``."""
+    form = torch.empty_like(like, device="meta")
+    return memory.view(form.dtype).as_strided(form.shape, form.stride())
 
 
 def _plain_key(key: object, name: str) -> str | int:

@@ -7,8 +7,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.utils.hooks import RemovableHandle
 
 from hpctrain.checkpoint.host_memory import available_memory_bytes
+from hpctrain.checkpoint.page_locked import PageLockedMemory
 from hpctrain.checkpoint.retention import Retention
 from hpctrain.checkpoint.state import LiveState, Snapshot
 from hpctrain.checkpoint.write import CheckpointWriter
@@ -34,6 +39,7 @@ class CheckpointSaver:
     In the background, the copy goes into buffers that are kept from save to save, so that it runs at the speed of
     memory. They take as much host memory as weights, averages and optimizer together. Before the first copy, this
     amount is logged and compared with the available memory; if it doesn't fit, training waits for each save instead.
+    Copies from a GPU go to page-locked memory, which `lock_ahead` provides before the first save.
 
     Args:
         directory: of the run.
@@ -42,9 +48,11 @@ class CheckpointSaver:
         stop: requests a stop of all ranks if a write fails that no caller waits for.
         clock: monotonic seconds.
         free_bytes: returns the memory that this process may still take; None if unknown.
+        page_locked: memory for the copies from a GPU.
 
     Attributes:
-        stall_s: seconds for which training waited for the last save.
+        stall_s: seconds for which training waited for the last save, without the time in which memory was page-locked,
+            which is no measure of the next save.
     """
 
     def __init__(
@@ -56,6 +64,7 @@ class CheckpointSaver:
         *,
         clock: Callable[[], float] = time.monotonic,
         free_bytes: Callable[[], int | None] = available_memory_bytes,
+        page_locked: PageLockedMemory | None = None,
     ) -> None:
         self._writer = CheckpointWriter(directory, claim, safetensors=policy.safetensors)
         self._retention = Retention(directory, claim, policy)
@@ -64,6 +73,9 @@ class CheckpointSaver:
         self._clock = clock
         self._free_bytes = free_bytes
         self._background = policy.asynchronous
+        self._page_locked = page_locked or PageLockedMemory(clock=clock)
+        self._hooks: list[RemovableHandle] = []
+        self._unstepped: set[torch.optim.Optimizer] = set()
         self._buffers: Snapshot | None = None
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
@@ -85,6 +97,21 @@ class CheckpointSaver:
         longest_s = max(self._longest_s, spent_s)
         return longest_s - spent_s + longest_s
 
+    def lock_ahead(self, state: LiveState) -> None:
+        """Page-lock memory for the copies of GPU tensors in a thread, each time that an optimizer has its first state.
+
+        It takes seconds, for large models tens of them. The first save waits for what isn't locked by then.
+
+        Args:
+            state: of which the weights, the optimizers and ``extra`` are looked at again after these steps.
+        """
+        # nothing to lock: spare the optimizers the hooks
+        if not self._background or not any(map(self._page_locked.serves, state.model.parameters())):
+            return
+        hook = partial(self._note_step, state)
+        self._unstepped = set(state.optimizers)
+        self._hooks = [optimizer.register_step_post_hook(hook) for optimizer in state.optimizers]
+
     def save(self, state: LiveState, *, wait: bool, retain: bool = True) -> None:
         """Copy, and write in the background or at once.
 
@@ -98,21 +125,24 @@ class CheckpointSaver:
             SupersededError: a later attempt owns the run.
         """
         begin = self._clock()
+        locking_s = self._page_locked.waited_s
         self.finish()
-        self._began_at = self._clock()
+        if wait:
+            # the end of an attempt, perhaps with seconds left: locking takes as long as the slower copy
+            self._page_locked.stop()
         if self._background and self._buffers is None:
-            self._background = self._fits(state.held_bytes())
+            self._background = self._prepare(state)
+        self._began_at = self._clock()
         if not self._background:
             self._write(state.capture(copied=False), retain)
         else:
-            self._buffers = state.capture(self._buffers)
-            arguments = self._buffers, retain, wait
+            arguments = self._copied(state), retain, wait
             # not a daemon: Python waits for it at exit, and the write is complete
             self._thread = threading.Thread(target=self._write_in_background, args=arguments, name="checkpoint")
             self._thread.start()
             if wait:
                 self.finish()
-        self.stall_s = self._clock() - begin
+        self.stall_s = self._clock() - begin - (self._page_locked.waited_s - locking_s)
 
     def finish(self) -> None:
         """Wait for the write in flight.
@@ -131,6 +161,7 @@ class CheckpointSaver:
 
     def finish_within(self, seconds: float) -> None:
         """Wait for the write in flight, but no longer than ``seconds``; `finish` raises its error."""
+        self._page_locked.stop()
         if self._thread is not None and self.busy:
             log.warning("a checkpoint is being written: waiting up to %.0f s for it", seconds)
             self._thread.join(seconds)
@@ -144,19 +175,43 @@ class CheckpointSaver:
         # a daemon: a removal that is cut off is completed when the next attempt starts
         threading.Thread(target=self._retain, args=(intact,), name="retention", daemon=True).start()
 
-    def _fits(self, needed: int) -> bool:
+    def _note_step(self, state: LiveState, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if optimizer in self._unstepped:
+            self._unstepped.remove(optimizer)
+            # no message if the copy doesn't fit: the first save logs it
+            if _fits(self._missing_bytes(state), self._free_bytes()):
+                self._page_locked.lock_ahead(state.page_locked_sizes(self._page_locked))
+
+    def _prepare(self, state: LiveState) -> bool:
+        """Finish locking before the first copy, and return whether the copy fits into the available memory."""
+        for hook in self._hooks:
+            hook.remove()
+        self._page_locked.settle()
+        needed = self._missing_bytes(state)
         free = self._free_bytes()
-        if free is not None and free < MEMORY_MARGIN * needed:
+        if free is not None and not _fits(needed, free):
             log.warning(
                 "saving in the background would take %.2f GB of host memory, and %.2f GB are free: training waits for "
                 "each save instead. Give the job more memory, or set checkpoint.asynchronous=false",
                 needed / 1e9,
                 free / 1e9,
             )
+            self._page_locked.release()
             return False
-        if needed >= LOGGED_FROM_BYTES:
-            log.info("saving in the background takes %.1f GB of host memory", needed / 1e9)
+        held = needed + self._page_locked.ready_bytes
+        if held >= LOGGED_FROM_BYTES:
+            log.info("saving in the background takes %.1f GB of host memory", held / 1e9)
         return True
+
+    def _missing_bytes(self, state: LiveState) -> int:
+        return state.held_bytes(self._page_locked) - self._page_locked.ready_bytes
+
+    def _copied(self, state: LiveState) -> Snapshot:
+        locking_s = self._page_locked.waited_s
+        self._buffers = state.capture(self._buffers, page_locked=self._page_locked)
+        # a later save has these buffers: its duration is without the locking, or a stop might refuse a save that fits
+        self._began_at += self._page_locked.waited_s - locking_s
+        return self._buffers
 
     def _write(self, snapshot: Snapshot, retain: bool) -> None:
         try:
@@ -187,6 +242,10 @@ class CheckpointSaver:
             self._retention.apply(intact)
         except SupersededError:
             return  # the later attempt removes them
+
+
+def _fits(needed: int, free: int | None) -> bool:
+    return free is None or free >= MEMORY_MARGIN * needed
 
 
 def _yield_to_training() -> None:

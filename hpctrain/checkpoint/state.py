@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any
 
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from hpctrain.checkpoint.host_memory import HostCopy, pinned_bytes
+from hpctrain.checkpoint.host_memory import HostCopy, identity_of
+from hpctrain.checkpoint.page_locked import PageLockedMemory
 from hpctrain.run.score import Score
 
 NAMED = "named"
@@ -116,22 +117,43 @@ class LiveState:
     rng: Sequence[object] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
-    def held_bytes(self) -> int:
-        """Return the host memory that the tensors of a copy take, without copying. Tied weights count each time."""
-        return _bytes_of((self.model.state_dict(), self._optimizer_state(), self.extra))
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """All optimizers."""
+        return tuple(self.optimizer.values()) if isinstance(self.optimizer, Mapping) else (self.optimizer,)
 
-    def capture(self, into: Snapshot | None = None, *, copied: bool = True) -> Snapshot:
+    def held_bytes(self, page_locked: PageLockedMemory) -> int:
+        """Return the host memory that the tensors of a copy take, without copying. Tied weights count each time.
+
+        Args:
+            page_locked: memory for the copies from a GPU.
+        """
+        return sum(map(page_locked.bytes_of, self._tensors()))
+
+    def page_locked_sizes(self, page_locked: PageLockedMemory) -> list[int]:
+        """Return the bytes of each tensor whose copy is in page-locked memory; tied weights count once.
+
+        Args:
+            page_locked: memory for the copies from a GPU.
+        """
+        distinct = {identity_of(tensor): tensor.nbytes for tensor in self._tensors() if page_locked.serves(tensor)}
+        return [count for count in distinct.values() if count]
+
+    def capture(
+        self, into: Snapshot | None = None, *, copied: bool = True, page_locked: PageLockedMemory | None = None
+    ) -> Snapshot:
         """Copy the contents of a checkpoint, and return when training may continue; not collective.
 
         Args:
             into: an earlier snapshot that is no longer in use: its buffers are overwritten, which makes the copy
                 several times faster than into fresh memory.
             copied: whether to copy tensors in host memory; if not, training must wait until they are written.
+            page_locked: memory for the copies from a GPU; None for ordinary memory.
 
         Raises:
             CheckpointError: a value can't be stored in a checkpoint; the message names its place.
         """
-        copy = HostCopy(everything=copied)
+        copy = HostCopy(everything=copied, page_locked=page_locked)
         kept = into or Snapshot(model={}, optimizer={}, state={})
         snapshot = Snapshot(
             model=_named_tensors(self.model, copy, kept.model),
@@ -140,6 +162,9 @@ class LiveState:
         )
         copy.finish()
         return snapshot
+
+    def _tensors(self) -> Iterator[Tensor]:
+        return _tensors_in((self.model.state_dict(), self._optimizer_state(), self.extra))
 
     def _optimizer_state(self) -> dict[str, Any]:
         if isinstance(self.optimizer, Mapping):
@@ -202,9 +227,13 @@ def _named_tensors(model: nn.Module, copy: HostCopy, kept: Mapping[str, Tensor])
     return tensors
 
 
-def _bytes_of(value: object) -> int:
+def _tensors_in(value: object) -> Iterator[Tensor]:
+    """The tensors of a tree that a copy can hold; `HostCopy` refuses others, with their places."""
     if isinstance(value, Tensor):
-        return pinned_bytes(value.nbytes) if value.device.type == "cuda" else value.nbytes
-    if isinstance(value, Mapping):
-        return sum(map(_bytes_of, value.values()))
-    return sum(map(_bytes_of, value)) if isinstance(value, list | tuple) else 0
+        if value.layout == torch.strided:
+            yield value
+    elif isinstance(value, Mapping):
+        yield from _tensors_in(tuple(value.values()))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors_in(item)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpctrain.checkpoint.best import Best
@@ -103,14 +103,17 @@ class Checkpointing:
             if self._world.is_rank_zero:
                 set_aside(found.passed_over, self._claim)
             self._restore(found)
-        self._parts.prepare(0 if found is None else found.step)
+        step = 0 if found is None else found.step
+        self._parts.prepare(step)
+        if self._world.is_rank_zero:
+            self._saver.lock_ahead(self._live_state(step, {"ema": self._parts.ema and self._parts.ema.state()}))
         if found is not None:
             # last: building and running the parts draws from the same random streams
             self._restore_random_state(found)
             if self._world.is_rank_zero:
                 self._saver.retain_in_background(found.step)
         self._restart_interval()
-        return Start() if found is None else Start(found.step, bool(found.extra.get("evaluation_due", False)))
+        return Start() if found is None else Start(step, bool(found.extra.get("evaluation_due", False)))
 
     def _restore(self, found: LoadedCheckpoint) -> None:
         parts = self._parts
@@ -223,14 +226,8 @@ class Checkpointing:
         }
         error: Exception | None = None
         if world.is_rank_zero:
-            state = LiveState(
-                self._parts.module,
-                optimizers_of(self._parts.step),
-                head=self._head(step),
-                scaler=scalers_of(self._parts.step),
-                rng=random_states or [],
-                extra={**self._extra(), **gathered, "evaluation_due": evaluation_due},
-            )
+            extra = {**self._extra(), **gathered, "evaluation_due": evaluation_due}
+            state = self._live_state(step, extra, random_states or [])
             try:
                 # a save at the end of an attempt may have only seconds: the next attempt removes older checkpoints
                 self._saver.save(state, wait=wait, retain=not wait or self._is_at_end(step))
@@ -276,14 +273,17 @@ class Checkpointing:
         """Estimate the seconds of a save, from the copy to the disk, by the longest so far; for rank zero only."""
         return self._saver.takes_s
 
-    def _head(self, step: int) -> Head:
-        return Head(
+    def _live_state(self, step: int, extra: Mapping[str, object], rng: Sequence[object] = ()) -> LiveState:
+        head = Head(
             step=step,
             samples_seen=self._parts.plan.samples_seen(step),
             world_size=self._world.size,
             config_digest=config_digest(self._config),
             score=None if self._best is None else self._best.score_at(step),
         )
+        updates = self._parts.step
+        optimizers, scaler = optimizers_of(updates), scalers_of(updates)
+        return LiveState(self._parts.module, optimizers, head=head, scaler=scaler, rng=rng, extra=extra)
 
     def _extra(self) -> dict[str, object]:
         return {

@@ -1,16 +1,49 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from hpctrain.checkpoint.page_locked import PageLockedMemory
 from hpctrain.checkpoint.rng import rng_state
 from hpctrain.checkpoint.state import Head, LiveState
 from hpctrain.checkpoint.write import CheckpointWriter
 from hpctrain.run.ledger import Claim, Ledger
+
+
+class Driver:
+    """Locks ordinary memory, one allocation for each `allow`, and takes two seconds of its own clock for each."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.sizes = []
+        self.threads = set()
+        self._allowed = threading.Semaphore(0)
+
+    def __call__(self, count):
+        assert self._allowed.acquire(timeout=20)
+        self.now += 2
+        self.sizes.append(count)
+        self.threads.add(threading.current_thread())
+        return torch.empty(count, dtype=torch.uint8)
+
+    def clock(self):
+        return self.now
+
+    def allow(self, num_allocations):
+        self._allowed.release(num_allocations)
+
+    def memory(self):
+        return PageLockedMemory(self, device_type="cpu", clock=self.clock)
+
+
+@pytest.fixture
+def driver():
+    return Driver()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from hpctrain.checkpoint.page_locked import PageLockedMemory
 from hpctrain.checkpoint.saver import WRITER_NICENESS, CheckpointSaver
 from hpctrain.checkpoint.state import Head, LiveState
 from hpctrain.config.checkpoint import Checkpoint
@@ -59,9 +60,9 @@ def stop():
 def make(run, stop):
     """Build a saver; ``ownership`` is called in place of the check of its claim."""
 
-    def saver(ownership=lambda: None, *, clock=time.monotonic, free_bytes=lambda: None, **policy):
-        claim = SimpleNamespace(require_ownership=ownership)
-        return CheckpointSaver(run, claim, Checkpoint(**policy), stop, clock=clock, free_bytes=free_bytes)
+    def saver(ownership=lambda: None, *, clock=time.monotonic, free_bytes=lambda: None, page_locked=None, **policy):
+        claim, policy = SimpleNamespace(require_ownership=ownership), Checkpoint(**policy)
+        return CheckpointSaver(run, claim, policy, stop, clock=clock, free_bytes=free_bytes, page_locked=page_locked)
 
     return saver
 
@@ -239,7 +240,7 @@ def test_the_writing_thread_yields_to_training(make, training):
 
 def test_a_copy_that_does_not_fit_into_memory_is_not_made(run, make, training, caplog):
     model, snapshot = training
-    needed = snapshot(1).held_bytes()
+    needed = snapshot(1).held_bytes(PageLockedMemory())
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     assert 3 * weights <= needed < 3 * weights + 100
     saver = make(free_bytes=lambda: needed)
@@ -277,6 +278,211 @@ def test_a_hurried_save_leaves_the_old_ones_to_the_next_attempt(run, make, train
     assert run.checkpoint_steps() == [1, 2, 3]
     make().retain_in_background(3)
     wait_until(lambda: run.checkpoint_steps() == [2, 3])
+
+
+def test_memory_is_locked_before_the_first_save_and_not_in_it(make, untrained, driver):
+    model, optimizer, state = untrained
+    memory = driver.memory()
+    saver = make(clock=driver.clock, page_locked=memory)
+    saver.lock_ahead(state(0))
+    assert driver.sizes == []
+    driver.allow(100)
+    step(model, optimizer)
+    memory.settle()
+    expected = [tensor.nbytes for tensor in tensors_of(model.state_dict(), optimizer.state_dict())]
+    assert sorted(driver.sizes) == sorted(expected)
+    assert threading.current_thread() not in driver.threads
+    saver.save(state(1), wait=False)
+    assert len(driver.sizes) == len(expected)
+    assert memory.ready_bytes == 0
+    step(model, optimizer)
+    saver.save(state(2), wait=False)
+    saver.finish()
+    assert len(driver.sizes) == len(expected)
+
+
+@pytest.fixture
+def slow_locking(driver):
+    """A clock that writes and allocations advance, and memory by this clock."""
+    disk = Disk()
+
+    def lock(count):
+        memory = driver(count)
+        disk.now += 1000
+        return memory
+
+    return disk, PageLockedMemory(lock, device_type="cpu", clock=disk)
+
+
+def test_a_save_that_waits_for_the_locking_does_not_count_it(make, untrained, driver, slow_locking):
+    """Its duration is what a stop compares with the grace time, and its stall is what decides the next interval."""
+    model, optimizer, state = untrained
+    disk, memory = slow_locking
+    saver = make(disk.own, clock=disk, page_locked=memory)
+    saver.lock_ahead(state(0))
+    step(model, optimizer)
+    threading.Timer(0.2, driver.allow, args=(100,)).start()
+    saver.save(state(1), wait=False)
+    assert disk.now == 1000 * len(driver.sizes) > 0
+    disk.may_write.set()
+    saver.finish()
+    assert (saver.takes_s, saver.stall_s) == (10, 0)
+
+
+def test_a_save_that_locks_by_itself_does_not_count_it(make, training, driver, slow_locking):
+    _, snapshot = training
+    disk, memory = slow_locking
+    driver.allow(100)
+    saver = make(disk.own, clock=disk, page_locked=memory)
+    saver.save(snapshot(1), wait=False)
+    assert driver.threads == {threading.current_thread()}
+    assert disk.now == 1000 * len(driver.sizes) > 0
+    disk.may_write.set()
+    saver.finish()
+    assert (saver.takes_s, saver.stall_s) == (10, 0)
+
+
+def test_the_save_at_the_end_of_an_attempt_takes_what_is_locked_and_locks_no_more(run, make, untrained, driver):
+    model, optimizer, state = untrained
+    memory = driver.memory()
+    saver = make(page_locked=memory)
+    saver.lock_ahead(state(0))
+    step(model, optimizer)
+    driver.allow(1)
+    wait_until(lambda: memory.ready_bytes)
+    saver.save(state(1), wait=True)
+    assert (len(driver.sizes), memory.ready_bytes, memory.waited_s) == (1, 0, 0)
+    driver.allow(100)
+    saved = torch.load(run.checkpoint(1) / "model.pt", weights_only=True)
+    assert torch.equal(saved["weight"], model.weight)
+
+
+@pytest.mark.parametrize("num_locked", [0, 2])
+def test_where_locking_fails_saves_go_on_in_ordinary_memory(run, make, untrained, caplog, num_locked):
+    model, optimizer, state = untrained
+    sizes = []
+
+    def lock(count):
+        sizes.append(count)
+        if len(sizes) > num_locked:
+            raise torch.AcceleratorError("CUDA error: out of memory")
+        return torch.empty(count, dtype=torch.uint8)
+
+    saver = make(page_locked=PageLockedMemory(lock, device_type="cpu"))
+    saver.lock_ahead(state(0))
+    for number in (1, 2):
+        step(model, optimizer)
+        saver.save(state(number), wait=False)
+        saver.finish()
+        saved = torch.load(run.checkpoint(number) / "model.pt", weights_only=True)
+        assert torch.equal(saved["weight"], model.weight)
+    assert len(sizes) == num_locked + 1
+    assert [message for message in caplog.messages if "page-locked" in message] == caplog.messages
+    assert len(caplog.messages) == 1
+
+
+def test_nothing_is_locked_ahead_if_the_copy_does_not_fit(make, untrained, driver, caplog):
+    model, optimizer, state = untrained
+    memory = driver.memory()
+    driver.allow(100)
+    saver = make(page_locked=memory, free_bytes=lambda: 100)
+    saver.lock_ahead(state(0))
+    step(model, optimizer)
+    saver.save(state(1), wait=False)
+    assert (driver.sizes, memory.ready_bytes) == ([], 0)
+    assert "training waits for each save" in caplog.text
+
+
+def test_what_is_locked_already_need_not_be_free_any_more(make, untrained, driver, caplog):
+    model, optimizer, state = untrained
+    memory = driver.memory()
+    driver.allow(100)
+    step(model, optimizer)
+    needed = state(1).held_bytes(memory)
+    free = iter([2 * needed, 0, 0])
+    saver = make(page_locked=memory, free_bytes=lambda: next(free))
+    saver.lock_ahead(state(1))
+    step(model, optimizer)
+    memory.settle()
+    assert memory.ready_bytes == needed
+    saver.save(state(2), wait=False)
+    saver.finish()
+    assert caplog.messages == []
+
+
+def test_each_optimizer_has_its_state_locked_after_its_own_first_step(make, driver):
+    model = nn.Linear(3, 5)
+    optimizers = {"w": torch.optim.AdamW([model.weight]), "b": torch.optim.AdamW([model.bias])}
+    state = LiveState(model, optimizers, head=Head(step=0, samples_seen=0, world_size=1, config_digest=""))
+    memory = driver.memory()
+    driver.allow(100)
+    saver = make(page_locked=memory)
+    saver.lock_ahead(state)
+    counts = []
+    for name in ("b", "b", "w"):
+        step(model, optimizers[name])
+        memory.settle()
+        counts.append(len(driver.sizes))
+    assert counts == [2 + 3, 2 + 3, 2 + 3 + 3]
+
+
+def test_tied_weights_are_locked_once(make, driver):
+    model = nn.ModuleList([nn.Linear(3, 5, bias=False), nn.Linear(3, 5, bias=False)])
+    model[1].weight = model[0].weight
+    optimizer = torch.optim.SGD(model.parameters())
+    state = LiveState(model, optimizer, head=Head(step=0, samples_seen=0, world_size=1, config_digest=""))
+    memory = driver.memory()
+    driver.allow(100)
+    make(page_locked=memory).lock_ahead(state)
+    step(model[0], optimizer)
+    memory.settle()
+    assert driver.sizes == [60]
+
+
+def test_without_a_gpu_nothing_is_locked_and_optimizers_have_no_hook(make, untrained, driver):
+    _, optimizer, state = untrained
+    make(page_locked=PageLockedMemory(driver)).lock_ahead(state(0))
+    assert not optimizer._optimizer_step_post_hooks
+
+
+def test_optimizers_lose_the_hook_with_the_first_save(make, untrained, driver):
+    model, optimizer, state = untrained
+    driver.allow(100)
+    saver = make(page_locked=driver.memory())
+    saver.lock_ahead(state(0))
+    step(model, optimizer)
+    assert optimizer._optimizer_step_post_hooks
+    saver.save(state(1), wait=False)
+    saver.finish()
+    assert not optimizer._optimizer_step_post_hooks
+
+
+@pytest.fixture
+def untrained():
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def state(step):
+        head = Head(step=step, samples_seen=step, world_size=1, config_digest="")
+        return LiveState(model, optimizer, head=head)
+
+    return model, optimizer, state
+
+
+def step(model, optimizer):
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+
+
+def tensors_of(*trees):
+    for tree in trees:
+        if isinstance(tree, torch.Tensor):
+            yield tree
+        elif isinstance(tree, dict):
+            yield from tensors_of(*tree.values())
+        elif isinstance(tree, list | tuple):
+            yield from tensors_of(*tree)
 
 
 def wait_until(condition, timeout_s=20.0):

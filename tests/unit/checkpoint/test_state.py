@@ -9,6 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from hpctrain.checkpoint.page_locked import PageLockedMemory
 from hpctrain.checkpoint.rng import rng_state
 from hpctrain.checkpoint.state import Head, LiveState, PlainNames, parameter_names, weights_digest
 from hpctrain.errors import CheckpointError
@@ -43,7 +44,7 @@ def test_the_size_of_a_copy_of_gpu_memory_is_that_of_page_locked_memory():
         model.register_buffer("on_the_host", torch.empty(3, 3))
         average = {"average": [torch.empty(5, device="cuda")]}
         state = LiveState(model, torch.optim.SGD(model.parameters()), head=HEAD, extra=average)
-        assert state.held_bytes() == 2**18 + 4096 + 36 + 32
+        assert state.held_bytes(PageLockedMemory()) == 2**18 + 4096 + 36 + 32
 
 
 def test_training_on_changes_nothing_in_a_snapshot(trained):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from small_task import Small
 
+from hpctrain.checkpoint.page_locked import PageLockedMemory
 from hpctrain.checkpoint.read import load
 from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.distributed.stop_request import StopRequest
@@ -25,6 +26,26 @@ def checkpointing_of(compose_small, directory, lone_world, clock):
         claim = Claim(Ledger(directory), Ledger(directory).claim())
         saver = CheckpointSaver(directory, claim, parts.config.checkpoint, StopRequest())
         return Checkpointing(parts, directory, saver, claim=claim, clock=clock), parts
+
+    return build
+
+
+@pytest.fixture
+def locking(compose_small, directory, lone_world):
+    """The checkpointing of an attempt that saves in the background, its parts, and what its saver has locked."""
+
+    def build(*words):
+        sizes = []
+
+        def lock(count):
+            sizes.append(count)
+            return torch.empty(count, dtype=torch.uint8)
+
+        memory = PageLockedMemory(lock, device_type="cpu")
+        parts = Parts(compose_small(*words), lone_world)
+        claim = Claim(Ledger(directory), Ledger(directory).claim())
+        saver = CheckpointSaver(directory, claim, parts.config.checkpoint, StopRequest(), page_locked=memory)
+        return Checkpointing(parts, directory, saver, claim=claim), parts, memory, sizes
 
     return build
 
@@ -86,6 +107,29 @@ def test_training_data_of_another_length_are_said(checkpointing_of, directory, m
     del found.state["extra"]["num_samples"]
     older._restore(found)
     assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_memory_for_weights_average_and_optimizer_is_locked_after_the_first_step(locking, resumed):
+    words = ["trainer.ema_decay=0.5", "optimizer=adamw"]
+    if resumed:
+        earlier, *_ = locking(*words)
+        earlier.resume()
+        earlier.save(6, evaluation_due=False, wait=True)
+    checkpointing, parts, memory, sizes = locking(*words)
+    checkpointing.resume()
+    assert sizes == []
+    (update,) = parts.step.updates
+    for parameter in parts.module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    update.optimizer.step()
+    memory.settle()
+    num_bytes = [parameter.nbytes for parameter in parts.module.parameters()]
+    assert [sizes.count(count) for count in num_bytes] == [4] * len(num_bytes)
+    checkpointing.save(7, evaluation_due=False, wait=False)
+    checkpointing.save(8, evaluation_due=False, wait=True)
+    assert [sizes.count(count) for count in num_bytes] == [4] * len(num_bytes)
+    assert memory.ready_bytes == 0
 
 
 @pytest.mark.parametrize(
