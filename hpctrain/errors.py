@@ -139,12 +139,12 @@ class DeviceError(HpctrainError):
 
     Args:
         message: what was expected, what was found, and what to do.
-        of_machine: whether a machine is at fault, so that other nodes may do; otherwise the configuration is.
+        machine_at_fault: whether a machine is at fault, so another node may work; otherwise the configuration is.
         elsewhere: whether the devices of another rank are at fault.
     """
 
-    def __init__(self, message: str, *, of_machine: bool = True, elsewhere: bool = False) -> None:
-        self.of_machine = of_machine
+    def __init__(self, message: str, *, machine_at_fault: bool = True, elsewhere: bool = False) -> None:
+        self.machine_at_fault = machine_at_fault
         self.elsewhere = elsewhere
         super().__init__(message)
 

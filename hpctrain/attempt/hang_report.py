@@ -10,8 +10,11 @@ from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.reason import Reason
 
 ALARM = "Alarm clock"
-"""What srun and shells print of a process that ended by SIGALRM, as `worker.stack_timer` ends one that hangs."""
-LOCK_KEPT = "it hung in a call that kept Python's global lock (GIL): its log ends with its stack"
+"""What srun and shells print of a process that SIGALRM ended, as `worker.stack_timer` ends one that hangs."""
+GIL_HELD = (
+    "hpctrain's timer probably ended it by SIGALRM, because a call never released Python's global lock (GIL); "
+    "the end of its log shows the stack"
+)
 
 
 def alarm_complaint(codes: Sequence[int | None]) -> str:
@@ -74,8 +77,8 @@ def _lag(behind: Sequence[ExitRecord], ahead: Sequence[ExitRecord]) -> str:
     most = max(_begun(one, group) or 0 for one in ahead)
     which = numbered("rank", sorted(one.rank for one in behind))
     return (
-        f"{which} began {_begun(behind[0], group)} collectives of {group}, and the others {most}: a collective is left "
-        f"out on {which}, or called in another order"
+        f"{which} began only {_begun(behind[0], group)} collectives of {group}, other ranks up to {most}: {which} "
+        "probably skipped a collective, or called them in another order"
     )
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpctrain.attempt.hang_report import ALARM, LOCK_KEPT, hang_report
+from hpctrain.attempt.hang_report import ALARM, GIL_HELD, hang_report
 from hpctrain.attempt.termination import USER_SIGNALS, Termination
 from hpctrain.config.plain_yaml import is_program
 from hpctrain.errors import RunDirectoryError
@@ -123,7 +123,7 @@ class Outcome:
             reason = Reason.OUT_OF_MEMORY
         elif ALARM in complaints:
             reason = Reason.HANG
-            advice = LOCK_KEPT
+            advice = GIL_HELD
         why = f": {complaints}" if complaints else " (killed from outside?)"
         report = f"{numbered('rank', silent)} of {world_size} ended without an exit record{why}; {advice}"
         return cls(reason, step, report, silent_ranks=silent)

@@ -31,6 +31,14 @@ PEER_LOST = re.compile(
 MACHINE = re.compile(rf"DataLoader worker \(pid.*(is killed by signal|exited unexpectedly)|{GPU_FAULT.pattern}")
 """torch's messages about DataLoader workers that the system killed, such as for their memory, or about a broken GPU."""
 
+NCCL_ERRORS = {
+    "TIMEOUT": "NCCL timed out: another rank didn't join a collective; see the stacks and the logs of the other ranks",
+    "REMOTE_ERROR": "NCCL reports that another rank failed; see the logs of the other ranks",
+    "COMM_ERROR": "NCCL reports that it failed here, or lost another rank; see the logs of all ranks, and set "
+    "cluster.env.NCCL_DEBUG=WARN to have NCCL print the cause",
+}
+"""What to report of each error of torch's NCCL backend (torch/csrc/distributed/c10d/Backend.hpp, ErrorType)."""
+
 _WAITING = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/hpctrain/distributed/")
 """Parts of the paths of modules whose innermost call waits for other ranks."""
 _BACKWARD = "/torch/autograd/graph.py"

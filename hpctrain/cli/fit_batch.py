@@ -202,9 +202,11 @@ def _advice(config: Config, search: BatchSearch, answer: dict[str, int | None]) 
         more = ", and no larger one was tried (--largest, or the number of samples)"
     lines = [f"largest that fits: {search.fits}{more}"]
     if usable is None:
+        mode = config.trainer.compile_mode
         lines.append(
-            f"{given}: none, since trainer.compile_mode={config.trainer.compile_mode} allows no accumulation; set "
-            f"trainer.global_batch_size={search.fits * world_size} or less, or trainer.compile_mode=default"
+            f"{given}: no micro-batch size works, because trainer.compile_mode={mode} doesn't allow accumulation, and "
+            f"a rank's whole share ({per_rank}) doesn't fit; lower trainer.global_batch_size to at most "
+            f"{search.fits * world_size}, or set trainer.compile_mode=default"
         )
     else:
         used = usable == (config.trainer.micro_batch_size or per_rank)

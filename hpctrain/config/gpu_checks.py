@@ -1,4 +1,4 @@
-"""Checks of what a training needs from GPUs: that there are any, and one for each rank."""
+"""Check that every rank of a node has GPUs of its own, which NCCL requires."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ def require_gpu_for_each_rank(config: Config, resources: Resources) -> None:
     each = config.cluster.gpus_per_process
     if processes * each <= gpus:
         return
-    has = f"a node has {counted(gpus, 'GPU')}"
-    problem = f"with {counted(each, 'GPU')} for each process, is more than fit: {has}, and NCCL needs one for each rank"
+    problem = (
+        f"{processes} processes with {counted(each, 'GPU')} each need {processes * each} GPUs per node, but a node has "
+        f"{gpus}, and with NCCL no two ranks may share a GPU"
+    )
     fitting = gpus // each
     remedy = f"set it to {fitting}, or add parallel.backend=gloo" if fitting else "set cluster.gpus_per_process=1"
     raise ConfigError("cluster.processes_per_node", processes, problem, remedy)

@@ -1,4 +1,4 @@
-"""The devices of the ranks: which ones a rank takes, and whether all ranks' fit together."""
+"""The devices of the ranks: which ones a rank takes, and whether those of all ranks are compatible."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpctrain.phrases import listed, numbered
 CONFLICT_KEY = "hpctrain/devices"
 READ_KEY = "hpctrain/devices_read"
 READ_TIMEOUT_S = 60.0
-"""Seconds that rank zero waits for the other ranks to read why the devices don't fit: its store ends with it."""
+"""Seconds that rank zero waits for the other ranks to read the conflict: the store is gone once rank zero exits."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Tells machines apart that have the same host name, as containers may have (random(4))."""
 
@@ -44,7 +44,7 @@ def choose_devices(
     return tuple(torch.device("cuda", (first + number) % visible) for number in range(share))
 
 
-def chosen_backend(backend: str, devices: Sequence[torch.device]) -> str:
+def resolve_backend(backend: str, devices: Sequence[torch.device]) -> str:
     """Return the backend for tensors on these devices.
 
     Args:
@@ -96,9 +96,9 @@ class RankDevices:
         try:
             properties = [torch.cuda.get_device_properties(device) for device in gpus]
         except RuntimeError as error:
-            raise DeviceError(
-                f"a GPU of {host} doesn't answer: {_first_line(error)}; see nvidia-smi or rocm-smi there"
-            ) from error
+            which = " ".join(map(str, gpus))
+            problem = f"can't query {which} on {host}: {_first_line(error)}; run nvidia-smi or rocm-smi there"
+            raise DeviceError(problem) from error
         return cls(
             rank=rank,
             host=host,
@@ -110,21 +110,21 @@ class RankDevices:
 
 
 @dataclass(frozen=True, slots=True)
-class Conflict:
-    """Why the devices of the ranks don't fit together.
+class DeviceConflict:
+    """Why the devices of the ranks aren't compatible.
 
     Attributes:
         ranks: at fault.
         message: what was expected, what was found, and what to do.
-        of_machine: whether a machine is at fault, and not the configuration.
+        machine_at_fault: whether a machine is at fault, and not the configuration.
     """
 
     ranks: Sequence[int]
     message: str
-    of_machine: bool
+    machine_at_fault: bool
 
 
-def find_conflict(found: Sequence[RankDevices], backend: str) -> Conflict | None:
+def find_conflict(found: Sequence[RankDevices], backend: str) -> DeviceConflict | None:
     """Compare the devices of all ranks; return the first conflict, or None.
 
     Args:
@@ -133,41 +133,41 @@ def find_conflict(found: Sequence[RankDevices], backend: str) -> Conflict | None
     """
     broken = [one for one in found if one.problem]
     if broken:
-        return Conflict([one.rank for one in broken], broken[0].problem, of_machine=True)
+        return DeviceConflict([one.rank for one in broken], broken[0].problem, machine_at_fault=True)
     with_gpu = next((one for one in found if one.gpus), None)
     without = [one for one in found if not one.gpus]
     if with_gpu is not None and without:
         hosts = listed(dict.fromkeys(one.host for one in without), separator=" ")
-        return Conflict(
+        return DeviceConflict(
             [one.rank for one in without],
-            f"{numbered('rank', [one.rank for one in without])} on {hosts} found no GPU, and rank {with_gpu.rank} on "
-            f"{with_gpu.host} has one ({with_gpu.name}): see nvidia-smi or rocm-smi on {hosts}, or set "
-            "cluster.gpus_per_node=0 to train on CPUs",
-            of_machine=True,
+            f"{numbered('rank', [one.rank for one in without])} on {hosts} found no GPU, but rank {with_gpu.rank} on "
+            f"{with_gpu.host} found one ({with_gpu.name}), and all ranks must train on the same type of device: run "
+            f"nvidia-smi or rocm-smi on {hosts}, or set cluster.gpus_per_node=0 to train on CPUs",
+            machine_at_fault=True,
         )
     if with_gpu is not None and backend != "gloo":
-        return next(_shared(found), None)
+        return next(_duplicate_gpus(found), None)
     return None
 
 
-def _shared(found: Sequence[RankDevices]) -> Iterator[Conflict]:
+def _duplicate_gpus(found: Sequence[RankDevices]) -> Iterator[DeviceConflict]:
     """Two ranks with the same GPU, which NCCL refuses ("Duplicate GPU detected")."""
     owners: dict[tuple[str, str], RankDevices] = {}
     for one in found:
         for gpu in one.gpus:
             other = owners.setdefault((one.machine, gpu), one)
             if other is not one:
-                yield Conflict(
+                yield DeviceConflict(
                     [other.rank, one.rank],
-                    f"rank {other.rank} and rank {one.rank} on {one.host} have the same GPU ({gpu}, {one.name}; "
-                    f"{_sight(other)}, {_sight(one)}), and NCCL needs a GPU for each rank: set "
-                    "cluster.processes_per_node to the number of GPUs, take options that bind GPUs out of "
-                    "cluster.srun_args, or use parallel.backend=gloo",
-                    of_machine=False,
+                    f"{numbered('rank', [other.rank, one.rank])} on {one.host} have the same GPU ({gpu}, {one.name}; "
+                    f"{_visibility(other)}, {_visibility(one)}), but with NCCL every rank needs its own, and MIG "
+                    "slices of one GPU count as the same: start at most one process per GPU (cluster.processes_per_node), "
+                    "remove options that bind GPUs from cluster.srun_args, or use parallel.backend=gloo",
+                    machine_at_fault=False,
                 )
 
 
-def share_devices(store: Store, own: RankDevices, world_size: int, backend: str) -> None:
+def require_compatible_devices(store: Store, own: RankDevices, world_size: int, backend: str) -> None:
     """Compare the devices of all ranks through the store, before they make a process group; collective.
 
     Args:
@@ -177,22 +177,22 @@ def share_devices(store: Store, own: RankDevices, world_size: int, backend: str)
         backend: `nccl`, `gloo` or `auto`.
 
     Raises:
-        DeviceError: they don't fit together. On ranks that aren't at fault, it points at the others.
+        DeviceError: they aren't compatible. On ranks that aren't at fault, it points at the others.
     """
-    conflict = _agree(store, own, world_size, backend)
+    conflict = _exchange(store, own, world_size, backend)
     if conflict is None:
         return
-    # of a configuration that can't work, the first rank speaks for all
-    at_fault = own.rank in conflict.ranks if conflict.of_machine else own.rank == 0
-    raise DeviceError(conflict.message, of_machine=conflict.of_machine, elsewhere=not at_fault)
+    # rank zero alone reports a configuration error
+    at_fault = own.rank in conflict.ranks if conflict.machine_at_fault else own.rank == 0
+    raise DeviceError(conflict.message, machine_at_fault=conflict.machine_at_fault, elsewhere=not at_fault)
 
 
-def _agree(store: Store, own: RankDevices, world_size: int, backend: str) -> Conflict | None:
+def _exchange(store: Store, own: RankDevices, world_size: int, backend: str) -> DeviceConflict | None:
     store.set(_key(own.rank), json.dumps(asdict(own)))
     if own.rank:
         text = store.get(CONFLICT_KEY).decode()
         store.add(READ_KEY, 1)
-        return Conflict(**json.loads(text)) if text else None
+        return DeviceConflict(**json.loads(text)) if text else None
     found = [RankDevices(**json.loads(store.get(_key(rank)))) for rank in range(world_size)]
     conflict = find_conflict(found, backend)
     store.set(CONFLICT_KEY, "" if conflict is None else json.dumps(asdict(conflict)))
@@ -212,7 +212,7 @@ def _key(rank: int) -> str:
 
 
 def _address(properties: object) -> str:
-    """The address on the PCI bus; in versions of torch that don't tell, the GPU's own identity."""
+    """The address on the PCI bus; the GPU's UUID, if this version of torch doesn't report the address."""
     try:
         domain, bus, device = (getattr(properties, f"pci_{part}_id") for part in ("domain", "bus", "device"))
     except AttributeError:
@@ -220,9 +220,9 @@ def _address(properties: object) -> str:
     return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
-def _sight(one: RankDevices) -> str:
+def _visibility(one: RankDevices) -> str:
     visible = [f"{name}={value}" for name, value in one.visible.items()]
-    return f"rank {one.rank} with {listed(visible) or 'all GPUs visible'}"
+    return f"rank {one.rank} sees {listed(visible) or 'all GPUs'}"
 
 
 def _first_line(error: BaseException) -> str:

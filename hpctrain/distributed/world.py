@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.nn.functional import pad
 
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.distributed.devices import chosen_backend
+from hpctrain.distributed.devices import resolve_backend
 from hpctrain.distributed.flight_recorder import read_collectives
 from hpctrain.distributed.message import decode, encode
 from hpctrain.distributed.nccl_variables import set_nccl_variables
@@ -224,7 +224,7 @@ def join(
         torch.cuda.set_device(world.device)
     if store is None:
         return world
-    backend = chosen_backend(backend, devices)
+    backend = resolve_backend(backend, devices)
     if backend == "nccl":
         set_nccl_variables(os.environ, timeout_s)
     timeout = timedelta(seconds=timeout_s)

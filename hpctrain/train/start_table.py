@@ -122,15 +122,15 @@ def _machine(world: World) -> str:
 
 
 def _nccl(parts: Parts) -> dict[str, str]:
-    """The variables of torch's NCCL backend that aren't hpctrain's, since its handling of errors depends on them."""
+    """The user's values of torch's NCCL variables that differ from hpctrain's; error handling depends on them."""
     if parts.world.backend != "nccl":
         return {}
     timeout_s = parts.config.health.collective_timeout_s
     usual = nccl_defaults(timeout_s)
     kept = kept_nccl_variables(os.environ, timeout_s).items()
     names = {older: name for name, older in ALIASES.items()}
-    shown = [f"{name}={value} (hpctrain sets {usual[names.get(name, name)]})" for name, value in kept]
-    return {"nccl": f"from your environment: {listed(shown)}"} if shown else {}
+    shown = [f"{name}={value} (hpctrain's default: {usual[names.get(name, name)]})" for name, value in kept]
+    return {"nccl": f"kept from your environment: {listed(shown)}"} if shown else {}
 
 
 def _data(parts: Parts) -> str:

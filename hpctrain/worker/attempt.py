@@ -33,7 +33,7 @@ from hpctrain.scheduler.slurm import Slurm
 from hpctrain.train.stopping import Stopping
 from hpctrain.train.trainer import Trainer
 from hpctrain.worker.rank import Rank
-from hpctrain.worker.rank_devices import devices_together
+from hpctrain.worker.rank_devices import choose_compatible_devices
 
 DIRECTORY_KEY = "hpctrain/run_dir"
 ATTEMPT_KEY = "hpctrain/attempt"
@@ -138,7 +138,7 @@ def _meet(rank: Rank) -> Store | None:
 
 def _join(rank: Rank, store: Store | None) -> World:
     config, place = rank.config, rank.environment
-    backend, devices = config.parallel.backend, devices_together(rank, store)
+    backend, devices = config.parallel.backend, choose_compatible_devices(rank, store)
     if rank.is_rank_zero and config.trainer.deterministic and devices[0].type == "cuda":
         log.warning(DETERMINISM_COSTS)
     return join(

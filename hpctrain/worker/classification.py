@@ -35,7 +35,7 @@ def classify(error: BaseException, world_size: int) -> Classification:
         # no code of the task has run yet: the cause is a node, the network, or a port that another program took
         return Classification(Reason.INFRASTRUCTURE, peer=error.waited)
     if isinstance(error, DeviceError):
-        return Classification(Reason.INFRASTRUCTURE if error.of_machine else Reason.FAILED, peer=error.elsewhere)
+        return Classification(Reason.INFRASTRUCTURE if error.machine_at_fault else Reason.FAILED, peer=error.elsewhere)
     if isinstance(error, CheckpointUnlikeError):
         return Classification(Reason.INFRASTRUCTURE)
     # torch raises RuntimeErrors; other types with the same text are the task's, such as a download that timed out

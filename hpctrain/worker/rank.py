@@ -13,6 +13,7 @@ from traceback import format_exception
 from typing import TYPE_CHECKING
 
 from hpctrain.attempt.outcome import Outcome, record_end, resume_command
+from hpctrain.attempt.peers import NCCL_ERRORS
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.distributed.stop_request import StopRequest
@@ -201,9 +202,9 @@ class Rank:
             self.close_attempt(Reason.HANG, detail)
 
     def record_communication_error(self, error: str) -> None:
-        """Record that NCCL has lost another rank, as it reports it; runs in the watchdog's thread."""
+        """Record an NCCL error that the training thread didn't raise in time; called in the watchdog's thread."""
         reason = Reason.HANG if error == "TIMEOUT" else Reason.INFRASTRUCTURE
-        message = f"NCCL reports {error}: another rank, its GPU or the network is lost; see this rank's log"
+        message = NCCL_ERRORS.get(error, f"NCCL reports {error}; this rank ends")
         os.write(STDERR, f"hpctrain: {self.description}: {message}\n".encode())
         if self.claim is not None:
             record = self._exit_record(reason, message=message, trace="", blames_peer=True, stop_signal=None)

@@ -24,7 +24,7 @@ def test_a_rank_with_a_broken_driver_ends_the_attempt_on_its_machine_and_not_on_
     ]
     zero, one = fork_server.wait(*numbers)
     assert [zero.code, one.code] == [1, 1], zero.output + one.output
-    problem = "but the driver shows 1 GPU (CUDA error: system not yet initialized): see nvidia-smi or rocm-smi there"
+    problem = "but the driver lists 1 GPU (CUDA error: system not yet initialized): run nvidia-smi or rocm-smi there"
     (line,) = [line for line in one.output.splitlines() if line.startswith("hpctrain: rank 1 on ")]
     assert problem in line
     assert "rank 0 on " in zero.output

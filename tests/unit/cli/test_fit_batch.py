@@ -82,8 +82,9 @@ def test_a_size_whose_process_is_killed_does_not_fit(folder, capfd):
             [
                 "largest that fits: 16",
                 (
-                    "with trainer.global_batch_size=96 and 3 ranks: none, since trainer.compile_mode=max-autotune "
-                    "allows no accumulation; set trainer.global_batch_size=48 or less, or trainer.compile_mode=default"
+                    "with trainer.global_batch_size=96 and 3 ranks: no micro-batch size works, because "
+                    "trainer.compile_mode=max-autotune doesn't allow accumulation, and a rank's whole share (32) "
+                    "doesn't fit; lower trainer.global_batch_size to at most 48, or set trainer.compile_mode=default"
                 ),
             ],
         ),

@@ -8,7 +8,13 @@ import torch
 from torch.distributed import TCPStore
 
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.distributed.devices import RankDevices, choose_devices, chosen_backend, find_conflict, share_devices
+from hpctrain.distributed.devices import (
+    RankDevices,
+    choose_devices,
+    find_conflict,
+    require_compatible_devices,
+    resolve_backend,
+)
 from hpctrain.errors import DeviceError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -32,8 +38,8 @@ def test_without_a_gpu_the_device_is_the_cpu():
 
 
 def test_the_backend_follows_the_devices_unless_it_is_named():
-    assert [chosen_backend("auto", [device]) for device in (CPU, GPU)] == ["gloo", "nccl"]
-    assert chosen_backend("gloo", [GPU]) == "gloo"
+    assert [resolve_backend("auto", [device]) for device in (CPU, GPU)] == ["gloo", "nccl"]
+    assert resolve_backend("gloo", [GPU]) == "gloo"
 
 
 def test_ranks_on_the_cpu_and_ranks_with_a_gpu_each_fit_together():
@@ -44,27 +50,27 @@ def test_ranks_on_the_cpu_and_ranks_with_a_gpu_each_fit_together():
 def test_ranks_without_a_gpu_among_others_are_named_with_their_nodes():
     found = [on_gpu(0), on_gpu(1), on_cpu(2, host="n2"), on_cpu(3, host="n2")]
     conflict = find_conflict(found, "auto")
-    assert (conflict.ranks, conflict.of_machine) == ([2, 3], True)
+    assert (conflict.ranks, conflict.machine_at_fault) == ([2, 3], True)
     assert conflict.message == (
-        "ranks 2, 3 on n2 found no GPU, and rank 0 on n1 has one (NVIDIA H100): see nvidia-smi or rocm-smi on "
-        "n2, or set cluster.gpus_per_node=0 to train on CPUs"
+        "ranks 2, 3 on n2 found no GPU, but rank 0 on n1 found one (NVIDIA H100), and all ranks must train on the same "
+        "type of device: run nvidia-smi or rocm-smi on n2, or set cluster.gpus_per_node=0 to train on CPUs"
     )
 
 
 def test_what_a_rank_reports_of_its_machine_comes_first():
     conflict = find_conflict([on_gpu(0), on_cpu(1, host="n2", problem="torch finds no GPU on n2")], "auto")
-    assert (conflict.ranks, conflict.message, conflict.of_machine) == ([1], "torch finds no GPU on n2", True)
+    assert (conflict.ranks, conflict.message, conflict.machine_at_fault) == ([1], "torch finds no GPU on n2", True)
 
 
 def test_two_ranks_on_one_gpu_are_named_with_what_each_sees():
     found = [on_gpu(0, visible={"CUDA_VISIBLE_DEVICES": "0"}), on_gpu(1, gpus=BUSES[:1])]
     conflict = find_conflict(found, "auto")
-    assert (conflict.ranks, conflict.of_machine) == ([0, 1], False)
+    assert (conflict.ranks, conflict.machine_at_fault) == ([0, 1], False)
     assert conflict.message == (
-        "rank 0 and rank 1 on n1 have the same GPU (0000:17:00.0, NVIDIA H100; rank 0 with CUDA_VISIBLE_DEVICES=0, "
-        "rank 1 with all GPUs visible), and NCCL needs a GPU for each rank: set "
-        "cluster.processes_per_node to the number of GPUs, take options that bind GPUs out of cluster.srun_args, or "
-        "use parallel.backend=gloo"
+        "ranks 0, 1 on n1 have the same GPU (0000:17:00.0, NVIDIA H100; rank 0 sees CUDA_VISIBLE_DEVICES=0, rank 1 "
+        "sees all GPUs), but with NCCL every rank needs its own, and MIG slices of one GPU count as the same: start at "
+        "most one process per GPU (cluster.processes_per_node), remove options that bind GPUs from cluster.srun_args, "
+        "or use parallel.backend=gloo"
     )
 
 
@@ -89,7 +95,7 @@ def outcomes():
         def be_rank(own):
             mine = TCPStore("127.0.0.1", store.port, is_master=False)
             try:
-                ends[own.rank] = share_devices(mine, own, len(found), backend)
+                ends[own.rank] = require_compatible_devices(mine, own, len(found), backend)
             except DeviceError as error:
                 ends[own.rank] = error
 
@@ -111,13 +117,21 @@ def test_a_rank_on_the_cpu_among_gpus_is_at_fault_and_the_others_point_at_it(out
     errors = outcomes(on_gpu(0), on_cpu(1, host="n2"), on_gpu(2))
     assert {str(error) for error in errors} == {str(errors[0])}
     assert "rank 1 on n2 found no GPU" in str(errors[0])
-    assert [(error.of_machine, error.elsewhere) for error in errors] == [(True, True), (True, False), (True, True)]
+    assert [(error.machine_at_fault, error.elsewhere) for error in errors] == [
+        (True, True),
+        (True, False),
+        (True, True),
+    ]
 
 
 def test_of_two_ranks_on_one_gpu_rank_zero_speaks_for_all(outcomes):
     errors = outcomes(on_gpu(0), on_gpu(1), on_gpu(2), backend="nccl")
-    assert "rank 0 and rank 2 on n1 have the same GPU" in str(errors[0])
-    assert [(error.of_machine, error.elsewhere) for error in errors] == [(False, False), (False, True), (False, True)]
+    assert "ranks 0, 2 on n1 have the same GPU" in str(errors[0])
+    assert [(error.machine_at_fault, error.elsewhere) for error in errors] == [
+        (False, False),
+        (False, True),
+        (False, True),
+    ]
 
 
 def test_a_rank_reports_where_its_gpus_are(monkeypatch):
@@ -141,7 +155,7 @@ def test_a_gpu_that_does_not_answer_is_the_machines(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", fail)
     with pytest.raises(
-        DeviceError, match=r"doesn't answer: CUDA error: system not yet initialized; see nvidia-smi"
+        DeviceError, match=r"can't query cuda:0 on \S+: CUDA error: system not yet initialized; run nvidia-smi"
     ) as raised:
         RankDevices.of(0, (GPU,), {})
-    assert (raised.value.of_machine, raised.value.elsewhere) == (True, False)
+    assert (raised.value.machine_at_fault, raised.value.elsewhere) == (True, False)

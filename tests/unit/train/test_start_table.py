@@ -42,8 +42,8 @@ def test_variables_of_nccl_that_the_user_set_are_named(table, lone_world, monkey
     monkeypatch.setenv("TORCH_NCCL_RETHROW_CUDA_ERRORS", "1")
     assert "nccl" not in table()
     assert table(world=dataclasses.replace(lone_world, backend="nccl"))["nccl"] == (
-        "from your environment: NCCL_ASYNC_ERROR_HANDLING=3 (hpctrain sets 0), TORCH_NCCL_RETHROW_CUDA_ERRORS=1 "
-        "(hpctrain sets 0)"
+        "kept from your environment: NCCL_ASYNC_ERROR_HANDLING=3 (hpctrain's default: 0), "
+        "TORCH_NCCL_RETHROW_CUDA_ERRORS=1 (hpctrain's default: 0)"
     )
     monkeypatch.delenv("NCCL_ASYNC_ERROR_HANDLING")
     monkeypatch.setenv("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")

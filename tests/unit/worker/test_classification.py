@@ -137,7 +137,7 @@ def test_errors_of_the_task_on_a_gpu(error, world_size):
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-@pytest.mark.parametrize(("of_machine", "reason"), [(True, Reason.INFRASTRUCTURE), (False, Reason.FAILED)])
-def test_missing_gpus_are_the_machines_and_shared_ones_the_configurations(of_machine, elsewhere, reason):
-    error = DeviceError("no GPU", of_machine=of_machine, elsewhere=elsewhere)
+@pytest.mark.parametrize(("machine_at_fault", "reason"), [(True, Reason.INFRASTRUCTURE), (False, Reason.FAILED)])
+def test_missing_gpus_are_the_machines_and_shared_ones_the_configurations(machine_at_fault, elsewhere, reason):
+    error = DeviceError("no GPU", machine_at_fault=machine_at_fault, elsewhere=elsewhere)
     assert classify(error, 2) == Classification(reason, peer=elsewhere)

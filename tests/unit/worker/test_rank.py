@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from hpctrain.attempt.peers import NCCL_ERRORS
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.distributed.stop_request import StopRequest
@@ -166,9 +167,9 @@ def test_an_error_of_nccl_points_at_another_rank_and_a_save_is_finished_first(ma
     rank.record_communication_error(error)
     record = read_exit_records(directory.claim(1))[1]
     assert (record.reason, record.blames_peer, record.step) == (reason, True, 9)
-    assert record.message == f"NCCL reports {error}: another rank, its GPU or the network is lost; see this rank's log"
+    assert record.message == NCCL_ERRORS[error]
     assert (directory.path / "saved").exists()
-    assert f"attempt 1, step 9: NCCL reports {error}" in capfd.readouterr().err
+    assert f"attempt 1, step 9: {record.message}\n" in capfd.readouterr().err
 
 
 def test_a_rank_leaves_its_communicators_to_the_end_of_its_process_unless_that_is_a_users(make):

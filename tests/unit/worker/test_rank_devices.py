@@ -10,7 +10,7 @@ from hpctrain.config.compose import Composer
 from hpctrain.errors import ConfigError, DeviceError
 from hpctrain.worker import rank_devices
 from hpctrain.worker.rank import Rank
-from hpctrain.worker.rank_devices import devices_of, devices_together
+from hpctrain.worker.rank_devices import choose_compatible_devices, choose_own_devices
 
 CPU = torch.device("cpu")
 GPUS = tuple(torch.device("cuda", number) for number in range(2))
@@ -64,44 +64,44 @@ def torch_finds(monkeypatch):
 def test_a_rank_computes_on_what_torch_finds(rank, torch_finds, words, expected):
     """Whatever the driver leaves in /proc: AMD's and those of WSL 2 leave nothing."""
     torch_finds(2)
-    assert devices_of(rank(*words)) == expected
+    assert choose_own_devices(rank(*words)) == expected
 
 
 def test_a_rank_without_the_gpus_that_it_asked_for_blames_its_machine(rank, torch_finds):
     torch_finds(0, error="CUDA error: system not yet initialized\nmore")
     message = (
-        r"^torch finds no GPU on \S+, but cluster\.gpus_per_node=2 asks for some \(CUDA error: system not yet "
-        r"initialized\): see nvidia-smi or rocm-smi there, or set cluster\.gpus_per_node=0 to train on the CPU$"
+        r"^torch finds no GPU on \S+, but cluster\.gpus_per_node=2 \(CUDA error: system not yet initialized\): "
+        r"run nvidia-smi or rocm-smi there, or set cluster\.gpus_per_node=0 to train on the CPU$"
     )
     for words in ([], ["precision=tf32"]):
         with pytest.raises(DeviceError, match=message) as raised:
-            devices_together(rank(*ON_SLURM, *words), None)
-        assert raised.value.of_machine
+            choose_compatible_devices(rank(*ON_SLURM, *words), None)
+        assert raised.value.machine_at_fault
 
 
 def test_a_driver_that_shows_gpus_which_torch_does_not_find_is_broken(rank, torch_finds):
     torch_finds(0, shown=1)
-    with pytest.raises(DeviceError, match=r"but the driver shows 1 GPU: see nvidia-smi or rocm-smi there"):
-        devices_of(rank())
-    assert devices_of(rank("cluster.gpus_per_node=0")) == (CPU,)
-    assert devices_of(rank("cluster=slurm")) == (CPU,)
+    with pytest.raises(DeviceError, match=r"but the driver lists 1 GPU: run nvidia-smi or rocm-smi there"):
+        choose_own_devices(rank())
+    assert choose_own_devices(rank("cluster.gpus_per_node=0")) == (CPU,)
+    assert choose_own_devices(rank("cluster=slurm")) == (CPU,)
 
 
 def test_a_build_without_cuda_is_not_the_machines_fault(rank, torch_finds, caplog):
     torch_finds(0, shown=2, cuda=False)
     caplog.set_level(logging.WARNING, "hpctrain.train")
     with pytest.raises(ConfigError, match=r"^cluster\.gpus_per_node=2: torch \S+ on \S+ is built without CUDA"):
-        devices_of(rank(*ON_SLURM))
-    assert devices_of(rank()) == (CPU,)
+        choose_own_devices(rank(*ON_SLURM))
+    assert choose_own_devices(rank()) == (CPU,)
     assert "has 2 GPUs, but torch" in caplog.text
-    assert "is built without CUDA: training on the CPU" in caplog.text
+    assert "is built without CUDA: training on the CPU; install a build" in caplog.text
 
 
 def test_a_machine_without_gpus_trains_on_the_cpu_unless_a_key_needs_one(rank, torch_finds, caplog):
     torch_finds(0)
-    assert devices_together(rank("precision=bf16"), None) == (CPU,)
+    assert choose_compatible_devices(rank("precision=bf16"), None) == (CPU,)
     assert not caplog.records
     broken = rank("precision=bf16")
     broken.config.precision.kind = "tf32"
-    with pytest.raises(ConfigError, match=r"precision\.kind=tf32.*see why torch finds none on"):
-        devices_of(broken)
+    with pytest.raises(ConfigError, match=r"precision\.kind=tf32.*find out why torch finds no GPU on"):
+        choose_own_devices(broken)
