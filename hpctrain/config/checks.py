@@ -85,7 +85,7 @@ def _check_training(config: Config, environ: Mapping[str, str], world_size: int 
     num_ranks = world_size or resources.world_size
     _check_classes_of_the_program(config, num_ranks)
     check_batch(config, num_ranks)
-    require_gpu_for_each_rank(config, resources)
+    require_gpu_for_each_rank(config, resources, environ)
     if resources.gpus_per_node == 0:
         refuse_without_gpu(config, "set cluster.gpus_per_node" if slurm else "run on a machine with a GPU")
     _check_shapes(config)

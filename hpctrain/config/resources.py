@@ -10,7 +10,7 @@ from hpctrain.config.cluster import Slurm
 from hpctrain.config.program import ProgramConfig
 from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
-from hpctrain.config.visible_gpus import visible_gpus
+from hpctrain.config.visible_gpus import installed_build, visible_gpus
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import counted
 
@@ -52,7 +52,8 @@ def resources_of(config: RunConfig, environ: Mapping[str, str] = os.environ) -> 
         if here:
             problem, remedy = f"this machine has only {counted(here, 'visible GPU')}", f"set it to {here} or less"
         else:
-            problem = "this machine has no visible GPU"
+            cannot = "the installed torch is built without CUDA" if installed_build() == "cpu" else ""
+            problem = cannot or "this machine has no visible GPU"
             remedy = f"leave it out, with cluster.processes_per_node={gpus} for as many ranks on the CPU"
         raise ConfigError("cluster.gpus_per_node", gpus, problem, remedy)
     if isinstance(config, Config) and config.parallel.kind == "data_parallel":

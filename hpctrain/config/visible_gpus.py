@@ -14,22 +14,25 @@ NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Variables that hide GPUs from a process; the last two count for AMD's only."""
-_FOR_AMD = re.compile(r"^(hip|rocm)\b[^=\n]*= *['\"]", re.MULTILINE)
+_BUILT_FOR = re.compile(r"^(cuda|hip|rocm)\b[^=\n]*= *['\"]", re.MULTILINE)
 
 
 def visible_gpus(
-    environ: Mapping[str, str], nvidia: Path = NVIDIA_GPUS, amd: Path = AMD_NODES, *, rocm: bool | None = None
+    environ: Mapping[str, str], nvidia: Path = NVIDIA_GPUS, amd: Path = AMD_NODES, *, build: str | None = None
 ) -> int:
-    """Count the GPUs that a process may use here, without torch; ranks ask torch, which knows others too.
+    """Count the GPUs that a process may use here, without importing torch; ranks ask torch, which knows others too.
 
     Args:
         environ: the process's environment.
         nvidia: the folder in which NVIDIA's driver lists its GPUs.
         amd: the folder in which AMD's driver lists its GPUs.
-        rocm: whether torch is built for AMD's GPUs, and not for NVIDIA's; None for the torch that is installed.
+        build: `cuda`, `rocm` or `cpu`: the GPUs for which torch is built; None for the torch that is installed.
     """
-    # many of AMD's processors contain a small GPU: it must not count for a torch that can't use it
-    if _installed_for_amd() if rocm is None else rocm:
+    # many AMD processors have an integrated GPU: it must not count for a torch that can't use it
+    build = installed_build() if build is None else build
+    if build == "cpu":
+        return 0
+    if build == "rocm":
         return len(_visible_amd_gpus(environ, amd))
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     present = len(list(nvidia.iterdir())) if nvidia.is_dir() else 0
@@ -37,17 +40,25 @@ def visible_gpus(
 
 
 @functools.cache
-def _installed_for_amd() -> bool:
+def installed_build() -> str:
+    """Return for which GPUs the installed torch is built; see `build_of`."""
     spec = importlib.util.find_spec("torch")  # without an import, which takes more than a second
-    return spec is not None and spec.origin is not None and built_for_amd(Path(spec.origin).with_name("version.py"))
+    if spec is None or spec.origin is None:
+        return "cuda"
+    return build_of(Path(spec.origin).with_name("version.py"))
 
 
-def built_for_amd(version_file: Path) -> bool:
-    """Whether this file, `version.py` of an installed torch, is that of a build for AMD's GPUs."""
+def build_of(version_file: Path) -> str:
+    """Return for which GPUs torch is built: `cuda`, `rocm` or `cpu`.
+
+    Args:
+        version_file: `version.py` of an installed torch.
+    """
     try:
-        return _FOR_AMD.search(version_file.read_text(encoding="utf-8")) is not None
+        found = {match[1] for match in _BUILT_FOR.finditer(version_file.read_text(encoding="utf-8"))}
     except OSError:
-        return False
+        return "cuda"
+    return "rocm" if found & {"hip", "rocm"} else "cuda" if found else "cpu"
 
 
 def listed_gpus(environ: Mapping[str, str]) -> int | None:
@@ -58,8 +69,8 @@ def listed_gpus(environ: Mapping[str, str]) -> int | None:
     return min((count_devices(environ[name]) for name in names), default=None)
 
 
-def _visible_amd_gpus(environ: Mapping[str, str], nodes: Path) -> list[str]:
-    """Return the AMD GPUs that a process may use, each as its UUID.
+def _visible_amd_gpus(environ: Mapping[str, str], nodes: Path) -> list[tuple[int, str]]:
+    """Return the AMD GPUs that a process may use, each as its node and its UUID.
 
     ROCr takes its variable first; HIP then counts from 0 among what is left. Sources: ROCR-Runtime,
     `RvdFilter::BuildUsrDeviceList`; clr, `roc::Device::init`. An empty HIP_VISIBLE_DEVICES hides all, as for
@@ -75,8 +86,10 @@ def _visible_amd_gpus(environ: Mapping[str, str], nodes: Path) -> list[str]:
     return found
 
 
-def _amd_gpus(nodes: Path) -> list[str]:
-    """Return the UUIDs of this machine's AMD GPUs, in their order; `NODE` in place of one that has none.
+def _amd_gpus(nodes: Path) -> list[tuple[int, str]]:
+    """Return node and UUID of this machine's AMD GPUs, in their order; the UUID is empty if a GPU has none.
+
+    The partitions of a GPU have nodes of their own, and may have the same UUID.
 
     Source: Linux, drivers/gpu/drm/amd/amdkfd/kfd_topology.c, `node_show`.
     """
@@ -92,16 +105,16 @@ def _amd_gpus(nodes: Path) -> list[str]:
         # both are 0 for a CPU
         if gpu_id and int(properties.get("simd_count", 0)):
             unique = int(properties.get("unique_id", 0))
-            found.append(f"GPU-{unique:016X}" if unique else f"NODE-{folder.name}")
+            found.append((int(folder.name), f"GPU-{unique:016X}" if unique else ""))
     return found
 
 
-def _chosen(listed: str, present: list[str]) -> list[str]:
+def _chosen(listed: str, present: list[tuple[int, str]]) -> list[tuple[int, str]]:
     """Return the GPUs that a list of indices and (beginnings of) UUIDs leaves; the first invalid one ends it."""
-    chosen: list[str] = []
+    chosen: list[tuple[int, str]] = []
     for name in listed.upper().replace(" ", "").split(","):
         if name.startswith("GPU-"):
-            meant = [uuid for uuid in present if uuid.startswith(name)]
+            meant = [gpu for gpu in present if gpu[1].startswith(name)]
         else:
             meant = present[int(name) :][:1] if name.isdecimal() else []
         if len(meant) != 1 or meant[0] in chosen:

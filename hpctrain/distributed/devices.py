@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,8 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.errors import DeviceError
+from hpctrain.config.gpu_checks import SHARING
+from hpctrain.errors import DeviceError, RendezvousError
 from hpctrain.phrases import listed, numbered
 
 CONFLICT_KEY = "hpctrain/devices"
@@ -68,7 +70,8 @@ class RankDevices:
             NVIDIA's MIG makes have the same address, and NCCL takes them for the same GPU.
         name: of the first GPU.
         visible: the variables that hide GPUs from this rank, such as CUDA_VISIBLE_DEVICES.
-        problem: why the rank can't use the GPUs that the run asks for; empty if it can.
+        problem: why the rank can't use the devices that the run asks for; empty if it can.
+        machine_at_fault: whether the machine is the cause of the problem, and not the configuration.
     """
 
     rank: int
@@ -78,6 +81,7 @@ class RankDevices:
     name: str = ""
     visible: Mapping[str, str] = field(default_factory=dict)
     problem: str = ""
+    machine_at_fault: bool = True
 
     @classmethod
     def of(cls, rank: int, devices: Sequence[torch.device], visible: Mapping[str, str]) -> RankDevices:
@@ -102,7 +106,7 @@ class RankDevices:
         return cls(
             rank=rank,
             host=host,
-            machine=BOOT_ID.read_text().strip() if BOOT_ID.exists() else host,
+            machine=_boot_id() or host,
             gpus=[_address(found) for found in properties],
             name=properties[0].name if properties else "",
             visible=visible,
@@ -114,7 +118,7 @@ class DeviceConflict:
     """Why the devices of the ranks aren't compatible.
 
     Attributes:
-        ranks: at fault.
+        ranks: that report it, and to which the others point.
         message: what was expected, what was found, and what to do.
         machine_at_fault: whether a machine is at fault, and not the configuration.
     """
@@ -133,7 +137,7 @@ def find_conflict(found: Sequence[RankDevices], backend: str) -> DeviceConflict 
     """
     broken = [one for one in found if one.problem]
     if broken:
-        return DeviceConflict([one.rank for one in broken], broken[0].problem, machine_at_fault=True)
+        return DeviceConflict([one.rank for one in broken], broken[0].problem, broken[0].machine_at_fault)
     with_gpu = next((one for one in found if one.gpus), None)
     without = [one for one in found if not one.gpus]
     if with_gpu is not None and without:
@@ -145,7 +149,8 @@ def find_conflict(found: Sequence[RankDevices], backend: str) -> DeviceConflict 
             f"nvidia-smi or rocm-smi on {hosts}, or set cluster.gpus_per_node=0 to train on CPUs",
             machine_at_fault=True,
         )
-    if with_gpu is not None and backend != "gloo":
+    # RCCL itself decides about the partitions of an AMD GPU, which have the same address
+    if with_gpu is not None and backend != "gloo" and not torch.version.hip and not os.environ.get(SHARING):
         return next(_duplicate_gpus(found), None)
     return None
 
@@ -158,11 +163,12 @@ def _duplicate_gpus(found: Sequence[RankDevices]) -> Iterator[DeviceConflict]:
             other = owners.setdefault((one.machine, gpu), one)
             if other is not one:
                 yield DeviceConflict(
-                    [other.rank, one.rank],
+                    [0],  # of a configuration that can't work, it alone reports it
                     f"{numbered('rank', [other.rank, one.rank])} on {one.host} have the same GPU ({gpu}, {one.name}; "
                     f"{_visibility(other)}, {_visibility(one)}), but with NCCL every rank needs its own, and MIG "
-                    "slices of one GPU count as the same: start at most one process per GPU (cluster.processes_per_node), "
-                    "remove options that bind GPUs from cluster.srun_args, or use parallel.backend=gloo",
+                    "slices of one GPU count as the same: start at most one process per GPU "
+                    "(cluster.processes_per_node), remove options that bind GPUs from cluster.srun_args, or use "
+                    "parallel.backend=gloo",
                     machine_at_fault=False,
                 )
 
@@ -178,13 +184,14 @@ def require_compatible_devices(store: Store, own: RankDevices, world_size: int, 
 
     Raises:
         DeviceError: they aren't compatible. On ranks that aren't at fault, it points at the others.
+        RendezvousError: on rank zero, if a rank reported none before the store's timeout; names it.
     """
     conflict = _exchange(store, own, world_size, backend)
     if conflict is None:
         return
-    # rank zero alone reports a configuration error
-    at_fault = own.rank in conflict.ranks if conflict.machine_at_fault else own.rank == 0
-    raise DeviceError(conflict.message, machine_at_fault=conflict.machine_at_fault, elsewhere=not at_fault)
+    raise DeviceError(
+        conflict.message, machine_at_fault=conflict.machine_at_fault, elsewhere=own.rank not in conflict.ranks
+    )
 
 
 def _exchange(store: Store, own: RankDevices, world_size: int, backend: str) -> DeviceConflict | None:
@@ -193,7 +200,12 @@ def _exchange(store: Store, own: RankDevices, world_size: int, backend: str) -> 
         text = store.get(CONFLICT_KEY).decode()
         store.add(READ_KEY, 1)
         return DeviceConflict(**json.loads(text)) if text else None
-    found = [RankDevices(**json.loads(store.get(_key(rank)))) for rank in range(world_size)]
+    try:
+        found = [RankDevices(**json.loads(store.get(_key(rank)))) for rank in range(world_size)]
+    except RuntimeError as error:  # which a store raises after its timeout
+        missing = [rank for rank in range(world_size) if not store.check([_key(rank)])]
+        problem = f"{numbered('rank', missing)} did not report any devices in time; check their logs"
+        raise RendezvousError(problem, waited=True) from error
     conflict = find_conflict(found, backend)
     store.set(CONFLICT_KEY, "" if conflict is None else json.dumps(asdict(conflict)))
     if conflict is not None:
@@ -223,6 +235,13 @@ def _address(properties: object) -> str:
 def _visibility(one: RankDevices) -> str:
     visible = [f"{name}={value}" for name, value in one.visible.items()]
     return f"rank {one.rank} sees {listed(visible) or 'all GPUs'}"
+
+
+def _boot_id() -> str:
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
 
 
 def _first_line(error: BaseException) -> str:

@@ -10,14 +10,15 @@ from typing import Any
 
 from hpctrain.run.collectives import Collectives
 
-READ_S = 5.0
-"""Seconds for reading: torch asks the device about each collective, and the device may be what hangs."""
+READ_S = 2.0
+"""Seconds for reading: torch asks the device about each collective, and the device may be what hangs. Other ranks wait
+a little longer for the record with the result (`worker.rank.PEERS_S`)."""
 DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """torch's functions for the recorders of NCCL, in builds with it, and of the other backends."""
 
 
 def read_collectives(within_s: float = READ_S) -> Collectives | None:
-    """Read this rank's flight recorders; None if they don't answer in time.
+    """Read this rank's flight recorders; None if they don't answer in time, or in an unknown format.
 
     Args:
         within_s: bound in seconds.
@@ -65,6 +66,6 @@ def _entries() -> list[Mapping[str, Any]]:
     for name in DUMPS:
         dump = getattr(_distributed_c10d, name, None)
         for entry in [] if dump is None else json.loads(dump()).get("entries", ()):
-            # newer versions of torch give NCCL's in both
+            # newer versions of torch return NCCL's entries from both functions
             entries[entry["profiling_name"], *entry["process_group"], entry["record_id"]] = entry
     return list(entries.values())

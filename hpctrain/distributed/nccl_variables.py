@@ -12,6 +12,8 @@ BY_TORCHRUN = {HANDLING: "1"}
 """What torchrun sets if its user doesn't (torch/distributed/elastic/agent/server/local_elastic_agent.py)."""
 MARGIN_S = 60
 """Seconds between the bound on a collective and the one on torch's watchdog."""
+LONGEST_S = 2_147_483
+"""torch counts the bound in milliseconds, in an int of 32 bits."""
 
 
 def nccl_defaults(collective_timeout_s: float) -> dict[str, str]:
@@ -31,7 +33,7 @@ def nccl_defaults(collective_timeout_s: float) -> dict[str, str]:
         # after an error the dump's thread would end all ranks, and it writes into the home folder
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
         # torch's default of 480 s is below hpctrain's bound on a hang
-        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(math.ceil(collective_timeout_s) + MARGIN_S),
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(min(math.ceil(collective_timeout_s) + MARGIN_S, LONGEST_S)),
     }
 
 

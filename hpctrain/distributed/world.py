@@ -27,7 +27,7 @@ from hpctrain.run.collectives import Collectives
 _GLOO_IDLE_S = 0.05
 """Pause between the last collective and the end of the groups."""
 ABORT_S = 5.0
-"""Seconds for NCCL to give up its communicators: it waits for the GPU, which may not answer any more."""
+"""Seconds to wait for NCCL to abort its communicators: the abort waits for the GPU, which may no longer respond."""
 CONTROL = "control"
 """The name of the group for messages on the CPU, in torch's flight recorder."""
 
@@ -175,8 +175,8 @@ class World:
             group = dist.group.WORLD
             assert group is not None
             found = group._get_backend(self.device).get_error()
-        except (AssertionError, AttributeError, RuntimeError, ValueError):
-            return ""  # the group ended meanwhile, or this version of torch doesn't tell
+        except Exception:  # the group ended meanwhile, or this version of torch doesn't report it: the watchdog goes on
+            return ""
         return "" if found.name == "SUCCESS" else str(found.name)
 
     def abort(self, *, process_ends: bool = False) -> None:
@@ -191,9 +191,7 @@ class World:
         abort = dist.distributed_c10d._abort_process_group
         if self.backend != "nccl":
             abort()
-        elif process_ends:
-            abort(self.control)  # by which the others learn of it
-        else:
+        elif not process_ends:
             thread = threading.Thread(target=abort, name="abort", daemon=True)
             thread.start()
             thread.join(ABORT_S)

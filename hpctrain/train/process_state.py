@@ -10,9 +10,6 @@ import torch
 
 from hpctrain.checkpoint.rng import restore_rng, rng_state
 
-_CUDNN = ("deterministic", "benchmark", "allow_tf32")
-"""The settings of `torch.backends.cudnn` that training may change."""
-
 
 @contextmanager
 def process_state_restored() -> Iterator[None]:
@@ -26,7 +23,7 @@ def process_state_restored() -> Iterator[None]:
     threads, matmul = torch.get_num_threads(), torch.get_float32_matmul_precision()
     deterministic = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    cudnn = {name: getattr(torch.backends.cudnn, name) for name in _CUDNN}
+    cudnn = dict(_cudnn_settings())
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]  # torch's module hides it
     try:
         with torch.inference_mode(False), torch.enable_grad():
@@ -46,6 +43,15 @@ def process_state_restored() -> Iterator[None]:
         for name, value in cudnn.items():
             setattr(torch.backends.cudnn, name, value)
         torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]  # as above
+
+
+def _cudnn_settings() -> Iterator[tuple[str, bool]]:
+    for name in ("deterministic", "benchmark", "allow_tf32"):
+        try:
+            value = getattr(torch.backends.cudnn, name)
+        except RuntimeError:  # of the last, if the program has set parts of it by torch's newer API (fp32_precision)
+            continue
+        yield name, value
 
 
 def _uses_cuda() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 
 import torch
@@ -13,9 +14,12 @@ from hpctrain.config.checks import refuse_without_gpu
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.visible_gpus import VISIBLE_DEVICES, visible_gpus
 from hpctrain.distributed.devices import RankDevices, choose_devices, require_compatible_devices
-from hpctrain.errors import ConfigError, DeviceError
+from hpctrain.errors import ConfigError, DeviceError, HpctrainError
 from hpctrain.phrases import counted
 from hpctrain.worker.rank import Rank
+
+HIDDEN = re.compile(r"No CUDA GPUs are available|Found no NVIDIA driver|no CUDA-capable device is detected")
+"""What torch says where a container or a job step has no GPUs, although the driver's list in /proc shows the node's."""
 
 log = logging.getLogger("hpctrain.train")
 
@@ -30,19 +34,31 @@ def choose_compatible_devices(rank: Rank, store: Store | None) -> tuple[torch.de
     Raises:
         ConfigError: the configuration, or this build of torch, doesn't fit the devices.
         DeviceError: a GPU is missing or doesn't answer, some ranks have none, or two have the same.
+        RendezvousError: a rank reported no devices in time.
     """
     number = rank.environment.rank
     visible = {name: os.environ[name] for name in VISIBLE_DEVICES if name in os.environ}
+    own_error: HpctrainError | None = None
     devices: tuple[torch.device, ...] = ()
     try:
         devices = choose_own_devices(rank)
         own = RankDevices.of(number, devices, visible)
-    except DeviceError as error:
+    except (ConfigError, DeviceError) as error:
         if store is None:
             raise
-        own = RankDevices(rank=number, host=socket.gethostname(), visible=visible, problem=str(error))
+        # not before the others know: they would wait for this rank's devices
+        own_error = error
+        own = RankDevices(
+            rank=number,
+            host=socket.gethostname(),
+            problem=str(error),
+            machine_at_fault=isinstance(error, DeviceError),
+        )
     if store is not None:
-        require_compatible_devices(store, own, rank.environment.world_size, rank.config.parallel.backend)
+        try:
+            require_compatible_devices(store, own, rank.environment.world_size, rank.config.parallel.backend)
+        except DeviceError as error:
+            raise own_error or error from None
     return devices
 
 
@@ -69,27 +85,29 @@ def choose_own_devices(rank: Rank) -> tuple[torch.device, ...]:
 
 def _refuse_missing_gpus(asked: int | None, *, is_rank_zero: bool) -> None:
     """Raise if there should be a GPU where torch finds none."""
-    host, shown = socket.gethostname(), visible_gpus(os.environ)
+    host = socket.gethostname()
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        without = f"torch {torch.__version__} on {host} is built without CUDA"
         if asked:
-            problem = f"torch {torch.__version__} on {host} is built without CUDA"
             remedy = "install a build with CUDA (pytorch.org), or set it to 0 to train on the CPU"
-            raise ConfigError("cluster.gpus_per_node", asked, problem, remedy)
-        if shown and is_rank_zero:
-            found = f"{host} has {counted(shown, 'GPU')}, but torch {torch.__version__} is built without CUDA"
-            log.warning("%s: training on the CPU; install a build with CUDA or ROCm to use them", found)
-    elif asked or shown:
-        promise = f"cluster.gpus_per_node={asked}" if asked else f"the driver lists {counted(shown, 'GPU')}"
-        raise DeviceError(
-            f"torch finds no GPU on {host}, but {promise}{_driver_error()}: run nvidia-smi or rocm-smi there, or set "
-            "cluster.gpus_per_node=0 to train on the CPU"
-        )
+            raise ConfigError("cluster.gpus_per_node", asked, without, remedy)
+        if is_rank_zero and (listed := visible_gpus(os.environ, build="cuda")):
+            log.warning("%s has %s, but %s: training on the CPU", host, counted(listed, "GPU"), without)
+        return
+    listed, why = visible_gpus(os.environ), _driver_error()
+    if not asked and (not listed or HIDDEN.search(why)):
+        return
+    promise = f"cluster.gpus_per_node={asked}" if asked else f"the driver lists {counted(listed, 'GPU')}"
+    raise DeviceError(
+        f"torch finds no GPU on {host}, but {promise}{why and f' ({why})'}: run nvidia-smi or rocm-smi there, or set "
+        "cluster.gpus_per_node=0 to train on the CPU"
+    )
 
 
 def _driver_error() -> str:
-    """What the driver says, in brackets; empty if it says nothing."""
+    """What the driver says; empty if it says nothing."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     except Exception as error:  # whatever a broken driver raises is the answer
-        return f" ({str(error).strip().partition(chr(10))[0]})"
+        return str(error).strip().partition("\n")[0]
     return ""

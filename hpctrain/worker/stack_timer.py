@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 
 STDERR = 2
 SIGNAL = getattr(signal, "SIGRTMAX", 64) - 5
@@ -63,6 +64,7 @@ class StackTimer:
         self._library: ctypes.CDLL | None = None
         self._ends_process = ends_process
         self._armed = False
+        self._alarm_until = 0.0
         if sys.platform == "linux":
             self._library = _library()
             faulthandler.unregister(SIGNAL)  # of an earlier timer: registered twice, it keeps the first handler
@@ -87,10 +89,19 @@ class StackTimer:
             return
         before, after = _Setting(), _Setting(0, 0, seconds, nanoseconds)
         self._library.timer_settime(self._timer, 0, ctypes.byref(after), ctypes.byref(before))
-        # it has fired: an alarm that the user set at another time stays
-        if self._ends_process and self._armed and not (before.left_s or before.left_ns):
+        if self._ends_process:
+            self._cancel_alarm(has_fired=self._armed and not (before.left_s or before.left_ns))
+            self._armed = bool(seconds or nanoseconds)
+
+    def _cancel_alarm(self, *, has_fired: bool) -> None:
+        now = time.monotonic()
+        if has_fired:
+            self._alarm_until = now + ENDS_AFTER_S
+        # Not once: in a process that continues after it was suspended, the handler may still be writing the stack, and
+        # sets the alarm only after that. And not always: an alarm may be the user's own.
+        if now < self._alarm_until:
+            assert self._library is not None
             self._library.alarm(0)
-        self._armed = bool(seconds or nanoseconds)
 
 
 def _library() -> ctypes.CDLL:

@@ -6,6 +6,7 @@ import faulthandler
 import os
 import secrets
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -145,6 +146,9 @@ class Watchdog:
         """End the process after an error of NCCL, unless the watched thread does so."""
         # it usually does, with a better message: the gloo group for messages loses the same rank, or CUDA raises
         if self._stopped.wait(RAISE_S):
+            return
+        # it has raised an error, and ends loading processes and open files before `__exit__` is called
+        if self._thread_id in sys._current_exceptions() and self._stopped.wait(FINISH_WRITING_S):
             return
         _end_within(FINISH_WRITING_S + PEERS_S + RECORD_HANG_S)
         try:

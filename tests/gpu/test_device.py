@@ -1,8 +1,6 @@
-"""A rank's device from the inside: NCCL with one rank, where things lie, and what a step waits for."""
+"""A rank's device from the inside: NCCL with one rank, where things lie, and what is copied without waiting."""
 
 import dataclasses
-import socket
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -15,8 +13,9 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.parallel import Parallel
 from hpctrain.config.trainer import Trainer
 from hpctrain.data.micro_batch import MicroBatch
+from hpctrain.distributed.devices import choose_devices
 from hpctrain.distributed.replica import replicate
-from hpctrain.distributed.world import World, choose_devices, join
+from hpctrain.distributed.world import World
 from hpctrain.metrics.media.captured import capture
 from hpctrain.metrics.media.png import png_of
 from hpctrain.metrics.meter import Meter
@@ -32,10 +31,7 @@ from hpctrain.train.trained_module import TrainedModule
 from hpctrain.train.turn import Turn
 from hpctrain.train.update import Clipping, Update
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA on this machine: nothing of tests/gpu was run"),
-]
+pytestmark = pytest.mark.gpu
 
 
 class Classify(Task):
@@ -74,18 +70,14 @@ def test_a_rank_takes_its_share_of_the_visible_gpus():
     assert len(choose_devices(environment, None, use_gpu=True)) == visible
 
 
-def test_the_model_and_the_batch_are_on_the_device_and_a_step_never_waits_for_it():
-    device = torch.device("cuda", 0)
+def test_the_model_and_the_batch_are_on_the_device_and_a_step_never_waits_for_it(device, no_waits):
     model = nn.Linear(8, 3).to(device)
     task, step = step_over(model, device)
     step(0, iter([micro_batch()]))
     batches = [micro_batch() for _ in range(3)]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         for number, batch in enumerate(batches, 1):
             step(number, iter([batch]))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert task.devices == {"cuda"}
     assert step.metrics.keys() == {"train/lr"}
 
@@ -101,23 +93,6 @@ class Halves(nn.Module):
         return self.second(self.first(features).to(self.second.weight.device)).to(features.device)
 
 
-@pytest.fixture
-def joined():
-    """Joins a world of one rank with a store, and so with a group."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    store = dist.TCPStore("127.0.0.1", port, 1, is_master=True)
-
-    def join_with(*devices):
-        environment = ClusterEnvironment.from_environment({})
-        return join(environment, store, backend="auto", devices=devices, timeout_s=60)
-
-    yield join_with
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def learns(model, world, options):
     before = [parameter.detach().clone() for parameter in model.parameters()]
     # as in a world of several, which alone would have a replica
@@ -129,8 +104,7 @@ def learns(model, world, options):
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient_compression": "bf16"}, {"static_graph": True}], ids=str)
-def test_nccl_with_one_rank(joined, options):
-    device = torch.device("cuda", 0)
+def test_nccl_with_one_rank(joined, device, options):
     world = joined(device)
     assert dist.get_backend() == "nccl"
     assert world.sum_(torch.ones(2, device=device)).tolist() == [1.0, 1.0]
@@ -150,35 +124,13 @@ def test_nccl_with_a_model_on_two_devices_of_a_rank(joined):
     assert learns(Halves(devices), world, {})
 
 
-@contextmanager
-def no_syncs():
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-def test_media_are_copied_without_waiting_and_as_they_were_at_the_call():
+def test_media_are_copied_without_waiting_and_as_they_were_at_the_call(no_waits):
     pixels = torch.zeros(3, 64, 64, device="cuda", dtype=torch.bfloat16)
-    with no_syncs():
+    with no_waits():
         torch.cuda._sleep(10**8)
         captured = capture("T.log", "image", pixels, {})
         pixels.fill_(1.0)
     assert captured.encode() == png_of(np.zeros((3, 64, 64), np.float32))
-
-
-def test_logged_scalars_stay_on_the_device():
-    meter = Meter(torch.device("cuda", 0))
-    value, count = torch.tensor(2.0, device="cuda"), torch.tensor(3, device="cuda")
-    with no_syncs():
-        for _ in range(2):
-            meter.add_value("train/a", value, 5)
-            meter.add_value("train/b", value, count)
-            meter.add_value("train/c", 1.5, 2)
-            meter.add_value("train/d", torch.tensor(0.5), 2)
-    assert meter.means() == {"train/a": 2.0, "train/b": 2.0, "train/c": 1.5, "train/d": 0.5}
 
 
 def test_values_per_sample_come_to_the_host_while_the_next_batch_is_computed():

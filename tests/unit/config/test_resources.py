@@ -2,6 +2,7 @@ import pytest
 
 from hpctrain.config.compose import Composer
 from hpctrain.config.resources import resources_of
+from hpctrain.config.visible_gpus import installed_build
 from hpctrain.errors import ConfigError
 
 
@@ -36,5 +37,6 @@ def test_gpus_that_the_processes_cannot_share_evenly(composer):
 def test_more_gpus_than_this_machine_has(composer):
     config = composer.compose([])
     config.cluster.gpus_per_node = 3
-    with pytest.raises(ConfigError, match=r"cluster\.gpus_per_node=3: this machine has no visible GPU; leave it"):
+    problem = "the installed torch is built without CUDA" if installed_build() == "cpu" else "no visible GPU"
+    with pytest.raises(ConfigError, match=rf"cluster\.gpus_per_node=3: .*{problem}; leave it"):
         resources_of(config, {"CUDA_VISIBLE_DEVICES": ""})

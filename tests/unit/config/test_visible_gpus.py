@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpctrain.config.visible_gpus import built_for_amd, count_devices, listed_gpus, visible_gpus
+from hpctrain.config.visible_gpus import build_of, count_devices, listed_gpus, visible_gpus
 
 
 @pytest.mark.parametrize(
@@ -14,14 +14,14 @@ def test_an_invalid_name_hides_its_device_and_all_later_ones(listed, count):
 
 
 def test_gpus_are_those_of_the_driver_that_the_process_may_use(tmp_path):
-    assert visible_gpus({}, tmp_path / "gpus", tmp_path / "nodes") == 0
+    assert visible_gpus({}, tmp_path / "gpus", tmp_path / "nodes", build="cuda") == 0
     for number in range(4):
         (tmp_path / "gpus" / str(number)).mkdir(parents=True)
-    assert visible_gpus({}, tmp_path / "gpus") == 4
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "1,3"}, tmp_path / "gpus") == 2
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,1,2,3,4"}, tmp_path / "gpus") == 4
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,-5,1"}, tmp_path / "gpus") == 1
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, tmp_path / "gpus") == 0
+    assert visible_gpus({}, tmp_path / "gpus", build="cuda") == 4
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "1,3"}, tmp_path / "gpus", build="cuda") == 2
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,1,2,3,4"}, tmp_path / "gpus", build="cuda") == 4
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,-5,1"}, tmp_path / "gpus", build="cuda") == 1
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, tmp_path / "gpus", build="cuda") == 0
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def amd_nodes(tmp_path):
     ],
 )
 def test_amd_gpus_are_those_that_rocr_and_hip_leave(amd_nodes, tmp_path, variables, count):
-    assert visible_gpus(variables, tmp_path / "gpus", amd_nodes, rocm=True) == count
+    assert visible_gpus(variables, tmp_path / "gpus", amd_nodes, build="rocm") == count
 
 
 def test_an_amd_gpu_of_another_job_is_not_counted(amd_nodes, tmp_path):
@@ -76,7 +76,7 @@ def test_an_amd_gpu_of_another_job_is_not_counted(amd_nodes, tmp_path):
     (amd_nodes / "3" / "gpu_id").unlink()
     (amd_nodes / "3" / "gpu_id").mkdir()
     found = {
-        listed: visible_gpus(listed_by_rocr(listed), tmp_path, amd_nodes, rocm=True) for listed in (None, "1", "2")
+        listed: visible_gpus(listed_by_rocr(listed), tmp_path, amd_nodes, build="rocm") for listed in (None, "1", "2")
     }
     assert found == {None: 2, "1": 1, "2": 0}
 
@@ -88,31 +88,41 @@ def listed_by_rocr(listed):
 def test_gpus_count_only_for_a_torch_that_can_use_them(amd_nodes, tmp_path):
     """A processor of AMD's may contain a small GPU, which would ask a torch for CUDA for a second rank."""
     (tmp_path / "gpus" / "0000:01:00.0").mkdir(parents=True)
-    assert visible_gpus({}, tmp_path / "gpus", amd_nodes, rocm=False) == 1
-    assert visible_gpus({"HIP_VISIBLE_DEVICES": ""}, tmp_path / "gpus", amd_nodes, rocm=False) == 1
-    assert visible_gpus({}, tmp_path / "nowhere", amd_nodes, rocm=False) == 0
-    assert visible_gpus({}, tmp_path / "gpus", tmp_path / "nowhere", rocm=True) == 0
+    assert visible_gpus({}, tmp_path / "gpus", amd_nodes, build="cuda") == 1
+    assert visible_gpus({"HIP_VISIBLE_DEVICES": ""}, tmp_path / "gpus", amd_nodes, build="cuda") == 1
+    assert visible_gpus({}, tmp_path / "nowhere", amd_nodes, build="cuda") == 0
+    assert visible_gpus({}, tmp_path / "gpus", tmp_path / "nowhere", build="rocm") == 0
+    assert visible_gpus({}, tmp_path / "gpus", amd_nodes, build="cpu") == 0
+
+
+def test_partitions_of_one_amd_gpu_have_its_uuid(amd_nodes, tmp_path):
+    for number in (2, 3):
+        (amd_nodes / str(number) / "properties").write_text("simd_count 440\nunique_id 77\n")
+    for listed, count in (("0,1", 2), ("0,0", 1), ("GPU-000000000000004D", 0)):
+        assert visible_gpus({"HIP_VISIBLE_DEVICES": listed}, tmp_path, amd_nodes, build="rocm") == count
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4.43482-0f2d60242'\nxpu: Optional[str] = None\n", True),
-        ("cuda: Optional[str] = None\nhip: Optional[str] = None\nrocm: Optional[str] = '7.1'\n", True),
-        ("__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", False),
-        ("__all__ = ['__version__', 'debug', 'cuda', 'git_version', 'hip', 'rocm', 'xpu']\n", False),
-        (None, False),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4.43482-0f2d60242'\nxpu: Optional[str] = None\n", "rocm"),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = None\nrocm: Optional[str] = '7.1'\n", "rocm"),
+        ("__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", "cuda"),
+        ("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\nhip: Optional[str] = None\n", "cpu"),
+        ("__all__ = ['__version__', 'debug', 'cuda', 'git_version', 'hip', 'rocm', 'xpu']\n", "cpu"),
+        (None, "cuda"),
     ],
 )
 def test_the_maker_for_which_torch_is_built(tmp_path, text, expected):
     file = tmp_path / "version.py"
     if text is not None:
         file.write_text(f"from typing import Optional\n{text}")
-    assert built_for_amd(file) == expected
+    assert build_of(file) == expected
 
 
 def test_the_installed_torch():
-    assert built_for_amd(Path(torch.__file__).with_name("version.py")) == (torch.version.hip is not None)
+    expected = "rocm" if torch.version.hip else "cuda" if torch.version.cuda else "cpu"
+    assert build_of(Path(torch.__file__).with_name("version.py")) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ from hpctrain.distributed.devices import (
     require_compatible_devices,
     resolve_backend,
 )
-from hpctrain.errors import DeviceError
+from hpctrain.errors import DeviceError, RendezvousError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 BUSES = ["0000:17:00.0", "0000:65:00.0"]
@@ -65,13 +66,18 @@ def test_what_a_rank_reports_of_its_machine_comes_first():
 def test_two_ranks_on_one_gpu_are_named_with_what_each_sees():
     found = [on_gpu(0, visible={"CUDA_VISIBLE_DEVICES": "0"}), on_gpu(1, gpus=BUSES[:1])]
     conflict = find_conflict(found, "auto")
-    assert (conflict.ranks, conflict.machine_at_fault) == ([0, 1], False)
+    assert (conflict.ranks, conflict.machine_at_fault) == ([0], False)
     assert conflict.message == (
         "ranks 0, 1 on n1 have the same GPU (0000:17:00.0, NVIDIA H100; rank 0 sees CUDA_VISIBLE_DEVICES=0, rank 1 "
         "sees all GPUs), but with NCCL every rank needs its own, and MIG slices of one GPU count as the same: start at "
         "most one process per GPU (cluster.processes_per_node), remove options that bind GPUs from cluster.srun_args, "
         "or use parallel.backend=gloo"
     )
+
+
+def test_ranks_may_share_a_gpu_if_nccl_is_told_so(monkeypatch):
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    assert find_conflict([on_gpu(0), on_gpu(1, gpus=BUSES[:1])], "nccl") is None
 
 
 def test_gpus_of_two_machines_with_one_name_and_those_that_gloo_serves_may_be_the_same():
@@ -132,6 +138,20 @@ def test_of_two_ranks_on_one_gpu_rank_zero_speaks_for_all(outcomes):
         (False, True),
         (False, True),
     ]
+
+
+def test_a_rank_whose_configuration_does_not_fit_its_machine_is_named_by_the_others(outcomes):
+    broken = on_cpu(1, problem="precision.kind=tf32: needs NVIDIA GPUs", machine_at_fault=False)
+    errors = outcomes(on_gpu(0), broken)
+    assert [str(error) for error in errors] == ["precision.kind=tf32: needs NVIDIA GPUs"] * 2
+    assert [(error.machine_at_fault, error.elsewhere) for error in errors] == [(False, True), (False, False)]
+
+
+def test_a_rank_that_reports_nothing_is_named():
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=1))
+    with pytest.raises(RendezvousError, match=r"^ranks 1, 2 did not report any devices in time; check") as raised:
+        require_compatible_devices(store, on_cpu(0), 3, "auto")
+    assert raised.value.waited
 
 
 def test_a_rank_reports_where_its_gpus_are(monkeypatch):

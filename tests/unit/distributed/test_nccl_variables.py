@@ -28,6 +28,11 @@ def test_torchs_watchdog_waits_longer_than_any_bound_of_hpctrain(bound_s):
     assert int(nccl_defaults(health.collective_timeout_s)[HEARTBEAT]) > health.collective_timeout_s > 2 * bound_s
 
 
+def test_a_bound_of_four_months_fits_into_torchs_milliseconds():
+    health = Health(start_timeout_s=1e7)
+    assert int(nccl_defaults(health.collective_timeout_s)[HEARTBEAT]) * 1000 < 2**31
+
+
 @pytest.mark.parametrize(
     "users", [{HANDLING: "3"}, {RETHROW: "1", HEARTBEAT: "60"}, {"NCCL_ASYNC_ERROR_HANDLING": "1"}], ids=str
 )

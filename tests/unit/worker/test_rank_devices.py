@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ def torch_finds(monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
         monkeypatch.setattr(torch.cuda, "init", begin)
         monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: cuda)
-        monkeypatch.setattr(rank_devices, "visible_gpus", lambda environ: shown)
+        monkeypatch.setattr(rank_devices, "visible_gpus", lambda environ, build=None: shown)
 
     return install
 
@@ -87,6 +88,17 @@ def test_a_driver_that_shows_gpus_which_torch_does_not_find_is_broken(rank, torc
     assert choose_own_devices(rank("cluster=slurm")) == (CPU,)
 
 
+@pytest.mark.parametrize(
+    "said", ["No CUDA GPUs are available", "Found no NVIDIA driver on your system. Please check that you have one"]
+)
+def test_a_container_without_the_nodes_gpus_trains_on_the_cpu_unless_it_asked_for_some(rank, torch_finds, said):
+    """/proc isn't the container's own."""
+    torch_finds(0, shown=8, error=said)
+    assert choose_own_devices(rank()) == (CPU,)
+    with pytest.raises(DeviceError, match=re.escape(said)):
+        choose_own_devices(rank(*ON_SLURM))
+
+
 def test_a_build_without_cuda_is_not_the_machines_fault(rank, torch_finds, caplog):
     torch_finds(0, shown=2, cuda=False)
     caplog.set_level(logging.WARNING, "hpctrain.train")
@@ -94,7 +106,7 @@ def test_a_build_without_cuda_is_not_the_machines_fault(rank, torch_finds, caplo
         choose_own_devices(rank(*ON_SLURM))
     assert choose_own_devices(rank()) == (CPU,)
     assert "has 2 GPUs, but torch" in caplog.text
-    assert "is built without CUDA: training on the CPU; install a build" in caplog.text
+    assert "is built without CUDA: training on the CPU" in caplog.text
 
 
 def test_a_machine_without_gpus_trains_on_the_cpu_unless_a_key_needs_one(rank, torch_finds, caplog):

@@ -43,6 +43,21 @@ def test_a_users_program_gets_no_alarm(locked):
     assert done.stderr.count("in belongs_to_a_user\n") == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the timer is Linux's")
+def test_a_process_that_continues_after_it_was_suspended_keeps_no_alarm():
+    command = [sys.executable, PROGRAM.with_name("locked.py"), "is_suspended"]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for _ in range(6)
+    ]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGSTOP)
+    time.sleep(1.5)
+    for process in processes:
+        process.send_signal(signal.SIGCONT)
+    assert [process.communicate(timeout=60)[0] for process in processes] == ["0\n"] * 6
+
+
 @pytest.mark.nightly  # a minute
 @pytest.mark.skipif(sys.platform != "linux", reason="the timer is Linux's")
 def test_a_process_that_keeps_the_lock_for_ever_ends(locked):

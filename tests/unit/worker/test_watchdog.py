@@ -40,6 +40,7 @@ OTHERS = (
     "blocks_signals",
     "loses_a_peer",
     "loses_a_peer_and_raises",
+    "loses_a_peer_and_takes_its_time_to_raise",
     "loses_a_peer_in_a_program",
 )
 TIMER = re.compile(r"Stack \(most recent call first\):\n(?:  [^\n]*\n)*")
@@ -132,6 +133,12 @@ def test_an_error_that_the_rank_raises_itself_comes_first(ended):
     left = ended["loses_a_peer_and_raises"]
     assert (left.code, left.out) == (1, "")
     assert left.err.endswith("RuntimeError: Connection closed by peer\n")
+
+
+def test_an_error_of_its_own_comes_first_even_if_its_cleanup_takes_long(ended):
+    left = ended["loses_a_peer_and_takes_its_time_to_raise"]
+    assert (left.code, left.out) == (1, "")
+    assert left.err.endswith("LookupError: of its own\n")
 
 
 def test_a_users_program_isnt_ended_by_an_error_of_nccl_either(ended):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
+import threading
+import time
 
 from hpctrain.worker.stack_timer import StackTimer
 
@@ -24,10 +27,34 @@ def awakes():
     print(alarm_s())
     timer.postpone(3600)
     print(alarm_s())
+    timer = StackTimer()  # which has not fired
     signal.alarm(1000)  # the user's own
     timer.postpone(3600)
     timer.cancel()
     print(alarm_s())
+
+
+def is_suspended():
+    """Its stack is deep, so that the handler is at work for long, while another thread postpones the timer at once."""
+    timer = StackTimer()
+
+    def postpone():
+        while True:
+            timer.postpone(0.5)
+            time.sleep(0.05)
+
+    def wait(depth):
+        if depth:
+            return wait(depth - 1)
+        print("ready", flush=True)
+        end = time.monotonic() + 2.5
+        while time.monotonic() < end:
+            time.sleep(0.02)
+        return alarm_s()
+
+    threading.Thread(target=postpone, daemon=True).start()
+    print(wait(90), flush=True)
+    os._exit(0)
 
 
 def belongs_to_a_user():

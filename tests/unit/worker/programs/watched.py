@@ -151,6 +151,15 @@ def loses_a_peer_and_raises():
     raise RuntimeError("Connection closed by peer")
 
 
+def loses_a_peer_and_takes_its_time_to_raise():
+    move(0.3)
+    errors[0] = "COMM_ERROR"
+    try:
+        raise LookupError("of its own")
+    finally:
+        move(4)  # longer than it may stand still
+
+
 def loses_a_peer_in_a_program():
     move(0.3)
     errors[0] = "COMM_ERROR"

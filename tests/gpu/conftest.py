@@ -1,0 +1,239 @@
+"""What the tests on a GPU share. `pytest --numprocesses=4 --dist=loadgroup tests/gpu` runs several files at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from fork_server import clean_environment
+
+from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.config.compose import Composer
+from hpctrain.distributed.world import join
+from hpctrain.files import read_json_lines
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.exit_record import read_exit_records
+from hpctrain.run.ledger import Ledger
+from hpctrain.train.profiling.device_syncs import MESSAGE, NOTICE
+
+TESTS = Path(__file__).parents[1]
+PROGRAMS = (TESTS / "gpu" / "programs", TESTS / "multiprocess" / "programs")
+NO_CUDA = "no CUDA on this machine: nothing of tests/gpu was run"
+LONGEST_S = 240.0
+"""Seconds until a command counts as stuck."""
+AT_ONCE = 5
+"""Commands at a time: starting one takes seconds of a core, and half a GB of the GPU."""
+QUIET = ("logger.tensorboard=false", "code.snapshot=none")
+
+sys.path += map(str, PROGRAMS)  # tests use the programs that they start
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cuda():
+    """Skips every test of this folder on a machine without CUDA."""
+    if not torch.cuda.is_available():
+        pytest.skip(NO_CUDA)
+
+
+@pytest.fixture(scope="session")
+def device():
+    return torch.device("cuda", 0)
+
+
+class Shell:
+    """A folder in which a user types commands of hpctrain, on one GPU; the run is its folder R.
+
+    Args:
+        folder: is made.
+        variables: of every command.
+    """
+
+    def __init__(self, folder: Path, **variables: str) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        self.run = RunDirectory.at(folder / "R")
+        self.environ = clean_environment(*PROGRAMS) | variables
+        del self.environ["PYTHONWARNINGS"]  # drivers and compilers warn too
+        listed = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+        self.environ.setdefault("CUDA_VISIBLE_DEVICES", listed.partition(",")[0])
+
+    def start(self, *words, **variables):
+        """Start a command, with more variables of its environment."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "hpctrain", *words],
+            cwd=self.folder,
+            env=self.environ | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait(self, process, code=0):
+        """Wait for a command, which must end with this code; return what it printed, and the errors that it printed."""
+        try:
+            out, err = process.communicate(timeout=LONGEST_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            out, err = process.communicate()
+            pytest.fail(f"the command didn't end within {LONGEST_S:g} s\n{out}{err}")
+        assert process.returncode == code, out + err
+        return out, err
+
+    def type(self, *words, code=0, **variables):
+        """Start a command, and wait."""
+        return self.wait(self.start(*words, **variables), code)
+
+    def train(self, *words, code=0, **variables):
+        """Start the run R, or resume it by the same command."""
+        return self.wait(self.start_training(*words, **variables), code)
+
+    def start_training(self, *words, **variables):
+        """Start the run R, or resume it, without waiting."""
+        return self.start(f"run_dir={self.run.path}", *QUIET, *words, **variables)
+
+    @property
+    def inspected(self):
+        """The report on the run's checkpoints."""
+        return json.loads(self.type("inspect", str(self.run.path), "--json")[0])
+
+    @property
+    def digest(self):
+        return self.inspected["weights_digest"]
+
+    @property
+    def attempts(self):
+        return Ledger(self.run).attempts()
+
+    @property
+    def last_line(self):
+        """The last record of attempts.jsonl."""
+        return json.loads(self.run.attempts.read_text().splitlines()[-1])
+
+    @property
+    def exit_records(self):
+        """Those of the newest attempt, by rank."""
+        return read_exit_records(self.run.claim(len(self.attempts)))
+
+    def logged(self, name):
+        return [record[name] for record in read_json_lines(self.run.metrics) if name in record]
+
+    @property
+    def metrics(self):
+        """Records without what depends on the clock."""
+        timed = ("time", "throughput/", "memory/")
+        return [
+            {name: value for name, value in record.items() if not name.startswith(timed)}
+            for record in read_json_lines(self.run.metrics)
+        ]
+
+    def weights(self, step):
+        return torch.load(self.run.checkpoint(step) / "model.pt", weights_only=True)
+
+    @property
+    def processes(self):
+        """Command lines that name the run directory."""
+        listed = subprocess.run(["ps", "-eo", "stat,args"], capture_output=True, text=True, check=True).stdout
+        return [line for line in listed.splitlines() if str(self.run.path) in line and not line.startswith("Z")]
+
+
+@pytest.fixture
+def shell(tmp_path):
+    return Shell(tmp_path / "typed")
+
+
+@pytest.fixture(scope="module")
+def shells(tmp_path_factory):
+    """Makes a folder in which commands are typed, by name; tests of a module share it."""
+    made = {}
+
+    def shell(name, **variables):
+        if name not in made:
+            made[name] = Shell(tmp_path_factory.mktemp("shell"), **variables)
+        return made[name]
+
+    return shell
+
+
+@pytest.fixture(scope="session")
+def at_once():
+    """Calls a function with each argument, several at a time; returns the results in order."""
+
+    def call(function, arguments):
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return list(pool.map(function, arguments))
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def composer():
+    return Composer()
+
+
+@contextlib.contextmanager
+def sync_debug_mode(mode):
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(record=mode == "warn") as found:
+        warnings.filterwarnings("ignore", message=NOTICE)
+        if mode == "warn":
+            warnings.filterwarnings("always", message=MESSAGE)
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture(scope="session")
+def no_waits():
+    """In this context, a call that waits for the GPU raises an error."""
+    return lambda: sync_debug_mode("error")
+
+
+@pytest.fixture(scope="session")
+def counted_waits():
+    """In this context, each call that waits for the GPU adds a warning to a list."""
+    return lambda: sync_debug_mode("warn")
+
+
+@pytest.fixture
+def joined():
+    """Joins a world of one rank with a store, and so with a group."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    store = dist.TCPStore("127.0.0.1", port, 1, is_master=True)
+
+    def join_with(*devices):
+        environment = ClusterEnvironment.from_environment({})
+        return join(environment, store, backend="auto", devices=devices, timeout_s=60)
+
+    yield join_with
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def wait_until():
+    """Waits for a condition."""
+
+    def wait(condition, timeout_s=LONGEST_S):
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    return wait

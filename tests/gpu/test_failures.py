@@ -1,0 +1,71 @@
+"""Errors of the task on the GPU: the attempt fails, for the right reason, with the rank at fault and advice."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpctrain.errors import ExitCode
+
+pytestmark = pytest.mark.gpu
+TIMES = 20
+WORDS = (
+    "task=custom",
+    "task._target_=gpu_tasks.Pictures",
+    "trainer.global_batch_size=16",
+    "trainer.max_steps=14",
+    "trainer.max_epochs=null",
+    "logger.every_steps=1",
+    "checkpoint.every_steps=1",
+)
+TWO = ("cluster.processes_per_node=2", "parallel.backend=gloo")
+FAULT = "device-side assert triggered"
+
+
+def test_a_fault_on_the_device_fails_with_an_exit_record_every_time(shells, at_once):
+    """Step 3 computes on a GPU that answers nothing from then on, while a save is being written."""
+
+    def train(number):
+        shell = shells(number)
+        shell.train(*WORDS, code=ExitCode.FAILED, TRIAL_ACT="0:3:fault")
+        (record,) = shell.exit_records.values()
+        return (
+            shell.last_line["reason"],
+            str(record.reason),
+            FAULT in record.message,
+            FAULT in shell.last_line["detail"],
+        )
+
+    assert at_once(train, range(TIMES)) == [("failed", "failed", True, True)] * TIMES
+
+
+def test_after_a_fault_the_run_can_be_resumed(shell):
+    shell.train(*WORDS, code=ExitCode.FAILED, TRIAL_ACT="0:6:fault")
+    saved = shell.last_line["saved_step"]
+    shell.train(*WORDS)
+    # a save is left out while the one before is being written
+    assert 1 <= saved <= shell.attempts[-1].start_step <= 5
+    assert shell.inspected["step"] == 14
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_two_ranks_the_one_with_the_fault_is_named(rank, shell):
+    shell.train(*WORDS, *TWO, code=ExitCode.FAILED, TRIAL_ACT=f"{rank}:3:fault")
+    assert shell.last_line["reason"] == "failed"
+    assert shell.last_line["detail"].startswith(f"rank {rank} on ")
+    assert FAULT in shell.last_line["detail"]
+    assert str(shell.exit_records[rank].reason) == "failed"
+    assert not shell.exit_records[rank].blames_peer
+    assert shell.processes == []
+
+
+@pytest.mark.parametrize("words", [(), TWO], ids=["one rank", "two ranks"])
+def test_too_little_gpu_memory_fails_with_advice(words, shell):
+    rank = 1 if words else 0
+    _, errors = shell.train(*WORDS, *words, code=ExitCode.FAILED, TRIAL_ACT=f"{rank}:3:exhaust")
+    assert shell.last_line["reason"] == "failed"
+    advice = "out of GPU memory: set trainer.micro_batch_size below "
+    assert advice in shell.last_line["detail"]
+    assert "CUDA out of memory" in shell.last_line["detail"]
+    assert f"rank {rank} on " in shell.last_line["detail"]
+    assert advice in errors
+    assert str(shell.exit_records[rank].reason) == "failed"

@@ -1,0 +1,139 @@
+"""Batches that are copied to the GPU while it computes: they overlap, and hold what they held on the CPU."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+import torch
+
+from hpctrain.data import TensorBatches
+from hpctrain.data.loader import TrainLoader
+from hpctrain.data.micro_batch import map_tensors
+from hpctrain.data.order import ShuffledOrder
+from hpctrain.data.plan import BatchPlan
+from hpctrain.data.transfer import CopyInBackground
+from hpctrain.data.workers import Workers
+
+pytestmark = pytest.mark.gpu
+SAMPLES, WIDTH, MICRO = 256, 65_536, 32
+"""A micro-batch has 8 MB."""
+PLAN = BatchPlan(SAMPLES, global_batch_size=2 * MICRO, micro_batch_size=MICRO, world_size=1, drop_last=True)
+BATCHES = 40
+LATE_CYCLES, LONG_CYCLES = 20_000_000, 3_000_000_000
+"""About 10 ms, and more than a second."""
+MB = 1 << 20
+PIECES_MB = [30, 60, 90, 120, 150, 45, 75, 105, 135]
+"""Mostly larger than what is free by then, so that the allocator has to give memory back, and to ask for more."""
+
+
+@pytest.fixture
+def transfer(device):
+    return CopyInBackground(
+        lambda batch, where: map_tensors(lambda one: one.to(where, non_blocking=True), batch), device
+    )
+
+
+@pytest.fixture(scope="module")
+def samples():
+    draws = torch.Generator().manual_seed(0)
+    return torch.randint(-(2**31), 2**31 - 1, (SAMPLES, WIDTH), generator=draws, dtype=torch.int32)
+
+
+@pytest.fixture
+def batches(samples):
+    """Micro-batches by number of loading processes: on the device with a transfer, else on the CPU."""
+    opened = []
+
+    def read(num_workers, transfer=None):
+        workers = Workers(num_workers, pin_memory=transfer is not None)
+        loader = TrainLoader(TensorBatches(samples), ShuffledOrder(SAMPLES, 1), PLAN, rank=0, seed=1, workers=workers)
+        found = loader.micro_batches(transfer)
+        opened.append(found)
+        return (micro_batch.batch[0] for micro_batch in islice(found, BATCHES))
+
+    yield read
+    for each in opened:
+        each.close()
+
+
+def checksums(batch):
+    """A sum that overflows nowhere and depends on the order, for each sample."""
+    places = torch.arange(1, WIDTH + 1, device=batch.device)
+    return (batch.long() * places).sum(1)
+
+
+@pytest.fixture(scope="module")
+def expected(samples):
+    """The checksums of the samples, on the CPU."""
+    return checksums(samples)
+
+
+def test_a_copy_does_not_wait_for_what_the_gpu_computes(device, transfer):
+    given = torch.randn(1000, 1000).pin_memory(), {"labels": torch.arange(1000).pin_memory()}
+    # once before, so that the allocator has the memory: asking the driver for it may wait
+    transfer.finish(transfer.begin(given))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(LONG_CYCLES)
+    computing = torch.cuda.current_stream(device).record_event()
+    begun = transfer.begin(given)
+    _, copied = begun
+    copied.synchronize()
+    assert not computing.query()
+    copy, labels = transfer.finish(begun)
+    assert not computing.query()
+    assert torch.equal(copy.cpu(), given[0])
+    assert torch.equal(labels["labels"].cpu(), given[1]["labels"])
+    assert computing.query()
+
+
+def test_computing_waits_for_a_copy(device, transfer):
+    given = torch.arange(50 * MB, dtype=torch.int32).pin_memory()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(transfer._copies):
+        torch.cuda._sleep(LATE_CYCLES)
+    copy = transfer.finish(transfer.begin(given))
+    assert torch.equal((copy + 1).cpu(), given + 1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_hold_their_samples_while_the_gpu_is_late(num_workers, batches, transfer, expected):
+    """The host is many batches ahead: each is used after it was dropped here, and after its successors were copied."""
+    found = []
+    for batch in batches(num_workers, transfer):
+        torch.cuda._sleep(LATE_CYCLES)
+        found.append(checksums(batch))
+        del batch
+    order = torch.cat([places_of(batch, expected) for batch in batches(0)])
+    assert torch.equal(torch.cat(found).cpu(), expected[order])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_hold_their_samples_while_the_allocator_is_under_pressure(
+    num_workers, batches, transfer, expected, device
+):
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(device).total_memory
+    room = torch.cuda.memory_reserved(device) + 400 * MB
+    retries = torch.cuda.memory_stats(device)["num_alloc_retries"]
+    found = []
+    torch.cuda.set_per_process_memory_fraction(room / total, device)
+    try:
+        for number, batch in enumerate(batches(num_workers, transfer)):
+            torch.cuda._sleep(LATE_CYCLES // 10)
+            piece = torch.empty(PIECES_MB[number % len(PIECES_MB)] * MB, dtype=torch.uint8, device=device)
+            piece.fill_(number)
+            del piece
+            found.append(checksums(batch))
+            del batch
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+    assert torch.cuda.memory_stats(device)["num_alloc_retries"] > retries
+    order = torch.cat([places_of(batch, expected) for batch in batches(0)])
+    assert torch.equal(torch.cat(found).cpu(), expected[order])
+
+
+def places_of(batch, expected):
+    """Which samples a batch on the CPU has, by their checksums."""
+    return (checksums(batch)[:, None] == expected).nonzero()[:, 1]
