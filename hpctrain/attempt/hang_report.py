@@ -9,7 +9,7 @@ from hpctrain.phrases import numbered
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.reason import Reason
 
-ALARM = "Alarm clock"
+SIGALRM_MESSAGE = "Alarm clock"
 """What srun and shells print of a process that SIGALRM ended, as `worker.stack_timer` ends one that hangs."""
 GIL_HELD = (
     "hpctrain's timer probably ended it by SIGALRM, because a call never released Python's global lock (GIL); "
@@ -24,7 +24,7 @@ def alarm_complaint(codes: Sequence[int | None]) -> str:
         codes: by rank, the exit code; None for a rank that the launcher killed.
     """
     ended = [rank for rank, code in enumerate(codes) if code == -signal.SIGALRM]
-    return f"{numbered('rank', ended)}: {ALARM}" if ended else ""
+    return f"{numbered('rank', ended)}: {SIGALRM_MESSAGE}" if ended else ""
 
 
 def hang_report(records: Mapping[int, ExitRecord], silent: Sequence[int], after: str) -> str:
@@ -48,7 +48,7 @@ def hang_report(records: Mapping[int, ExitRecord], silent: Sequence[int], after:
     if len(stuck) > 1:
         parts.append(f"also hanging: {numbered('rank', sorted(one.rank for one in stuck[1:]))}")
     if behind:
-        parts.append(_lag(behind, waiting))
+        parts.append(_behind_text(behind, waiting))
     if silent:
         why = "stopped, its machine gone, or stuck outside of Python"
         parts.append(f"{numbered('rank', silent)} left no exit record: {why}")
@@ -57,7 +57,7 @@ def hang_report(records: Mapping[int, ExitRecord], silent: Sequence[int], after:
     if waiting:
         named = numbered("rank", sorted(one.rank for one in waiting))
         who = named if stuck or silent or lost or behind else "every rank"
-        parts.append(f"{who} waited for others{_where(waiting)}")
+        parts.append(f"{who} waited for others{_collective_text(waiting)}")
     head = "; ".join(parts)
     return f"{head}\n{first.traceback.rstrip()}" if stuck and first.traceback else head
 
@@ -72,7 +72,7 @@ def _behind(waiting: Sequence[ExitRecord]) -> list[ExitRecord]:
     return [one for one in waiting if counts[one.rank] == fewest]
 
 
-def _lag(behind: Sequence[ExitRecord], ahead: Sequence[ExitRecord]) -> str:
+def _behind_text(behind: Sequence[ExitRecord], ahead: Sequence[ExitRecord]) -> str:
     group = _group((*ahead, *behind))
     most = max(_begun(one, group) or 0 for one in ahead)
     which = numbered("rank", sorted(one.rank for one in behind))
@@ -90,6 +90,6 @@ def _begun(record: ExitRecord, group: str) -> int | None:
     return None if record.collectives is None else record.collectives.begun.get(group)
 
 
-def _where(waiting: Sequence[ExitRecord]) -> str:
+def _collective_text(waiting: Sequence[ExitRecord]) -> str:
     found = {"" if one.collectives is None else one.collectives.description for one in waiting}
     return f" in {found.pop()}" if len(found) == 1 and "" not in found else ""

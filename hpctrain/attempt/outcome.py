@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpctrain.attempt.hang_report import ALARM, GIL_HELD, hang_report
+from hpctrain.attempt.hang_report import GIL_HELD, SIGALRM_MESSAGE, hang_report
 from hpctrain.attempt.termination import USER_SIGNALS, Termination
 from hpctrain.config.plain_yaml import is_program
 from hpctrain.errors import RunDirectoryError
@@ -121,7 +121,7 @@ class Outcome:
         reason, advice = Reason.INFRASTRUCTURE, "see its log"
         if OUT_OF_MEMORY.search(complaints):
             reason = Reason.OUT_OF_MEMORY
-        elif ALARM in complaints:
+        elif SIGALRM_MESSAGE in complaints:
             reason = Reason.HANG
             advice = GIL_HELD
         why = f": {complaints}" if complaints else " (killed from outside?)"

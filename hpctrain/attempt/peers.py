@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from hpctrain.attempt.gpu_errors import GPU_FAULT, GPU_MEMORY, KERNEL_FAULT
+from hpctrain.attempt.gpu_errors import DEVICE_CODE_ERROR, GPU_OUT_OF_MEMORY, GPU_UNUSABLE
 
 TIMED_OUT = re.compile(
     r"Timed out waiting \d+ ?ms|Timeout waiting for key|timed out after|wait timeout after|caused pair closure"
@@ -21,14 +21,14 @@ PEER_LOST = re.compile(
     # "invalid" errors of NCCL are mistakes in the task or the configuration, and recur in every attempt; so do those
     # whose further lines name this rank's own GPU memory or code
     rf"|NCCL error( in: [^,\n]*,| \d+:|:)"
-    rf"(?! invalid (usage|argument)|[\s\S]*({GPU_MEMORY.pattern}|{KERNEL_FAULT.pattern}))"
+    rf"(?! invalid (usage|argument)|[\s\S]*({GPU_OUT_OF_MEMORY.pattern}|{DEVICE_CODE_ERROR.pattern}))"
     r"|unhandled system error|remote process exit(ed|ing)|unexpected exit of a remote peer"
     r"|NCCL communicator was aborted|NCCL operations have failed or timed out|NCCL timeout in"
     r"|retrieving ncclUniqueId from",
     re.IGNORECASE,
 )
 """Messages of the same backends when another rank has died. A backend's name isn't enough: usage errors have it too."""
-MACHINE = re.compile(rf"DataLoader worker \(pid.*(is killed by signal|exited unexpectedly)|{GPU_FAULT.pattern}")
+MACHINE = re.compile(rf"DataLoader worker \(pid.*(is killed by signal|exited unexpectedly)|{GPU_UNUSABLE.pattern}")
 """torch's messages about DataLoader workers that the system killed, such as for their memory, or about a broken GPU."""
 
 NCCL_ERRORS = {

@@ -74,7 +74,7 @@ class HostMemory:
         """Return an uninitialized tensor on the CPU, with the shape, dtype and order of elements of ``tensor``."""
         if tensor.nbytes < _CHUNKED_FROM_BYTES:
             return torch.empty_like(tensor, device="cpu", requires_grad=False)
-        return _formed(self._take(tensor.nbytes), tensor)
+        return _view_like(self._take(tensor.nbytes), tensor)
 
     def _take(self, count: int) -> Tensor:
         if self._next + count > len(self._chunk):
@@ -96,7 +96,8 @@ class HostCopy:
 
     Args:
         everything: whether to copy tensors in host memory, too; False is for saves during which training waits.
-        page_locked: memory for the copies from a GPU, worth its price if the copy is kept; None for ordinary memory.
+        page_locked: memory for the copies from a GPU, slow to lock, so only for a copy that is kept; None for ordinary
+            memory.
     """
 
     def __init__(self, *, everything: bool = True, page_locked: PageLockedMemory | None = None) -> None:
@@ -152,7 +153,7 @@ class HostCopy:
                 f"{name} is a {type(source).__name__} ({source.layout}, {source.device}); "
                 "a checkpoint holds dense tensors: leave it out of the state, or convert it"
             )
-        identity = identity_of(source)
+        identity = sharing_key(source)
         if (copied := self._copies.get(identity)) is not None and source.numel():
             return copied[1]
         target = self._target(source, kept)
@@ -169,7 +170,7 @@ class HostCopy:
         if self._page_locked is not None and self._page_locked.serves(source) and source.nbytes:
             memory = self._page_locked.take(source.nbytes)
             if memory is not None:
-                return _formed(memory, source)
+                return _view_like(memory, source)
         return self._memory.empty_like(source)
 
 
@@ -189,13 +190,13 @@ def require_storable(value: Any, name: str) -> None:
     _NoCopy().of(value, name=name)
 
 
-def identity_of(tensor: Tensor) -> tuple[object, ...]:
-    """Return what is equal for tensors that share one copy: equal ones in the same memory, such as tied weights."""
+def sharing_key(tensor: Tensor) -> tuple[object, ...]:
+    """Return a key that is equal for tensors that can share one copy, such as tied weights."""
     lazy = tensor.is_conj(), tensor.is_neg()
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), lazy
 
 
-def _formed(memory: Tensor, like: Tensor) -> Tensor:
+def _view_like(memory: Tensor, like: Tensor) -> Tensor:
     """View bytes as a tensor with the shape, dtype and order of elements of ``like``."""
     form = torch.empty_like(like, device="meta")
     return memory.view(form.dtype).as_strided(form.shape, form.stride())

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from hpctrain.phrases import scaled
+
 log = logging.getLogger("hpctrain.checkpoint")
 
 
-def pinned_bytes(count: int) -> int:
+def page_locked_bytes(count: int) -> int:
     """Return the size of a page-locked allocation of ``count`` bytes: torch's allocator rounds up to a power of two.
 
     ATen/core/CachingHostAllocator.h of torch 2.13, unless ``pinned_max_round_threshold_mb`` in PYTORCH_ALLOC_CONF says
@@ -38,8 +40,9 @@ def lock(count: int) -> Tensor:
 class PageLockedMemory:
     """Page-locked memory for copies from a GPU; where locking fails, callers use ordinary memory instead.
 
-    Locking takes about a second for each few GB. `lock_ahead` starts a thread that locks while training runs; what is
-    missing then is locked in `take`, while the caller waits. One thread at a time may call the methods.
+    Locking is slow: perhaps a second for each few GB, an estimate. `lock_ahead` starts a thread that locks while
+    training runs; what is missing then is locked in `take`, while the caller waits. One thread at a time may call the
+    methods.
 
     Args:
         lock: allocates a number of bytes as uint8, and raises a RuntimeError if it can't.
@@ -64,7 +67,7 @@ class PageLockedMemory:
         self._ready: dict[int, list[Tensor]] = {}
         self._requested: Counter[int] = Counter()
         self._thread: threading.Thread | None = None
-        self._awaited = threading.Event()
+        self._caller_waits = threading.Event()
         self._stopped = False
         self._has_failed = False
 
@@ -99,21 +102,21 @@ class PageLockedMemory:
         self._thread = threading.Thread(target=self._lock_requested, args=arguments, name="page-locking")
         self._thread.start()
 
-    def settle(self) -> None:
+    def wait_until_locked(self) -> None:
         """Wait until all that was requested is locked, or locking has failed; after `stop`, return at once."""
         if self._thread is None or self._stopped:
             return
         begin = self._clock()
-        self._awaited.set()
+        self._caller_waits.set()
         self._thread.join()
         self._thread = None
-        self._awaited.clear()
+        self._caller_waits.clear()
         self.waited_s += self._clock() - begin
 
     def stop(self) -> None:
         """Lock nothing from now on, not even what was requested; what is locked can still be taken."""
         self._stopped = True
-        self._awaited.set()
+        self._caller_waits.set()
 
     def release(self) -> None:
         """Stop, and give back what wasn't taken; torch keeps it for other page-locked tensors."""
@@ -126,12 +129,12 @@ class PageLockedMemory:
         if ready := self._ready.get(count):
             return ready.pop()
         begin = self._clock()
-        memory = self._locked(count)
+        memory = self._try_allocate(count)
         self.waited_s += self._clock() - begin
         return memory
 
     def _size(self, count: int) -> int:
-        return count if self._stopped or self._has_failed else pinned_bytes(count)
+        return count if self._stopped or self._has_failed else page_locked_bytes(count)
 
     def _lock_requested(self, sizes: list[int], before: threading.Thread | None) -> None:
         # not at the niceness of the writing thread: training would wait for the driver's lock, and so for this thread
@@ -139,14 +142,14 @@ class PageLockedMemory:
             before.join()
         for count in sizes:
             begin = self._clock()
-            if not threading.main_thread().is_alive() or (memory := self._locked(count)) is None:
+            if not threading.main_thread().is_alive() or (memory := self._try_allocate(count)) is None:
                 return
             self._ready[count].append(memory)
             # cudaHostAlloc holds a lock of the driver, for which other calls to CUDA may wait, also those of other
             # processes: leave them half of the time, unless training waits for this thread anyway
-            self._awaited.wait(self._clock() - begin)
+            self._caller_waits.wait(self._clock() - begin)
 
-    def _locked(self, count: int) -> Tensor | None:
+    def _try_allocate(self, count: int) -> Tensor | None:
         if self._stopped or self._has_failed:
             return None
         try:
@@ -156,10 +159,10 @@ class PageLockedMemory:
             # further lines of a message of CUDA are advice on debugging kernels
             reason = (str(error).splitlines() or [repr(error)])[0]
             log.warning(
-                "saves use ordinary host memory from here on, because %.2f GB could not be page-locked: %s. Training "
-                "waits several times longer for each copy from the GPU; give the job more memory, or raise its limit "
-                "on locked memory (ulimit -l)",
-                count / 1e9,
+                "could not page-lock %s of host memory (%s): for the rest of this attempt, saves copy the remaining "
+                "GPU tensors to ordinary memory, which makes training wait longer. Give the job more memory; if your "
+                "driver respects it, raise the limit on locked memory (ulimit -l)",
+                scaled(count, "B"),
                 reason,
             )
             return None

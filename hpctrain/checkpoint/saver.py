@@ -75,7 +75,7 @@ class CheckpointSaver:
         self._background = policy.asynchronous
         self._page_locked = page_locked or PageLockedMemory(clock=clock)
         self._hooks: list[RemovableHandle] = []
-        self._unstepped: set[torch.optim.Optimizer] = set()
+        self._awaiting_first_step: set[torch.optim.Optimizer] = set()
         self._buffers: Snapshot | None = None
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
@@ -108,8 +108,8 @@ class CheckpointSaver:
         # nothing to lock: spare the optimizers the hooks
         if not self._background or not any(map(self._page_locked.serves, state.model.parameters())):
             return
-        hook = partial(self._note_step, state)
-        self._unstepped = set(state.optimizers)
+        hook = partial(self._lock_after_first_step, state)
+        self._awaiting_first_step = set(state.optimizers)
         self._hooks = [optimizer.register_step_post_hook(hook) for optimizer in state.optimizers]
 
     def save(self, state: LiveState, *, wait: bool, retain: bool = True) -> None:
@@ -125,7 +125,7 @@ class CheckpointSaver:
             SupersededError: a later attempt owns the run.
         """
         begin = self._clock()
-        locking_s = self._page_locked.waited_s
+        waited_before_s = self._page_locked.waited_s
         self.finish()
         if wait:
             # the end of an attempt, perhaps with seconds left: locking takes as long as the slower copy
@@ -142,7 +142,7 @@ class CheckpointSaver:
             self._thread.start()
             if wait:
                 self.finish()
-        self.stall_s = self._clock() - begin - (self._page_locked.waited_s - locking_s)
+        self.stall_s = self._clock() - begin - (self._page_locked.waited_s - waited_before_s)
 
     def finish(self) -> None:
         """Wait for the write in flight.
@@ -175,9 +175,9 @@ class CheckpointSaver:
         # a daemon: a removal that is cut off is completed when the next attempt starts
         threading.Thread(target=self._retain, args=(intact,), name="retention", daemon=True).start()
 
-    def _note_step(self, state: LiveState, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if optimizer in self._unstepped:
-            self._unstepped.remove(optimizer)
+    def _lock_after_first_step(self, state: LiveState, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if optimizer in self._awaiting_first_step:
+            self._awaiting_first_step.remove(optimizer)
             # no message if the copy doesn't fit: the first save logs it
             if _fits(self._missing_bytes(state), self._free_bytes()):
                 self._page_locked.lock_ahead(state.page_locked_sizes(self._page_locked))
@@ -186,7 +186,7 @@ class CheckpointSaver:
         """Finish locking before the first copy, and return whether the copy fits into the available memory."""
         for hook in self._hooks:
             hook.remove()
-        self._page_locked.settle()
+        self._page_locked.wait_until_locked()
         needed = self._missing_bytes(state)
         free = self._free_bytes()
         if free is not None and not _fits(needed, free):
@@ -207,10 +207,10 @@ class CheckpointSaver:
         return state.held_bytes(self._page_locked) - self._page_locked.ready_bytes
 
     def _copied(self, state: LiveState) -> Snapshot:
-        locking_s = self._page_locked.waited_s
+        waited_before_s = self._page_locked.waited_s
         self._buffers = state.capture(self._buffers, page_locked=self._page_locked)
         # a later save has these buffers: its duration is without the locking, or a stop might refuse a save that fits
-        self._began_at += self._page_locked.waited_s - locking_s
+        self._began_at += self._page_locked.waited_s - waited_before_s
         return self._buffers
 
     def _write(self, snapshot: Snapshot, retain: bool) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from hpctrain.checkpoint.host_memory import HostCopy, identity_of
+from hpctrain.checkpoint.host_memory import HostCopy, sharing_key
 from hpctrain.checkpoint.page_locked import PageLockedMemory
 from hpctrain.run.score import Score
 
@@ -136,7 +136,7 @@ class LiveState:
         Args:
             page_locked: memory for the copies from a GPU.
         """
-        distinct = {identity_of(tensor): tensor.nbytes for tensor in self._tensors() if page_locked.serves(tensor)}
+        distinct = {sharing_key(tensor): tensor.nbytes for tensor in self._tensors() if page_locked.serves(tensor)}
         return [count for count in distinct.values() if count]
 
     def capture(
@@ -228,7 +228,7 @@ def _named_tensors(model: nn.Module, copy: HostCopy, kept: Mapping[str, Tensor])
 
 
 def _tensors_in(value: object) -> Iterator[Tensor]:
-    """The tensors of a tree that a copy can hold; `HostCopy` refuses others, with their places."""
+    """Yield the dense tensors of a tree; `HostCopy` refuses any other kind."""
     if isinstance(value, Tensor):
         if value.layout == torch.strided:
             yield value

@@ -46,13 +46,14 @@ def resources_of(config: RunConfig, environ: Mapping[str, str] = os.environ) -> 
         ConfigError: more GPUs than this machine has, or GPUs that the processes can't share evenly.
     """
     cluster = config.cluster
-    here = 0 if isinstance(cluster, Slurm) else visible_gpus(environ)
+    build = "any" if isinstance(config, ProgramConfig) else None
+    here = 0 if isinstance(cluster, Slurm) else visible_gpus(environ, build=build)
     gpus = here if cluster.gpus_per_node is None else cluster.gpus_per_node
     if not isinstance(cluster, Slurm) and gpus > here:
         if here:
             problem, remedy = f"this machine has only {counted(here, 'visible GPU')}", f"set it to {here} or less"
         else:
-            cannot = "the installed torch is built without CUDA" if installed_build() == "cpu" else ""
+            cannot = "the installed torch is built without CUDA" if build is None and installed_build() == "cpu" else ""
             problem = cannot or "this machine has no visible GPU"
             remedy = f"leave it out, with cluster.processes_per_node={gpus} for as many ranks on the CPU"
         raise ConfigError("cluster.gpus_per_node", gpus, problem, remedy)

@@ -55,11 +55,13 @@ class Trainer(require.Checked):
     sync_batchnorm: bool = False
     """Batch norm over the samples of all ranks instead of each rank's own; GPUs only."""
     deterministic: bool = False
-    """Use deterministic algorithms only: bit-identical runs on CUDA too, but slower."""
+    """Use deterministic algorithms only, for bit-identical runs on CUDA too; slower. With three or more GPUs, runs are
+    identical on the same node layout only."""
     compile: bool = False
     """Compile the model with torch.compile, before DDP; the first steps take long."""
     compile_mode: Annotated[str, require.one_of("default", "reduce-overhead", "max-autotune")] = "default"
-    """`default`, `reduce-overhead` or `max-autotune`, as torch.compile has them."""
+    """`default`, `reduce-overhead` or `max-autotune`, as torch.compile has them; the last two use CUDA graphs, and
+    allow only one micro-batch per step."""
     channels_last: bool = False
     """Store images and convolution weights channels-last, which tensor cores prefer."""
     profile: Annotated[list[int] | None, TRACE] = None

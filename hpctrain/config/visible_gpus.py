@@ -26,8 +26,11 @@ def visible_gpus(
         environ: the process's environment.
         nvidia: the folder in which NVIDIA's driver lists its GPUs.
         amd: the folder in which AMD's driver lists its GPUs.
-        build: `cuda`, `rocm` or `cpu`: the GPUs for which torch is built; None for the torch that is installed.
+        build: `cuda`, `rocm` or `cpu`: the GPUs for which torch is built; `any` for a program that may not use it; None
+            for the torch that is installed.
     """
+    if build == "any":
+        return max(visible_gpus(environ, nvidia, amd, build=each) for each in ("cuda", "rocm"))
     # many AMD processors have an integrated GPU: it must not count for a torch that can't use it
     build = installed_build() if build is None else build
     if build == "cpu":
@@ -63,7 +66,7 @@ def build_of(version_file: Path) -> str:
 
 def listed_gpus(environ: Mapping[str, str]) -> int | None:
     """Count the GPUs that the variables leave, on whatever machine; None if none of them is set."""
-    # HIP reads CUDA_VISIBLE_DEVICES only in the place of its own
+    # HIP reads CUDA_VISIBLE_DEVICES only if HIP_VISIBLE_DEVICES isn't set
     own = "HIP_VISIBLE_DEVICES" in environ
     names = [name for name in VISIBLE_DEVICES if name in environ and not (own and name == "CUDA_VISIBLE_DEVICES")]
     return min((count_devices(environ[name]) for name in names), default=None)
@@ -74,7 +77,7 @@ def _visible_amd_gpus(environ: Mapping[str, str], nodes: Path) -> list[tuple[int
 
     ROCr takes its variable first; HIP then counts from 0 among what is left. Sources: ROCR-Runtime,
     `RvdFilter::BuildUsrDeviceList`; clr, `roc::Device::init`. An empty HIP_VISIBLE_DEVICES hides all, as for
-    torch.cuda.device_count, which ranks ask; to HIP it is one that isn't set.
+    torch.cuda.device_count, which ranks ask; HIP itself treats an empty value as unset.
     """
     found = _amd_gpus(nodes)
     for listed in (

@@ -18,7 +18,7 @@ from hpctrain.data.keyed_random import IntArray
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.data.order import Order
 from hpctrain.data.plan import BatchPlan
-from hpctrain.data.transfer import Transfer, transferred
+from hpctrain.data.transfer import BatchTransfer, transfer_batches
 from hpctrain.data.workers import IN_PROCESS, Workers, fetch_batches
 from hpctrain.errors import TaskError
 
@@ -76,7 +76,7 @@ class TrainLoader:
         """Start at `start_step`, with batches on the CPU."""
         return self.micro_batches()
 
-    def micro_batches(self, transfer: Transfer | None = None) -> Generator[MicroBatch, None, None]:
+    def micro_batches(self, transfer: BatchTransfer | None = None) -> Generator[MicroBatch, None, None]:
         """Start at `start_step`.
 
         Args:
@@ -101,10 +101,10 @@ class TrainLoader:
             yield MicroBatch(batch, num_samples, divisor, is_last, request[1], on_device)
             begin = clock()
 
-    def _transferred(self, fetched: Iterator[Any], transfer: Transfer) -> Iterator[Any]:
+    def _transferred(self, fetched: Iterator[Any], transfer: BatchTransfer) -> Iterator[Any]:
         # Only loading processes may run ahead: data that this process reads may depend on what a step changes, and a
         # resume would read it in another state.
-        move = partial(transferred, transfer=transfer, one_early=self._workers.num_workers > 0)
+        move = partial(transfer_batches, transfer=transfer, prefetch_one=self._workers.num_workers > 0)
         if not self._fetcher.has_bookmarks:
             return move(fetched)
         early, late = tee(fetched)

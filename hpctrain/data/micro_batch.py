@@ -22,7 +22,7 @@ class MicroBatch(NamedTuple):
             step, infinite for a stand-in, so that its gradients are zero.
         is_last: whether this is the step's last micro-batch: synchronise gradients, then update the weights.
         indices: the samples' indices, int64; also for a stand-in.
-        on_device: whether the batch is on the rank's device already (`Transfer`).
+        on_device: whether the batch is on the rank's device already (`BatchTransfer`).
     """
 
     batch: Any

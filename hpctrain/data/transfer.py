@@ -1,4 +1,4 @@
-"""How the batches of a rank come to its GPU."""
+"""Move a rank's batches to its GPU."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Item = TypeVar("Item")
 Move = Callable[[Any, torch.device], Any]
 
 
-class Transfer(Protocol):
+class BatchTransfer(Protocol):
     """Brings batches to a device, each in two parts.
 
     Attributes:
-        may_be_early: whether a batch may begin before the step that precedes it.
+        allows_prefetch: whether the transfer of a batch may start before the previous step.
     """
 
-    may_be_early: bool
+    allows_prefetch: bool
 
     def begin(self, batch: Any) -> Any:
-        """Begin with a batch; called once for each, in their order."""
+        """Start the transfer of a batch; called once for each, in their order."""
         ...
 
     def finish(self, begun: Any) -> Any:
@@ -34,15 +34,15 @@ class Transfer(Protocol):
 class CopyInBackground:
     """Copies batches to the GPU while it computes the previous ones.
 
-    The copies have their own stream, which never waits; the computing stream waits for a batch's copy. The host, which
-    runs ahead of the GPU, waits for neither if the batch is in page-locked memory.
+    The copies run in a stream of their own, which waits for nothing; the computing stream waits for a batch's copy.
+    The host, which runs ahead of the GPU, waits for neither if the batch is in page-locked memory.
 
     Args:
         move: copies every tensor of a batch to a device without waiting, and does nothing else.
         device: of this rank.
     """
 
-    may_be_early = True
+    allows_prefetch = True
 
     def __init__(self, move: Move, device: torch.device) -> None:
         self._move = move
@@ -69,7 +69,7 @@ class CopyInBackground:
 
 
 class MoveOnDemand:
-    """Has a task's own method bring each batch to the GPU when it is asked for, in the stream that computes.
+    """Calls a task's own `to_device` when a batch is needed, in the stream that computes.
 
     Such a method may draw random numbers, or depend on the step, so that an early call would break the exactness of a
     resume. It may also return tensors in objects in which `iterate_tensors` doesn't find them, and the allocator would
@@ -80,7 +80,7 @@ class MoveOnDemand:
         device: of this rank.
     """
 
-    may_be_early = False
+    allows_prefetch = False
 
     def __init__(self, move: Move, device: torch.device) -> None:
         self._move = move
@@ -95,21 +95,21 @@ class MoveOnDemand:
         return self._move(begun, self._device)
 
 
-def transferred(batches: Iterable[Any], transfer: Transfer, *, one_early: bool) -> Iterator[Any]:
+def transfer_batches(batches: Iterable[Any], transfer: BatchTransfer, *, prefetch_one: bool) -> Iterator[Any]:
     """Return the same batches on the device.
 
     Args:
         batches: in their order.
         transfer: brings them there.
-        one_early: whether each begins before its predecessor is given out, if the transfer permits.
+        prefetch_one: whether to start each transfer before the previous batch is yielded, if the transfer allows it.
     """
     # generators, and not map(): a StopIteration in a task's method must not end the batches
     begun = (transfer.begin(batch) for batch in batches)
-    ready = taken_early(begun) if one_early and transfer.may_be_early else begun
+    ready = one_ahead(begun) if prefetch_one and transfer.allows_prefetch else begun
     return (transfer.finish(each) for each in ready)
 
 
-def taken_early(items: Iterator[Item]) -> Generator[Item, None, None]:
+def one_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
     """Yield the same items, and take each before its predecessor is yielded.
 
     An error in taking an item is raised when that item is asked for.

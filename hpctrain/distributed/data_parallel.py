@@ -10,22 +10,22 @@ from torch import nn
 from torch.nn import parallel
 
 
-class DataParallel(parallel.DataParallel[nn.Module]):
-    """torch's own, whose threads take over whether there is an autocast, but not its format (`parallel_apply`).
+class AutocastDataParallel(parallel.DataParallel[nn.Module]):
+    """nn.DataParallel whose threads also use the caller's autocast format.
 
-    That is a thread's own, so that bf16 would become fp16, without a loss scale. Other things of a thread don't arrive
-    either, such as `torch.overrides` modes; and a replica shares the attributes of the model, so that a method that is
-    kept in one runs on the first GPU's model.
+    torch's `parallel_apply` passes on only whether autocast is enabled; the format is a thread's own, so that bf16
+    would silently become fp16, without a loss scale. Other state of a thread, such as `torch.overrides` modes, isn't
+    passed on. Replicas share the model's attributes, so a bound method in an attribute uses the first GPU's weights.
     """
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
         """Call each replica in a thread of its own."""
-        calls: Any = [in_this_autocast(replica, "cuda") for replica in replicas]
+        calls: Any = [with_callers_autocast(replica, "cuda") for replica in replicas]
         return super().parallel_apply(calls, inputs, kwargs)
 
 
-def in_this_autocast(compute: Callable[..., Any], device_type: str) -> Callable[..., Any]:
-    """Return a function as it runs inside the autocast of the thread that calls this, in whichever thread it is called.
+def with_callers_autocast(compute: Callable[..., Any], device_type: str) -> Callable[..., Any]:
+    """Wrap a function so that it runs under this thread's autocast settings, whichever thread calls it.
 
     Args:
         compute: the function.

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
+DETERMINISM_VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
 """What a deterministic run sets unless it is set already.
 
 cuBLAS reads its variable once, when it is initialised. NCCL reads its own when it makes a communicator: by default it
@@ -23,15 +23,15 @@ GOLDEN = 0x9E3779B97F4A7C15
 def set_determinism(on: bool, environ: MutableMapping[str, str] = os.environ) -> None:
     """Allow only deterministic algorithms, or restore torch's default; process-wide, before CUDA is initialised.
 
-    An operation without a deterministic algorithm then raises an error that names it. Also before NCCL is initialised:
-    `VARIABLES` are set, but never removed.
+    An operation without a deterministic algorithm then raises an error that names it. Sets the `DETERMINISM_VARIABLES`
+    that aren't set yet, which NCCL reads too, and never removes them.
 
     Args:
         on: `trainer.deterministic`.
         environ: of this process.
     """
     if on:
-        for name, value in VARIABLES.items():
+        for name, value in DETERMINISM_VARIABLES.items():
             # a value that the user exported stays
             environ.setdefault(name, value)
         torch.backends.cudnn.benchmark = False

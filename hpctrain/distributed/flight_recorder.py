@@ -27,7 +27,7 @@ def read_collectives(within_s: float = READ_S) -> Collectives | None:
 
     def read() -> None:
         with contextlib.suppress(KeyError, ValueError, TypeError, AttributeError):  # another version's format
-            found.append(collectives_of(_entries()))
+            found.append(summarize(_entries()))
 
     thread = threading.Thread(target=read, name="flight-recorder", daemon=True)
     thread.start()
@@ -35,14 +35,14 @@ def read_collectives(within_s: float = READ_S) -> Collectives | None:
     return found[0] if found else None
 
 
-def collectives_of(entries: Iterable[Mapping[str, Any]]) -> Collectives:
+def summarize(entries: Iterable[Mapping[str, Any]]) -> Collectives:
     """Sum up entries of a flight recorder (torch/csrc/distributed/c10d/FlightRecorder.hpp, version 2).
 
     Args:
         entries: as in its JSON.
     """
     begun: dict[str, int] = {}
-    open_ones = []
+    unfinished = []
     for entry in entries:
         if entry["is_p2p"]:  # between two ranks, so the others don't count it
             continue
@@ -52,10 +52,10 @@ def collectives_of(entries: Iterable[Mapping[str, Any]]) -> Collectives:
         number = int(entry["collective_seq_id"])
         begun[group] = max(begun.get(group, 0), number)
         if not entry["retired"]:
-            open_ones.append((int(entry["time_created_ns"]), group, operation, number))
-    if not open_ones:
+            unfinished.append((int(entry["time_created_ns"]), group, operation, number))
+    if not unfinished:
         return Collectives(begun)
-    _, group, operation, number = min(open_ones)
+    _, group, operation, number = min(unfinished)
     return Collectives(begun, group, operation, number)
 
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.config.parallel import Parallel
 from hpctrain.distributed.compiler import compiler_spared, is_any_compiled
-from hpctrain.distributed.data_parallel import DataParallel
+from hpctrain.distributed.data_parallel import AutocastDataParallel
 from hpctrain.distributed.determinism import random_states_restored
 from hpctrain.distributed.frozen_parameters import frozen_parameters_restored
 from hpctrain.distributed.world import World
@@ -67,7 +67,7 @@ class LossModule(nn.Module):
 def replicate_for_loss(model: nn.Module, world: World, parallel: Parallel) -> nn.Module:
     """Return a replica whose forward pass is that of a `LossModule`, with the model itself; collective.
 
-    With parallel=data_parallel, the loss is computed with DataParallel's wrapper: its forward pass splits a batch.
+    With parallel=data_parallel, the loss is computed with nn.DataParallel's wrapper: its forward pass splits a batch.
     """
     if parallel.kind == "data_parallel":
         return LossModule(replicate(model, world, parallel))
@@ -82,7 +82,7 @@ def replicate(model: nn.Module, world: World, parallel: Parallel) -> nn.Module:
     if parallel.kind == "data_parallel":
         if world.is_rank_zero:
             log.warning(DATA_PARALLEL_IS_SLOW, len(world.devices))
-        return DataParallel(model, device_ids=list(world.devices))
+        return AutocastDataParallel(model, device_ids=list(world.devices))
     if world.size == 1:
         return model
     options: dict[str, Any] = {
@@ -197,7 +197,7 @@ def dismantle(model: nn.Module) -> None:
 def inner(model: nn.Module) -> nn.Module:
     """The model inside DDP's and torch.compile's wrappers, whose names checkpoints use."""
     while True:
-        wrapped = isinstance(model, DistributedDataParallel | DataParallel | LossModule)
+        wrapped = isinstance(model, DistributedDataParallel | AutocastDataParallel | LossModule)
         inside = model.module if wrapped else getattr(model, "_orig_mod", None)
         if not isinstance(inside, nn.Module):
             return model

@@ -43,7 +43,7 @@ class Collectives:
         return cls(**known)
 
     @property
-    def on_device(self) -> bool:
+    def waits_on_nccl(self) -> bool:
         """Whether the unfinished collective is one of NCCL, for whose result whatever follows on the GPU waits."""
         return self.group.startswith("nccl ")
 

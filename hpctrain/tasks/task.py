@@ -224,8 +224,9 @@ class Task(ABC):
     def to_device(self, batch: Any, device: torch.device) -> Any:
         """Copy the batch to a device without waiting; the default copies every tensor in its containers.
 
-        With loading processes, the default's copies overlap with the previous step. A method of your own is called when
-        its batch is needed, in the stream that computes, so that it may draw random numbers or read `self.position`.
+        With loading processes (`data.num_workers` above 0), the default's copies overlap with the previous step. If you
+        override this method, hpctrain calls it only when the batch is needed, in the stream that computes, so it may
+        draw random numbers or read `self.position`.
         """
         return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
 

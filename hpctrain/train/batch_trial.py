@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from hpctrain.attempt.gpu_errors import GPU_MEMORY
+from hpctrain.attempt.gpu_errors import GPU_OUT_OF_MEMORY
 from hpctrain.checkpoint.host_memory import available_memory_bytes
 from hpctrain.cluster.cpus import cpu_threads
 from hpctrain.cluster.environment import ClusterEnvironment
@@ -39,7 +39,7 @@ from hpctrain.train.parts import Parts
 STEPS = 3
 """The first step allocates the optimizer's state, the second has everything in place, the third is timed."""
 OUT_OF_MEMORY = ("can't allocate memory", "cannot allocate memory", "out of memory", "std::bad_alloc")
-"""In the messages of allocators, in lower case; those of libraries on a GPU are in `GPU_MEMORY`."""
+"""In the messages of allocators, in lower case; those of libraries on a GPU are in `GPU_OUT_OF_MEMORY`."""
 
 
 def main(arguments: list[str]) -> int:
@@ -86,12 +86,12 @@ def _trial(config: Config, size: int) -> dict[str, Any]:
 def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
     """Whether an error means that the size is too large, on a CPU or a GPU."""
     text = str(error)
-    if isinstance(error, MemoryError) or GPU_MEMORY.search(text):
+    if isinstance(error, MemoryError) or GPU_OUT_OF_MEMORY.search(text):
         return True
     return any(words in text.lower() for words in OUT_OF_MEMORY)
 
 
-def shortened(config: Config, size: int, steps: int) -> Config:
+def trial_config(config: Config, size: int, steps: int) -> Config:
     """The configuration of a trial: a few steps with this micro-batch size.
 
     Args:
@@ -108,7 +108,7 @@ def shortened(config: Config, size: int, steps: int) -> Config:
 
 def _steps(config: Config, world: World, size: int) -> dict[str, Any]:
     period = math.lcm(*(each.every_steps for each in named_optimizers(config.optimizer)))
-    config = shortened(config, size, STEPS * period)
+    config = trial_config(config, size, STEPS * period)
     parts = Parts(config, world)
     # the most memory is needed once everything is unfrozen, in steps of all turns
     parts.prepare(sys.maxsize)

@@ -94,24 +94,24 @@ class JointUpdate:
 
     def _update_scaled(self, scaler: torch.amp.GradScaler) -> bool:
         """Update the weights unless their gradients overflowed, then the scale; return whether any were updated."""
-        # The host waits for the device once per step if all optimizers are fused: one transfer brings which of them
-        # skipped, and the next scale. For any other optimizer, the scaler itself waits before it calls its step; the
-        # scale isn't read then, because that would wait for the step.
-        results = [update.step_scaled(scaler) for update in self.updates]
-        unread = [result for result in results if isinstance(result, Tensor)]
-        if unread and len(results) > 1:
-            # a copy: the scaler sums up what all optimizers found in the place of the first one's
+        # With fused optimizers the host waits once: one transfer reads which updates were skipped, and the new scale.
+        # For other optimizers, the scaler itself waits before each `step`; the scale isn't read then, since that would
+        # wait for the update.
+        skipped = [update.step_scaled(scaler) for update in self.updates]
+        unread = [overflows for overflows in skipped if isinstance(overflows, Tensor)]
+        if unread and len(skipped) > 1:
+            # copied, because `scaler.update` adds what the other optimizers found to the first one's tensor
             unread = [*torch.stack(unread)]
         scaler.update()
         self._loss_scale = None
         if unread:
             assert scaler._scale is not None
             *overflows, self._loss_scale = torch.stack([*unread, scaler._scale]).tolist()
-            found = iter(overflows)
-            results = [not next(found) if isinstance(result, Tensor) else result for result in results]
-        for update, updated in zip(self.updates, results, strict=True):
-            update.conclude(updated=bool(updated))
-        return any(results)
+            read = iter(overflows)
+            skipped = [bool(next(read)) if isinstance(each, Tensor) else each for each in skipped]
+        for update, each in zip(self.updates, skipped, strict=True):
+            update.record_result(skipped=bool(each))
+        return not all(skipped)
 
     def _scaled_backward(self, loss: Tensor) -> None:
         assert self.scaler is not None

@@ -10,7 +10,7 @@ import torch
 
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.config.schedule import AnySchedule, schedule_of
-from hpctrain.distributed.nccl_variables import ALIASES, kept_nccl_variables, nccl_defaults
+from hpctrain.distributed.nccl_variables import ALIASES, nccl_defaults, user_nccl_variables
 from hpctrain.distributed.replica import inner
 from hpctrain.distributed.world import World
 from hpctrain.phrases import counted, listed
@@ -127,7 +127,7 @@ def _nccl(parts: Parts) -> dict[str, str]:
         return {}
     timeout_s = parts.config.health.collective_timeout_s
     usual = nccl_defaults(timeout_s)
-    kept = kept_nccl_variables(os.environ, timeout_s).items()
+    kept = user_nccl_variables(os.environ, timeout_s).items()
     names = {older: name for name, older in ALIASES.items()}
     shown = [f"{name}={value} (hpctrain's default: {usual[names.get(name, name)]})" for name, value in kept]
     return {"nccl": f"kept from your environment: {listed(shown)}"} if shown else {}

@@ -13,7 +13,7 @@ from hpctrain.attempt.outcome import train_on_command
 from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.config.root import Config
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.data.transfer import CopyInBackground, MoveOnDemand, Transfer
+from hpctrain.data.transfer import BatchTransfer, CopyInBackground, MoveOnDemand
 from hpctrain.distributed.determinism import rank_seed, seed_everything
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError
@@ -233,7 +233,7 @@ class Trainer:
             return micro_batches
         return log_samples(micro_batches, self._directory.sample_log(self._world.rank), self.step)
 
-    def _transfer(self) -> Transfer | None:
+    def _transfer(self) -> BatchTransfer | None:
         task, device = self._parts.task, self._world.device
         if device.type != "cuda":
             return None

@@ -125,31 +125,31 @@ class Update:
             self.state_check = None
 
     def step_scaled(self, scaler: torch.amp.GradScaler) -> Tensor | bool:
-        """Update the weights unless their gradients under a loss scale overflowed, and clear these; then `conclude`.
+        """Update the weights unless gradients under a loss scale overflowed, and clear them; then call `record_result`.
 
         Args:
             scaler: of the loss.
 
         Returns:
-            Whether the weights were updated; if only the device knows, 0-d, and 0 if they were. The scaler's update may
-            write to the latter.
+            Whether gradients overflowed, so that the update was skipped; if only the device knows, a 0-d tensor, which
+            isn't 0 if they did. `scaler.update()` may overwrite that tensor.
         """
         # unscale gradients before clipping, or the bound would depend on the loss scale
         if self._clipping is not None:
             scaler.unscale_(self.optimizer)
             self.norm = self._clipping()
-        updated: Tensor | bool = True
+        overflowed: Tensor | bool = False
         # without a gradient, none of them is trained yet, and the scaler refuses a step
         if any(parameter.grad is not None for parameter in self._parameters):
             self._stepped = False
             scaler.step(self.optimizer)
-            updated = self._overflows(scaler) if self._skips_on_device else self._stepped
+            overflowed = self._num_overflows(scaler) if self._skips_on_device else not self._stepped
         self._clear_gradients()
-        return updated
+        return overflowed
 
-    def conclude(self, *, updated: bool) -> None:
-        """Take note of an update under a loss scale: whether it wasn't skipped. Ranks skip the same updates."""
-        if not updated:
+    def record_result(self, *, skipped: bool) -> None:
+        """Record whether an update under a loss scale was skipped. Ranks skip the same updates."""
+        if skipped:
             self.norm = None
             self.num_skipped += 1
             return
@@ -162,15 +162,15 @@ class Update:
     def _suffix(self) -> str:
         return f"/{self.name}" if self.name else ""
 
-    def _overflows(self, scaler: torch.amp.GradScaler) -> Tensor | bool:
-        """On how many devices gradients overflowed, 0-d; True if the optimizer didn't have the scaler look for them."""
+    def _num_overflows(self, scaler: torch.amp.GradScaler) -> Tensor | bool:
+        """On how many devices gradients overflowed, 0-d; False if the optimizer didn't let the scaler look."""
         scale = scaler._scale
         assert scale is not None
         each: dict[torch.device, Tensor] = scaler._per_optimizer_states[id(self.optimizer)]["found_inf_per_device"]
         found = [one.to(scale.device, non_blocking=True) for one in each.values()]
         if len(found) == 1:
             return found[0]
-        return torch.stack(found).sum() if found else True
+        return torch.stack(found).sum() if found else False
 
     def _note_step(self, *_: object) -> None:
         self._stepped = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hpctrain.attempt.gpu_errors import GPU_MEMORY
+from hpctrain.attempt.gpu_errors import GPU_OUT_OF_MEMORY
 from hpctrain.attempt.out_of_memory import memory_advice
 from hpctrain.config.checks import uses_cuda_graphs
 from hpctrain.config.root import Config
@@ -53,7 +53,7 @@ def advice(error: BaseException, config: Config, world_size: int) -> str:
             "some parameters did not contribute to the loss: set parallel.find_unused_parameters=true in a new run, or "
             "freeze them"
         )
-    if GPU_MEMORY.search(text):
+    if GPU_OUT_OF_MEMORY.search(text):
         remedies = _smaller(config, world_size)
         return f"out of GPU memory: {either(remedies)}" if remedies else ""
     if HOST_MEMORY.search(text):

@@ -184,7 +184,7 @@ class Rank:
             # after the first record: reading asks the device, which may be what hangs
             found = self.world.collectives()
             # a rank whose GPU waits for NCCL waits for other ranks, wherever Python is
-            blames_peer = record.blames_peer or (found is not None and found.on_device)
+            blames_peer = record.blames_peer or (found is not None and found.waits_on_nccl)
             record = replace(record, collectives=found, blames_peer=blames_peer)
             record.write(self.claim)
         # the other ranks lose their connections when this process ends: give them time to record their own state first

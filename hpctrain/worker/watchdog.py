@@ -25,7 +25,7 @@ RECORD_HANG_S = 15.0
 """Seconds to write the records of a hang: the file system may be what hangs."""
 LOOK_S = 2.0
 """Seconds between two checks for a stacks request."""
-RAISE_S = 5.0
+OWN_ERROR_S = 5.0
 """Seconds in which the watched thread may raise an error by itself, after NCCL has reported one."""
 ERRORS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 """Signals of a thread's own faults, which must not be blocked."""
@@ -109,7 +109,7 @@ class Watchdog:
                 self._complain(phase.complaint(self._health))
                 silence = Silence(now, 2 * self._tick_s)
             elif self._rank.program is None and (error := self._rank.communication_error):
-                self._end_after(error)
+                self._end_after_nccl_error(error)
             # fires only if this thread can't postpone it in time, because the watched thread keeps the GIL
             self._timer.postpone(phase.bound_s(self._health))
 
@@ -142,10 +142,10 @@ class Watchdog:
         os.write(STDERR, f"hpctrain: {self._rank.description} hangs: {text}; Ctrl-C twice ends it\n".encode())
         self._write("hang", secrets.token_hex(4))
 
-    def _end_after(self, error: str) -> None:
+    def _end_after_nccl_error(self, error: str) -> None:
         """End the process after an error of NCCL, unless the watched thread does so."""
         # it usually does, with a better message: the gloo group for messages loses the same rank, or CUDA raises
-        if self._stopped.wait(RAISE_S):
+        if self._stopped.wait(OWN_ERROR_S):
             return
         # it has raised an error, and ends loading processes and open files before `__exit__` is called
         if self._thread_id in sys._current_exceptions() and self._stopped.wait(FINISH_WRITING_S):

@@ -12,7 +12,7 @@ import torch
 from hpctrain.data.micro_batch import MicroBatch, map_tensors
 from hpctrain.data.plan import BatchPlan
 from hpctrain.distributed.compiler import is_any_compiled, uncompiled
-from hpctrain.distributed.data_parallel import DataParallel
+from hpctrain.distributed.data_parallel import AutocastDataParallel
 from hpctrain.distributed.operator_mode import OperatorMode
 from hpctrain.distributed.replica import LossModule, inner, training_pass_undone
 from hpctrain.distributed.world import World
@@ -47,8 +47,8 @@ PEAKS: tuple[tuple[tuple[float, float | None, float], tuple[str, ...]], ...] = (
 """Dense peaks in TFLOP/s, and the devices that have them. In this order: half precision accumulated in fp32 (bf16; fp16
 on V100 and T4), TF32 (None where the device has none), fp32 without tensor cores.
 
-Names are whole, without "NVIDIA", which older drivers leave out. A card whose name goes on is another one (A10G, RTX
-3090 Ti), and so is a slice of a GPU (A100-SXM4-40GB MIG 1g.5gb).
+Names must match exactly, without "NVIDIA", which older drivers leave out. A longer name is that of a different card
+(A10G, RTX 3090 Ti), or of a slice of a GPU (A100-SXM4-40GB MIG 1g.5gb).
 
 From the makers' data sheets; figures with structured sparsity are halved. NVIDIA's for DGX B200, H100, H200, GH200,
 A100, A40, A10, L40S, L4, V100 and T4; the RTX A6000, GA102 and Ada white papers; AMD's for MI300X.
@@ -124,8 +124,8 @@ class FlopCounter:
     """Counts the FLOPs of a sample, forward and backward, once per run.
 
     They are counted in a step of the training. A compiled model hides its operators, and so do nn.DataParallel's
-    threads; and a turn may take part in a few steps only. There, two samples go through the model itself, uncompiled,
-    before a step (`by_trial`).
+    threads; and a turn may take part in a few steps only. In these cases, two samples go through the model itself,
+    uncompiled, before a step (`by_trial`).
 
     Args:
         step: of the training.
@@ -185,7 +185,7 @@ class FlopCounter:
 def hides_operators(step: TrainStep) -> bool:
     """Whether `FlopCount` can't see the model's operators: it is compiled in part, or in nn.DataParallel's threads."""
     replica = step.turns[0].module.replica
-    return isinstance(getattr(replica, "module", None), DataParallel) or is_any_compiled(inner(replica))
+    return isinstance(getattr(replica, "module", None), AutocastDataParallel) or is_any_compiled(inner(replica))
 
 
 def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> float | None:

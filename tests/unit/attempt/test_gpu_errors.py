@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.attempt.gpu_errors import GPU_FAULT, GPU_MEMORY, KERNEL_FAULT
+from hpctrain.attempt.gpu_errors import DEVICE_CODE_ERROR, GPU_OUT_OF_MEMORY, GPU_UNUSABLE
 
 HINTS = (
     "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
@@ -128,6 +128,6 @@ OTHERS = [
     ],
 )
 def test_each_message_is_of_one_kind(text, expected):
-    kinds = {"memory": GPU_MEMORY, "fault": GPU_FAULT, "kernel": KERNEL_FAULT}
+    kinds = {"memory": GPU_OUT_OF_MEMORY, "fault": GPU_UNUSABLE, "kernel": DEVICE_CODE_ERROR}
     found = [kind for kind, messages in kinds.items() if messages.search(f"RuntimeError: {text}")]
     assert found == ([] if expected is None else [expected])

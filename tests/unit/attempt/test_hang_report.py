@@ -44,8 +44,8 @@ def test_the_rank_that_waits_for_none_is_named_with_what_the_others_wait_for():
 def test_if_all_wait_the_one_that_left_out_a_collective_is_named():
     assert report(waits(0, 120), waits(1, 119, operation="broadcast"), waits(2, 120)) == (
         "rank 1 on n1 hangs after step 7: no step for 60 s; rank 1 began only 119 collectives of nccl default_pg, "
-        "other ranks up to 120: rank 1 probably skipped a collective, or called them in another order; ranks 0, 2 waited "
-        "for others in all_reduce (collective 120 of nccl default_pg)"
+        "other ranks up to 120: rank 1 probably skipped a collective, or called them in another order; ranks 0, 2 "
+        "waited for others in all_reduce (collective 120 of nccl default_pg)"
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hpctrain.checkpoint.host_memory import HostCopy
-from hpctrain.checkpoint.page_locked import PageLockedMemory, lock, pinned_bytes
+from hpctrain.checkpoint.page_locked import PageLockedMemory, lock, page_locked_bytes
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -20,7 +20,7 @@ MIB = 1 << 20
     ("count", "taken"), [(0, 0), (1, 1), (2, 2), (3, 4), (MIB, MIB), (MIB + 1, 2 * MIB), (3 << 30, 4 << 30)]
 )
 def test_page_locked_memory_comes_in_powers_of_two(count, taken):
-    assert pinned_bytes(count) == taken
+    assert page_locked_bytes(count) == taken
 
 
 def test_it_is_locked_in_a_thread_and_taken_without_waiting(driver):
@@ -28,7 +28,7 @@ def test_it_is_locked_in_a_thread_and_taken_without_waiting(driver):
     memory.lock_ahead([8, 100, 8])
     assert memory.ready_bytes == 0
     driver.allow(3)
-    memory.settle()
+    memory.wait_until_locked()
     assert threading.main_thread() not in driver.threads
     assert memory.ready_bytes == 8 + 128 + 8
     waited_s = memory.waited_s
@@ -50,9 +50,9 @@ def test_waiting_for_the_thread_counts_as_waiting(driver):
     memory = driver.memory()
     memory.lock_ahead([8] * 3)
     driver.allow(3)
-    memory.settle()
+    memory.wait_until_locked()
     assert 0 < memory.waited_s <= 6
-    memory.settle()
+    memory.wait_until_locked()
     assert memory.waited_s <= 6
 
 
@@ -61,11 +61,11 @@ def test_nothing_is_locked_twice_for_the_same_request(driver):
     driver.allow(20)
     memory.lock_ahead([8, 16])
     memory.lock_ahead([8, 16, 16, 32])
-    memory.settle()
+    memory.wait_until_locked()
     assert Counter(driver.sizes) == {8: 1, 16: 2, 32: 1}
     memory.take(8)
     memory.lock_ahead([8, 16, 16, 32])
-    memory.settle()
+    memory.wait_until_locked()
     assert len(driver.sizes) == 4
 
 
@@ -82,7 +82,7 @@ def test_training_has_the_driver_half_of_the_time_until_it_waits(driver):
     assert len(driver.sizes) == 1
     driver.allow(1)
     begin = time.monotonic()
-    memory.settle()
+    memory.wait_until_locked()
     assert driver.sizes == [8] * 10 + [16]
     assert time.monotonic() - begin < 2
 
@@ -94,7 +94,7 @@ def test_after_a_stop_only_what_is_locked_is_taken(driver):
     wait_until(lambda: memory.ready_bytes)
     memory.stop()
     driver.allow(10)
-    memory.settle()
+    memory.wait_until_locked()
     assert memory.waited_s == 0
     assert memory.take(8) is not None
     wait_until(lambda: page_locking() is None)
@@ -107,7 +107,7 @@ def test_what_is_released_cannot_be_taken(driver):
     memory = driver.memory()
     driver.allow(2)
     memory.lock_ahead([8])
-    memory.settle()
+    memory.wait_until_locked()
     memory.release()
     assert memory.ready_bytes == 0
     assert memory.take(8) is None
@@ -127,9 +127,9 @@ def test_where_locking_fails_ordinary_memory_has_to_do_and_one_line_says_so(erro
 
     memory = PageLockedMemory(fail, device_type="cpu")
     memory.lock_ahead([10, 3000, 8])
-    memory.settle()
+    memory.wait_until_locked()
     (message,) = caplog.messages
-    assert "could not be page-locked: " in message
+    assert "could not page-lock " in message
     assert "\n" not in message
     assert (str(error).splitlines() or ["MemoryError()"])[0] in message
     assert memory.take(10).nbytes == 10
@@ -144,7 +144,7 @@ def test_torchs_own_error_is_recognized(caplog):
         lock(8)
     memory = PageLockedMemory()
     memory.lock_ahead([8])
-    memory.settle()
+    memory.wait_until_locked()
     assert memory.take(8) is None
     assert len(caplog.messages) == 1
 
@@ -176,7 +176,7 @@ def test_a_copy_in_it_is_what_torch_would_give(driver, tensor, ahead):
     driver.allow(10)
     if ahead:
         memory.lock_ahead([tensor.nbytes])
-        memory.settle()
+        memory.wait_until_locked()
     copy = HostCopy(page_locked=memory)
     made = copy.of(tensor)
     copy.finish()

@@ -288,7 +288,7 @@ def test_memory_is_locked_before_the_first_save_and_not_in_it(make, untrained, d
     assert driver.sizes == []
     driver.allow(100)
     step(model, optimizer)
-    memory.settle()
+    memory.wait_until_locked()
     expected = [tensor.nbytes for tensor in tensors_of(model.state_dict(), optimizer.state_dict())]
     assert sorted(driver.sizes) == sorted(expected)
     assert threading.current_thread() not in driver.threads
@@ -377,7 +377,7 @@ def test_where_locking_fails_saves_go_on_in_ordinary_memory(run, make, untrained
         saved = torch.load(run.checkpoint(number) / "model.pt", weights_only=True)
         assert torch.equal(saved["weight"], model.weight)
     assert len(sizes) == num_locked + 1
-    assert [message for message in caplog.messages if "page-locked" in message] == caplog.messages
+    assert [message for message in caplog.messages if "page-lock" in message] == caplog.messages
     assert len(caplog.messages) == 1
 
 
@@ -403,7 +403,7 @@ def test_what_is_locked_already_need_not_be_free_any_more(make, untrained, drive
     saver = make(page_locked=memory, free_bytes=lambda: next(free))
     saver.lock_ahead(state(1))
     step(model, optimizer)
-    memory.settle()
+    memory.wait_until_locked()
     assert memory.ready_bytes == needed
     saver.save(state(2), wait=False)
     saver.finish()
@@ -421,7 +421,7 @@ def test_each_optimizer_has_its_state_locked_after_its_own_first_step(make, driv
     counts = []
     for name in ("b", "b", "w"):
         step(model, optimizers[name])
-        memory.settle()
+        memory.wait_until_locked()
         counts.append(len(driver.sizes))
     assert counts == [2 + 3, 2 + 3, 2 + 3 + 3]
 
@@ -435,7 +435,7 @@ def test_tied_weights_are_locked_once(make, driver):
     driver.allow(100)
     make(page_locked=memory).lock_ahead(state)
     step(model[0], optimizer)
-    memory.settle()
+    memory.wait_until_locked()
     assert driver.sizes == [60]
 
 

@@ -93,6 +93,8 @@ def test_gpus_count_only_for_a_torch_that_can_use_them(amd_nodes, tmp_path):
     assert visible_gpus({}, tmp_path / "nowhere", amd_nodes, build="cuda") == 0
     assert visible_gpus({}, tmp_path / "gpus", tmp_path / "nowhere", build="rocm") == 0
     assert visible_gpus({}, tmp_path / "gpus", amd_nodes, build="cpu") == 0
+    assert visible_gpus({}, tmp_path / "gpus", amd_nodes, build="any") == 3
+    assert visible_gpus({}, tmp_path / "gpus", tmp_path / "nowhere", build="any") == 1
 
 
 def test_partitions_of_one_amd_gpu_have_its_uuid(amd_nodes, tmp_path):

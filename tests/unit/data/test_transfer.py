@@ -15,7 +15,7 @@ from hpctrain.data.loader import TrainLoader
 from hpctrain.data.order import ShuffledOrder
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.tensors import TensorBatches
-from hpctrain.data.transfer import MoveOnDemand, taken_early, transferred
+from hpctrain.data.transfer import MoveOnDemand, one_ahead, transfer_batches
 from hpctrain.data.workers import Workers
 from hpctrain.errors import TaskError
 
@@ -25,8 +25,8 @@ PLAN = BatchPlan(24, global_batch_size=8, micro_batch_size=2, world_size=2, drop
 class Recorder:
     """A transfer that records its calls, and marks the batches."""
 
-    def __init__(self, *, may_be_early: bool = True) -> None:
-        self.may_be_early = may_be_early
+    def __init__(self, *, allows_prefetch: bool = True) -> None:
+        self.allows_prefetch = allows_prefetch
         self.calls: list[tuple[str, Any]] = []
 
     def begin(self, batch: Any) -> Any:
@@ -55,27 +55,27 @@ def failing(at: int, error: Exception) -> Iterator[int]:
 
 def test_each_item_is_taken_before_its_predecessor_is_yielded() -> None:
     taken: list[int] = []
-    early = taken_early(taken.append(number) or number for number in range(4))
+    early = one_ahead(taken.append(number) or number for number in range(4))
     assert taken == []
     for number in range(4):
         assert next(early) == number
         assert taken == list(range(min(number + 2, 4)))
     with pytest.raises(StopIteration):
         next(early)
-    assert list(taken_early(iter(()))) == []
-    assert list(taken_early(iter((1,)))) == [1]
+    assert list(one_ahead(iter(()))) == []
+    assert list(one_ahead(iter((1,)))) == [1]
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_an_error_is_raised_in_the_place_of_its_item(at: int) -> None:
-    early = taken_early(failing(at, ValueError("broken")))
+    early = one_ahead(failing(at, ValueError("broken")))
     assert list(islice(early, at)) == list(range(at))
     with pytest.raises(ValueError, match="broken"):
         next(early)
 
 
 def test_an_error_of_an_item_that_is_never_asked_for_is_never_raised() -> None:
-    early = taken_early(failing(2, ValueError("broken")))
+    early = one_ahead(failing(2, ValueError("broken")))
     assert [next(early), next(early)] == [0, 1]
     early.close()
 
@@ -89,28 +89,28 @@ def test_closing_closes_where_the_items_come_from() -> None:
         finally:
             closed.append(True)
 
-    batches = transferred(items(), Recorder(), one_early=True)
+    batches = transfer_batches(items(), Recorder(), prefetch_one=True)
     next(batches)
     assert not closed
     del batches
     assert closed == [True]
 
 
-@pytest.mark.parametrize("one_early", [True, False])
-@pytest.mark.parametrize("may_be_early", [True, False])
-def test_a_copy_begins_early_where_nothing_forbids_it(one_early: bool, may_be_early: bool) -> None:
-    recorder = Recorder(may_be_early=may_be_early)
-    batches = transferred(range(9), recorder, one_early=one_early)
+@pytest.mark.parametrize("prefetch_one", [True, False])
+@pytest.mark.parametrize("allows_prefetch", [True, False])
+def test_a_copy_begins_early_where_nothing_forbids_it(prefetch_one: bool, allows_prefetch: bool) -> None:
+    recorder = Recorder(allows_prefetch=allows_prefetch)
+    batches = transfer_batches(range(9), recorder, prefetch_one=prefetch_one)
     assert [next(batches), next(batches)] == [("finished", 0), ("finished", 1)]
     early = [("begin", 0), ("begin", 1), ("finish", 0), ("begin", 2), ("finish", 1)]
     late = [("begin", 0), ("finish", 0), ("begin", 1), ("finish", 1)]
-    assert recorder.calls == (early if one_early and may_be_early else late)
+    assert recorder.calls == (early if prefetch_one and allows_prefetch else late)
 
 
 def test_a_tasks_own_method_is_called_when_its_batch_is_asked_for() -> None:
     device, calls = torch.device("cpu"), []
     move = MoveOnDemand(lambda batch, where: calls.append((batch, where)) or -batch, device)
-    batches = transferred(range(1, 9), move, one_early=True)
+    batches = transfer_batches(range(1, 9), move, prefetch_one=True)
     assert [next(batches), next(batches)] == [-1, -2]
     assert calls == [(1, device), (2, device)]
 
@@ -120,7 +120,7 @@ def test_a_tasks_method_that_raises_stop_iteration_does_not_end_the_batches() ->
         raise StopIteration
 
     with pytest.raises(RuntimeError, match="StopIteration"):
-        next(transferred(range(9), MoveOnDemand(move, torch.device("cpu")), one_early=False))
+        next(transfer_batches(range(9), MoveOnDemand(move, torch.device("cpu")), prefetch_one=False))
 
 
 class Counted(IterableDataset[int]):

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.distributed.data_parallel import in_this_autocast
+from hpctrain.distributed.data_parallel import with_callers_autocast
 
 
 def in_a_thread(compute, features):
-    """As nn.DataParallel's threads do it (torch/nn/parallel/parallel_apply.py), but on the CPU."""
+    """As nn.AutocastDataParallel's threads do it (torch/nn/parallel/parallel_apply.py), but on the CPU."""
     enabled, found = torch.is_autocast_enabled("cpu"), []
 
     def work():
@@ -26,7 +26,7 @@ def test_a_thread_computes_in_the_autocast_of_its_caller(dtype):
     model, features = nn.Linear(4, 3), torch.randn(2, 4)
     with torch.autocast("cpu", dtype=dtype):
         expected = model(features)
-        found = in_a_thread(in_this_autocast(model, "cpu"), features)
+        found = in_a_thread(with_callers_autocast(model, "cpu"), features)
         # torch's own thread has its default, whatever the caller's is
         assert in_a_thread(model, features).dtype == torch.bfloat16
     assert found.dtype == expected.dtype == dtype
@@ -36,9 +36,9 @@ def test_a_thread_computes_in_the_autocast_of_its_caller(dtype):
 
 def test_without_an_autocast_nothing_is_around_a_replica():
     model = nn.Linear(4, 3)
-    assert in_this_autocast(model, "cpu") is model
+    assert with_callers_autocast(model, "cpu") is model
     with torch.autocast("cpu", enabled=False):
-        assert in_this_autocast(model, "cpu") is model
+        assert with_callers_autocast(model, "cpu") is model
 
 
 def test_all_threads_at_once_have_it():
@@ -52,7 +52,7 @@ def test_all_threads_at_once_have_it():
 
     found = []
     with torch.autocast("cpu", dtype=torch.float16):
-        compute = in_this_autocast(forward, "cpu")
+        compute = with_callers_autocast(forward, "cpu")
         threads = [threading.Thread(target=lambda: found.append(compute(features))) for _ in range(4)]
         for thread in threads:
             thread.start()

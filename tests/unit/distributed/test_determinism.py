@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpctrain.distributed.determinism import VARIABLES, rank_seed, seed_everything, set_determinism
+from hpctrain.distributed.determinism import DETERMINISM_VARIABLES, rank_seed, seed_everything, set_determinism
 
 PROGRAM = """
 import os, sys, torch
@@ -35,7 +35,7 @@ def test_variables_that_the_user_has_set_stay(name, value):
     variables = {name: value}
     try:
         set_determinism(True, variables)
-        assert variables == {**VARIABLES, name: value}
+        assert variables == {**DETERMINISM_VARIABLES, name: value}
     finally:
         set_determinism(False)
     assert not torch.are_deterministic_algorithms_enabled()

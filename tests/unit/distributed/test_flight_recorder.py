@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from hpctrain.distributed import flight_recorder
-from hpctrain.distributed.flight_recorder import collectives_of, read_collectives
+from hpctrain.distributed.flight_recorder import read_collectives, summarize
 from hpctrain.run.collectives import Collectives
 
 
@@ -24,7 +24,7 @@ def entry(number, operation="nccl:all_reduce", *, retired=True, at=None, group=(
 
 def test_what_is_finished_counts_and_the_oldest_that_isnt_is_the_one_that_is_waited_for():
     control = ("1", "control")
-    found = collectives_of(
+    found = summarize(
         [
             entry(118),
             entry(119, "nccl:broadcast", retired=False),
@@ -33,18 +33,18 @@ def test_what_is_finished_counts_and_the_oldest_that_isnt_is_the_one_that_is_wai
         ]
     )
     assert found == Collectives({"nccl default_pg": 120, "gloo control": 7}, "nccl default_pg", "broadcast", 119)
-    assert found.on_device
+    assert found.waits_on_nccl
     assert found.description == "broadcast (collective 119 of nccl default_pg)"
 
 
 def test_a_message_on_the_cpu_isnt_on_the_device():
-    found = collectives_of([entry(7, "gloo:gather", retired=False, group=("3", "undefined"))])
-    assert (found.description, found.on_device) == ("gather (collective 7 of gloo 3)", False)
+    found = summarize([entry(7, "gloo:gather", retired=False, group=("3", "undefined"))])
+    assert (found.description, found.waits_on_nccl) == ("gather (collective 7 of gloo 3)", False)
 
 
 def test_a_rank_that_waits_for_none_has_none():
-    found = collectives_of([entry(1), entry(2), entry(9, retired=False, is_p2p=True)])
-    assert (found.begun, found.description, found.on_device) == ({"nccl default_pg": 2}, "", False)
+    found = summarize([entry(1), entry(2), entry(9, retired=False, is_p2p=True)])
+    assert (found.begun, found.description, found.waits_on_nccl) == ({"nccl default_pg": 2}, "", False)
 
 
 def test_a_recorder_that_does_not_answer_is_not_waited_for(monkeypatch):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.config.health import Health
-from hpctrain.distributed.nccl_variables import kept_nccl_variables, nccl_defaults, set_nccl_variables
+from hpctrain.distributed.nccl_variables import nccl_defaults, set_nccl_variables, user_nccl_variables
 
 HANDLING, RETHROW = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_RETHROW_CUDA_ERRORS"
 HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
@@ -19,7 +19,7 @@ def test_torch_leaves_errors_to_hpctrain():
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
         HEARTBEAT: "160",
     }
-    assert kept_nccl_variables(environ, 100) == {}
+    assert user_nccl_variables(environ, 100) == {}
 
 
 @pytest.mark.parametrize("bound_s", [10, 1800, 7200])
@@ -39,15 +39,15 @@ def test_a_bound_of_four_months_fits_into_torchs_milliseconds():
 def test_what_the_user_set_is_kept_and_reported(users):
     environ = dict(users)
     set_nccl_variables(environ, 100)
-    assert kept_nccl_variables(environ, 100) == users
+    assert user_nccl_variables(environ, 100) == users
     assert {name: environ[name] for name in users} == users
     assert ("NCCL_ASYNC_ERROR_HANDLING" in users) == (HANDLING not in environ)
 
 
 def test_torchruns_own_value_is_not_the_users():
     environ = {HANDLING: "1", "TORCHELASTIC_RUN_ID": "none"}
-    assert kept_nccl_variables(environ, 100) == {}
+    assert user_nccl_variables(environ, 100) == {}
     set_nccl_variables(environ, 100)
     assert environ[HANDLING] == "0"
-    assert kept_nccl_variables({HANDLING: "1"}, 100) == {HANDLING: "1"}
-    assert kept_nccl_variables({HANDLING: "2", "TORCHELASTIC_RUN_ID": "none"}, 100) == {HANDLING: "2"}
+    assert user_nccl_variables({HANDLING: "1"}, 100) == {HANDLING: "1"}
+    assert user_nccl_variables({HANDLING: "2", "TORCHELASTIC_RUN_ID": "none"}, 100) == {HANDLING: "2"}

@@ -12,7 +12,7 @@ from greedy import WORDS
 from hpctrain.config.checks import check_batch
 from hpctrain.config.compose import Composer
 from hpctrain.config.stored import to_yaml
-from hpctrain.train.batch_trial import is_out_of_memory, shortened
+from hpctrain.train.batch_trial import is_out_of_memory, trial_config
 
 UNIT = Path(__file__).parents[1]
 PLENTY = 64 << 30
@@ -76,9 +76,9 @@ def test_an_error_of_the_task_ends_the_process(tried):
     ],
 )
 def test_a_trial_accumulates_if_the_run_can(words, size):
-    trainer = shortened(config := Composer().compose(words), 3, 5).trainer
+    trainer = trial_config(config := Composer().compose(words), 3, 5).trainer
     assert (trainer.micro_batch_size, trainer.global_batch_size, trainer.max_steps) == (3, size, 5)
-    check_batch(shortened(config, 3, 5), 1)
+    check_batch(trial_config(config, 3, 5), 1)
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_memory_for_weights_average_and_optimizer_is_locked_after_the_first_step
     for parameter in parts.module.parameters():
         parameter.grad = torch.ones_like(parameter)
     update.optimizer.step()
-    memory.settle()
+    memory.wait_until_locked()
     num_bytes = [parameter.nbytes for parameter in parts.module.parameters()]
     assert [sizes.count(count) for count in num_bytes] == [4] * len(num_bytes)
     checkpointing.save(7, evaluation_due=False, wait=False)

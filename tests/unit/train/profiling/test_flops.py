@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hpctrain.data.plan import BatchPlan
-from hpctrain.distributed.data_parallel import DataParallel
+from hpctrain.distributed.data_parallel import AutocastDataParallel
 from hpctrain.distributed.replica import LossModule
 from hpctrain.tasks.task import Task
 from hpctrain.train.profiling.flops import FlopCount, FlopCounter, flops_by_trial, hides_operators, peak_flops
@@ -268,7 +268,7 @@ def test_the_threads_of_data_parallel_hide_operators_and_a_trial_sees_them(step_
     model = network()
     step, micro_batch = step_over(model), next(supply())
     expected = flops_by_trial(step, micro_batch, lone_world)
-    step.turns[0].module.replica = LossModule(DataParallel(model))
+    step.turns[0].module.replica = LossModule(AutocastDataParallel(model))
     counter = FlopCounter(step, PLAN, lone_world, "fp32", None)
     assert counter.by_trial
     assert list(counter.before_step(iter([micro_batch]))) == [micro_batch]

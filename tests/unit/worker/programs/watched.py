@@ -20,7 +20,7 @@ from hpctrain.worker.watchdog import Watchdog
 HANG_TIMEOUT_S = 3
 """Longer than a busy machine lets a thread stand still."""
 watchdog.LOOK_S = 0.2
-watchdog.RAISE_S = 2.5
+watchdog.OWN_ERROR_S = 2.5
 moves = [0]
 errors = [""]
 times = Times(0.0)
