@@ -477,7 +477,11 @@ MISTAKES = {
     "a plateau that raises the rate": (["schedule=plateau", "schedule.factor=2"], "schedule.factor=2", "below 1"),
     "steps without a place": (["schedule=step"], "schedule.drop_at_epochs", "[30,60,80]"),
     "nccl on a CPU": (["cluster=slurm", "parallel.backend=nccl"], "parallel.backend=nccl", "gloo"),
-    "more GPUs than are here": (["cluster.gpus_per_node=64"], "cluster.gpus_per_node=64", "visible GPU"),
+    "more GPUs than are here": (
+        ["cluster.gpus_per_node=64"],
+        "cluster.gpus_per_node=64",
+        "cluster.processes_per_node=64",
+    ),
     "GPUs that can't be shared": (
         ["cluster=slurm", "cluster.gpus_per_node=3", "cluster.gpus_per_process=2"],
         "cluster.gpus_per_process=2",
