@@ -1,3 +1,4 @@
+import logging
 import re
 
 import pytest
@@ -9,6 +10,16 @@ def named(text):
     return [flag for flag in REFUSED if f"--{flag.replace('_', '-')}" in text]
 
 
+@pytest.fixture
+def root_logger_restored():
+    """Hydra gives the root logger a handler for standard output, which is this test's only."""
+    handlers, level = [*logging.root.handlers], logging.root.level
+    yield
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
+
+
+@pytest.mark.usefixtures("root_logger_restored")
 def test_what_is_refused_is_not_advertised(capsys):
     assert main(["--hydra-help"]) == 0
     out = capsys.readouterr().out
