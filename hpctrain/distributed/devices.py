@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -15,13 +14,11 @@ from torch._C._distributed_c10d import Store
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.gpu_checks import SHARING
+from hpctrain.distributed.refusal import read_refusal, share_refusal
 from hpctrain.errors import DeviceError, RendezvousError
 from hpctrain.phrases import listed, numbered
 
-CONFLICT_KEY = "hpctrain/devices"
-READ_KEY = "hpctrain/devices_read"
-READ_TIMEOUT_S = 60.0
-"""Seconds that rank zero waits for the other ranks to read the conflict: the store is gone once rank zero exits."""
+TOPIC = "devices"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Tells machines apart that have the same host name, as containers may have (random(4))."""
 
@@ -197,8 +194,7 @@ def require_compatible_devices(store: Store, own: RankDevices, world_size: int, 
 def _exchange(store: Store, own: RankDevices, world_size: int, backend: str) -> DeviceConflict | None:
     store.set(_key(own.rank), json.dumps(asdict(own)))
     if own.rank:
-        text = store.get(CONFLICT_KEY).decode()
-        store.add(READ_KEY, 1)
+        text = read_refusal(store, TOPIC)
         return DeviceConflict(**json.loads(text)) if text else None
     try:
         found = [RankDevices(**json.loads(store.get(_key(rank)))) for rank in range(world_size)]
@@ -207,20 +203,12 @@ def _exchange(store: Store, own: RankDevices, world_size: int, backend: str) -> 
         problem = f"{numbered('rank', missing)} did not report any devices in time; check their logs"
         raise RendezvousError(problem, waited=True) from error
     conflict = find_conflict(found, backend)
-    store.set(CONFLICT_KEY, "" if conflict is None else json.dumps(asdict(conflict)))
-    if conflict is not None:
-        _wait(lambda: store.add(READ_KEY, 0) >= world_size - 1)
+    share_refusal(store, TOPIC, "" if conflict is None else json.dumps(asdict(conflict)), world_size - 1)
     return conflict
 
 
-def _wait(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + READ_TIMEOUT_S
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-
-
 def _key(rank: int) -> str:
-    return f"{CONFLICT_KEY}/{rank}"
+    return f"hpctrain/devices/{rank}"
 
 
 def _address(properties: object) -> str:

@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
@@ -20,6 +19,7 @@ from hpctrain.cluster.cpus import cpu_cores, cpu_threads
 from hpctrain.config.checks import check_batch
 from hpctrain.distributed.compiler import spare_compiler
 from hpctrain.distributed.determinism import set_determinism
+from hpctrain.distributed.refusal import read_refusal, share_refusal
 from hpctrain.distributed.rendezvous import choose_interface, meet, open_private_store
 from hpctrain.distributed.world import World, join
 from hpctrain.errors import RunDirectoryError
@@ -37,11 +37,8 @@ from hpctrain.worker.rank_devices import choose_compatible_devices
 
 DIRECTORY_KEY = "hpctrain/run_dir"
 ATTEMPT_KEY = "hpctrain/attempt"
-REFUSAL_KEY = "hpctrain/refusal"
-REFUSALS_READ_KEY = "hpctrain/refusals_read"
-REFUSAL_TIMEOUT_S = 60.0
-"""Seconds that rank zero waits for the other ranks to read why it can't provide a run."""
-
+TOPIC = "run directory"
+"""What rank zero may refuse: it can't make the run directory, or claim the attempt."""
 DETERMINISM_COSTS = (
     "trainer.deterministic=true: cuDNN doesn't search for faster algorithms, some operations use slower ones, and "
     "operations without a deterministic algorithm raise an error"
@@ -184,13 +181,15 @@ def _agree_on_attempt(
     if not rank.is_rank_zero:
         assert store is not None
         return _read_attempt(store)
+    num_others = rank.environment.world_size - 1
     try:
         directory, attempt = _claim_attempt(rank, make_directory)
     except Exception as error:
         if store is not None:
-            _share_refusal(store, str(error), rank.environment.world_size - 1)
+            share_refusal(store, TOPIC, str(error) or type(error).__name__, num_others)
         raise
     if store is not None:
+        share_refusal(store, TOPIC, "", num_others)
         store.set(DIRECTORY_KEY, str(directory.path))
         store.set(ATTEMPT_KEY, str(attempt))
     return directory, attempt
@@ -213,21 +212,10 @@ def _claim_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None
 
 
 def _read_attempt(store: Store) -> tuple[RunDirectory, int]:
-    path = store.get(DIRECTORY_KEY).decode()
-    if not path:
-        refusal = store.get(REFUSAL_KEY).decode()
-        store.add(REFUSALS_READ_KEY, 1)
+    if refusal := read_refusal(store, TOPIC):
         raise RunDirectoryError(refusal)
+    path = store.get(DIRECTORY_KEY).decode()
     return RunDirectory.existing(path), int(store.get(ATTEMPT_KEY).decode())
-
-
-def _share_refusal(store: Store, why: str, others: int) -> None:
-    store.set(REFUSAL_KEY, why)
-    store.set(DIRECTORY_KEY, "")
-    deadline = time.monotonic() + REFUSAL_TIMEOUT_S
-    # the store ends with this process, and a rank that arrives later would look for it until the rendezvous times out
-    while store.add(REFUSALS_READ_KEY, 0) < others and time.monotonic() < deadline:
-        time.sleep(0.05)
 
 
 def _terminal(rank: Rank) -> TextIO | None:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from gpu_tasks import FEW_STEPS
 
 from hpctrain.errors import ExitCode
 
 pytestmark = pytest.mark.gpu
 TIMES = 20
-WORDS = (
-    "task=custom",
-    "task._target_=gpu_tasks.Pictures",
-    "trainer.global_batch_size=16",
-    "trainer.max_steps=14",
-    "trainer.max_epochs=null",
-    "logger.every_steps=1",
-    "checkpoint.every_steps=1",
-)
+WORDS = FEW_STEPS
 TWO = ("cluster.processes_per_node=2", "parallel.backend=gloo")
 FAULT = "device-side assert triggered"
 

@@ -5,19 +5,14 @@ from __future__ import annotations
 import time
 
 import pytest
+from gpu_tasks import FEW_STEPS
 
 from hpctrain.errors import ExitCode
 
 pytestmark = pytest.mark.gpu
 HANG_TIMEOUT_S, MARGIN_S = 5, 30
 WORDS = (
-    "task=custom",
-    "task._target_=gpu_tasks.Pictures",
-    "trainer.global_batch_size=16",
-    "trainer.max_steps=14",
-    "trainer.max_epochs=null",
-    "logger.every_steps=1",
-    "checkpoint.every_steps=1",
+    *FEW_STEPS,
     f"health.hang_timeout_s={HANG_TIMEOUT_S}",
     "health.start_timeout_s=90",
 )

@@ -8,7 +8,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,23 +68,10 @@ KINDS = {
     ),
 }
 TINY = {
-    "resnet50": Kind(
-        model=lambda: ResNet(18, num_classes=10),
-        batch_size=4,
-        sample=(3, 32, 32),
-        num_classes=10,
-        optimizer="SGD",
-        options=_SGD,
-        channels_last=True,
+    "resnet50": replace(
+        KINDS["resnet50"], model=lambda: ResNet(18, num_classes=10), batch_size=4, sample=(3, 32, 32), num_classes=10
     ),
-    "gpt2": Kind(
-        model=lambda: GPT(**SMALL_GPT),
-        batch_size=4,
-        sample=(32,),
-        num_classes=256,
-        optimizer="AdamW",
-        options=_ADAMW,
-    ),
+    "gpt2": replace(KINDS["gpt2"], model=lambda: GPT(**SMALL_GPT), batch_size=4, sample=(32,), num_classes=256),
 }
 """For a try on a CPU: a toy of each kind."""
 

@@ -16,6 +16,16 @@ from trial import CLASSES, Trial
 from hpctrain.data import TensorBatches
 
 DEVICE = "cuda"
+FEW_STEPS = (
+    "task=custom",
+    "task._target_=gpu_tasks.Pictures",
+    "trainer.global_batch_size=16",
+    "trainer.max_steps=14",
+    "trainer.max_epochs=null",
+    "logger.every_steps=1",
+    "checkpoint.every_steps=1",
+)
+"""Words of a run that logs and saves each of its few steps."""
 CYCLES_PER_S = 2e9
 """Clock rate that no GPU exceeds for long: so many cycles take at least a second."""
 SHARE = 0.05
