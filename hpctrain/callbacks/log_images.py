@@ -25,8 +25,8 @@ class LogImages(Callback):
         self.num_images = num_images
 
     def after_evaluation(self, training: Training, metrics: Mapping[str, float]) -> None:  # noqa: ARG002 - of the hook
-        """Predict and log, on rank zero."""
-        if training.rank or (batch := training.eval_samples(self.num_images)) is None:
+        """Predict on rank zero, or on all ranks that share the model, and log on rank zero."""
+        if (training.rank and not training.is_sharded) or (batch := training.eval_samples(self.num_images)) is None:
             return
         if not isinstance(batch, list | tuple) or len(batch) != 2 or batch[0].ndim != 4 or batch[1].ndim != 1:
             raise TaskError(
@@ -36,6 +36,8 @@ class LogImages(Callback):
         images, classes = batch
         with training.evaluation_mode():
             probabilities = training.model(images).float().softmax(1).cpu()
+        if training.rank:
+            return
         confidence, predicted = probabilities.max(1)
         rows = zip(range(len(classes)), classes.tolist(), predicted.tolist(), confidence.tolist(), strict=True)
         training.log.image("images", _brightened(images.float()))

@@ -36,8 +36,8 @@ class LogText(Callback):
         self.temperature = temperature
 
     def after_evaluation(self, training: Training, metrics: Mapping[str, float]) -> None:  # noqa: ARG002 - of the hook
-        """Generate and log, on rank zero."""
-        if training.rank or (batch := training.eval_samples(self.num_samples)) is None:
+        """Generate on rank zero, or on all ranks that share the model, and log on rank zero."""
+        if (training.rank and not training.is_sharded) or (batch := training.eval_samples(self.num_samples)) is None:
             return
         given = batch[0] if isinstance(batch, list | tuple) else batch
         if not isinstance(given, Tensor) or given.ndim != 2 or given.is_floating_point():
@@ -49,7 +49,7 @@ class LogText(Callback):
             for _ in range(self.new_tokens):
                 logits = training.model(tokens[:, -context:])[:, -1].float().cpu()
                 tokens = torch.cat([tokens, self._draw(logits, draws).to(tokens.device)], 1)
-        for number, row in enumerate(tokens.tolist()):
+        for number, row in enumerate(tokens.tolist() if training.rank == 0 else ()):
             parts = (
                 _decoded(training.task, row[: self.prompt_tokens]),
                 _decoded(training.task, row[self.prompt_tokens :]),

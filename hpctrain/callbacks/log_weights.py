@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hpctrain.callbacks.callback import Callback
 from hpctrain.callbacks.training import Training
+from hpctrain.distributed.local_part import whole
 
 
 class LogWeights(Callback):
@@ -26,8 +27,8 @@ class LogWeights(Callback):
 
     def after_backward(self, training: Training) -> None:
         """Log weights as the step found them, and the gradients that change them."""
-        # of rank zero: all ranks have the same
-        if (training.position.step + 1) % self.every_steps or training.rank:
+        # of rank zero: all ranks have the same, or compute it together if they share the model
+        if (training.position.step + 1) % self.every_steps or (training.rank and not training.is_sharded):
             return
         scale = training.loss_scale
         for name, parameter in training.parameters.items():
@@ -36,6 +37,9 @@ class LogWeights(Callback):
                 self._log(training, f"gradients/{name}", parameter.grad / scale if scale != 1 else parameter.grad)
 
     def _log(self, training: Training, name: str, values: Tensor) -> None:
+        values = whole(values)
+        if training.rank:
+            return
         training.log.scalar(f"{name}/norm", values.float().norm())
         if self.histograms:
             training.log.histogram(name, values)

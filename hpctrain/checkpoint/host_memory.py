@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hpctrain.checkpoint.page_locked import PageLockedMemory
+from hpctrain.distributed.local_part import local_part
 from hpctrain.errors import CheckpointError
 from hpctrain.run.process import memory_cgroups
 
@@ -147,7 +148,8 @@ class HostCopy:
             torch.accelerator.current_stream(device).synchronize()
 
     def _tensor(self, tensor: Tensor, kept: Any, name: str) -> Tensor:
-        source = tensor.detach()
+        # `LiveShards` copies shards, and knows where they belong; here a DTensor only has to be one that can be copied
+        source = local_part(tensor.detach())
         if type(source) is not Tensor or source.layout != torch.strided or source.is_quantized or source.is_meta:
             raise CheckpointError(
                 f"{name} is a {type(source).__name__} ({source.layout}, {source.device}); "

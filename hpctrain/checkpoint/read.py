@@ -15,12 +15,16 @@ import torch
 from torch import nn
 
 from hpctrain.checkpoint.restore import restore_model, restore_optimizer
+from hpctrain.checkpoint.sharded.read import read_parts
+from hpctrain.checkpoint.sharded.verification import SharedVerification
 from hpctrain.checkpoint.state import NAMED, Snapshot, parameter_names
 from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointDamagedError, CheckpointError, CheckpointUnlikeError
 from hpctrain.phrases import listed
-from hpctrain.run.checkpoints import CheckpointInfo, ShowRead, find_damage, newest_intact
+from hpctrain.run.checkpoint_manifest import STATE
+from hpctrain.run.checkpoints import CheckpointInfo, ShowRead, Verify, find_damage, newest_intact
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.tensor_index import INDEX
 
 log = logging.getLogger("hpctrain.checkpoint")
 
@@ -149,7 +153,8 @@ class LoadedCheckpoint(Snapshot):
 def load_newest(directory: RunDirectory, world: World, show: ShowRead | None = None) -> LoadedCheckpoint | None:
     """Load the newest intact checkpoint of a run, the same one on every rank; collective.
 
-    Rank zero chooses it. The first rank of each node verifies what that node reads.
+    Rank zero chooses it. The first rank of each node verifies what that node reads; of a checkpoint of which each rank
+    wrote a part, each rank verifies a part.
 
     Args:
         directory: of the run.
@@ -169,12 +174,16 @@ def load_newest(directory: RunDirectory, world: World, show: ShowRead | None = N
     error: CheckpointError | None = None
     # One rank chooses: on a file system with client caches, ranks may see different folders, and would resume from
     # different steps.
+    verification = SharedVerification(world)
     if world.is_rank_zero:
         try:
-            chosen, passed_over = choose_newest(directory, show)
+            chosen, passed_over = choose_newest(directory, show, verification)
         except CheckpointError as caught:
             # every rank must learn of the error before any of them raises
             error = caught
+        verification.end()
+    else:
+        verification.join()
     none_intact = isinstance(error, CheckpointDamagedError)
     name, problem, none_intact = world.broadcast((chosen and str(chosen), error and str(error), none_intact))
     if problem is not None:
@@ -182,6 +191,9 @@ def load_newest(directory: RunDirectory, world: World, show: ShowRead | None = N
     if name is None:
         return None
     path = Path(name)
+    # all ranks have verified it together
+    if is_sharded_checkpoint(path):
+        return replace(load(path, verified=True), passed_over=passed_over)
     try:
         # the rank that verifies brings the files into the node's page cache, from which the other ranks map them
         found = load(path, verified=world.is_rank_zero or world.local_rank > 0)
@@ -193,13 +205,14 @@ def load_newest(directory: RunDirectory, world: World, show: ShowRead | None = N
 
 
 def choose_newest(
-    directory: RunDirectory, show: ShowRead | None = None
+    directory: RunDirectory, show: ShowRead | None = None, verify: Verify | None = None
 ) -> tuple[Path | None, tuple[CheckpointInfo, ...]]:
     """Choose the newest intact checkpoint; log a warning that names newer, damaged ones. Not collective.
 
     Args:
         directory: of the run.
         show: called while a checkpoint is read.
+        verify: compares the files of checkpoints of which each rank wrote a part; None if this process does.
 
     Returns:
         Its path, None if the run has no checkpoint yet; and the newer ones that aren't intact.
@@ -207,7 +220,7 @@ def choose_newest(
     Raises:
         CheckpointDamagedError: the run has checkpoints, but none is intact.
     """
-    found, damaged = newest_intact(directory, show)
+    found, damaged = newest_intact(directory, show, verify)
     named = "; ".join(f"{info.path} ({info.problem})" for info in damaged)
     if found is None:
         if not damaged:
@@ -237,8 +250,15 @@ def load(path: Path, *, verified: bool = False) -> LoadedCheckpoint:
     # read the files, not a mapping of them: an unreadable block then raises an error instead of SIGBUS
     if not verified and (problem := find_damage(path)):
         raise CheckpointDamagedError(f"{path} is not intact: {problem}; the run's other checkpoints are next to it")
+    if is_sharded_checkpoint(path):
+        return LoadedCheckpoint(path=path, **read_parts(path, _map_file(path / STATE)))
     parts = {name: _map_file(path / f"{name}.pt") for name in ("model", "optimizer", "state")}
     return LoadedCheckpoint(path=path, **parts)
+
+
+def is_sharded_checkpoint(path: Path) -> bool:
+    """Whether each rank of a mesh wrote a part of the checkpoint in the directory ``path``."""
+    return (path / INDEX).exists()
 
 
 def _map_file(file: Path) -> Any:

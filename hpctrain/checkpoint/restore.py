@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hpctrain.checkpoint.host_memory import HostMemory
+from hpctrain.checkpoint.sharded.stored_tensor import StoredTensor
 from hpctrain.checkpoint.state import PlainNames
+from hpctrain.data.micro_batch import map_tensors
+from hpctrain.distributed.local_part import is_sharded, local_part
 from hpctrain.errors import CheckpointError
 from hpctrain.phrases import listed
+from hpctrain.run.region import Region
 
 _INITIAL_LR = "initial_lr"
 
@@ -39,11 +44,43 @@ def restore_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
             f"the checkpoint doesn't fit the model: {'; '.join(problems)}. Resume with the model that was saved, "
             "or start a new run from its weights with init_from"
         )
+    if any(isinstance(each, StoredTensor) or _is_shard(value) for _, each, value in shared):
+        _copy_parts(model, {own: saved[name] for name, own in own_names.items()}, here)
+        return
     state = OrderedDict((own, saved[name]) for name, own in own_names.items())
     if (versions := getattr(saved, "_metadata", None)) is not None:
         paths = {plain(path): path for path, _ in model.named_modules(remove_duplicate=False)}
         state._metadata = {paths.get(path, path): entry for path, entry in versions.items()}  # type: ignore[attr-defined]
     model.load_state_dict(state, strict=True)
+
+
+def _copy_parts(model: nn.Module, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Copy what this rank holds, tensor by tensor, so that no whole model is in memory; then the rest."""
+    for name, value in here.items():
+        if isinstance(value, Tensor):
+            copy_saved(value, saved[name])
+    others = {name: value for name, value in saved.items() if not isinstance(here[name], Tensor)}
+    # with hooks that the model's modules, or hpctrain, have for the end of loading
+    model.load_state_dict(others, strict=False)
+
+
+@torch.no_grad()
+def copy_saved(target: Tensor, saved: Tensor | StoredTensor) -> None:
+    """Copy a saved tensor into one of this rank, or the part of it that this rank holds; not collective.
+
+    Args:
+        target: of the same shape, on any device, perhaps a DTensor.
+        saved: a tensor, or one of which several ranks wrote parts.
+    """
+    if not is_sharded(target):
+        source = saved if isinstance(saved, StoredTensor) else StoredTensor.of(saved)
+        source.copy_into(target, Region.whole(tuple(target.shape)))
+        return
+    # only where a mesh is: it imports torch's DTensor, which takes half a second
+    from hpctrain.distributed.sharded_tensor import local_region
+
+    source = saved if isinstance(saved, StoredTensor) else StoredTensor.of(saved)
+    source.copy_into(local_part(target), local_region(target))
 
 
 def restore_optimizer(
@@ -80,9 +117,36 @@ def restore_optimizer(
             f"the checkpoint doesn't fit the optimizer ({type(optimizer).__name__}): {'; '.join(problems)}. "
             "Resume with the optimizer that was saved, or start a new run from its weights with init_from"
         )
+    saved = _as_parts(optimizer, saved)
     # pass the groups with the state: torch places the step count on the device that the group's options require
     optimizer.load_state_dict({**saved, "param_groups": [_group(old, new, changed) for old, new in groups]})
     _own_state(optimizer, saved)
+
+
+def _as_parts(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the saved state, in which what belongs to a sharded parameter is a `StoredTensor`.
+
+    The optimizer would copy whole tensors to the parameter's device, and leaves other objects as they are.
+    """
+    parameters = dict(_by_index(optimizer, saved))
+    if not any(is_sharded(parameter) for parameter in parameters.values()):
+        return saved
+    state = {
+        index: map_tensors(partial(_as_part, parameters[index]), value) if index in parameters else value
+        for index, value in saved["state"].items()
+    }
+    return {**saved, "state": state}
+
+
+def _as_part(parameter: Tensor, value: Any) -> Any:
+    # a count of steps has no dimension, and each rank has its own
+    whole = isinstance(value, Tensor) and value.dim() and is_sharded(parameter)
+    return StoredTensor.of(value) if whole else value
+
+
+def _by_index(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> Iterator[tuple[int, Tensor]]:
+    for old, new in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+        yield from zip(old["params"], new["params"], strict=True)
 
 
 def _own_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
@@ -90,14 +154,13 @@ def _own_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> No
     # takes up disk space until the run ends, even after its checkpoint was removed.
     memory = HostMemory()
     of_parameters: set[object] = set()
-    for old, new in zip(saved["param_groups"], optimizer.param_groups, strict=True):
-        for index, parameter in zip(old["params"], new["params"], strict=True):
-            of_parameters.add(index)
-            for key, value in saved["state"].get(index, {}).items():
-                optimizer.state[parameter][key] = _owned(optimizer.state[parameter][key], value, memory)
+    for index, parameter in _by_index(optimizer, saved):
+        of_parameters.add(index)
+        for key, value in saved["state"].get(index, {}).items():
+            optimizer.state[parameter][key] = _owned(optimizer.state[parameter][key], value, memory, parameter)
     # state that an optimizer keeps for all parameters
     for key in saved["state"].keys() - of_parameters:
-        optimizer.state[key] = _owned(optimizer.state[key], saved["state"][key], memory)
+        optimizer.state[key] = _owned(optimizer.state[key], saved["state"][key], memory, None)
 
 
 def _group(saved: Mapping[str, Any], here: Mapping[str, Any], changed: Collection[str]) -> dict[str, Any]:
@@ -119,7 +182,11 @@ def _other_parameters(saved: Sequence[Sequence[str]], here: Sequence[Sequence[st
 
 
 def _kind(value: object) -> object:
-    return (value.shape, value.dtype) if isinstance(value, Tensor) else type(value)
+    return (tuple(value.shape), value.dtype) if isinstance(value, Tensor | StoredTensor) else type(value)
+
+
+def _is_shard(value: object) -> bool:
+    return isinstance(value, Tensor) and is_sharded(value)
 
 
 def _difference(name: str, saved: object, here: object) -> str:
@@ -127,22 +194,42 @@ def _difference(name: str, saved: object, here: object) -> str:
 
 
 def _shown(value: object) -> str:
-    if not isinstance(value, Tensor):
+    if not isinstance(value, Tensor | StoredTensor):
         return type(value).__name__
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
-def _owned(loaded: Any, saved: Any, memory: HostMemory) -> Any:
+def _owned(loaded: Any, saved: Any, memory: HostMemory, parameter: Tensor | None) -> Any:
     """Return the optimizer's loaded state, copied out of the file's mapping and in the dtype that was saved."""
+    if isinstance(saved, StoredTensor):
+        return _placed(saved, memory, parameter)
     if isinstance(saved, Tensor):
         if loaded.device.type == "cpu":
             return memory.empty_like(saved).copy_(saved)
         return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device, copy=True)
     if isinstance(saved, dict):
-        return {key: _owned(loaded[key], value, memory) for key, value in saved.items()}
+        return {key: _owned(loaded[key], value, memory, parameter) for key, value in saved.items()}
     if isinstance(saved, list | tuple):
-        return type(saved)(_owned(mine, value, memory) for mine, value in zip(loaded, saved, strict=True))
+        return type(saved)(_owned(mine, value, memory, parameter) for mine, value in zip(loaded, saved, strict=True))
     return loaded
+
+
+def _placed(saved: StoredTensor, memory: HostMemory, parameter: Tensor | None) -> Tensor:
+    """Return what this rank holds of a saved tensor, placed as the parameter to which it belongs."""
+    device = torch.device("cpu") if parameter is None else local_part(parameter).device
+    if parameter is None or not is_sharded(parameter):
+        region = Region.whole(saved.shape)
+    else:
+        # only where a mesh is: it imports torch's DTensor, which takes half a second
+        from hpctrain.distributed.sharded_tensor import placed_like, region_like
+
+        region = region_like(parameter, saved.shape)
+    form = torch.empty(region.sizes, dtype=saved.dtype, device="meta")
+    part = memory.empty_like(form) if device.type == "cpu" else torch.empty_like(form, device=device)
+    saved.copy_into(part, region)
+    if parameter is None or not is_sharded(parameter):
+        return part
+    return placed_like(part, parameter, saved.shape)
 
 
 def differing(what: str, names: Iterable[str]) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointDamagedError
 from hpctrain.files import TEMPORARY_PREFIX, fsync_directory, temporary_name
-from hpctrain.run.checkpoint_manifest import FILES, MANIFEST, read_manifest
+from hpctrain.run.checkpoint_manifest import MANIFEST, is_known_name, read_manifest
 from hpctrain.run.checkpoints import CheckpointInfo, find_damage, list_checkpoints
 from hpctrain.run.directory import SET_ASIDE, RunDirectory
 from hpctrain.run.ledger import Claim
@@ -218,7 +218,7 @@ def remove_leftovers(directory: RunDirectory) -> list[str]:
 
 def _remove_set_aside(path: Path) -> None:
     # the manifest may be what is damaged: then the names of the files show that there is nothing of a user's
-    if only_ours(path) or {entry.name for entry in path.iterdir()} <= FILES:
+    if only_ours(path) or all(is_known_name(entry.name) for entry in path.iterdir()):
         found = SET_ASIDE.fullmatch(path.name)
         assert found is not None
         _remove(path, f"step_{found['step']}")

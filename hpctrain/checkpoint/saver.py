@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -33,6 +35,13 @@ MEMORY_MARGIN = 1.1
 LOGGED_FROM_BYTES = 100_000_000
 
 
+class Writer(Protocol):
+    """Writes and publishes snapshots."""
+
+    def write(self, snapshot: Any, /) -> Path:
+        """Write a snapshot, make it durable, publish it, and return its directory."""
+
+
 class CheckpointSaver:
     """Saves on rank zero, in the background or not; at most one save is in flight.
 
@@ -49,6 +58,7 @@ class CheckpointSaver:
         clock: monotonic seconds.
         free_bytes: returns the memory that this process may still take; None if unknown.
         page_locked: memory for the copies from a GPU.
+        writer: of the snapshots; None for one of whole checkpoints.
 
     Attributes:
         stall_s: seconds for which training waited for the last save, without the time in which memory was page-locked,
@@ -65,8 +75,9 @@ class CheckpointSaver:
         clock: Callable[[], float] = time.monotonic,
         free_bytes: Callable[[], int | None] = available_memory_bytes,
         page_locked: PageLockedMemory | None = None,
+        writer: Writer | None = None,
     ) -> None:
-        self._writer = CheckpointWriter(directory, claim, safetensors=policy.safetensors)
+        self._writer: Writer = writer or CheckpointWriter(directory, claim, safetensors=policy.safetensors)
         self._retention = Retention(directory, claim, policy)
         self._policy = policy
         self._stop = stop
@@ -130,13 +141,11 @@ class CheckpointSaver:
         if wait:
             # the end of an attempt, perhaps with seconds left: locking takes as long as the slower copy
             self._page_locked.stop()
-        if self._background and self._buffers is None:
-            self._background = self._prepare(state)
-        self._began_at = self._clock()
+        snapshot = self._snapshot(state)
         if not self._background:
-            self._write(state.capture(copied=False), retain)
+            self._write(snapshot, retain)
         else:
-            arguments = self._copied(state), retain, wait
+            arguments = snapshot, retain, wait
             # not a daemon: Python waits for it at exit, and the write is complete
             self._thread = threading.Thread(target=self._write_in_background, args=arguments, name="checkpoint")
             self._thread.start()
@@ -181,6 +190,13 @@ class CheckpointSaver:
             # no message if the copy doesn't fit: the first save logs it
             if _fits(self._missing_bytes(state), self._free_bytes()):
                 self._page_locked.lock_ahead(state.page_locked_sizes(self._page_locked))
+
+    def _snapshot(self, state: LiveState) -> Snapshot:
+        """Copy the state, or only refer to it if training waits for the write."""
+        if self._background and self._buffers is None:
+            self._background = self._prepare(state)
+        self._began_at = self._clock()
+        return self._copied(state) if self._background else state.capture(copied=False)
 
     def _prepare(self, state: LiveState) -> bool:
         """Finish locking before the first copy, and return whether the copy fits into the available memory."""

@@ -164,7 +164,7 @@ class LiveState:
         return snapshot
 
     def _tensors(self) -> Iterator[Tensor]:
-        return _tensors_in((self.model.state_dict(), self._optimizer_state(), self.extra))
+        return tensors_in((self.model.state_dict(), self._optimizer_state(), self.extra))
 
     def _optimizer_state(self) -> dict[str, Any]:
         if isinstance(self.optimizer, Mapping):
@@ -227,13 +227,13 @@ def _named_tensors(model: nn.Module, copy: HostCopy, kept: Mapping[str, Tensor])
     return tensors
 
 
-def _tensors_in(value: object) -> Iterator[Tensor]:
+def tensors_in(value: object) -> Iterator[Tensor]:
     """Yield the dense tensors of a tree; `HostCopy` refuses any other kind."""
     if isinstance(value, Tensor):
         if value.layout == torch.strided:
             yield value
     elif isinstance(value, Mapping):
-        yield from _tensors_in(tuple(value.values()))
+        yield from tensors_in(tuple(value.values()))
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors_in(item)
+            yield from tensors_in(item)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from hpctrain.checkpoint.read import describe_unreadable, load
-from hpctrain.checkpoint.restore import differing
+from hpctrain.checkpoint.restore import copy_saved, differing
+from hpctrain.checkpoint.sharded.stored_tensor import StoredTensor
 from hpctrain.checkpoint.state import PlainNames
 from hpctrain.errors import CheckpointError
 from hpctrain.phrases import listed
@@ -25,6 +26,8 @@ log = logging.getLogger("hpctrain.checkpoint")
 
 def warm_start(model: nn.Module, source: Path, *, match: str = "*", strict: bool = True) -> list[str]:
     """Copy weights and buffers by name; not collective: rank zero copies, and DDP sends the result to the others.
+
+    Of a sharded model, each rank copies its own shards.
 
     Extra state of modules is copied only if it is a tensor.
 
@@ -44,7 +47,7 @@ def warm_start(model: nn.Module, source: Path, *, match: str = "*", strict: bool
     saved = _selected(read_weights(source), match)
     here = _selected({plain(name): value for name, value in model.state_dict().items()}, match)
     shared = saved.keys() & here.keys()
-    taken = sorted(name for name in shared if saved[name].shape == here[name].shape)
+    taken = sorted(name for name in shared if tuple(saved[name].shape) == tuple(here[name].shape))
     differences = [
         *differing("only in the model", here.keys() - saved.keys()),
         *differing("only in the source", saved.keys() - here.keys()),
@@ -55,9 +58,8 @@ def warm_start(model: nn.Module, source: Path, *, match: str = "*", strict: bool
         raise CheckpointError(
             f"init_from={source}: {found}; see init_match, or set init_strict=false to take what fits"
         )
-    with torch.no_grad():
-        for name in taken:
-            here[name].copy_(saved[name])
+    for name in taken:
+        copy_saved(here[name], saved[name])
     log.info("started from %d of %d weights of %s: %s", len(taken), len(here), source, listed(taken))
     for difference in differences:
         log.info("left as they were: %s", difference)
@@ -89,8 +91,12 @@ def read_weights(source: Path) -> Mapping[str, Any]:
     return found
 
 
-def _selected(values: Mapping[str, Any], match: str) -> dict[str, Tensor]:
-    return {name: value for name, value in values.items() if isinstance(value, Tensor) and fnmatchcase(name, match)}
+def _selected(values: Mapping[str, Any], match: str) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, Tensor | StoredTensor) and fnmatchcase(name, match)
+    }
 
 
 def _checkpoint_in(folder: Path) -> Path:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import shutil
 import stat
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import copy_context
 from pathlib import Path
 from typing import IO, Any, cast
@@ -18,16 +15,13 @@ import torch
 from torch import Tensor
 
 from hpctrain.checkpoint.checksummed_file import ChecksummedFile
-from hpctrain.checkpoint.retention import discard_replaced, move_aside
+from hpctrain.checkpoint.publish import publish, unpublished, write_manifest
 from hpctrain.checkpoint.state import Snapshot, weights_digest
 from hpctrain.errors import CheckpointError
-from hpctrain.files import fsync_directory, temporary_name
-from hpctrain.run.checkpoint_manifest import ALGORITHM, FORMAT_VERSION, MANIFEST, PARTS, SAFETENSORS, encode_manifest
+from hpctrain.run.checkpoint_manifest import FORMAT_VERSION, PARTS, SAFETENSORS
 from hpctrain.run.checkpoints import file_checksum
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim
-
-log = logging.getLogger("hpctrain.checkpoint")
 
 
 class CheckpointWriter:
@@ -57,81 +51,29 @@ class CheckpointWriter:
             SupersededError: a later attempt owns the run; nothing was published.
             CheckpointError: a file can't be written; earlier checkpoints are unchanged.
         """
-        final = self._directory.checkpoint(snapshot.step)
-        temporary = temporary_name(final)
-        try:
-            self._claim.require_ownership()
-            self._make_folder()
-            temporary.mkdir()
+        with unpublished(self._directory, self._claim, snapshot.step) as temporary:
             self._write_files(snapshot, temporary)
-            self._claim.require_ownership()
-            self._publish(temporary, final)
-        except (OSError, CheckpointError) as error:
-            # a later attempt removes this attempt's temporary directory: check for that before blaming the disk
-            with suppress(OSError):
-                self._claim.require_ownership()
-            reason = (error.strerror if isinstance(error, OSError) else None) or error
-            raise CheckpointError(
-                f"the checkpoint of step {snapshot.step} can't be written to {final}: {reason}; earlier checkpoints "
-                "are unchanged; check that the file system has space and is writable"
-            ) from error
-        finally:
-            # once it is published, nothing has this name any more
-            shutil.rmtree(temporary, ignore_errors=True)
-        return final
-
-    def _make_folder(self) -> None:
-        folder = self._directory.checkpoints
-        try:
-            folder.mkdir(stat.S_IMODE(self._directory.path.stat().st_mode))
-        except FileExistsError:
-            return
-        log.warning("%s was removed, with its contents: created again", folder)
+            return publish(temporary, self._directory.checkpoint(snapshot.step), self._claim)
 
     def _write_files(self, snapshot: Snapshot, path: Path) -> None:
         # the largest part first
         parts = dict(zip(PARTS, (snapshot.optimizer, snapshot.model, snapshot.state), strict=True))
         # side by side: checksums, digest and writes all release the GIL
-        with ThreadPoolExecutor(len(parts) + 2) as threads, _without_crc32():
+        with ThreadPoolExecutor(len(parts) + 2) as threads, without_crc32():
             digest = threads.submit(weights_digest, snapshot.model)
             files = {
                 # torch keeps the option per context, older versions per process: a copied context works for both
-                name: threads.submit(copy_context().run, _write_part, path / name, part)
+                name: threads.submit(copy_context().run, write_part, path / name, part)
                 for name, part in parts.items()
             }
             if self._safetensors:
                 files[SAFETENSORS] = threads.submit(_write_safetensors, path / SAFETENSORS, snapshot.model)
-        manifest = {
-            "format_version": FORMAT_VERSION,
-            "algorithm": ALGORITHM,
-            **{name: snapshot.state[name] for name in ("step", "samples_seen", "world_size", "config_digest")},
-            "weights_digest": digest.result(),
-            "score": snapshot.state["score"],
-            "time": time.time(),
-            "files": {name: files[name].result() for name in sorted(files)},
-        }
-        file = ChecksummedFile(path / MANIFEST)
-        file.write(encode_manifest(manifest))
-        file.close()
-        fsync_directory(path)
-
-    def _publish(self, temporary: Path, final: Path) -> None:
-        replaced = move_aside(final) if final.exists() else None
-        try:
-            temporary.rename(final)
-        except BaseException:
-            if replaced is not None:
-                replaced.rename(final)
-            raise
-        fsync_directory(final.parent)
-        if replaced is not None:
-            try:
-                discard_replaced(replaced)
-            except OSError as error:
-                log.warning("%s was replaced and can't be removed: %s", replaced, error.strerror)
+        written = {name: files[name].result() for name in files}
+        write_manifest(path, snapshot.state, written, version=FORMAT_VERSION, weights_digest=digest.result())
 
 
-def _write_part(path: Path, part: Any) -> dict[str, Any]:
+def write_part(path: Path, part: Any) -> dict[str, Any]:
+    """Write a value by torch.save into a new file, make it durable, and return its entry in the manifest."""
     file = ChecksummedFile(path)
     try:
         torch.save(part, cast(IO[bytes], file))
@@ -169,7 +111,7 @@ def _write_safetensors(path: Path, model: Mapping[str, Tensor]) -> dict[str, Any
 
 
 @contextmanager
-def _without_crc32() -> Iterator[None]:
+def without_crc32() -> Iterator[None]:
     """Leave out the zip format's own checksums, which take longer than the write and which torch.load ignores."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)

@@ -21,6 +21,7 @@ COMMANDS = (
     "completion",
     "drill",
     "env",
+    "export",
     "fit-batch",
     "inspect",
     "logs",

@@ -35,7 +35,10 @@ _hpctrain() {
 compdef _hpctrain hpctrain
 """
 SHELLS = {"bash": BASH, "zsh": ZSH}
-TAKE_RUNS = ("best", "cancel", "compare", "inspect", "logs", "report", "resume", "stacks", "status", "sync", "top")
+TAKE_RUNS = (
+    *("best", "cancel", "compare", "export", "inspect", "logs"),
+    *("report", "resume", "stacks", "status", "sync", "top"),
+)
 TAKE_KEYS = ("drill", "fit-batch", "resume")
 TAKE_FOLDER = ("--config-dir", "-cd", "--runs-dir")
 UNQUOTED = re.compile(r"[\w./=,+@%:~-]+ ?")

@@ -38,7 +38,7 @@ hpctrain trains PyTorch models on this machine or on a SLURM cluster.
     env           rank and world size here    completion   Tab in your shell
     sync RUN      send it to W&B or MLflow    report RUN   a page to look at
     best SWEEP    its runs, best first        compare A B  how two runs differ
-    top [FOLDER]  many runs, live
+    top [FOLDER]  many runs, live             export RUN   weights as a file
 
 KEY=VALUE changes a key, and GROUP=OPTION chooses an option of a group.
   groups  {groups}

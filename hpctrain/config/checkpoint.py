@@ -39,6 +39,8 @@ class Checkpoint(require.Checked):
     """Whether the lowest or the highest metric is best, `min` or `max`; null: as the task defines, `min` for `loss`."""
     safetensors: bool = False
     """Also save the model's weights as model.safetensors, for other programs. Needs `hpctrain[safetensors]`."""
+    writers: Annotated[int, require.at_least(1, at_most=64)] = 1
+    """With `parallel=mesh`: files that each rank writes side by side, for file systems that are slow for each file."""
 
     def __post_init__(self) -> None:
         """Also accept the name under which the metric is logged."""

@@ -33,6 +33,10 @@ DECIDES_THE_WEIGHTS = (
     "parallel.gradient_compression",
     "parallel.bucket_cap_mb",
     "parallel.find_unused_parameters",
+    "parallel.replicate_degree",
+    "parallel.shard_degree",
+    "parallel.blocks",
+    "parallel.keep_gradients_whole",
     "trainer.ema_decay",
     "init_from",
     "init_match",
@@ -50,6 +54,10 @@ UNUSED: Mapping[str, object] = {
     "optimizer.groups": [],
     "optimizer.layer_decay": None,
     "optimizer.layer_decay_module": "blocks",
+    "parallel.replicate_degree": 1,
+    "parallel.shard_degree": -1,
+    "parallel.blocks": [],
+    "parallel.keep_gradients_whole": False,
 }
 """Keys that earlier versions didn't store, and the values with which they change nothing. They are left out, so that
 runs of those versions stay the same runs."""

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from hpctrain.config import require
+from hpctrain.errors import ConfigError
+
+OF_DDP = ("find_unused_parameters", "bucket_cap_mb", "static_graph", "gradient_as_bucket_view", "gradient_compression")
+"""Keys that only DDP uses."""
+OF_MESH = ("replicate_degree", "shard_degree", "blocks", "reshard_after_forward", "keep_gradients_whole")
+"""Keys that only a mesh uses."""
 
 
 def _is_address(init_method: str) -> bool:
@@ -19,15 +25,17 @@ def _is_address(init_method: str) -> bool:
         return False
 
 
+DEGREE = require.that(lambda degree: degree == -1 or degree >= 1, "is not a number of ranks", "use 1 or more, or -1")
 RENDEZVOUS = require.that(_is_address, "is not a rendezvous address", "use env://, tcp://HOST:PORT or file:///PATH")
 
 
 @dataclass(kw_only=True, slots=True)
 class Parallel(require.Checked):
-    """DistributedDataParallel with a replica per rank, or DataParallel in a single process."""
+    """DistributedDataParallel with a replica per rank, a mesh of ranks that shard the model, or DataParallel."""
 
-    kind: Annotated[str, require.one_of("ddp", "data_parallel")] = "ddp"
-    """`ddp`; `data_parallel`: nn.DataParallel over all GPUs of one process, which is slower. Set by the option."""
+    kind: Annotated[str, require.one_of("ddp", "data_parallel", "mesh")] = "ddp"
+    """`ddp`: a replica of the model per rank; `mesh`: the ranks shard the model; `data_parallel`: nn.DataParallel over
+    all GPUs of one process, which is slower. Set by the option."""
     backend: Annotated[str, require.one_of("auto", "nccl", "gloo")] = "auto"
     """`nccl`, `gloo`, or `auto`: nccl with GPUs, gloo without."""
     init_method: Annotated[str, RENDEZVOUS] = "env://"
@@ -44,3 +52,32 @@ class Parallel(require.Checked):
     """Store gradients in the buckets, which saves a copy; false for tasks that detach gradients in place."""
     gradient_compression: Annotated[str, require.one_of("none", "fp16", "bf16")] = "none"
     """`none`; `fp16` or `bf16` (NCCL only): send gradients in this format, with half the bytes and lower precision."""
+    replicate_degree: Annotated[int, DEGREE] = 1
+    """With `mesh`: replicas of the model, each of which `shard_degree` ranks hold together; -1: as many as there are
+    ranks for."""
+    shard_degree: Annotated[int | None, DEGREE] = -1
+    """With `mesh`: ranks that share the parameters, gradients and optimizer states of a replica; null: the ranks of a
+    node; -1: all ranks that `replicate_degree` leaves. The product of both is the number of ranks."""
+    blocks: list[str] = field(default_factory=list)
+    """With `mesh`: modules that are gathered one at a time, by name, such as blocks.*; * and ? match within one part of
+    the name, between dots. []: the task's `blocks`, or else the modules that the model repeats."""
+    reshard_after_forward: bool = True
+    """With `mesh`: free the gathered weights of a block after its forward pass, and gather them again in the backward
+    pass; false saves that communication, and takes the memory of the whole model's weights."""
+    keep_gradients_whole: bool = False
+    """With `mesh`: while micro-batches accumulate, each rank keeps its gradients of the whole model, and reduces them
+    only in the last one. This saves communication, and takes the memory of all gradients."""
+
+    def __post_init__(self) -> None:
+        """Also refuse keys of another kind, which would have no effect, and two degrees that leave each other open."""
+        require.Checked.__post_init__(self)
+        unused = OF_DDP if self.kind == "mesh" else OF_MESH
+        for own in fields(self):
+            value = getattr(self, own.name)
+            default = own.default_factory() if own.default_factory is not MISSING else own.default
+            if own.name in unused and value != default:
+                remedy = f"leave it out, or use parallel={'ddp' if self.kind == 'mesh' else 'mesh'}"
+                raise ConfigError(f"parallel.{own.name}", value, f"has no effect with parallel={self.kind}", remedy)
+        if self.replicate_degree == self.shard_degree == -1:
+            remedy = "set one of the two to a number of ranks"
+            raise ConfigError("parallel.shard_degree", -1, "only one degree may be -1, what the other leaves", remedy)

@@ -49,6 +49,8 @@ class EvalLoader:
         collate_fn: Collate | None = None,
         workers: Workers = IN_PROCESS,
     ) -> None:
+        self._dataset = dataset
+        self._collate = collate_fn
         self._micro_batch_size = micro_batch_size
         self._rank = rank
         self._world_size = world_size
@@ -87,6 +89,14 @@ class EvalLoader:
             return self._rounds_of_stream(most)
         assert most is not None
         return self._rounds(most)
+
+    def stand_in(self) -> Any | None:
+        """Return a batch of the first sample, for a rank that only joins the passes of others; None without samples."""
+        first = (0, np.arange(1))
+        if isinstance(self._fetcher, EpochFetcher):
+            # another reader: that of the rounds must stay where it is
+            return EpochFetcher(self._dataset, self._collate)[first].batch
+        return self._fetcher[first] if self.num_samples else None
 
     def _rounds(self, most: int) -> Generator[Any, None, None]:
         size, num_samples = self._micro_batch_size, self.num_samples

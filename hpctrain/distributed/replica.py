@@ -47,7 +47,12 @@ class LossModule(nn.Module):
 
     Args:
         module: with which the loss is computed.
+
+    Attributes:
+        is_sharded: whether the ranks share the module, so that a call is collective.
     """
+
+    is_sharded = False
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

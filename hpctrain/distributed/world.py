@@ -17,8 +17,11 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.nn.functional import pad
 
 from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.config.mesh import MeshShape
 from hpctrain.distributed.devices import resolve_backend
 from hpctrain.distributed.flight_recorder import read_collectives
+from hpctrain.distributed.gloo_group import CONTROL, gloo_group
+from hpctrain.distributed.mesh import Mesh, form_mesh
 from hpctrain.distributed.message import decode, encode
 from hpctrain.distributed.nccl_variables import set_nccl_variables
 from hpctrain.distributed.sealed_store import SealedStore
@@ -28,8 +31,6 @@ _GLOO_IDLE_S = 0.05
 """Pause between the last collective and the end of the groups."""
 ABORT_S = 5.0
 """Seconds to wait for NCCL to abort its communicators: the abort waits for the GPU, which may no longer respond."""
-CONTROL = "control"
-"""The name of the group for messages on the CPU, in torch's flight recorder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class World:
         backend: of the group for tensors on the devices, `nccl` or `gloo`; empty in a world of one.
         control: a gloo group on the CPU for messages between ranks that must not stall a GPU; None in a world of one.
         store: of the ranks. Kept here because torch holds only the half of a `SealedStore` that isn't Python.
+        mesh: how the ranks share the model (`form_mesh`); None if each has a replica, and in a world of one.
     """
 
     rank: int
@@ -55,6 +57,7 @@ class World:
     backend: str = ""
     control: dist.ProcessGroup | None = None
     store: Store | None = None
+    mesh: Mesh | None = None
 
     @property
     def device(self) -> torch.device:
@@ -205,6 +208,7 @@ def join(
     devices: tuple[torch.device, ...],
     cores: int = 1,
     timeout_s: float,
+    mesh_shape: MeshShape | None = None,
 ) -> World:
     """Make the process groups; collective.
 
@@ -215,6 +219,7 @@ def join(
         devices: of this rank.
         cores: of this rank (`cpu_cores`).
         timeout_s: bound in seconds on each collective.
+        mesh_shape: how the ranks share the model; None if each has a replica.
     """
     rank, size = environment.rank, environment.world_size
     world = World(rank=rank, size=size, local_rank=environment.local_rank, devices=devices, cores=cores)
@@ -235,8 +240,9 @@ def join(
         device_id=bound_device(backend, devices),
     )
     # NCCL carries no CPU tensors, and its collectives would stall the GPU
-    control = dist.group.WORLD if backend == "gloo" else _control_group(store, timeout)
-    return replace(world, backend=backend, control=control, store=store)
+    control = dist.group.WORLD if backend == "gloo" else gloo_group(store, timeout, CONTROL)
+    mesh = None if mesh_shape is None else form_mesh(mesh_shape, devices[0], store, timeout)
+    return replace(world, backend=backend, control=control, store=store, mesh=mesh)
 
 
 def _store_for_torch(store: Store, backend: str) -> Store:
@@ -244,20 +250,6 @@ def _store_for_torch(store: Store, backend: str) -> Store:
         # NCCL's threads use the store while others may hold Python's lock and wait for them
         return store.unsealed()
     return PrefixStore("world", store)
-
-
-def _control_group(store: Store, timeout: timedelta) -> dist.ProcessGroup:
-    # new_group has no argument for a store, and takes that of the default group: NCCL's, which isn't sealed
-    groups = dist.distributed_c10d._world.pg_map
-    default = dist.group.WORLD
-    assert default is not None
-    before = groups[default]
-    groups[default] = before[0], PrefixStore("control", store)
-    try:
-        control: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout, group_desc=CONTROL)
-    finally:
-        groups[default] = before
-    return control
 
 
 def bound_device(backend: str, devices: tuple[torch.device, ...]) -> torch.device | None:

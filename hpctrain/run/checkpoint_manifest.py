@@ -6,6 +6,7 @@ The format is in docs/reference/checkpoint_format.md.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,23 @@ import xxhash
 from hpctrain.errors import CheckpointDamagedError
 from hpctrain.files import read_bytes
 from hpctrain.run.record_fields import COUNT, TEXT, TIME, describe_wrong_field
+from hpctrain.run.tensor_index import INDEX
 
 FORMAT_VERSION = 1
+"""Of a checkpoint that rank zero wrote whole."""
+SHARDED_VERSION = 2
+"""Of a checkpoint of which each rank of a mesh wrote its part."""
 ALGORITHM = "xxh3_128"
 MANIFEST = "manifest.json"
 PARTS = ("optimizer.pt", "model.pt", "state.pt")
 SAFETENSORS = "model.safetensors"
-FILES = frozenset({MANIFEST, *PARTS, SAFETENSORS})
-"""Every file that a checkpoint may have."""
+STATE = "state.pt"
+METADATA = ".metadata"
+"""The description that torch.distributed.checkpoint reads."""
+FILES = frozenset({MANIFEST, *PARTS, SAFETENSORS, INDEX, METADATA})
+"""Every file that a checkpoint may have, but those of `RANK_FILE`."""
+RANK_FILE = re.compile(r"__\d+_\d+\.distcp")
+"""The files that each rank of a mesh writes."""
 _FIELD_TYPES = {
     **dict.fromkeys(("format_version", "step", "samples_seen", "world_size"), COUNT),
     **dict.fromkeys(("algorithm", "config_digest", "weights_digest"), TEXT),
@@ -36,6 +46,11 @@ class ManifestUnreadableError(CheckpointDamagedError):
 
 class OtherVersionError(CheckpointDamagedError):
     """A manifest of another format."""
+
+
+def is_known_name(name: str) -> bool:
+    """Whether a checkpoint may have a file of this name."""
+    return name in FILES or RANK_FILE.fullmatch(name) is not None
 
 
 def encode_manifest(record: Mapping[str, Any]) -> bytes:
@@ -68,10 +83,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointDamagedError(f"{MANIFEST} doesn't match its own checksum")
     # before the fields: another version may have different ones
     version = record.get("format_version")
-    if version != FORMAT_VERSION or record.get("algorithm") != ALGORITHM:
+    if version not in (FORMAT_VERSION, SHARDED_VERSION) or record.get("algorithm") != ALGORITHM:
         raise OtherVersionError(
             f"its format is version {version} with {record.get('algorithm')} checksums; "
-            f"this hpctrain reads version {FORMAT_VERSION} with {ALGORITHM}"
+            f"this hpctrain reads versions {FORMAT_VERSION} and {SHARDED_VERSION} with {ALGORITHM}"
         )
     if describe_wrong_field(record, _FIELD_TYPES, required=tuple(_FIELD_TYPES)) or not _are_files(record["files"]):
         raise CheckpointDamagedError(f"{MANIFEST} lacks fields of the format")

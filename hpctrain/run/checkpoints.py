@@ -20,6 +20,7 @@ from hpctrain.errors import CheckpointDamagedError
 from hpctrain.run.checkpoint_manifest import (
     ALGORITHM,
     MANIFEST,
+    SHARDED_VERSION,
     ManifestUnreadableError,
     OtherVersionError,
     read_manifest,
@@ -75,11 +76,20 @@ class CheckpointInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class _Problem:
-    """What is wrong with a file, and whether the file system failed to read it."""
+class Problem:
+    """What is wrong with a file.
+
+    Attributes:
+        text: in a phrase.
+        unreadable: whether the file system failed to read it.
+    """
 
     text: str
     unreadable: bool = False
+
+
+Verify: TypeAlias = Callable[[Path, Mapping[str, Any], ShowRead | None], list[Problem]]
+"""Compares files of a checkpoint with their entries in its manifest; returns what is wrong."""
 
 
 def file_checksum(path: Path, on_read: Callable[[int], None] | None = None) -> str:
@@ -112,7 +122,7 @@ def find_damage(path: Path) -> str:
         files = read_manifest(path)["files"]
     except CheckpointDamagedError as error:
         return str(error)
-    return _joined(_wrong_files(path, files, verify=True))
+    return _joined(wrong_files(path, files, verify=True))
 
 
 def list_checkpoints(directory: RunDirectory, *, verify: bool = True) -> list[CheckpointInfo]:
@@ -140,7 +150,7 @@ def saved_step(directory: RunDirectory) -> int:
 
 
 def newest_intact(
-    directory: RunDirectory, show: ShowRead | None = None
+    directory: RunDirectory, show: ShowRead | None = None, verify: Verify | None = None
 ) -> tuple[CheckpointInfo | None, list[CheckpointInfo]]:
     """Return the newest intact checkpoint of a run, and the newer ones that are not intact, newest first.
 
@@ -149,10 +159,11 @@ def newest_intact(
     Args:
         directory: of the run.
         show: called while a checkpoint is read.
+        verify: compares the files of checkpoints of which each rank wrote a part; None if this process does.
     """
     damaged: list[CheckpointInfo] = []
     for step in reversed(directory.checkpoint_steps()):
-        info = _describe(directory.checkpoint(step), step, verify=True, show=show)
+        info = _describe(directory.checkpoint(step), step, verify=True, show=show, verify_parts=verify)
         if info.intact:
             return info, damaged
         if _still_there(info):
@@ -160,7 +171,9 @@ def newest_intact(
     return None, damaged
 
 
-def _describe(path: Path, step: int, *, verify: bool, show: ShowRead | None = None) -> CheckpointInfo:
+def _describe(
+    path: Path, step: int, *, verify: bool, show: ShowRead | None = None, verify_parts: Verify | None = None
+) -> CheckpointInfo:
     try:
         manifest = read_manifest(path)
     except CheckpointDamagedError as error:
@@ -174,9 +187,11 @@ def _describe(path: Path, step: int, *, verify: bool, show: ShowRead | None = No
             bytes=_size_on_disk(path),
         )
     if manifest["step"] != step:
-        problems = [_Problem(f"{MANIFEST} belongs to step {manifest['step']}")]
+        problems = [Problem(f"{MANIFEST} belongs to step {manifest['step']}")]
+    elif verify and verify_parts is not None and manifest["format_version"] == SHARDED_VERSION:
+        problems = verify_parts(path, manifest["files"], show)
     else:
-        problems = _wrong_files(path, manifest["files"], verify=verify, show=show)
+        problems = wrong_files(path, manifest["files"], verify=verify, show=show)
     return CheckpointInfo(
         step=step,
         path=path,
@@ -200,7 +215,7 @@ def _seems_complete(path: Path, step: int) -> bool:
         return True
     except CheckpointDamagedError:
         return False
-    problems = _wrong_files(path, manifest["files"], verify=False)
+    problems = wrong_files(path, manifest["files"], verify=False)
     return manifest["step"] == step and (not problems or any(problem.unreadable for problem in problems))
 
 
@@ -209,11 +224,21 @@ def _still_there(info: CheckpointInfo) -> bool:
     return os.path.lexists(info.path)
 
 
-def _joined(problems: Sequence[_Problem]) -> str:
+def _joined(problems: Sequence[Problem]) -> str:
     return "; ".join(problem.text for problem in problems)
 
 
-def _wrong_files(path: Path, files: Mapping[str, Any], *, verify: bool, show: ShowRead | None = None) -> list[_Problem]:
+def wrong_files(
+    path: Path, files: Mapping[str, Any], *, verify: bool = True, show: ShowRead | None = None
+) -> list[Problem]:
+    """Compare files of the checkpoint at ``path`` with their entries in its manifest, and return what is wrong.
+
+    Args:
+        path: its directory.
+        files: entries by name.
+        verify: read every byte and compare checksums; False compares only sizes.
+        show: called while the files are read.
+    """
     # sizes first: a truncated file need not be read
     wrong = [_wrong_size(path / name, entry["bytes"]) for name, entry in files.items()]
     if verify and not any(wrong):
@@ -238,32 +263,32 @@ def _adding_up(show: ShowRead, total: int) -> Callable[[int], None]:
     return add
 
 
-def _wrong_size(file: Path, expected: int) -> _Problem | None:
+def _wrong_size(file: Path, expected: int) -> Problem | None:
     try:
         found = file.stat()
     except FileNotFoundError:
-        return _Problem(f"{file.name} is missing")
+        return Problem(f"{file.name} is missing")
     except OSError as error:
         return _unreadable(file, error)
     if not stat.S_ISREG(found.st_mode):
-        return _Problem(f"{file.name} is not a regular file")
+        return Problem(f"{file.name} is not a regular file")
     if found.st_size != expected:
-        return _Problem(f"{file.name} has {found.st_size} bytes instead of {expected}")
+        return Problem(f"{file.name} has {found.st_size} bytes instead of {expected}")
     return None
 
 
-def _wrong_checksum(file: Path, expected: str, on_read: Callable[[int], None] | None) -> _Problem | None:
+def _wrong_checksum(file: Path, expected: str, on_read: Callable[[int], None] | None) -> Problem | None:
     try:
         found = file_checksum(file, on_read)
     except OSError as error:
         return _unreadable(file, error)
     if found == expected:
         return None
-    return _Problem(f"{file.name} doesn't match its checksum ({ALGORITHM} {expected}, found {found})")
+    return Problem(f"{file.name} doesn't match its checksum ({ALGORITHM} {expected}, found {found})")
 
 
-def _unreadable(file: Path, error: OSError) -> _Problem:
-    return _Problem(f"{file.name} can't be read: {error.strerror}", unreadable=True)
+def _unreadable(file: Path, error: OSError) -> Problem:
+    return Problem(f"{file.name} can't be read: {error.strerror}", unreadable=True)
 
 
 def _size_on_disk(path: Path) -> int:

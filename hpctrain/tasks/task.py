@@ -38,6 +38,8 @@ class Task(ABC):
         metric: name of the evaluation metric that decides which checkpoint is best; a key in the result of `evaluate`
             or `derive`.
         metric_mode: `min` if smaller values are better, `max` if larger ones are.
+        blocks: with `parallel=mesh`, names of the modules that are gathered one at a time, such as `("layers.*",)`;
+            empty for those that the model repeats. `parallel.blocks` overrides it.
         collate_fn: None for PyTorch's default collation, or a method that makes a batch of a list of samples.
         log: logs scalars, images and other media from `loss` and `evaluate`; discards them outside of a training.
         position: step, epoch and progress of the training; at its start outside of one.
@@ -60,6 +62,7 @@ class Task(ABC):
 
     metric: str = "loss"
     metric_mode: Literal["min", "max"] = "min"
+    blocks: Sequence[str] = ()
     collate_fn: Callable[[list[Any]], Any] | None = None
     log: TaskLog = TaskLog()
     position: Position = Position()
@@ -138,7 +141,8 @@ class Task(ABC):
 
         Args:
             model: the model itself: call it, once or several times, its methods or its parts. DDP doesn't wrap the
-                model, but this whole method. With `parallel=data_parallel`, it is DataParallel's wrapper.
+                model, but this whole method. With `parallel=data_parallel`, it is DataParallel's wrapper. With
+                `parallel=mesh`, its parameters are whole inside of the modules that are called.
             batch: on the model's device.
 
         Returns:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from hpctrain.distributed.blocks import matches_name
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import listed
 
@@ -38,20 +38,15 @@ def checkpoint_activations(model: nn.Module, patterns: Sequence[str], *, compile
     """
     names = [name for name, _ in model.named_modules() if name]
     for pattern in patterns:
-        if not any(_matches(name, pattern) for name in names):
+        if not any(matches_name(name, pattern) for name in names):
             raise ConfigError(KEY, pattern, "matches no module", f"the model has {listed(names)}")
     found: list[str] = []
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{outer}.") for outer in found)
-        if name and not inside and any(_matches(name, pattern) for pattern in patterns):
+        if name and not inside and any(matches_name(name, pattern) for pattern in patterns):
             _wrap(name, module, compiled=compiled)
             found.append(name)
     return found
-
-
-def _matches(name: str, pattern: str) -> bool:
-    parts, wanted = name.split("."), pattern.split(".")
-    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
 
 
 def _wrap(name: str, module: nn.Module, *, compiled: bool) -> None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -34,6 +34,10 @@ from hpctrain.train.precision import (
     set_fp32_precision,
 )
 from hpctrain.train.task_class import check_class
+
+if TYPE_CHECKING:
+    # importing it imports torch's DTensor, which takes half a second
+    from hpctrain.distributed.sharding import ShardedLossModule
 
 log = logging.getLogger("hpctrain.train")
 
@@ -125,11 +129,13 @@ class Network:
         module: holds the weights that are optimized, averaged and saved; not wrapped.
         model: the module that forward passes go through; not wrapped.
         master: copies between the two if they aren't the same.
+        sharded: the replica of a model that the ranks of a mesh share; None if each rank has a replica to build.
     """
 
     module: nn.Module
     model: nn.Module
     master: MasterWeights | None
+    sharded: ShardedLossModule | None = None
 
 
 def build_network(config: Config, task: Task, world: World, *, fresh: bool = False) -> Network:

@@ -12,6 +12,7 @@ from hpctrain.callbacks.callback import Callback
 from hpctrain.callbacks.early_stopping import EarlyStopping
 from hpctrain.callbacks.training import Training
 from hpctrain.checkpoint.host_memory import require_storable
+from hpctrain.checkpoint.sharded.read import whole_tensors
 from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.config.hooks import (
     HOOKS,
@@ -213,7 +214,7 @@ class Callbacks:
         for name, callback in self._callbacks.items():
             if states.get(name):
                 # a copy: the tensors of a loaded checkpoint are mapped from its files, which retention removes
-                callback.load_state_dict(map_tensors(lambda tensor: tensor.clone(), states[name]))
+                callback.load_state_dict(map_tensors(lambda tensor: tensor.clone(), whole_tensors(states[name])))
         if ignored := sorted(states.keys() - self._callbacks.keys()):
             log.info("the checkpoint has the state of callbacks that the run no longer has: %s", ", ".join(ignored))
 

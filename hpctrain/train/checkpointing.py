@@ -105,7 +105,7 @@ class Checkpointing:
             self._restore(found)
         step = 0 if found is None else found.step
         self._parts.prepare(step)
-        if self._world.is_rank_zero:
+        if self._world.is_rank_zero or self._parts.sharded is not None:
             self._saver.lock_ahead(self._live_state(step, {"ema": self._parts.ema and self._parts.ema.state()}))
         if found is not None:
             # last: building and running the parts draws from the same random streams
@@ -224,8 +224,8 @@ class Checkpointing:
             "streams": self._parts.stream_state.gather(),
             "meter": self._parts.meter.state(),
         }
-        error: Exception | None = None
-        if world.is_rank_zero:
+        error = self._earlier_error()
+        if self._saves(error):
             extra = {**self._extra(), **gathered, "evaluation_due": evaluation_due}
             state = self._live_state(step, extra, random_states or [])
             try:
@@ -243,6 +243,22 @@ class Checkpointing:
             )
         if error is not None:
             log.warning("the run continues without a checkpoint of step %d: %s", step, message)
+
+    def _earlier_error(self) -> Exception | None:
+        """Return the error of a save in the background, before ranks begin one that needs all of them."""
+        if self._parts.sharded is None or not self._world.is_rank_zero:
+            return None
+        try:
+            self._saver.finish()
+        except Exception as error:
+            return error
+        return None
+
+    def _saves(self, error: Exception | None) -> bool:
+        """Whether this rank saves: rank zero, or all ranks of a mesh unless rank zero has an error; collective."""
+        if self._parts.sharded is None:
+            return self._world.is_rank_zero
+        return bool(self._world.broadcast(error is None))
 
     def _is_tolerable(self, error: Exception | None, step: int) -> bool:
         """Whether the run may continue without this save: not at its end, nor once another attempt owns it."""
@@ -281,9 +297,14 @@ class Checkpointing:
             config_digest=config_digest(self._config),
             score=None if self._best is None else self._best.score_at(step),
         )
-        updates = self._parts.step
+        updates, module = self._parts.step, self._parts.module
         optimizers, scaler = optimizers_of(updates), scalers_of(updates)
-        return LiveState(self._parts.module, optimizers, head=head, scaler=scaler, rng=rng, extra=extra)
+        if self._parts.sharded is None:
+            return LiveState(module, optimizers, head=head, scaler=scaler, rng=rng, extra=extra)
+        # it imports torch's DTensor, which takes half a second
+        from hpctrain.checkpoint.sharded.live_shards import LiveShards
+
+        return LiveShards(module, optimizers, head=head, scaler=scaler, rng=rng, extra=extra, world=self._world)
 
     def _extra(self) -> dict[str, object]:
         return {

@@ -8,6 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from hpctrain.checkpoint.restore import copy_saved
+from hpctrain.checkpoint.sharded.stored_tensor import StoredTensor
+from hpctrain.distributed.local_part import local_parts
 from hpctrain.errors import CheckpointError
 from hpctrain.train.precision import MasterWeights
 
@@ -44,6 +47,9 @@ class Ema:
         self._averages = [
             parameter.detach().to(dtype, copy=True) for parameter, dtype in zip(self._parameters, wide, strict=True)
         ]
+        # of a sharded model: every rank averages its own shards
+        self._local_parameters = local_parts(self._parameters)
+        self._local_averages = local_parts(self._averages)
         self._widens = any(parameter.dtype != dtype for parameter, dtype in zip(self._parameters, wide, strict=True))
         self._master = master
         self._weight = 1.0 - decay
@@ -51,25 +57,25 @@ class Ema:
     @torch.no_grad()
     def update(self) -> None:
         """Move the average towards the weights of one more update."""
-        weights = self._parameters
+        weights, averages = self._local_parameters, self._local_averages
         if self._widens:
-            weights = [weight.to(average.dtype) for weight, average in zip(weights, self._averages, strict=True)]
+            weights = [weight.to(average.dtype) for weight, average in zip(weights, averages, strict=True)]
         # one call for all: a loop over the parameters would cost a kernel's launch for each
-        torch._foreach_lerp_(self._averages, weights, self._weight)
+        torch._foreach_lerp_(averages, weights, self._weight)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Inside the context, the model has the averaged weights; afterwards its own again, bit for bit."""
         with torch.no_grad():
-            own = [parameter.detach().clone() for parameter in self._parameters]
-            self._set(self._averages)
+            own = [parameter.detach().clone() for parameter in self._local_parameters]
+            self._set(self._local_averages)
             try:
                 yield
             finally:
                 self._set(own)
 
     def _set(self, weights: list[Tensor]) -> None:
-        torch._foreach_copy_(self._parameters, weights)
+        torch._foreach_copy_(self._local_parameters, weights)
         if self._master is not None:
             self._master.publish()
 
@@ -78,7 +84,7 @@ class Ema:
         return dict(zip(self._names, self._averages, strict=True))
 
     @torch.no_grad()
-    def load_state(self, saved: Mapping[str, Tensor]) -> None:
+    def load_state(self, saved: Mapping[str, Tensor | StoredTensor]) -> None:
         """Continue from saved averages.
 
         Raises:
@@ -91,4 +97,4 @@ class Ema:
                 "optimizer.groups and trainer.ema_decay that were saved"
             )
         for name, average in zip(self._names, self._averages, strict=True):
-            average.copy_(saved[name])
+            copy_saved(average, saved[name])

@@ -25,6 +25,7 @@ from hpctrain.errors import HpctrainError, TaskError
 from hpctrain.phrases import counted
 from hpctrain.tasks.task import Task
 from hpctrain.train.ema import Ema
+from hpctrain.train.evaluation_pass import EvaluationPass
 from hpctrain.train.evaluation_results import EvaluationResults, OnRankZeroError
 from hpctrain.train.modes import evaluation_mode
 from hpctrain.train.precision import autocast
@@ -67,6 +68,7 @@ class Evaluation:
         micro_batch_size: samples per forward.
         ema: averaged weights to evaluate; None for the live ones.
         max_gathered_mb: bound on the per-sample values that rank zero gets.
+        sharded: what to call where the ranks of a mesh share the model; None otherwise.
 
     Attributes:
         on_round: called after each batch of this rank, with the number of batches and the total, None if it is unknown.
@@ -87,6 +89,7 @@ class Evaluation:
         micro_batch_size: int,
         ema: Ema | None = None,
         max_gathered_mb: int = 1024,
+        sharded: nn.Module | None = None,
     ) -> None:
         self.on_round: Callable[[int, int | None], None] | None = None
         self.num_batches = 0
@@ -99,6 +102,9 @@ class Evaluation:
         self._ema = ema
         self._max_gathered_mb = max_gathered_mb
         self._metrics = TaskMetrics(task, world)
+        self._pass = EvaluationPass(
+            task, self._model, sharded, world, task_state=task_state, task_log=task_log, metrics=self._metrics
+        )
         self._loader = EvalLoader(
             dataset,
             micro_batch_size,
@@ -252,12 +258,12 @@ class Evaluation:
     def _take_round(self, results: EvaluationResults, rounds: Iterator[Any], round_index: int) -> bool:
         """Evaluate this rank's batch of the next round, if it has one; return False after the last round."""
         batch = next(rounds, _OVER)
+        if batch is None or batch is _OVER:
+            self._pass.join(self._loader)
+        else:
+            results.add(round_index, self._loader.num_taken, self._pass(batch))
         if batch is _OVER:
             return False
-        if batch is not None:
-            device = self._world.device
-            moved = batch if device.type == "cpu" else self._task.to_device(batch, device)
-            results.add(round_index, self._loader.num_taken, self._task.evaluate(self._model, moved))
         self.num_batches += 1
         if self.on_round is not None:
             self.on_round(round_index + 1, self._loader.num_rounds)

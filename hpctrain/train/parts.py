@@ -66,6 +66,7 @@ class Parts:
         plan: the batch arithmetic.
         model: which forward passes go through, without DDP's wrapper.
         module: holds the weights that are trained and saved; `model` itself, except in fp16_master.
+        sharded: what is called where the ranks of a mesh share the model; None otherwise.
         optimizers: over the parameters of `module`, with their groups.
         ema: the moving average of the weights, or None.
         meter: collects the training loss, and what else the task logs in it.
@@ -95,9 +96,10 @@ class Parts:
             is_rank_zero=world.is_rank_zero,
         )
         attach(self.task, self.task_log, self.position)
-        network = build_network(config, self.task, world, fresh=fresh)
+        network = self._network(fresh=fresh)
         self.model = network.model
         self.module = network.module
+        self.sharded = network.sharded
         self.task_state.leave_out(inner(self.module))
         self.optimizers = build_optimizers(config.optimizer, self.module, config.trainer.global_batch_size)
         self.meter = self.new_meter(*loss_names(self.optimizers))
@@ -159,6 +161,14 @@ class Parts:
         with self.task_state.restored(), closing(iter(self.loader(0))) as micro_batches:
             turn.try_out(next(micro_batches))
 
+    def _network(self, *, fresh: bool) -> Network:
+        if (mesh := self.world.mesh) is None:
+            return build_network(self.config, self.task, self.world, fresh=fresh)
+        # it imports torch's DTensor, which takes half a second
+        from hpctrain.train.build_sharded import build_sharded_network
+
+        return build_sharded_network(self.config, self.task, self.world, mesh, fresh=fresh)
+
     def _ema(self, network: Network) -> Ema | None:
         decay = self.config.trainer.ema_decay
         if decay is None:
@@ -194,6 +204,7 @@ class Parts:
             micro_batch_size=self.plan.micro_batch_size,
             ema=self.ema if self.config.trainer.eval_ema else None,
             max_gathered_mb=self.config.trainer.max_gathered_mb,
+            sharded=self.sharded,
         )
 
     def loader(self, start_step: int, bookmarks: Bookmarks | None = None) -> TrainLoader:

@@ -37,6 +37,7 @@ class RunningTraining(CallbackContext):
         self.position = parts.position
         self.log = self.own_log = parts.task_log
         self.config = parts.config
+        self.is_sharded = parts.sharded is not None
         self.rank = parts.world.rank
         self.world_size = parts.world.size
         self.device = parts.world.device
@@ -78,6 +79,8 @@ class RunningTraining(CallbackContext):
             parts.task_log.discarding(),
             torch.no_grad(),
             precision,
+            # last: it gathers the weights that are in place then
+            nullcontext() if parts.sharded is None else parts.sharded.gathered(),
         ):
             yield
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial, reduce
 from typing import Any
 
@@ -57,6 +58,19 @@ class TaskMetrics:
         self._growing.reset()
         for metric in self._metrics.values():
             metric.reset()
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restore this rank's states after the context."""
+        states = [(state, map_tensors(torch.clone, state.value)) for state in self._states()]
+        counts = {name: num_updates(metric) for name, metric in self._metrics.items()}
+        try:
+            yield
+        finally:
+            for state, value in states:
+                state.replace(value)
+            for name, metric in self._metrics.items():
+                set_num_updates(metric, counts[name])
 
     @property
     def num_gathered_bytes(self) -> tuple[int, int]:

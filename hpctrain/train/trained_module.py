@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -23,6 +23,8 @@ class TrainedModule:
     Attributes:
         replica: what is called in training, as a `LossModule` is, once `prepare` was called.
         ddp: the replica if it is in DDP, else None.
+        accumulating: makes a context for forward and backward of the micro-batches before the last one of a step, in
+            which gradients aren't reduced; None if they are reduced all the same.
         unfrozen: parameters that are trained in this step, once `prepare` was called.
         added: those of them that the last replica is the first to train.
     """
@@ -36,6 +38,7 @@ class TrainedModule:
     ) -> None:
         self.replica = module
         self.ddp: DistributedDataParallel | None = None
+        self.accumulating: Callable[[], AbstractContextManager[object]] | None = None
         self.unfrozen: Sequence[nn.Parameter] = ()
         self.added: Sequence[nn.Parameter] = ()
         self._module = module
@@ -74,6 +77,7 @@ class TrainedModule:
         dismantle(self.replica)
         self.replica = self._replicate(self._module)
         self.ddp = self.replica if isinstance(self.replica, DistributedDataParallel) else None
+        self.accumulating = getattr(self.replica, "accumulating", None) if self.ddp is None else self.ddp.no_sync
         return True
 
     def next_change(self, step: int) -> int | None:

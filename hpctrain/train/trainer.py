@@ -81,7 +81,7 @@ class Trainer:
         self._parts.callbacks = Callbacks(config.callbacks, RunningTraining(self._parts, directory))
         if self._parts.evaluation is None:
             self._refuse_without_evaluation()
-        self._saver = CheckpointSaver(directory, claim, config.checkpoint, stopping.request)
+        self._saver = self._new_saver()
         self._checkpointing = Checkpointing(self._parts, directory, self._saver, claim=claim)
         # the parts were built from the same numbers on all ranks; from here on each rank draws its own
         seed_everything(rank_seed(config.seed, world.rank))
@@ -93,6 +93,18 @@ class Trainer:
         self._profiler = self._new_profiler(start)
         self._log = TrainingLog(self._parts, start, self._profiler, times)
         self._loop = self._new_loop(start)
+
+    def _new_saver(self) -> CheckpointSaver:
+        world, policy = self._world, self._config.checkpoint
+        arguments = self._directory, self._claim, policy, self._stopping.request
+        if self._parts.sharded is None:
+            return CheckpointSaver(*arguments)
+        # they import torch's DTensor, which takes half a second
+        from hpctrain.checkpoint.sharded.saver import ShardedSaver
+        from hpctrain.checkpoint.sharded.write import ShardedWriter
+
+        writer = ShardedWriter(self._directory, self._claim, world, num_files=policy.writers)
+        return ShardedSaver(*arguments, writer=writer, leads=world.is_rank_zero)
 
     def _refuse_without_evaluation(self) -> None:
         why, keep_best = "nothing is evaluated: the task has no eval_dataset", self._config.checkpoint.keep_best

@@ -61,15 +61,15 @@ class Turn:
             Whether weights were updated.
         """
         self.update.begin(step)
-        ddp = self.module.ddp
+        accumulating = self.module.accumulating
         for micro_batch in micro_batches:
             if timer is not None:
                 timer.mark("data")
             # no_sync has to enclose forward and backward: DDP decides in the forward pass whether the backward sends
-            if micro_batch.is_last or ddp is None:
+            if micro_batch.is_last or accumulating is None:
                 self._accumulate(micro_batch, timer)
             else:
-                with ddp.no_sync():
+                with accumulating():
                     self._accumulate(micro_batch, timer)
             if micro_batch.is_last:
                 break

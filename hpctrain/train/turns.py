@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -70,9 +70,7 @@ def build_turns(
             task, meter, task_log, precision=config.precision.kind, device=world.device, method=method, name=name
         )
         module = TrainedModule(
-            network.model,
-            _trained_from(network, own, span),
-            replicate=partial(replicate_for_loss, world=world, parallel=config.parallel),
+            network.model, _trained_from(network, own, span), replicate=_replicate(network, config, world)
         )
         scaler = gradient_scaler(config.precision, world.device)
         updates = [_update(config, each, scaler, span) for each in own]
@@ -80,6 +78,12 @@ def build_turns(
         turns.append(Turn(loss, module, update, every_steps=own[0].named.every_steps))
     _require_own_rates(optimizers, [update for turn in turns for update in turn.update.updates], config)
     return turns
+
+
+def _replicate(network: Network, config: Config, world: World) -> Callable[[nn.Module], nn.Module]:
+    if (sharded := network.sharded) is not None:
+        return lambda _: sharded
+    return partial(replicate_for_loss, world=world, parallel=config.parallel)
 
 
 def loss_names(optimizers: Sequence[BuiltOptimizer]) -> list[str]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hpctrain.config.trainer import Trainer
+from hpctrain.distributed.local_part import whole
 from hpctrain.train.learning_rate import LearningRate
 
 
@@ -39,9 +40,9 @@ class Clipping:
         """
         norm = None
         if self._norm is not None:
-            norm = nn.utils.clip_grad_norm_(self._parameters, self._norm)
+            norm = whole(nn.utils.clip_grad_norm_(self._parameters, self._norm))
         elif self._measures:
-            norm = nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+            norm = whole(nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None]))
         if self._value is not None:
             nn.utils.clip_grad_value_(self._parameters, self._value)
         return norm

@@ -17,6 +17,7 @@ from hpctrain.attempt.pause import next_pause
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.cluster.cpus import cpu_cores, cpu_threads
 from hpctrain.config.checks import check_batch
+from hpctrain.config.mesh import mesh_shape
 from hpctrain.distributed.compiler import spare_compiler
 from hpctrain.distributed.determinism import set_determinism
 from hpctrain.distributed.refusal import read_refusal, share_refusal
@@ -145,6 +146,7 @@ def _join(rank: Rank, store: Store | None) -> World:
         devices=devices,
         cores=cpu_cores(place, config.cluster.cpus_per_process, os.environ),
         timeout_s=config.health.collective_timeout_s,
+        mesh_shape=mesh_shape(config.parallel, place.world_size, place.local_world_size),
     )
 
 

@@ -25,7 +25,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.status.state import RunState
 
 COMMAND_WORDS = (
-    "best cancel compare completion drill env fit-batch inspect logs report resume run stacks status sync top"
+    "best cancel compare completion drill env export fit-batch inspect logs report resume run stacks status sync top"
 )
 STATES = "prepared queued held starting running interrupted paused completed failed cancelled unknown unreadable"
 REASONS = """

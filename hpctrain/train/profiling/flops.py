@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from hpctrain.data.micro_batch import MicroBatch, map_tensors
 from hpctrain.data.plan import BatchPlan
@@ -18,6 +19,7 @@ from hpctrain.distributed.replica import LossModule, inner, training_pass_undone
 from hpctrain.distributed.world import World
 from hpctrain.phrases import scaled
 from hpctrain.train.step import TrainStep
+from hpctrain.train.turn import Turn
 
 Formula = Callable[..., int]
 
@@ -215,13 +217,24 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> fl
             for turn in step.turns:
                 with FlopCount() as count, turn.module.gradients_required():
                     samples = micro_batch._replace(batch=batch, num_samples=few)
-                    loss = turn.loss.compute_unlogged(LossModule(model), samples)
-                    torch.autograd.grad(loss, turn.module.unfrozen, allow_unused=True)
+                    _compute_gradients(turn, model, samples)
                 total += (count.total or 0) / turn.every_steps
     except Exception as error:  # a user's code may fail on two samples alone; that must not end the run
         log.info("FLOPs are not counted: the model fails on %s samples alone (%s)", few, error)
         return None
     return total / few or None
+
+
+def _compute_gradients(turn: Turn, model: nn.Module, samples: MicroBatch) -> None:
+    replica, trained = turn.module.replica, turn.module.unfrozen
+    if not getattr(replica, "is_sharded", False):
+        loss = turn.loss.compute_unlogged(LossModule(model), samples)
+        torch.autograd.grad(loss, trained, allow_unused=True)
+        return
+    # the gradients belong to the gathered weights, and reach the shards through FSDP2's hooks alone
+    torch.autograd.backward(turn.loss.compute_unlogged(replica, samples))
+    for parameter in trained:
+        parameter.grad = None
 
 
 def flops_text(flops_per_sample: float, global_batch_size: int) -> str:

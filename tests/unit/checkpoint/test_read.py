@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -307,12 +307,14 @@ ALONE = World(rank=0, size=1, local_rank=0, devices=(torch.device("cpu"),))
 
 @dataclass(frozen=True, kw_only=True)
 class ElsewhereInTheWorld(World):
-    """A rank to which rank zero has sent its choice."""
+    """A rank to which rank zero has sent that it needs no help to verify, and then its choice."""
 
     chosen: Path
+    sent: list = field(default_factory=list)
 
     def broadcast(self, value):
-        return str(self.chosen), None, False
+        self.sent.append(value)
+        return None if len(self.sent) == 1 else (str(self.chosen), None, False)
 
 
 def test_rank_zero_verifies_once(directory, writer, snapshot, monkeypatch):

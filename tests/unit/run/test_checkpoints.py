@@ -188,11 +188,11 @@ def test_a_checkpoint_under_another_steps_name_is_not_taken_for_it(directory):
     assert (info.intact, info.problem) == (False, "manifest.json belongs to step 1")
 
 
-@pytest.mark.parametrize("change", [{"format_version": 2}, {"algorithm": "crc32"}])
+@pytest.mark.parametrize("change", [{"format_version": 3}, {"algorithm": "crc32"}])
 def test_another_format_is_distinguished_from_damage(directory, change):
     path = put(directory, 1)
     (path / MANIFEST).write_bytes(encode_manifest(record(1) | change))
-    assert "this hpctrain reads version 1 with xxh3_128" in find_damage(path)
+    assert "this hpctrain reads versions 1 and 2 with xxh3_128" in find_damage(path)
     (info,) = list_checkpoints(directory)
     assert (info.intact, info.other_version, info.damaged, saved_step(directory)) == (False, True, False, 0)
 

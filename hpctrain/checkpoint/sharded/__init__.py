@@ -1,0 +1,1 @@
+"""Checkpoints of which each rank of a mesh writes a part."""

@@ -1,0 +1,218 @@
+"""The state of a training whose ranks share the model, as its checkpoints store it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from hpctrain.checkpoint.host_memory import HostCopy
+from hpctrain.checkpoint.page_locked import PageLockedMemory
+from hpctrain.checkpoint.sharded.chunk import Chunk
+from hpctrain.checkpoint.sharded.stored_marker import marker
+from hpctrain.checkpoint.state import NAMED, LiveState, PlainNames, Snapshot, parameter_names, tensors_in
+from hpctrain.distributed.local_part import is_sharded, local_part
+from hpctrain.distributed.sharded_tensor import local_region, replicas
+from hpctrain.distributed.world import World
+from hpctrain.errors import CheckpointError
+from hpctrain.run.region import Region
+
+Path = tuple[str, ...]
+"""Where a tensor is in the nested dicts of a checkpoint, such as ``("model", "blocks.0.norm.weight")``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a tensor that this rank writes.
+
+    Attributes:
+        path: of the tensor in the checkpoint.
+        shape: of the whole tensor.
+        region: of the part.
+        tensor: the part; on the device.
+    """
+
+    path: Path
+    shape: tuple[int, ...]
+    region: Region
+    tensor: Tensor
+
+    @property
+    def name(self) -> str:
+        """The name of the tensor in the checkpoint's index."""
+        return ".".join(self.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedSnapshot(Snapshot):
+    """What one rank writes of a checkpoint, in host memory.
+
+    Attributes:
+        model: of each part that this rank writes, by the tensor's name, its elements; also of optimizer states and
+            averages.
+        optimizer: on rank zero, its state dict, in which a marker stands for each sharded tensor; empty on the others.
+        state: on rank zero, as of a `Snapshot`, with such markers; elsewhere only the fields of `Head`.
+        parts: shape, region and path of each part, by the tensor's name.
+        extra_state: on rank zero, entries of the model that aren't tensors, by plain name.
+    """
+
+    parts: Mapping[str, Part]
+    extra_state: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """The parts, as they are written."""
+        return [
+            Chunk(name=name, shape=part.shape, region=part.region, tensor=self.model[name])
+            for name, part in self.parts.items()
+        ]
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """The path of each tensor of which this rank writes a part."""
+        return {name: part.path for name, part in self.parts.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class LiveShards(LiveState):
+    """The state of training between two steps; each rank captures the parts that it writes.
+
+    Attributes:
+        world: the ranks.
+    """
+
+    _: KW_ONLY
+    world: World
+
+    def capture(
+        self, into: Snapshot | None = None, *, copied: bool = True, page_locked: PageLockedMemory | None = None
+    ) -> ShardedSnapshot:
+        """Copy what this rank writes, and return when training may continue; not collective.
+
+        Args:
+            into: an earlier snapshot of this rank, whose buffers are overwritten.
+            copied: whether to copy tensors in host memory.
+            page_locked: memory for the copies from a GPU; None for ordinary memory.
+
+        Raises:
+            CheckpointError: a value can't be stored in a checkpoint; the message names its place.
+        """
+        copy = HostCopy(everything=copied, page_locked=page_locked)
+        kept = into or Snapshot(model={}, optimizer={}, state={})
+        parts = {part.name: part for part in self._parts()}
+        tensors = {name: copy.of(part.tensor, kept.model.get(name), name) for name, part in parts.items()}
+        optimizer, state, extra_state = self._trees()
+        snapshot = ShardedSnapshot(
+            model=tensors,
+            optimizer=copy.of(optimizer, kept.optimizer, "optimizer"),
+            state=copy.of(state, kept.state, "state"),
+            # the regions alone: the parts themselves are overwritten by the next step
+            parts={name: Part(part.path, part.shape, part.region, tensors[name]) for name, part in parts.items()},
+            extra_state=copy.of(extra_state, None, "model"),
+        )
+        copy.finish()
+        return snapshot
+
+    def _tensors(self) -> Iterator[Tensor]:
+        yield from (part.tensor for part in self._parts())
+        yield from tensors_in(self._trees())
+
+    def _parts(self) -> Iterator[Part]:
+        """The parts that this rank writes."""
+        plain = PlainNames(self.model)
+        for name, value in self.model.state_dict().items():
+            if isinstance(value, Tensor):
+                yield from self._own(("model", plain(name)), value)
+        for path, state in self._states():
+            for where, value in _sharded_in(state):
+                yield from self._own((*path, *where), value)
+        for where, value in _sharded_in(self.extra):
+            yield from self._own(where, value)
+
+    def _own(self, path: Path, tensor: Tensor) -> Iterator[Part]:
+        """Yield this rank's part, unless another rank writes the same one, or it is empty."""
+        try:
+            region = local_region(tensor)
+        except ValueError as error:
+            raise CheckpointError(f"{'.'.join(path)}: {error}") from error
+        if is_sharded(tensor):
+            same = replicas(tensor, self.world.rank, self.world.size)
+            # spread over the replicas, so that each of them writes about as much
+            writer = same[zlib.crc32(".".join(path).encode()) % len(same)]
+        else:
+            # buffers: what the ranks have differs, and that of rank zero counts
+            writer = 0
+        if writer == self.world.rank:
+            yield Part(path, tuple(tensor.shape), region, local_part(tensor.detach()))
+
+    def _states(self) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+        """The state of each parameter in each optimizer, and its path."""
+        several = isinstance(self.optimizer, Mapping)
+        optimizers = self.optimizer if isinstance(self.optimizer, Mapping) else {"": self.optimizer}
+        for name, optimizer in optimizers.items():
+            names = [each for group in parameter_names(self.model, optimizer) for each in group]
+            for index, state in optimizer.state_dict()["state"].items():
+                own = names[index] if isinstance(index, int) and index < len(names) else ""
+                yield ("optimizer", *((name,) if several else ()), "state", own or str(index)), state
+
+    def _trees(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """What rank zero writes into `state.pt`: optimizer, state, and what of the model isn't a tensor."""
+        if not self.world.is_rank_zero:
+            head = self._other_state()
+            return {}, {key: head[key] for key in ("step", "samples_seen", "world_size", "config_digest", "score")}, {}
+        plain = PlainNames(self.model)
+        others = {
+            plain(name): value for name, value in self.model.state_dict().items() if not isinstance(value, Tensor)
+        }
+        return self._marked_optimizers(), _marked(self._other_state(), (), leave_out=("extra",)), others
+
+    def _marked_optimizers(self) -> dict[str, Any]:
+        by_index = iter([path for path, _ in self._states()])
+
+        def marked(saved: Mapping[str, Any]) -> dict[str, Any]:
+            states = {index: _marked(state, next(by_index)) for index, state in saved["state"].items()}
+            return {**saved, "state": states}
+
+        saved = self._optimizer_state()
+        if isinstance(self.optimizer, Mapping):
+            return {NAMED: {name: marked(one) for name, one in saved[NAMED].items()}}
+        return marked(saved)
+
+
+def _sharded_in(value: object, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+    """Yield the DTensors in a tree, with their places."""
+    if isinstance(value, Tensor):
+        if is_sharded(value):
+            yield path, value
+    else:
+        for key, item in _items(value):
+            yield from _sharded_in(item, (*path, str(key)))
+
+
+def _marked(value: Any, path: Path, *, leave_out: Iterable[str] = ()) -> Any:
+    """Return a tree with a marker in the place of each DTensor.
+
+    Args:
+        value: the tree.
+        path: of the tree in the checkpoint.
+        leave_out: keys that the paths don't have.
+    """
+    if isinstance(value, Tensor):
+        return marker(".".join(path)) if is_sharded(value) else value
+    if isinstance(value, Mapping):
+        return {key: _marked(item, path if key in leave_out else (*path, str(key))) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        marked = [_marked(item, (*path, str(index))) for index, item in enumerate(value)]
+        return tuple(marked) if isinstance(value, tuple) else marked
+    return value
+
+
+def _items(value: object) -> Iterable[tuple[object, object]]:
+    if isinstance(value, Mapping):
+        return value.items()
+    if isinstance(value, list | tuple):
+        return enumerate(value)
+    return ()

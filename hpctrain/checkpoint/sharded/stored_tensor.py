@@ -1,0 +1,149 @@
+"""A tensor in a checkpoint, of which several ranks may have written parts: read as a whole, or any part of it."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hpctrain.errors import CheckpointError
+from hpctrain.phrases import listed
+from hpctrain.run.region import Region
+from hpctrain.run.tensor_index import ChunkPlace, IndexedTensor
+
+DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+
+
+class _Files:
+    """The files of a checkpoint, mapped when they are first needed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._map = cache(self._mapped)
+
+    def view(self, place: ChunkPlace, dtype: torch.dtype) -> Tensor:
+        """The elements of a chunk, in the file's mapping."""
+        if place.region.numel * dtype.itemsize + place.data_offset > len(memory := self._map(place.file)):
+            raise CheckpointError(f"{self._path / place.file} is shorter than the index says")
+        flat = torch.frombuffer(memory, dtype=dtype, count=place.region.numel, offset=place.data_offset)
+        return flat.view(place.region.sizes)
+
+    def _mapped(self, name: str) -> mmap.mmap:
+        if "/" in name or name in ("", ".", ".."):
+            raise CheckpointError(f"{name!r} isn't a file of the checkpoint {self._path}")
+        try:
+            with (self._path / name).open("rb") as file:
+                # a private mapping: torch warns of memory that can't be written, and nothing may reach the file
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{self._path / name} can't be read: {error}") from error
+
+
+class StoredTensor:
+    """A tensor in a checkpoint.
+
+    Args:
+        name: for messages.
+        indexed: its shape, type and chunks.
+        files: of the checkpoint.
+
+    Attributes:
+        shape: of the whole tensor.
+        dtype: of its elements.
+    """
+
+    def __init__(self, name: str, indexed: IndexedTensor, files: _Files) -> None:
+        self._name = name
+        self._indexed = indexed
+        self._files = files
+        self._whole: Tensor | None = None
+        self.shape = indexed.shape
+        self.dtype = DTYPES[indexed.dtype]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> StoredTensor:
+        """A tensor in memory, or mapped from a file, as one that was stored whole."""
+        made = object.__new__(cls)
+        made._name = "tensor"
+        made._whole = tensor
+        made.shape = tuple(tensor.shape)
+        made.dtype = tensor.dtype
+        return made
+
+    def files(self, region: Region | None = None) -> set[str]:
+        """Return the names of the files that have elements of a region, of the whole tensor without one."""
+        if self._whole is not None:
+            return set()
+        wanted = region or Region.whole(self.shape)
+        return {place.file for place in self._indexed.chunks if place.region.intersect(wanted)}
+
+    def read(self, region: Region | None = None) -> Tensor:
+        """Return a region of the tensor, on the CPU.
+
+        Args:
+            region: of the tensor; None for all of it.
+
+        Returns:
+            A view of the mapped file if one chunk has all of the region, otherwise a new tensor.
+
+        Raises:
+            CheckpointError: the chunks don't have all of it.
+        """
+        wanted = region or Region.whole(self.shape)
+        for box, elements in self._parts():
+            if box.intersect(wanted) == wanted:
+                return elements()[wanted.relative_to(box).slices()]
+        made = torch.empty(wanted.sizes, dtype=self.dtype)
+        self.copy_into(made, wanted)
+        return made
+
+    @torch.no_grad()
+    def copy_into(self, target: Tensor, region: Region) -> None:
+        """Copy a region of the tensor, chunk by chunk.
+
+        Args:
+            target: of the region's sizes, on any device.
+            region: of the tensor.
+
+        Raises:
+            CheckpointError: the chunks don't have all of it.
+        """
+        copied = 0
+        for box, elements in self._parts():
+            if (shared := box.intersect(region)) is not None:
+                source = elements()[shared.relative_to(box).slices()]
+                target[shared.relative_to(region).slices()].copy_(source)
+                copied += shared.numel
+        if copied != region.numel:
+            raise CheckpointError(
+                f"the checkpoint has {copied:,} of {region.numel:,} elements of {self._name} in its files"
+            )
+
+    def _parts(self) -> Iterator[tuple[Region, Callable[[], Tensor]]]:
+        """The regions of the parts, and functions that return their elements."""
+        whole = self._whole
+        if whole is not None:
+            yield Region.whole(self.shape), lambda: whole
+            return
+        for place in self._indexed.chunks:
+            yield place.region, partial(self._files.view, place, self.dtype)
+
+
+def open_index(path: Path, index: Mapping[str, IndexedTensor]) -> dict[str, StoredTensor]:
+    """Return the tensors of a checkpoint; its files are mapped when they are first read.
+
+    Args:
+        path: directory of the checkpoint.
+        index: of the checkpoint.
+
+    Raises:
+        CheckpointError: it has elements of an unknown type.
+    """
+    files = _Files(path)
+    if unknown := sorted({one.dtype for one in index.values()} - DTYPES.keys()):
+        raise CheckpointError(f"{path} has elements of types that this torch doesn't know: {listed(unknown)}")
+    return {name: StoredTensor(name, one, files) for name, one in index.items()}

@@ -1,0 +1,184 @@
+"""Write a checkpoint by all ranks, each its part, so that it is complete or absent on all nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hpctrain.checkpoint.checksummed_file import ChecksummedFile
+from hpctrain.checkpoint.publish import publish, unpublished, write_manifest
+from hpctrain.checkpoint.sharded.chunk_file import WrittenFile, write_chunks
+from hpctrain.checkpoint.sharded.digest import MODULUS, combined, partial_sums
+from hpctrain.checkpoint.sharded.live_shards import ShardedSnapshot
+from hpctrain.checkpoint.sharded.metadata import encode_metadata
+from hpctrain.checkpoint.sharded.read import MODEL_PREFIX
+from hpctrain.checkpoint.write import without_crc32, write_part
+from hpctrain.distributed.world import World
+from hpctrain.errors import CheckpointError
+from hpctrain.run.checkpoint_manifest import METADATA, SHARDED_VERSION, STATE
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Claim
+from hpctrain.run.tensor_index import INDEX, ChunkPlace, IndexedTensor, encode_index
+
+
+class ShardedWriter:
+    """Writes the snapshots of all ranks into one directory; each call is collective over the ranks' writing threads.
+
+    Rank zero makes the directory, collects what the others wrote, and publishes it. Nothing is published unless all
+    ranks have written their parts.
+
+    Args:
+        directory: of the run.
+        claim: of this attempt, checked on rank zero before anything is written and before it is published.
+        world: the ranks.
+        num_files: files that each rank writes, side by side.
+    """
+
+    def __init__(self, directory: RunDirectory, claim: Claim, world: World, *, num_files: int = 1) -> None:
+        assert world.mesh is not None
+        self._directory = directory
+        self._claim = claim
+        self._mesh = world.mesh.shape.degrees
+        # the training thread uses the control group meanwhile
+        self._world = replace(world, control=world.mesh.saving)
+        self._num_files = num_files
+
+    def write(self, snapshot: ShardedSnapshot | Exception) -> Path | None:
+        """Write the parts of this rank, make them durable, and on rank zero publish the checkpoint.
+
+        Args:
+            snapshot: of this rank; must not change until this returns. Or why this rank has none: then no rank
+                publishes anything.
+
+        Returns:
+            The directory of the checkpoint on rank zero; None on the others.
+
+        Raises:
+            SupersededError: on rank zero, a later attempt owns the run; nothing was published.
+            CheckpointError: a rank can't write its part; earlier checkpoints are unchanged.
+        """
+        if not self._world.is_rank_zero:
+            self._write_part_of(snapshot)
+            return None
+        failed: Exception | None = None
+        try:
+            return self._publish(snapshot)
+        except Exception as error:
+            failed = error
+            raise
+        finally:
+            # the other ranks wait for it: their buffers belong to this save until it is over
+            self._world.broadcast("" if failed is None else str(failed) or type(failed).__name__)
+
+    def _write_part_of(self, snapshot: ShardedSnapshot | Exception) -> None:
+        """Write this rank's part where rank zero says, and wait for the end of the save."""
+        if (path := self._world.broadcast(None)) is not None:
+            self._world.gather(self._written(snapshot, Path(path)))
+        if problem := self._world.broadcast(None):
+            raise CheckpointError(problem, elsewhere=True)
+
+    def _publish(self, snapshot: ShardedSnapshot | Exception) -> Path:
+        told = False
+        try:
+            if isinstance(snapshot, Exception):
+                raise snapshot
+            with unpublished(self._directory, self._claim, snapshot.step) as temporary:
+                self._world.broadcast(str(temporary))
+                told = True
+                gathered = self._world.gather(self._written(snapshot, temporary))
+                assert gathered is not None
+                problems = [f"rank {rank}: {found}" for rank, found in enumerate(gathered) if isinstance(found, str)]
+                if problems:
+                    raise CheckpointError("; ".join(problems))
+                self._finish(snapshot, temporary, gathered)
+                return publish(temporary, self._directory.checkpoint(snapshot.step), self._claim)
+        finally:
+            if not told:
+                self._world.broadcast(None)
+
+    def _written(self, snapshot: ShardedSnapshot | Exception, path: Path) -> dict[str, Any] | str:
+        """Write the files of this rank; return their description for rank zero, or what went wrong."""
+        try:
+            if isinstance(snapshot, Exception):
+                raise snapshot
+            return self._write_files(snapshot, path)
+        except Exception as error:
+            # every rank must take part in the exchange that follows
+            reason = error.strerror if isinstance(error, OSError) else None
+            return reason or str(error) or type(error).__name__
+
+    def _write_files(self, snapshot: ShardedSnapshot, path: Path) -> dict[str, Any]:
+        chunks = sorted(snapshot.chunks, key=lambda chunk: chunk.tensor.nbytes, reverse=True)
+        weights = [chunk for chunk in chunks if chunk.name.startswith(MODEL_PREFIX)]
+        # side by side: checksums, sums and writes all release the GIL
+        with ThreadPoolExecutor(self._num_files + 1) as threads:
+            sums = threads.submit(lambda: {chunk.name: list(partial_sums(chunk)) for chunk in weights})
+            files = [
+                threads.submit(write_chunks, path / f"__{self._world.rank}_{number}.distcp", own)
+                for number in range(self._num_files)
+                if (own := chunks[number :: self._num_files])
+            ]
+            return {
+                "files": [each.result().to_message() for each in files],
+                "shapes": {
+                    chunk.name: [list(chunk.shape), str(chunk.tensor.dtype).removeprefix("torch.")] for chunk in chunks
+                },
+                "sums": {name: [str(lane) for lane in lanes] for name, lanes in sums.result().items()},
+                "paths": {name: list(place) for name, place in snapshot.paths.items()},
+            }
+
+    def _finish(self, snapshot: ShardedSnapshot, path: Path, gathered: list[Any]) -> None:
+        """Write on rank zero what describes the parts of all ranks."""
+        written = [WrittenFile.from_message(each) for own in gathered for each in own["files"]]
+        shapes = {name: found for own in gathered for name, found in own["shapes"].items()}
+        tensors = _index(shapes, written)
+        paths = {name: tuple(place) for own in gathered for name, place in own["paths"].items()}
+        files = {each.name: {"bytes": each.bytes, "checksum": each.checksum} for each in written}
+        with without_crc32():
+            content = {"optimizer": snapshot.optimizer, "state": snapshot.state, "model": dict(snapshot.extra_state)}
+            files[STATE] = write_part(path / STATE, content)
+        files[INDEX] = _write_bytes(path / INDEX, encode_index(tensors))
+        files[METADATA] = _write_bytes(path / METADATA, encode_metadata(tensors, paths))
+        lanes: dict[str, list[int]] = {}
+        for own in gathered:
+            for name, sums in own["sums"].items():
+                before = lanes.get(name, [0, 0])
+                lanes[name] = [(old + int(new)) % MODULUS for old, new in zip(before, sums, strict=True)]
+        digest = combined(
+            {
+                name.removeprefix(MODEL_PREFIX): (tensor.shape, tensor.dtype, tuple(lanes.get(name, (0, 0))))
+                for name, tensor in tensors.items()
+                if name.startswith(MODEL_PREFIX)
+            }
+        )
+        write_manifest(
+            path, snapshot.state, files, version=SHARDED_VERSION, weights_digest=digest, mesh=dict(self._mesh)
+        )
+
+
+def _index(shapes: Mapping[str, Any], written: Sequence[WrittenFile]) -> dict[str, IndexedTensor]:
+    """Return where all parts are; a tensor without elements has none."""
+    places: dict[str, list[ChunkPlace]] = {name: [] for name in sorted(shapes)}
+    for each in written:
+        for name, place in each.places:
+            places[name].append(place)
+    return {
+        name: IndexedTensor(tuple(shapes[name][0]), shapes[name][1], tuple(sorted(found, key=_begin)))
+        for name, found in places.items()
+    }
+
+
+def _begin(place: ChunkPlace) -> tuple[int, ...]:
+    return place.region.offsets
+
+
+def _write_bytes(path: Path, data: bytes) -> dict[str, Any]:
+    file = ChecksummedFile(path)
+    try:
+        file.write(data)
+    finally:
+        file.close()
+    return {"bytes": file.bytes, "checksum": file.checksum}

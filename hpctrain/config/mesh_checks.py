@@ -1,0 +1,73 @@
+"""Checks of a run whose ranks shard the model: what doesn't work with a mesh is refused before anything is written."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+from hpctrain.config.mesh import mesh_shape
+from hpctrain.config.named_optimizers import losses_of, named_optimizers
+from hpctrain.config.parameter_groups import entries_of
+from hpctrain.config.root import Config
+from hpctrain.errors import ConfigError
+
+REFUSED: tuple[tuple[str, Callable[[object], bool], str, str], ...] = (
+    (
+        "precision.kind",
+        lambda kind: kind == "fp16_master",
+        "keeps a half copy next to the fp32 weights, as parallel=mesh does by itself",
+        "use precision=fp16",
+    ),
+    ("trainer.channels_last", bool, "reorders weights, which parallel=mesh cuts into shards", "set it to false"),
+    (
+        "trainer.compile_mode",
+        lambda mode: mode != "default",
+        "uses CUDA graphs, in which the weights that parallel=mesh gathers have no fixed place",
+        "set it to default",
+    ),
+    (
+        "cluster.gpus_per_process",
+        lambda number: number != 1,
+        "spreads a model over the GPUs of a process, and parallel=mesh has one GPU per process",
+        "set it to 1",
+    ),
+    (
+        "checkpoint.safetensors",
+        bool,
+        "needs the whole model in one process, which parallel=mesh avoids",
+        "set it to false, and use `python -m hpctrain export RUN` afterwards",
+    ),
+)
+"""Key, the values that don't work with a mesh, why, and what to do instead."""
+
+
+def check_mesh(config: Config, num_ranks: int, local_num_ranks: int) -> None:
+    """Check the mesh of a training, if it has one.
+
+    Args:
+        config: of the training.
+        num_ranks: over all nodes.
+        local_num_ranks: of a node.
+
+    Raises:
+        ConfigError: the degrees don't fit the ranks, or a key doesn't work with a mesh.
+    """
+    if mesh_shape(config.parallel, num_ranks, local_num_ranks) is None:
+        return
+    for key, is_refused, problem, remedy in REFUSED:
+        value = operator.attrgetter(key)(config)
+        if is_refused(value):
+            raise ConfigError(key, value, problem, remedy)
+    if "average_weights" in config.callbacks:
+        problem = "averages whole weights on one rank, which parallel=mesh avoids"
+        raise ConfigError("callbacks.average_weights", "...", problem, "use trainer.ema_decay")
+    optimizers = named_optimizers(config.optimizer)
+    if len(losses_of(optimizers)) > 1:
+        problem = "doesn't work with several losses: gradients are computed for all weights that a mesh gathers"
+        raise ConfigError("parallel.kind", "mesh", problem, "use parallel=ddp")
+    for each in optimizers:
+        for entry in entries_of(each.key, each.node):
+            for name in ("unfreeze_at_step", "unfreeze_at_epoch"):
+                if (value := getattr(entry, name)) is not None:
+                    problem = "doesn't work with parallel=mesh: what is trained is fixed once the model is sharded"
+                    raise ConfigError(f"{entry.key}.{name}", value, problem, "leave it out, or use parallel=ddp")

@@ -1,0 +1,77 @@
+"""The blocks of a model: the modules whose weights a mesh gathers one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from hpctrain.errors import ConfigError
+from hpctrain.phrases import listed
+
+
+def find_blocks(model: nn.Module, patterns: Sequence[str] = ()) -> dict[str, nn.Module]:
+    """Return the blocks of a model by name, in its order; none lies inside another one.
+
+    A module that shares a parameter with the rest of the model isn't a block: both need it at once.
+
+    Args:
+        model: not sharded yet.
+        patterns: names as `matches_name` takes them; empty for the modules that the model repeats: the members of each
+            outermost list or sequence whose members with parameters are of one class.
+
+    Raises:
+        ConfigError: a pattern matches no module with parameters.
+    """
+    chosen = _matching(model, patterns) if patterns else dict(_repeated(model, ""))
+    return {name: module for name, module in chosen.items() if not _shares(model, module)}
+
+
+def matches_name(name: str, pattern: str) -> bool:
+    """Whether a pattern such as ``blocks.*`` matches a module's name; * and ? match within one part of the name."""
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+
+
+def _matching(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
+    named = {name: module for name, module in model.named_modules() if name and _has_parameters(module)}
+    for pattern in patterns:
+        if not any(matches_name(name, pattern) for name in named):
+            problem = "matches no module with parameters"
+            raise ConfigError("parallel.blocks", pattern, problem, f"the model has {listed(named)}")
+    found: dict[str, nn.Module] = {}
+    for name, module in named.items():
+        inside = any(name.startswith(f"{outer}.") for outer in found)
+        if not inside and any(matches_name(name, pattern) for pattern in patterns):
+            found[name] = module
+    return found
+
+
+def _repeated(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in module.named_children():
+        members = [(own, member) for own, member in child.named_children() if _has_parameters(member)]
+        holds = isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential)
+        if holds and len(members) > 1 and len({type(member) for _, member in members}) == 1:
+            yield from ((f"{prefix}{name}.{own}", member) for own, member in members)
+        else:
+            yield from _repeated(child, f"{prefix}{name}.")
+    if not prefix and isinstance(module, nn.Sequential):
+        members = [(own, member) for own, member in module.named_children() if _has_parameters(member)]
+        if len(members) > 1 and len({type(member) for _, member in members}) == 1:
+            yield from members
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _shares(model: nn.Module, block: nn.Module) -> bool:
+    own = {id(module) for module in block.modules()}
+    inside = {id(parameter) for parameter in block.parameters()}
+    return any(
+        id(parameter) in inside
+        for module in model.modules()
+        if id(module) not in own
+        for parameter in module.parameters(recurse=False)
+    )

@@ -1,0 +1,173 @@
+"""Shard a model over a mesh: each rank holds a part of every parameter, gradient and optimizer state."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from hpctrain.config.parallel import Parallel
+from hpctrain.distributed.blocks import find_blocks
+from hpctrain.distributed.mesh import Mesh
+from hpctrain.distributed.replica import LossModule
+from hpctrain.errors import TaskError
+from hpctrain.phrases import listed
+
+BROADCAST_BYTES = 250 << 20
+"""The size in bytes of the pieces in which buffers are sent; DDP's own."""
+LARGE_BYTES = 100 << 20
+"""Weights of one rank that are worth a warning if they are gathered at once."""
+
+log = logging.getLogger("hpctrain.train")
+
+
+class ShardedLossModule(LossModule):
+    """The root of a sharded model: gathers what belongs to no block while a whole loss or evaluation is computed.
+
+    Calling it is collective: each block gathers its weights from the ranks that share a replica. As DDP does, a call
+    that computes gradients begins with rank zero's buffers on every rank.
+
+    Args:
+        module: whose blocks are sharded already.
+
+    Attributes:
+        accumulating: makes a context for the micro-batches before the last one of a step, in which less is reduced;
+            None if each of them reduces its gradients.
+    """
+
+    is_sharded = True
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.accumulating: Callable[[], Any] | None = None
+
+    def forward(self, compute: Callable[[nn.Module], Any]) -> Any:
+        """Call ``compute`` with the module."""
+        return compute(cast(nn.Module, self._modules["module"]))
+
+    def __call__(self, compute: Callable[[nn.Module], Any]) -> Any:
+        """Call ``compute`` with the module, whose weights are gathered as they are needed; collective."""
+        if torch.is_grad_enabled():
+            send_buffers(cast(nn.Module, self._modules["module"]))
+            return nn.Module.__call__(self, compute)
+        with self.gathered():
+            return nn.Module.__call__(self, compute)
+
+    def settle(self) -> None:
+        """Fix which module is the root, and where the shards are, once the parameters have values.
+
+        Otherwise torch does so in the first call, and takes a block for the root if that is called first.
+        """
+        cast(FSDPModule, self)._get_fsdp_state()._lazy_init()
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Inside the context, without gradients, the model itself may be called; collective, as are these calls."""
+        root = cast(FSDPModule, self)
+        root.unshard()
+        try:
+            yield
+        finally:
+            # without a backward pass they would stay as they are, and later updates would go unnoticed
+            for module in self.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+
+def shard_model(
+    model: nn.Module,
+    mesh: Mesh,
+    parallel: Parallel,
+    *,
+    blocks: Sequence[str] = (),
+    compute_dtype: torch.dtype | None = None,
+    reduce_dtype: torch.dtype | None = None,
+    is_logged: bool = False,
+) -> ShardedLossModule:
+    """Replace the parameters of a model by their shards, in place; collective if they have values.
+
+    Args:
+        model: on any device, or on `meta`; then its shards have no values yet.
+        mesh: over which it is sharded.
+        parallel: of the configuration.
+        blocks: the task's own names of blocks, where the configuration has none.
+        compute_dtype: in which gathered weights compute; None for their own.
+        reduce_dtype: in which gradients are added up over the ranks; None for their own.
+        is_logged: whether this rank logs how the model is cut.
+
+    Returns:
+        What is called in training and in evaluations.
+
+    Raises:
+        ConfigError: a name of `parallel.blocks` matches nothing.
+        TaskError: a parameter can't be sharded.
+    """
+    _require_dimensions(model)
+    found = find_blocks(model, parallel.blocks or blocks)
+    options: dict[str, Any] = {
+        "mesh": mesh.device_mesh,
+        # autocast decides what is computed in which format, as on a single device
+        "mp_policy": MixedPrecisionPolicy(compute_dtype, reduce_dtype, cast_forward_inputs=False),
+    }
+    for module in found.values():
+        fully_shard(module, reshard_after_forward=parallel.reshard_after_forward, **options)
+    root = ShardedLossModule(model)
+    # what belongs to no block is needed at the beginning and at the end of a pass, and stays gathered in between
+    fully_shard(root, reshard_after_forward=False, **options)
+    root.accumulating = _accumulating(root, mesh, parallel)
+    if is_logged:
+        _log_blocks(model, list(found))
+    return root
+
+
+def send_buffers(model: nn.Module) -> None:
+    """Copy rank zero's buffers to all ranks; collective."""
+    if buffers := list(model.buffers()):
+        group = dist.group.WORLD
+        assert group is not None
+        with torch.no_grad():
+            dist._broadcast_coalesced(group, buffers, BROADCAST_BYTES, 0)  # type: ignore[attr-defined]  # DDP uses it
+
+
+def _accumulating(root: nn.Module, mesh: Mesh, parallel: Parallel) -> Callable[[], Any] | None:
+    """Return a context for the micro-batches before the last one of a step; None if they aren't different."""
+    if not parallel.keep_gradients_whole and mesh.shape.replicate == 1:
+        return None
+    sharded = cast(FSDPModule, root)
+    # reducing over the ranks of a replica keeps gradients in shards; reducing over the replicas can wait
+    change = sharded.set_requires_gradient_sync if parallel.keep_gradients_whole else sharded.set_requires_all_reduce
+
+    @contextmanager
+    def accumulating() -> Iterator[None]:
+        change(False)
+        try:
+            yield
+        finally:
+            change(True)
+
+    return accumulating
+
+
+def _require_dimensions(model: nn.Module) -> None:
+    scalars = [name for name, parameter in model.named_parameters() if not parameter.dim()]
+    if scalars:
+        raise TaskError(
+            f"parallel=mesh can't shard parameters without a dimension: {listed(scalars)}. Give them the shape [1], "
+            "or use parallel=ddp"
+        )
+
+
+def _log_blocks(model: nn.Module, names: Sequence[str]) -> None:
+    if names:
+        log.info("sharded in %d blocks, gathered one at a time: %s", len(names), listed(names))
+    elif sum(parameter.nbytes for parameter in model.parameters()) >= LARGE_BYTES:
+        log.warning(
+            "%s repeats no module, so all its weights are gathered at once; name its largest parts in parallel.blocks",
+            type(model).__name__,
+        )

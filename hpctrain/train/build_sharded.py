@@ -1,0 +1,85 @@
+"""Build a model that the ranks of a mesh share."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hpctrain.checkpoint.warm_start import warm_start
+from hpctrain.config.root import Config
+from hpctrain.distributed.blocks import find_blocks
+from hpctrain.distributed.compiler import compile_in_place
+from hpctrain.distributed.local_part import local_part
+from hpctrain.distributed.mesh import Mesh
+from hpctrain.distributed.replica import synchronise_batchnorm
+from hpctrain.distributed.sharding import ShardedLossModule, send_buffers, shard_model
+from hpctrain.distributed.world import World
+from hpctrain.tasks.task import Task
+from hpctrain.train.activation_checkpointing import checkpoint_activations
+from hpctrain.train.build import Network, build_model
+from hpctrain.train.modes import begin_training
+from hpctrain.train.parameter_groups import freeze
+from hpctrain.train.precision import AUTOCAST_TYPES, PURE_TYPES, compute_in, poor_fit, set_fp32_precision
+
+log = logging.getLogger("hpctrain.train")
+
+
+def build_sharded_network(config: Config, task: Task, world: World, mesh: Mesh, *, fresh: bool = False) -> Network:
+    """Build the model, and shard it over the mesh, in its precision; collective.
+
+    Args:
+        config: of the run.
+        task: makes the model if the configuration has none.
+        world: the ranks.
+        mesh: of the ranks.
+        fresh: start from the weights of `config.init_from`, if it is set; every rank reads its own shards.
+    """
+    kind, trainer = config.precision.kind, config.trainer
+    set_fp32_precision(kind)
+    if world.is_rank_zero and (remark := poor_fit(kind, world.device)):
+        log.warning(remark)
+    model = build_model(config.model, task)
+    if trainer.sync_batchnorm:
+        model = synchronise_batchnorm(model)
+    freeze(config.optimizer, model)
+    if begin_training(model) and world.is_rank_zero:
+        log.info("the model was built in evaluation mode: calling train() on it and all its modules")
+    if kind in PURE_TYPES:
+        model.to(PURE_TYPES[kind])
+        compute_in(PURE_TYPES[kind], model, given=torch.float32)
+    if trainer.activation_checkpointing:
+        checkpoint_activations(model, trainer.activation_checkpointing, compiled=trainer.compile)
+    if trainer.compile:
+        # a whole model would be traced through the collectives that gather its blocks
+        for block in find_blocks(model, config.parallel.blocks or task.blocks).values() or [model]:
+            compile_in_place(block, trainer.compile_mode)
+    model.to(world.device)
+    root = shard_model(
+        model,
+        mesh,
+        config.parallel,
+        blocks=task.blocks,
+        compute_dtype=AUTOCAST_TYPES.get(kind),
+        # sums of half-precision gradients over many ranks would lose digits
+        reduce_dtype=torch.float32 if kind in (*AUTOCAST_TYPES, *PURE_TYPES) else None,
+        is_logged=world.is_rank_zero,
+    )
+    if fresh and config.init_from is not None:
+        warm_start(model, Path(config.init_from), match=config.init_match, strict=config.init_strict)
+    _make_alike(root, model, mesh)
+    return Network(model, model, None, root)
+
+
+def _make_alike(root: ShardedLossModule, model: nn.Module, mesh: Mesh) -> None:
+    """Give all replicas the weights of the first one, and all ranks the buffers of rank zero; collective."""
+    root.settle()
+    if mesh.shape.replicate > 1:
+        group = mesh.device_mesh.get_group("replicate")
+        with torch.no_grad():
+            for parameter in model.parameters():
+                dist.broadcast(local_part(parameter.detach()), group=group, group_src=0)
+    send_buffers(model)

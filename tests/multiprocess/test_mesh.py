@@ -1,0 +1,167 @@
+"""Ranks that share the model train it as one device does, survive as DDP does, and resume on any mesh."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from hpctrain.checkpoint.read import load
+
+QUIET = ("task=custom", "task._target_=trial.Trial", "logger.tensorboard=false", "checkpoint.keep=100")
+TRAINING = (
+    *QUIET,
+    *("schedule=cosine", "optimizer.lr=0.01", "trainer.global_batch_size=12", "trainer.max_steps=14"),
+    *("+task.num_samples=56", "+task.dropout=0.3", "+task.batchnorm=true", "+task.noise=true", "+task.width=18"),
+    *("logger.every_steps=3", "trainer.ema_decay=0.9"),
+)
+"""Five steps an epoch, the last one partial; 18 is divided unevenly among 4 ranks."""
+FSDP = ("parallel=fsdp",)
+HSDP = ("parallel=mesh", "parallel.replicate_degree=2")
+
+
+def losses(run):
+    return [entry["train/loss"] for entry in run.metrics if "train/loss" in entry]
+
+
+def weights(run, step):
+    """All saved weights and averages, whole."""
+    found = load(run.directory.checkpoint(step))
+    tensors = {name: getattr(value, "read", lambda value=value: value)() for name, value in found.model.items()}
+    averages = {name: getattr(value, "read", lambda value=value: value)() for name, value in found.extra["ema"].items()}
+    return tensors, averages
+
+
+@pytest.fixture(scope="module")
+def straight():
+    """Uninterrupted runs, by world size and mesh: made once."""
+    return {}
+
+
+@pytest.fixture
+def straight_run(straight, train):
+    def run(world_size, words, training=TRAINING):
+        if (key := (world_size, words, training)) not in straight:
+            code, found, output = train(f"straight_{len(straight)}", *training, *words, world_size=world_size)
+            assert code == 0, output
+            straight[key] = (found.digest, found.metrics)
+        return straight[key]
+
+    return run
+
+
+SMALL = (*QUIET, "task._target_=doubled.Doubled", "trainer.global_batch_size=16", "trainer.max_steps=20")
+SMALL += ("logger.every_steps=1", "trainer.clip_grad_norm=0.5", "trainer.ema_decay=0.8", "optimizer.lr=0.01")
+
+
+@pytest.mark.parametrize(
+    ("world_size", "words"),
+    [
+        (2, FSDP),
+        (4, HSDP),
+        (3, (*FSDP, "trainer.global_batch_size=48", "trainer.micro_batch_size=4")),
+        (2, (*FSDP, "parallel.keep_gradients_whole=true", "trainer.micro_batch_size=2")),
+        (4, (*HSDP, "trainer.micro_batch_size=2", "parallel.reshard_after_forward=false")),
+        (2, (*FSDP, "trainer.activation_checkpointing=[blocks.*]", "parallel.blocks=[blocks.1]")),
+        (2, (*FSDP, "optimizer=sgd", "optimizer.momentum=0.9")),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
+)
+def test_the_losses_of_one_device(train, world_size, words):
+    """In fp64, so that only mistakes differ: the order of sums changes the last digits."""
+    given = [word for word in words if not word.startswith(("parallel", "trainer.micro"))]
+    code, one, output = train("one", *SMALL, *given)
+    assert code == 0, output
+    code, run, output = train("run", *SMALL, *words, world_size=world_size)
+    assert code == 0, output
+    assert losses(run) == pytest.approx(losses(one), rel=1e-10, abs=1e-10)
+    for found, expected in zip(weights(run, 20), weights(one, 20), strict=True):
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-9, msg=name)
+    evaluated = [[entry for entry in each.metrics if "eval/loss" in entry] for each in (run, one)]
+    assert evaluated[0][-1]["eval/loss"] == pytest.approx(evaluated[1][-1]["eval/loss"], rel=1e-9)
+
+
+STOPS = {
+    (2, FSDP): [("1:1:SIGTERM", 2), ("0:3:SIGUSR2", 5)],
+    (4, HSDP): [("3:2:SIGTERM", 3)],
+    (4, FSDP): [("3:3:SIGTERM", 3)],
+}
+
+
+@pytest.mark.parametrize(("world_size", "words"), STOPS, ids=str)
+def test_an_interrupted_run_is_the_straight_run(train, straight_run, world_size, words):
+    expected = straight_run(world_size, words)
+    acts = [act for act, _ in STOPS[world_size, words]]
+    for number, act in enumerate([*acts, ""]):
+        code, run, output = train("run", *TRAINING, *words, world_size=world_size, TRIAL_ACT=act)
+        assert code == (4 if number < len(acts) else 0), output
+    assert len(run.attempts) == len(acts) + 1
+    assert (run.digest, run.metrics) == expected
+
+
+def test_a_killed_run_continues_from_its_last_save(train, straight_run):
+    expected = straight_run(2, FSDP)
+    words = [*TRAINING, *FSDP, "checkpoint.every_steps=3", "checkpoint.asynchronous=false"]
+    code, run, output = train("run", *words, world_size=2, TRIAL_ACT="0:8:SIGKILL,1:8:SIGKILL")
+    assert code == -9, output
+    assert run.steps == [3, 6]
+    code, run, output = train("run", *words, world_size=2)
+    assert code == 0, output
+    assert (run.digest, run.metrics) == expected
+
+
+MOVES = {
+    "shrinks and grows": [(4, FSDP), (3, FSDP), (2, FSDP), (1, FSDP), (4, FSDP)],
+    "changes its mesh": [(4, FSDP), (4, HSDP), (2, FSDP), (4, HSDP)],
+    "from DDP and back": [(2, ()), (2, FSDP), (2, ()), (4, HSDP), (1, ())],
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_run_continues_on_any_mesh(train, name):
+    """Each step has the same samples; a stop in every stage but the last one."""
+    words = [*QUIET, "schedule=cosine", "optimizer.lr=0.01", "+task.num_samples=60", "+task.width=18"]
+    words += ["trainer.global_batch_size=12", "trainer.micro_batch_size=1", "trainer.max_steps=20"]
+    words += ["logger.samples=true", "logger.every_steps=1", "trainer.ema_decay=0.9"]
+    code, straight, output = train("straight", *words)
+    assert code == 0, output
+    stages = MOVES[name]
+    for number, (world_size, mesh) in enumerate(stages):
+        last = number == len(stages) - 1
+        act = "" if last else f"{world_size - 1}:{24 // world_size}:SIGTERM"
+        more = [] if number == 0 else ["resume.allow_config_change=true"]
+        code, run, output = train("run", *words, *mesh, *more, world_size=world_size, TRIAL_ACT=act)
+        assert code == (0 if last else 4), output
+    assert [start for start, _, _ in run.attempts] == [0, *(end for _, _, end in run.attempts[:-1])]
+    assert taken(run) == taken(straight)
+    assert losses(run) == pytest.approx(losses(straight), rel=1e-3)
+    for found, expected in zip(weights(run, 20), weights(straight, 20), strict=True):
+        for tensor, value in expected.items():
+            torch.testing.assert_close(found[tensor], value, rtol=1e-3, atol=1e-4, msg=tensor)
+
+
+def taken(run):
+    """The samples of each step, over all ranks."""
+    steps = {}
+    for path in run.directory.logs.glob("samples_*.jsonl"):
+        for line in path.read_text().splitlines():
+            entry = json.loads(line)
+            steps.setdefault(entry["step"], []).extend(entry["samples"])
+    return {step: sorted(samples) for step, samples in sorted(steps.items())}
+
+
+def test_weights_are_restored_bit_for_bit_on_every_mesh(train):
+    """With a rate so small that no update changes a weight."""
+    words = [*QUIET, "+task.width=18", "trainer.global_batch_size=12", "optimizer.lr=1e-30"]
+    code, run, output = train("run", *words, "trainer.max_steps=1", world_size=2)
+    assert code == 0, output
+    expected, _ = weights(run, 1)
+    for number, (world_size, mesh) in enumerate([(4, FSDP), (3, FSDP), (4, HSDP), (2, ()), (1, FSDP)]):
+        more = ["resume.allow_config_change=true", f"trainer.max_steps={2 + number}"]
+        code, run, output = train("run", *words, *mesh, *more, world_size=world_size)
+        assert code == 0, output
+        found, _ = weights(run, 2 + number)
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
