@@ -37,6 +37,8 @@ which the runs differ. Runs that differ in nothing but seed are one row: BEST is
 their sample standard deviation. Queued and training runs are ranked by their best value so far; failed, paused, stopped
 and never started runs come last, without a rank.
 
+--export writes the winner's configuration. `python -m hpctrain export RUN` writes a run's weights.
+
 Exit code 0; 2 if SWEEP has no runs, or they have no metric in common."""
 _CSV_COLUMNS = (
     "best",

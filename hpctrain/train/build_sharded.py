@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from hpctrain.distributed.world import World
 from hpctrain.tasks.task import Task
 from hpctrain.train.activation_checkpointing import checkpoint_activations
 from hpctrain.train.build import Network, build_model
+from hpctrain.train.deferred_values import deferred_values
 from hpctrain.train.modes import begin_training
 from hpctrain.train.parameter_groups import freeze
 from hpctrain.train.precision import AUTOCAST_TYPES, PURE_TYPES, compute_in, poor_fit, set_fp32_precision
@@ -42,14 +44,12 @@ def build_sharded_network(config: Config, task: Task, world: World, mesh: Mesh, 
     set_fp32_precision(kind)
     if world.is_rank_zero and (remark := poor_fit(kind, world.device)):
         log.warning(remark)
-    model = build_model(config.model, task)
-    if trainer.sync_batchnorm:
-        model = synchronise_batchnorm(model)
+    build = partial(_build, config, task)
+    model, values = deferred_values(build)
     freeze(config.optimizer, model)
     if begin_training(model) and world.is_rank_zero:
         log.info("the model was built in evaluation mode: calling train() on it and all its modules")
     if kind in PURE_TYPES:
-        model.to(PURE_TYPES[kind])
         compute_in(PURE_TYPES[kind], model, given=torch.float32)
     if trainer.activation_checkpointing:
         checkpoint_activations(model, trainer.activation_checkpointing, compiled=trainer.compile)
@@ -57,7 +57,6 @@ def build_sharded_network(config: Config, task: Task, world: World, mesh: Mesh, 
         # a whole model would be traced through the collectives that gather its blocks
         for block in find_blocks(model, config.parallel.blocks or task.blocks).values() or [model]:
             compile_in_place(block, trainer.compile_mode)
-    model.to(world.device)
     root = shard_model(
         model,
         mesh,
@@ -68,10 +67,21 @@ def build_sharded_network(config: Config, task: Task, world: World, mesh: Mesh, 
         reduce_dtype=torch.float32 if kind in (*AUTOCAST_TYPES, *PURE_TYPES) else None,
         is_logged=world.is_rank_zero,
     )
+    if values is None:
+        model.to(world.device)
+    else:
+        values.fill(root, model, world.device)
     if fresh and config.init_from is not None:
         warm_start(model, Path(config.init_from), match=config.init_match, strict=config.init_strict)
     _make_alike(root, model, mesh)
     return Network(model, model, None, root)
+
+
+def _build(config: Config, task: Task) -> nn.Module:
+    model = build_model(config.model, task)
+    if config.trainer.sync_batchnorm:
+        model = synchronise_batchnorm(model)
+    return model.to(PURE_TYPES[kind]) if (kind := config.precision.kind) in PURE_TYPES else model
 
 
 def _make_alike(root: ShardedLossModule, model: nn.Module, mesh: Mesh) -> None:

@@ -58,8 +58,10 @@ def store(path, *by_rank):
     for each in written:
         assert (path / each.name).stat().st_size == each.bytes
         assert file_checksum(path / each.name) == each.checksum
-    paths = {name: tuple(name.split("/")) for name in index}
-    (path / ".metadata").write_bytes(encode_metadata(index, paths))
+    # a slash stands for a level of nested dicts, which torch joins by dots
+    flat = {name.replace("/", "."): tensor for name, tensor in index.items()}
+    paths = {name.replace("/", "."): tuple(name.split("/")) for name in index}
+    (path / ".metadata").write_bytes(encode_metadata(flat, paths))
     return open_index(path, decode_index(encode_index(index)))
 
 
@@ -170,8 +172,8 @@ def test_plain_torch_reads_them(saved, tmp_path):
 def test_the_comparison_of_saves_reads_them(saved):
     path, whole = saved
     folder = DistributedFolder(path)
-    assert sorted(folder.tensors) == sorted(whole)
-    assert all(torch.equal(folder.tensor(name), tensor) for name, tensor in whole.items())
+    assert len(folder.tensors) == len(whole)
+    assert all(torch.equal(folder.tensor(name.replace("/", ".")), tensor) for name, tensor in whole.items())
 
 
 def sums(chunks):

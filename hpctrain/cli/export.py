@@ -1,0 +1,227 @@
+"""`python -m hpctrain export RUN -o OUTPUT`: a checkpoint's weights as a file or folder for other programs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import hpctrain
+from hpctrain.cli.arguments import add_runs, chosen_run, command_parser, number
+from hpctrain.cli.byte_progress import ByteProgress
+from hpctrain.config.plain_yaml import is_program
+from hpctrain.errors import CheckpointDamagedError, CheckpointError, ConfigError, ExitCode, HpctrainError
+from hpctrain.phrases import byte_size, counted, listed
+from hpctrain.run.checkpoints import find_damage, list_checkpoints, newest_intact
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.score import best_steps
+from hpctrain.streams import print_warning
+
+_EPILOG = """\
+examples:
+  python -m hpctrain export digits -o model.safetensors       # the newest intact checkpoint of runs/digits
+  python -m hpctrain export digits -o best.pt --step best     # that with the best evaluation
+  python -m hpctrain export lm -o published --step ema --dtype bf16
+
+OUTPUT is a file that ends with .safetensors or .pt, or a folder with the names that Hugging Face's libraries expect:
+model.safetensors, or model-00001-of-00003.safetensors and so on with model.safetensors.index.json. The checkpoint is
+verified first. Its tensors are copied piece by piece: the memory that this takes doesn't grow with the model. Extra
+state of modules that isn't a tensor is left out.
+
+The configuration isn't exported: `best SWEEP --export FILE` writes that of a sweep's best run.
+
+Exit code 0; 1 if there is no such checkpoint, it isn't intact or has no averaged weights, or OUTPUT can't be written;
+2 if RUN is not a run, or OUTPUT exists."""
+BEST = "best"
+EMA = "ema"
+FORMS = {".safetensors": "safetensors", ".pt": "torch"}
+FOLDER = "folder"
+OTHER_FILES = (".bin", ".ckpt", ".gguf", ".h5", ".npz", ".onnx", ".pt2", ".pth", ".tar", ".zip")
+"""Endings of names that are hardly meant as those of folders."""
+MAX_SHARD_GB = 5
+GB = 1e9
+EXPORT = """
+import sys
+sys.path.append(sys.argv.pop(1))
+from hpctrain.checkpoint.export import main
+sys.exit(main(sys.argv[1:]))
+"""
+PACKAGES = Path(hpctrain.__file__).parents[1]
+
+
+def main(arguments: list[str]) -> int:
+    """Export weights; ``arguments`` are those after `export`."""
+    options = _parser().parse_args(arguments)
+    directory = chosen_run(options)
+    if is_program(directory.config):
+        problem = "is the run of a program, which alone knows what its saves contain"
+        raise ConfigError("RUN", options.run, problem, "name a run of hpctrain's own training")
+    output = Path(options.output).resolve()
+    form = _form(output, options)
+    _require_free(output, form, force=options.force)
+    averaged = options.ema or options.step == EMA
+    checkpoint = _verified(directory, options.step)
+    request = {
+        "checkpoint": str(checkpoint),
+        "output": str(output),
+        "form": form,
+        "averaged": averaged,
+        "dtype": options.dtype,
+        "max_bytes": int((options.max_shard_gb or MAX_SHARD_GB) * GB),
+    }
+    found = _exported(request)
+    if found["left_out"]:
+        print_warning(f"left out, since it isn't a tensor: {listed(found['left_out'])}")
+    if found["infinite"]:
+        print_warning(f"values that {options.dtype} can't represent became infinite: {listed(found['infinite'])}")
+    if found["has_average"] and not averaged:
+        print("the checkpoint has averaged weights, too: --ema exports them", file=sys.stderr)
+    print(_summary(found, checkpoint, os.path.relpath(output), form, averaged=averaged))
+    return ExitCode.FINISHED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser(
+        "export", "Write a checkpoint's weights to a file, or a folder, for other programs.", _EPILOG
+    )
+    add_runs(parser)
+    what = "FILE.safetensors, FILE.pt, or a folder"
+    parser.add_argument("-o", dest="output", required=True, metavar="OUTPUT", help=what)
+    parser.add_argument(
+        "--step",
+        type=_step,
+        metavar="N|best|ema",
+        help="a checkpoint's step; best: by its score; ema: averaged weights of the newest (default: the newest)",
+    )
+    parser.add_argument("--ema", action="store_true", help="the averaged weights (trainer.ema_decay)")
+    parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), help="convert floating-point tensors")
+    parser.add_argument(
+        "--max-shard-gb",
+        type=number(1e-6, 1e6),
+        metavar="GB",
+        help=f"largest file of a folder, in 10^9 bytes (default: {MAX_SHARD_GB})",
+    )
+    parser.add_argument("--force", action="store_true", help="replace a file, or the weights in a folder")
+    return parser
+
+
+def _step(text: str) -> int | str:
+    if text in (BEST, EMA):
+        return text
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"expected a step, best or ema, got {text!r}")
+    return int(text)
+
+
+def _form(output: Path, options: argparse.Namespace) -> str:
+    form = FORMS.get(output.suffix, FOLDER)
+    if form == FOLDER and output.suffix in OTHER_FILES:
+        raise ConfigError(
+            "-o", options.output, "is not a kind of file that export writes", "end it with .pt or .safetensors"
+        )
+    if form != FOLDER and options.max_shard_gb is not None:
+        raise ConfigError("--max-shard-gb", options.max_shard_gb, "is for folders", "name a folder, or leave it out")
+    return form
+
+
+def _require_free(output: Path, form: str, *, force: bool) -> None:
+    """Check that nothing is replaced that shouldn't be.
+
+    Raises:
+        ConfigError: something is there.
+    """
+    shown = os.path.relpath(output)
+    if not output.parent.is_dir():
+        raise ConfigError("-o", shown, "its folder doesn't exist", f"mkdir -p {os.path.relpath(output.parent)}")
+    if not os.path.lexists(output):
+        return
+    if output.is_dir() != (form == FOLDER):
+        found = "is a folder" if form != FOLDER else "is a file without .pt or .safetensors"
+        raise ConfigError("-o", shown, found, "choose another name")
+    if form == FOLDER and not any(output.iterdir()):
+        return
+    if not force:
+        replaced = "its weights, and keep its other files" if form == FOLDER else "it"
+        raise ConfigError("-o", shown, "exists", f"choose another name, or add --force to replace {replaced}")
+
+
+def _verified(directory: RunDirectory, wanted: int | str | None) -> Path:
+    """Choose a checkpoint, and read it for its checksums.
+
+    Raises:
+        CheckpointError: there is none, or it isn't intact.
+    """
+    with ByteProgress("verifying the checkpoint") as progress:
+        if wanted is None or wanted == EMA:
+            newest, damaged = newest_intact(directory, progress.show)
+            for info in damaged:
+                print_warning(f"{os.path.relpath(info.path)} is not intact, and passed over: {info.problem}")
+            if newest is None:
+                none = "no checkpoint of the run is intact" if damaged else "the run has saved no checkpoint yet"
+                raise CheckpointError(f"{os.path.relpath(directory.path)}: {none}")
+            return newest.path
+        path = _named(directory, wanted)
+        if problem := find_damage(path):
+            raise CheckpointDamagedError(
+                f"{os.path.relpath(path)} is not intact: {problem}; `inspect` lists the others"
+            )
+        return path
+
+
+def _named(directory: RunDirectory, wanted: int | str) -> Path:
+    shown = os.path.relpath(directory.path)
+    if wanted == BEST:
+        scores = {info.step: info.score for info in list_checkpoints(directory, verify=False)}
+        if best := best_steps(scores, 1):
+            return directory.checkpoint(best[0])
+        raise CheckpointError(
+            f"{shown}: no checkpoint has a score; checkpoint.keep_best=1 keeps the best of a run that evaluates"
+        )
+    assert isinstance(wanted, int)
+    if wanted not in (steps := directory.checkpoint_steps()):
+        raise CheckpointError(f"{shown}: no checkpoint of step {wanted}; there are {listed(steps) or 'none'}")
+    return directory.checkpoint(wanted)
+
+
+def _exported(request: dict[str, Any]) -> dict[str, Any]:
+    """Run the process that imports torch; return the last object that `hpctrain.checkpoint.export` prints."""
+    # -P: nothing from the working directory, such as another user's json.py
+    command = [sys.executable, "-P", "-c", EXPORT, str(PACKAGES), json.dumps(request)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    found: dict[str, Any] = {}
+    try:
+        with ByteProgress(f"writing {Path(request['output']).name}") as progress:
+            for line in process.stdout:
+                found = json.loads(line)
+                if "written" in found:
+                    progress.show(found["written"], found["total"])
+    finally:
+        # after Ctrl-C: the process notices that nobody reads its output, and removes what it wrote
+        process.stdout.close()
+        process.wait()
+    if "error" in found:
+        raise CheckpointError(found["error"])
+    if process.returncode or "files" not in found:
+        raise HpctrainError(f"the export failed with exit code {process.returncode}: see above")
+    return found
+
+
+def _summary(found: dict[str, Any], checkpoint: Path, output: str, form: str, *, averaged: bool) -> str:
+    step = int(checkpoint.name.rpartition("_")[2])
+    size = byte_size(found["bytes"])
+    files = f" in {counted(found['files'], 'file')}" if form == FOLDER else ""
+    weights = "averaged weights" if averaged else "weights"
+    if form == "torch":
+        read = f'torch.load("{output}", weights_only=True)'
+    elif form == FOLDER and found["files"] > 1:
+        read = f'huggingface_hub.load_torch_model(model, "{output}")'
+    else:
+        file = f"{output}/model.safetensors" if form == FOLDER else output
+        read = f'safetensors.torch.load_file("{file}")'
+    content = f"{weights} of step {step}, {counted(found['tensors'], 'tensor')}, {size}{files}"
+    return f"wrote {output}: {content}; to read it: {read}"
