@@ -149,7 +149,7 @@ class HostCopy:
 
     def _tensor(self, tensor: Tensor, kept: Any, name: str) -> Tensor:
         # `LiveShards` copies shards, and knows where they belong; here a DTensor only has to be one that can be copied
-        source = local_part(tensor.detach())
+        source = local_part(tensor).detach()
         if type(source) is not Tensor or source.layout != torch.strided or source.is_quantized or source.is_meta:
             raise CheckpointError(
                 f"{name} is a {type(source).__name__} ({source.layout}, {source.device}); "

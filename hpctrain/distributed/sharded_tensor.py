@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Placement
@@ -24,28 +26,19 @@ def local_region(tensor: Tensor) -> Region:
         return Region.whole(tuple(tensor.shape))
     if any(isinstance(placement, Partial) for placement in tensor.placements):
         raise ValueError("the ranks hold summands of this tensor; redistribute it first")
-    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return Region(tuple(offsets), tuple(sizes))
+    return _region(tuple(tensor.shape), tensor.device_mesh, tensor.placements)
 
 
-def replicas(tensor: Tensor, rank: int, world_size: int) -> list[int]:
+def replicas(tensor: Tensor, world_size: int) -> tuple[int, ...]:
     """Return the ranks that hold the same part of a tensor as this one, in ascending order.
 
     Args:
         tensor: a DTensor of which this rank holds a part, or a tensor that all ranks have.
-        rank: this one.
         world_size: number of ranks.
     """
     if not isinstance(tensor, DTensor):
-        return list(range(world_size))
-    mesh = tensor.device_mesh
-    coordinate = mesh.get_coordinate()
-    assert coordinate is not None, f"rank {rank} isn't part of the mesh"
-    index: Any = tuple(
-        slice(None) if isinstance(placement, Replicate) else own
-        for placement, own in zip(tensor.placements, coordinate, strict=True)
-    )
-    return sorted(mesh.mesh[index].reshape(-1).tolist())
+        return tuple(range(world_size))
+    return _replicas(tensor.device_mesh, tuple(isinstance(each, Replicate) for each in tensor.placements))
 
 
 def placed_like(local: Tensor, like: Tensor, shape: Sequence[int]) -> Tensor:
@@ -76,9 +69,24 @@ def region_like(like: Tensor, shape: Sequence[int]) -> Region:
     """
     if not isinstance(like, DTensor):
         return Region.whole(tuple(shape))
-    placements = _placements_like(like, shape)
-    sizes, offsets = compute_local_shape_and_global_offset(cast(Any, tuple(shape)), like.device_mesh, placements)
+    return _region(tuple(shape), like.device_mesh, _placements_like(like, shape))
+
+
+# torch computes them from scratch, which for all tensors of a model would take longer than copying them
+
+
+@cache
+def _region(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Region:
+    sizes, offsets = compute_local_shape_and_global_offset(cast(Any, shape), mesh, placements)
     return Region(tuple(offsets), tuple(sizes))
+
+
+@cache
+def _replicas(mesh: DeviceMesh, is_replicated: tuple[bool, ...]) -> tuple[int, ...]:
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None, "this rank isn't part of the mesh"
+    index: Any = tuple(slice(None) if each else own for each, own in zip(is_replicated, coordinate, strict=True))
+    return tuple(sorted(mesh.mesh[index].reshape(-1).tolist()))
 
 
 def _placements_like(like: DTensor, shape: Sequence[int]) -> tuple[Placement, ...]:

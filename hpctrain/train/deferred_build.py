@@ -102,10 +102,7 @@ class _Disguise(TorchFunctionMode):
         """Call a function of torch, or what stands for it."""
         keywords = dict(kwargs or {})
         if self._is_computed_now(func, args, keywords):
-            args, keywords = tree_map_only(Tensor, self._recorder.values, (args, keywords))
-            # some functions call other operators where a dispatch mode is active
-            with torch._C._DisableTorchDispatch():
-                return func(*args, **keywords)
+            return self._computed(func, args, keywords)
         if args and self._holds(args[0]):
             if func in _CLAIMS:
                 return _CLAIMS[func]
@@ -118,7 +115,7 @@ class _Disguise(TorchFunctionMode):
 
     def _is_computed_now(self, func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
         if func in _TAKES_DATA:
-            return bool(args) and not isinstance(args[0], Tensor)
+            return _has_tensors(args[0]) if args else False
         is_nuclear = func in _NORMS and "nuc" in (keywords.get("p"), *args[1:2])
         return is_nuclear or func in _CHOOSES_KERNEL
 
@@ -128,10 +125,10 @@ class _Disguise(TorchFunctionMode):
         """Return the call that stands for one with a recorded tensor as its first argument."""
         tensor, *rest = args
         if func in _REFUSED:
-            self._tape.refuse(f"the model needs {_REFUSED[func]} of a tensor")
+            self._tape.refuse(f"{func.__name__} can't be recorded")
         if func in _READS:
             tensor = self._recorder.values(tensor)
-        elif func in _MAKES_ALIKE:
+        elif func in _MAKES_ALIKE or (func is Tensor.type and not rest):
             tensor = torch.empty(0, dtype=tensor.dtype, device=CPU)
         elif func in _INDEXES:
             rest[0] = _with_data(rest[0])
@@ -142,6 +139,18 @@ class _Disguise(TorchFunctionMode):
             rest = [META] if func is Tensor.cpu else [_disguised(target) for target in rest]
             func, keywords = Tensor.to, {name: _disguised(target) for name, target in keywords.items()}
         return func, (tensor, *rest), keywords
+
+    def _computed(self, func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Call a function with values, outside of the dispatch mode, whose presence changes what some functions do."""
+
+        def value(tensor: Tensor) -> Tensor:
+            if tensor.requires_grad and torch.is_grad_enabled() and self._tape.holds(tensor):
+                self._tape.refuse(f"a gradient through {func.__name__} can't be recorded")
+            return self._recorder.values(tensor)
+
+        args, keywords = tree_map_only(Tensor, value, (args, keywords))
+        with torch._C._DisableTorchDispatch():
+            return func(*args, **keywords)
 
     def _holds(self, argument: Any) -> bool:
         return isinstance(argument, Tensor) and self._tape.holds(argument)
@@ -160,6 +169,15 @@ def _with_data(index: Any) -> Any:
         return tuple(map(_with_data, index))
     is_flat = isinstance(index, list | range) and all(isinstance(one, int | np.integer) for one in index)
     return torch.tensor(index, device=CPU) if is_flat or isinstance(index, np.ndarray) else index
+
+
+def _has_tensors(data: Any) -> bool:
+    """Whether nested lists begin with a tensor."""
+    while isinstance(data, list | tuple) and data:
+        data = data[0]
+        if isinstance(data, Tensor):
+            return True
+    return False
 
 
 def _is_meta(device: Any) -> bool:
@@ -207,16 +225,17 @@ _CHOOSES_KERNEL = {
 }
 """Functions that call other operators for the meta device, or in a dispatch mode, so that last bits would differ."""
 
-_REFUSED: dict[Any, str] = {
-    Tensor.__array__: "a NumPy array with the memory",
-    Tensor.__dlpack__: "a capsule with the memory",
-    Tensor.__reduce_ex__: "a pickle",
-    Tensor.data_ptr: "the address",
-    Tensor.numpy: "a NumPy array with the memory",
-    Tensor.pin_memory: "a page-locked copy",
-    Tensor.share_memory_: "shared memory",
-    Tensor.storage: "the storage",
-    Tensor.untyped_storage: "the storage",
-    functional.multi_head_attention_forward: "the fast path of attention",
+_REFUSED = {
+    # these need the memory, in which the caller could also write
+    Tensor.__array__,
+    Tensor.__dlpack__,
+    Tensor.__reduce_ex__,
+    Tensor.data_ptr,
+    Tensor.numpy,
+    Tensor.pin_memory,
+    Tensor.share_memory_,
+    Tensor.storage,
+    Tensor.untyped_storage,
+    # in an ordinary build, the module may have chosen its fast path
+    functional.multi_head_attention_forward,
 }
-"""Functions that need the memory, in which the caller could also write, or that replace others in this context."""

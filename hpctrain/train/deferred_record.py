@@ -11,7 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hpctrain.train.deferred_tape import Constant, DeferredBuildError, Draw, Operation, RecordedTensor, Source, Tape
+from hpctrain.train.deferred_tape import (
+    Constant,
+    DeferredBuildError,
+    Draw,
+    Operation,
+    RecordedTensor,
+    Source,
+    Tape,
+    new_storage,
+)
 
 
 class Record:
@@ -79,8 +88,9 @@ class Record:
             return one
 
         for name, source in sources.items():
-            for index in self._plan(source.storage, {}) or () if isinstance(source, RecordedTensor) else ():
-                parents[root(index)] = root(name)
+            if isinstance(source, RecordedTensor):
+                for index in self._plan(source.storage, {}) or []:
+                    parents[root(index)] = root(name)
         groups: dict[object, list[str]] = {}
         for name in sources:
             groups.setdefault(root(name), []).append(name)
@@ -176,7 +186,7 @@ class Record:
             return argument
         if argument.storage not in self._live:
             # what made it isn't in the plan: this operation replaces its content
-            self._live[argument.storage] = _uninitialised(self._tape.size_bytes(argument.storage))
+            self._live[argument.storage] = new_storage(self._tape.size_bytes(argument.storage))
         return self._view(argument)
 
     def _view(self, tensor: RecordedTensor) -> Tensor:
@@ -191,17 +201,13 @@ class Record:
         is_alike = result.stride() == output.stride and result.storage_offset() == output.offset
         if is_alike and storage.nbytes() >= size_bytes:
             return storage
-        storage = _uninitialised(size_bytes)
+        storage = new_storage(size_bytes)
         output.view(storage).copy_(result)
         return storage
 
     def _drop(self, storage: int) -> None:
         self._live.pop(storage, None)
         self._positions.pop(storage, None)
-
-
-def _uninitialised(size_bytes: int) -> torch.UntypedStorage:
-    return torch.empty(size_bytes, dtype=torch.uint8, device="cpu").untyped_storage()
 
 
 @contextmanager

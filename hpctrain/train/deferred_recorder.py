@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hpctrain.train.deferred_record import Record
-from hpctrain.train.deferred_tape import Draw, Operation, RecordedTensor, Tape
+from hpctrain.train.deferred_tape import Draw, Operation, RecordedTensor, Tape, new_storage
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
@@ -43,6 +44,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._tape = tape
         self._record = record
+        self._scratch = new_storage(0)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -61,6 +63,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         # the properties of tensors have to be the true ones here
         with torch._C.DisableTorchFunction():
             call = _Call(func, args, kwargs or {})
+            for tensor in call.tensors:
+                if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+                    # it would use its inner tensors unseen
+                    self._tape.refuse(f"{func} has an argument of the class {type(tensor).__name__}")
             if any(self._tape.holds(tensor) for tensor in call.tensors):
                 self._check(call)
                 return self._defer(call)
@@ -73,8 +79,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         for tensor in call.tensors:
             if tensor.is_meta and not self._tape.holds(tensor):
                 self._tape.refuse(f"{call.operator} has an argument that the model put on the meta device")
-            if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
-                self._tape.refuse(f"{call.operator} has an argument of the class {type(tensor).__name__}")
         for device in [*call.devices, *(tensor.device for tensor in call.tensors)]:
             if device.type not in {"cpu", "meta"}:
                 self._tape.refuse(f"{call.operator} involves the device {device}")
@@ -165,13 +169,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         state = generator.get_state()
         if call.name not in _FILLING:
             call.run(self._with_data)
+            if call.written:
+                # live storages have the result already
+                self._record.forget()
             return Draw(generator, state)
         filled: Tensor = call.arguments[0]
+        scratch = self._scratch_like(filled)
         if not self._record.has_live(filled):
             # otherwise two large tensors could be in memory
             self._record.forget()
-        call.run(lambda leaf: RecordedTensor.of(filled).empty() if leaf is filled else self._with_data(leaf))
+        call.run(lambda leaf: scratch if leaf is filled else self._with_data(leaf))
         return Draw(generator, state)
+
+    def _scratch_like(self, tensor: Tensor) -> Tensor:
+        """Return a tensor with memory that the next draw uses again."""
+        layout = replace(RecordedTensor.of(tensor), offset=0)
+        if self._scratch.nbytes() < layout.span_bytes:
+            # the old one is dropped before the new one is allocated
+            self._scratch = new_storage(0)
+            self._scratch = new_storage(layout.span_bytes)
+        return layout.view(self._scratch)
 
     def _compute(self, call: _Call) -> Any:
         """Run an operator with the present values of its arguments."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -12,6 +14,9 @@ from torch import Tensor
 
 COPIED_BYTES = 1 << 20
 """Most bytes of a tensor with data that a tape copies; of a larger one it keeps the tensor itself."""
+
+MAPPED_BYTES = 1 << 20
+"""Least size of a storage that has its memory from the kernel, not from malloc."""
 
 
 class DeferredBuildError(Exception):
@@ -64,9 +69,11 @@ class RecordedTensor:
             tensor = torch._conj(tensor)
         return torch._neg_view(tensor) if self.is_neg else tensor
 
-    def empty(self) -> Tensor:
-        """Return an uninitialised tensor on the CPU with the same size, strides and dtype."""
-        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device="cpu")
+    @property
+    def span_bytes(self) -> int:
+        """Bytes from the first element to the end of the last one."""
+        steps = [stride * (size - 1) for stride, size in zip(self.stride, self.size, strict=True)]
+        return self.dtype.itemsize * (sum(steps) + 1) if 0 not in self.size else 0
 
     def covers(self, size_bytes: int) -> bool:
         """Whether this view has each byte of a storage of ``size_bytes`` once."""
@@ -127,6 +134,18 @@ class Operation:
     def storages(self) -> frozenset[int]:
         """All storages that it concerns."""
         return self.reads | self.writes
+
+
+def new_storage(size_bytes: int) -> torch.UntypedStorage:
+    """Return a storage on the CPU with any content."""
+    if size_bytes < MAPPED_BYTES:
+        return torch.empty(size_bytes, dtype=torch.uint8, device="cpu").untyped_storage()
+    # small objects that are allocated between two large ones keep malloc from giving the memory back
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # most of the time of a fill would go into faults of small pages; a kernel without large ones refuses
+    with suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
 
 
 class Tape:

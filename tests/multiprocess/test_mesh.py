@@ -55,16 +55,24 @@ SMALL = (*QUIET, "task._target_=doubled.Doubled", "trainer.global_batch_size=16"
 SMALL += ("logger.every_steps=1", "trainer.clip_grad_norm=0.5", "trainer.ema_decay=0.8", "optimizer.lr=0.01")
 
 
+def nightly(*values):
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
 @pytest.mark.parametrize(
     ("world_size", "words"),
     [
-        (2, FSDP),
-        (4, HSDP),
-        (3, (*FSDP, "trainer.global_batch_size=48", "trainer.micro_batch_size=4")),
-        (2, (*FSDP, "parallel.keep_gradients_whole=true", "trainer.micro_batch_size=2")),
-        (4, (*HSDP, "trainer.micro_batch_size=2", "parallel.reshard_after_forward=false")),
         (2, (*FSDP, "trainer.activation_checkpointing=[blocks.*]", "parallel.blocks=[blocks.1]")),
-        (2, (*FSDP, "optimizer=sgd", "optimizer.momentum=0.9")),
+        (4, (*HSDP, "trainer.micro_batch_size=2", "parallel.reshard_after_forward=false")),
+        nightly(2, FSDP),
+        nightly(4, HSDP),
+        nightly(8, (*HSDP, "trainer.micro_batch_size=1")),
+        nightly(8, FSDP),
+        nightly(3, (*FSDP, "trainer.global_batch_size=48", "trainer.micro_batch_size=4")),
+        nightly(2, (*FSDP, "parallel.keep_gradients_whole=true", "trainer.micro_batch_size=2")),
+        nightly(2, (*FSDP, "optimizer=sgd", "optimizer.momentum=0.9")),
+        nightly(2, (*FSDP, "trainer.clip_grad_norm=null", "trainer.clip_grad_value=0.001")),
+        nightly(2, (*FSDP, "trainer.compile=true")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
 )
@@ -85,16 +93,24 @@ def test_the_losses_of_one_device(train, world_size, words):
 
 
 STOPS = {
-    (2, FSDP): [("1:1:SIGTERM", 2), ("0:3:SIGUSR2", 5)],
-    (4, HSDP): [("3:2:SIGTERM", 3)],
-    (4, FSDP): [("3:3:SIGTERM", 3)],
+    (2, FSDP): ["1:1:SIGTERM", "0:3:SIGUSR2"],
+    (4, HSDP): ["3:2:SIGTERM"],
+    (4, FSDP): ["3:3:SIGTERM"],
+    (8, HSDP): ["7:3:SIGTERM"],
+    (2, (*FSDP, "precision=bf16")): ["1:2:SIGTERM"],
+    (2, (*FSDP, "precision=bf16_pure")): ["1:2:SIGTERM"],
+    (2, (*FSDP, "precision=fp16", "precision.loss_scale_growth_steps=3")): ["1:2:SIGTERM"],
+    (2, (*FSDP, "optimizer=muon")): ["1:2:SIGTERM"],
 }
+GATE = [(2, FSDP)]
 
 
-@pytest.mark.parametrize(("world_size", "words"), STOPS, ids=str)
+@pytest.mark.parametrize(("world_size", "words"), [key if key in GATE else nightly(*key) for key in STOPS], ids=str)
 def test_an_interrupted_run_is_the_straight_run(train, straight_run, world_size, words):
+    acts = STOPS[world_size, words]
+    if world_size == 8:
+        words = (*words, "trainer.global_batch_size=16")
     expected = straight_run(world_size, words)
-    acts = [act for act, _ in STOPS[world_size, words]]
     for number, act in enumerate([*acts, ""]):
         code, run, output = train("run", *TRAINING, *words, world_size=world_size, TRIAL_ACT=act)
         assert code == (4 if number < len(acts) else 0), output
@@ -120,7 +136,7 @@ MOVES = {
 }
 
 
-@pytest.mark.parametrize("name", MOVES)
+@pytest.mark.parametrize("name", [nightly("shrinks and grows"), nightly("changes its mesh"), "from DDP and back"])
 def test_a_run_continues_on_any_mesh(train, name):
     """Each step has the same samples; a stop in every stage but the last one."""
     words = [*QUIET, "schedule=cosine", "optimizer.lr=0.01", "+task.num_samples=60", "+task.width=18"]
@@ -153,6 +169,7 @@ def taken(run):
     return {step: sorted(samples) for step, samples in sorted(steps.items())}
 
 
+@pytest.mark.nightly
 def test_weights_are_restored_bit_for_bit_on_every_mesh(train):
     """With a rate so small that no update changes a weight."""
     words = [*QUIET, "+task.width=18", "trainer.global_batch_size=12", "optimizer.lr=1e-30"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -56,10 +57,12 @@ class ShardedSnapshot(Snapshot):
         optimizer: on rank zero, its state dict, in which a marker stands for each sharded tensor; empty on the others.
         state: on rank zero, as of a `Snapshot`, with such markers; elsewhere only the fields of `Head`.
         parts: shape, region and path of each part, by the tensor's name.
+        ties: of the model's tensors that have several names, the path of each further one, with that of the first.
         extra_state: on rank zero, entries of the model that aren't tensors, by plain name.
     """
 
     parts: Mapping[str, Part]
+    ties: Mapping[Path, Path] = field(default_factory=dict)
     extra_state: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -111,6 +114,7 @@ class LiveShards(LiveState):
             state=copy.of(state, kept.state, "state"),
             # the regions alone: the parts themselves are overwritten by the next step
             parts={name: Part(part.path, part.shape, part.region, tensors[name]) for name, part in parts.items()},
+            ties=self._ties(),
             extra_state=copy.of(extra_state, None, "model"),
         )
         copy.finish()
@@ -122,15 +126,27 @@ class LiveShards(LiveState):
 
     def _parts(self) -> Iterator[Part]:
         """The parts that this rank writes."""
-        plain = PlainNames(self.model)
+        plain, ties = PlainNames(self.model), self._ties()
         for name, value in self.model.state_dict().items():
-            if isinstance(value, Tensor):
-                yield from self._own(("model", plain(name)), value)
+            path: Path = ("model", plain(name))
+            if isinstance(value, Tensor) and path not in ties:
+                yield from self._own(path, value)
         for path, state in self._states():
             for where, value in _sharded_in(state):
                 yield from self._own((*path, *where), value)
         for where, value in _sharded_in(self.extra):
             yield from self._own(where, value)
+
+    def _ties(self) -> dict[Path, Path]:
+        plain = PlainNames(self.model)
+        parameters = self.model.named_parameters(remove_duplicate=False)
+        first: dict[int, Path] = {}
+        ties: dict[Path, Path] = {}
+        for name, tensor in chain(parameters, self.model.named_buffers(remove_duplicate=False)):
+            path: Path = ("model", plain(name))
+            if (shared := first.setdefault(id(tensor), path)) != path:
+                ties[path] = shared
+        return ties
 
     def _own(self, path: Path, tensor: Tensor) -> Iterator[Part]:
         """Yield this rank's part, unless another rank writes the same one, or it is empty."""
@@ -139,14 +155,14 @@ class LiveShards(LiveState):
         except ValueError as error:
             raise CheckpointError(f"{'.'.join(path)}: {error}") from error
         if is_sharded(tensor):
-            same = replicas(tensor, self.world.rank, self.world.size)
+            same = replicas(tensor, self.world.size)
             # spread over the replicas, so that each of them writes about as much
             writer = same[zlib.crc32(".".join(path).encode()) % len(same)]
         else:
             # buffers: what the ranks have differs, and that of rank zero counts
             writer = 0
         if writer == self.world.rank:
-            yield Part(path, tuple(tensor.shape), region, local_part(tensor.detach()))
+            yield Part(path, tuple(tensor.shape), region, local_part(tensor).detach())
 
     def _states(self) -> Iterator[tuple[Path, Mapping[str, Any]]]:
         """The state of each parameter in each optimizer, and its path."""

@@ -146,4 +146,6 @@ def open_index(path: Path, index: Mapping[str, IndexedTensor]) -> dict[str, Stor
     files = _Files(path)
     if unknown := sorted({one.dtype for one in index.values()} - DTYPES.keys()):
         raise CheckpointError(f"{path} has elements of types that this torch doesn't know: {listed(unknown)}")
-    return {name: StoredTensor(name, one, files) for name, one in index.items()}
+    # tied weights have one place, and are one object here
+    stored = {one: StoredTensor(name, one, files) for name, one in reversed([*index.items()])}
+    return {name: stored[one] for name, one in index.items()}

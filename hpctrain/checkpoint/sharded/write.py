@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -136,20 +136,21 @@ class ShardedWriter:
         shapes = {name: found for own in gathered for name, found in own["shapes"].items()}
         tensors = _index(shapes, written)
         paths = {name: tuple(place) for own in gathered for name, place in own["paths"].items()}
+        lanes = _added_up(own["sums"] for own in gathered)
+        for further, first in snapshot.ties.items():
+            # written once, and found under both names
+            name, written_as = ".".join(further), ".".join(first)
+            if written_as in tensors:
+                tensors[name], paths[name], lanes[name] = tensors[written_as], further, lanes[written_as]
         files = {each.name: {"bytes": each.bytes, "checksum": each.checksum} for each in written}
         with without_crc32():
             content = {"optimizer": snapshot.optimizer, "state": snapshot.state, "model": dict(snapshot.extra_state)}
             files[STATE] = write_part(path / STATE, content)
         files[INDEX] = _write_bytes(path / INDEX, encode_index(tensors))
         files[METADATA] = _write_bytes(path / METADATA, encode_metadata(tensors, paths))
-        lanes: dict[str, list[int]] = {}
-        for own in gathered:
-            for name, sums in own["sums"].items():
-                before = lanes.get(name, [0, 0])
-                lanes[name] = [(old + int(new)) % MODULUS for old, new in zip(before, sums, strict=True)]
         digest = combined(
             {
-                name.removeprefix(MODEL_PREFIX): (tensor.shape, tensor.dtype, tuple(lanes.get(name, (0, 0))))
+                name.removeprefix(MODEL_PREFIX): (tensor.shape, tensor.dtype, lanes.get(name, (0, 0)))
                 for name, tensor in tensors.items()
                 if name.startswith(MODEL_PREFIX)
             }
@@ -169,6 +170,16 @@ def _index(shapes: Mapping[str, Any], written: Sequence[WrittenFile]) -> dict[st
         name: IndexedTensor(tuple(shapes[name][0]), shapes[name][1], tuple(sorted(found, key=_begin)))
         for name, found in places.items()
     }
+
+
+def _added_up(sums: Iterable[Mapping[str, Sequence[str]]]) -> dict[str, tuple[int, ...]]:
+    """Add up the sums of all ranks, by the tensor's name."""
+    found: dict[str, tuple[int, ...]] = {}
+    for own in sums:
+        for name, lanes in own.items():
+            before = found.get(name, (0,) * len(lanes))
+            found[name] = tuple((old + int(new)) % MODULUS for old, new in zip(before, lanes, strict=True))
+    return found
 
 
 def _begin(place: ChunkPlace) -> tuple[int, ...]:
