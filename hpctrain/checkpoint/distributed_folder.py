@@ -56,7 +56,8 @@ class DistributedFolder:
         # the first of the properties' state, which isn't a dictionary
         whole = torch.empty(described.get("size"), dtype=described.get("properties").state[0])
         read = 0
-        for index, place in self._stored[name]:
+        # a tensor without elements may have no chunks
+        for index, place in self._stored.get(name, ()):
             chunk = self._read(place)
             target = whole
             for dimension, offset in enumerate(index.get("offset") or ()):

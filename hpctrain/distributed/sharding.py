@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -97,7 +97,8 @@ def shard_model(
         mesh: over which it is sharded.
         parallel: of the configuration.
         blocks: the task's own names of blocks, where the configuration has none.
-        compute_dtype: in which gathered weights compute; None for their own.
+        compute_dtype: in which gathered weights compute; None for their own. Batch norms keep their own, and with them
+            the block that they are in.
         reduce_dtype: in which gradients are added up over the ranks; None for their own.
         is_logged: whether this rank logs how the model is cut.
 
@@ -110,16 +111,16 @@ def shard_model(
     """
     _require_dimensions(model)
     found = find_blocks(model, parallel.blocks or blocks)
-    options: dict[str, Any] = {
-        "mesh": mesh.device_mesh,
-        # autocast decides what is computed in which format, as on a single device
-        "mp_policy": MixedPrecisionPolicy(compute_dtype, reduce_dtype, cast_forward_inputs=False),
-    }
-    for module in found.values():
-        fully_shard(module, reshard_after_forward=parallel.reshard_after_forward, **options)
+    inside = {id(part) for block in found.values() for part in block.modules()}
+    outside = [part for part in model.modules() if id(part) not in inside]
+    for block in found.values():
+        policy = _policy(block.modules(), compute_dtype, reduce_dtype)
+        reshard = parallel.reshard_after_forward
+        fully_shard(block, mesh=mesh.device_mesh, mp_policy=policy, reshard_after_forward=reshard)
     root = ShardedLossModule(model)
+    policy = _policy(outside, compute_dtype, reduce_dtype)
     # what belongs to no block is needed at the beginning and at the end of a pass, and stays gathered in between
-    fully_shard(root, reshard_after_forward=False, **options)
+    fully_shard(root, mesh=mesh.device_mesh, mp_policy=policy, reshard_after_forward=False)
     root.accumulating = _accumulating(root, mesh, parallel)
     if is_logged:
         _log_blocks(model, list(found))
@@ -133,6 +134,16 @@ def send_buffers(model: nn.Module) -> None:
         assert group is not None
         with torch.no_grad():
             dist._broadcast_coalesced(group, buffers, BROADCAST_BYTES, 0)  # type: ignore[attr-defined]  # DDP uses it
+
+
+def _policy(
+    modules: Iterable[nn.Module], compute_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None
+) -> MixedPrecisionPolicy:
+    """Return the formats of modules that are gathered together."""
+    # torch's batch norm takes half inputs with fp32 weights and statistics, but no half weights
+    has_batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in modules)
+    # autocast decides what is computed in which format, as on a single device
+    return MixedPrecisionPolicy(None if has_batch_norm else compute_dtype, reduce_dtype, cast_forward_inputs=False)
 
 
 def _accumulating(root: nn.Module, mesh: Mesh, parallel: Parallel) -> Callable[[], Any] | None:

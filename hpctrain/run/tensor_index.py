@@ -91,11 +91,25 @@ def decode_index(data: bytes) -> dict[str, IndexedTensor]:
         CheckpointDamagedError: it isn't one.
     """
     try:
-        return {
-            name: IndexedTensor(
-                tuple(map(int, one["shape"])), str(one["dtype"]), tuple(map(ChunkPlace.from_list, one["chunks"]))
-            )
-            for name, one in json.loads(data).items()
-        }
+        return {name: _tensor(one) for name, one in json.loads(data).items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointDamagedError(f"{INDEX} isn't an index of tensors") from None
+
+
+def _tensor(record: Any) -> IndexedTensor:
+    shape, dtype = tuple(record["shape"]), record["dtype"]
+    chunks = tuple(map(ChunkPlace.from_list, record["chunks"]))
+    if not isinstance(dtype, str) or not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise ValueError("not a tensor")
+    if not all(_is_inside(place, shape) for place in chunks):
+        raise ValueError("not a part of the tensor")
+    return IndexedTensor(shape, dtype, chunks)
+
+
+def _is_inside(place: ChunkPlace, shape: tuple[int, ...]) -> bool:
+    region = place.region
+    return (
+        len(shape) == len(region.sizes)
+        and all(begin + size <= end for begin, size, end in zip(region.offsets, region.sizes, shape, strict=True))
+        and place.offset <= place.data_offset <= place.offset + place.bytes
+    )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hpctrain.train.deferred_record import Record
 from hpctrain.train.deferred_recorder import CPU, META, Recorder
@@ -26,7 +26,9 @@ def deferred() -> Iterator[Record]:
     """Inside the context, tensors that would be made on the CPU are made on the meta device, and recorded.
 
     The code in it sees tensors that claim to be on the CPU, and the values that it asks for. The random number
-    generators advance as in an ordinary build.
+    generators advance as in an ordinary build. Tensors made from data (`torch.tensor`, `torch.from_numpy`, a file) have
+    data. If one of more than `COPIED_BYTES` is an argument of a recorded operation, NumPy mustn't change it before the
+    values are computed; torch may, inside the context.
 
     Yields:
         The record, which computes the values of the tensors afterwards.
@@ -101,6 +103,9 @@ class _Disguise(TorchFunctionMode):
     ) -> Any:
         """Call a function of torch, or what stands for it."""
         keywords = dict(kwargs or {})
+        if torch.is_autocast_enabled("cpu") and any(map(self._holds, tree_leaves((args, keywords)))):
+            # it would leave a tensor on the meta device in its type
+            self._tape.refuse(f"{func.__name__} in autocast can't be recorded")
         if self._is_computed_now(func, args, keywords):
             return self._computed(func, args, keywords)
         if args and self._holds(args[0]):
@@ -208,6 +213,7 @@ _TAKES_DATA = {torch.tensor, torch.as_tensor, torch.asarray}
 _NORMS = {torch.norm, Tensor.norm}
 
 _CHOOSES_KERNEL = {
+    functional.interpolate,
     functional.scaled_dot_product_attention,
     torch.gru,
     torch.linalg.cond,

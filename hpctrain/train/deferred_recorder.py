@@ -78,7 +78,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         """Refuse arguments that can't be together with tensors of the tape."""
         for tensor in call.tensors:
             if tensor.is_meta and not self._tape.holds(tensor):
-                self._tape.refuse(f"{call.operator} has an argument that the model put on the meta device")
+                self._tape.refuse(f"{call.operator} has an argument on the meta device that wasn't recorded")
         for device in [*call.devices, *(tensor.device for tensor in call.tensors)]:
             if device.type not in {"cpu", "meta"}:
                 self._tape.refuse(f"{call.operator} involves the device {device}")

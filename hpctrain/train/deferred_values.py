@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hpctrain.checkpoint.restore import copy_saved
 from hpctrain.checkpoint.rng import restore_rng, rng_state
+from hpctrain.errors import TaskError
 from hpctrain.train.deferred_build import deferred
 from hpctrain.train.deferred_record import Record
 from hpctrain.train.deferred_tape import DeferredBuildError, Source
@@ -36,6 +37,9 @@ class DeferredValues:
             root: the module around the model that was sharded.
             model: as it was recorded, with shards on `meta` in the place of its parameters.
             device: of this rank.
+
+        Raises:
+            TaskError: an operation gave another result than torch's meta device promised.
         """
         before = _named(model)
         root.to_empty(device=device)
@@ -45,9 +49,18 @@ class DeferredValues:
             for name in names:
                 target = after[name]
                 if id(target) not in filled:
-                    copy_saved(target.detach(), self._record.values(self._sources[name]))
+                    copy_saved(target.detach(), self._value(name))
                     filled.add(id(target))
         self._record.forget()
+
+    def _value(self, name: str) -> Tensor:
+        try:
+            return self._record.values(self._sources[name])
+        except DeferredBuildError as error:
+            raise TaskError(
+                f"the initial values of {name} can't be computed apart from the model ({error}): initialise it with "
+                "torch.nn.init in the model's constructor, or use parallel=ddp"
+            ) from error
 
 
 def deferred_values(build: Callable[[], nn.Module]) -> tuple[nn.Module, DeferredValues | None]:

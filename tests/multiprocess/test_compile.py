@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from hpctrain.checkpoint.read import load
+
 pytestmark = [
     pytest.mark.nightly,
     pytest.mark.slow,
@@ -43,7 +45,8 @@ def weights(tmp_path):
         command = [sys.executable, "-m", "hpctrain", f"run_dir={tmp_path / name}", *TRAINING, *words]
         done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-        return torch.load(tmp_path / name / "checkpoints" / "step_00000004" / "model.pt", weights_only=True)
+        saved = load(tmp_path / name / "checkpoints" / "step_00000004").model
+        return {name: value if isinstance(value, torch.Tensor) else value.read() for name, value in saved.items()}
 
     return run
 
@@ -53,10 +56,11 @@ def weights(tmp_path):
     [
         (["trainer.activation_checkpointing=['0']", "+task.eval_samples=0"], 1e-4),
         (["cluster.processes_per_node=2", "+task.eval_samples=0"], 1e-4),
+        (["cluster.processes_per_node=2", "parallel=fsdp"], 1e-4),
         (["precision=fp16_master", "trainer.channels_last=true"], 1e-2),
         ([*RIVALS, "cluster.processes_per_node=2"], 1e-4),
     ],
-    ids=["checkpointed", "two ranks", "master weights", "several losses"],
+    ids=["checkpointed", "two ranks", "two ranks that share the model", "master weights", "several losses"],
 )
 def test_a_compiled_model_learns_the_same_under_the_same_names(weights, words, tolerance, tmp_path):
     exact = weights("plain", *words)

@@ -88,6 +88,7 @@ def write_chunks(path: Path, chunks: Sequence[Chunk]) -> WrittenFile:
 
 
 def _write(file: ChecksummedFile, name: str, chunk: Chunk) -> ChunkPlace:
+    assert tuple(chunk.tensor.shape) == chunk.region.sizes, f"{tuple(chunk.tensor.shape)} for {chunk.region}"
     file.write(bytes(-file.bytes % ALIGNMENT))
     offset, recorder = file.bytes, _Recorder(file)
     tensor = chunk.tensor.detach().resolve_conj().resolve_neg().contiguous()

@@ -10,7 +10,8 @@ wrong update; they don't protect against somebody who looks for weights with the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,14 @@ LANES = 2
 MODULUS = 1 << 64
 _BLOCK_ELEMENTS = 1 << 17
 """Elements whose products are in memory at once."""
+_REMEMBERED = 4
+"""Blocks of keys that are kept: those of a row, unless it is longer."""
 _SHORT = 256
 """Elements of a row that are worth a loop of NumPy's."""
-_WORDS: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_WORDS: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+_WORD_BYTES = max(_WORDS)
 Array = np.ndarray[Any, np.dtype[np.uint64]]
+Keys = Callable[[int, int, int], Array]
 
 
 def partial_sums(chunk: Chunk) -> tuple[int, int]:
@@ -41,10 +46,8 @@ def partial_sums(chunk: Chunk) -> tuple[int, int]:
         return 0, 0
     words = _as_words(tensor)
     offsets = (*chunk.region.offsets, *(0,) * (words.ndim - len(chunk.region.offsets)))
-    first, second = (
-        _sum(words, [_keys(lane, axis, offset, size) for axis, (offset, size) in enumerate(_boxes(offsets, words))])
-        for lane in range(LANES)
-    )
+    # blocks of rows have the keys of their columns in common
+    first, second = _sums(words, offsets, 0, lru_cache(words.ndim + _REMEMBERED)(_keys))
     return first, second
 
 
@@ -64,44 +67,68 @@ def combined(tensors: Mapping[str, tuple[tuple[int, ...], str, tuple[int, ...]]]
     return PREFIX + digest.hexdigest()
 
 
-def _boxes(offsets: tuple[int, ...], words: Any) -> list[tuple[int, int]]:
-    return list(zip(offsets, words.shape, strict=True))
-
-
 def _as_words(tensor: torch.Tensor) -> Any:
-    """View the elements as unsigned integers; those of 16 bytes as two each, in a dimension of their own."""
+    """View the elements as unsigned integers; those of 8 and 16 bytes as several, in a dimension of their own."""
     size = tensor.element_size()
     shape = tuple(tensor.shape) or (1,)
     flat: np.ndarray[Any, Any] = tensor.reshape(-1).view(torch.uint8).numpy()
     if size in _WORDS:
         return flat.view(_WORDS[size]).reshape(shape)
-    return flat.view(np.uint64).reshape(*shape, size // 8)
+    # a word of eight bytes would hide its sign: 2^63 times any odd key is 2^63, and two changed signs would cancel out
+    return flat.view(_WORDS[_WORD_BYTES]).reshape(*shape, size // _WORD_BYTES)
 
 
-def _sum(words: Any, keys: list[Array]) -> int:
-    """Add up words times the products of their keys, modulo 2^64."""
-    while len(keys) > 1 and len(keys[-1]) < _SHORT:
+def _sums(words: Any, offsets: tuple[int, ...], axis: int, keys: Keys) -> list[int]:
+    """Add up words times the products of their keys, modulo 2^64, in each lane.
+
+    Args:
+        words: with the dimensions from ``axis`` on.
+        offsets: of the words, by dimension.
+        axis: the first dimension.
+        keys: `_keys`, which remembers some.
+    """
+    row = words.size // len(words)
+    totals = [0] * LANES
+    # in blocks, since products have eight bytes
+    step = max(1, _BLOCK_ELEMENTS // row)
+    for begin in range(0, len(words), step):
+        block, offset = words[begin : begin + step], offsets[0] + begin
+        if row > _BLOCK_ELEMENTS:
+            own = keys(axis, offset, 1)[:, 0].tolist()
+            inner = _sums(block[0], offsets[1:], axis + 1, keys)
+            found = [key * each for key, each in zip(own, inner, strict=True)]
+        else:
+            boxes = zip((offset, *offsets[1:]), block.shape, strict=True)
+            found = _block_sums(block, [keys(axis + number, *box) for number, box in enumerate(boxes)])
+        totals = [(total + each) % MODULUS for total, each in zip(totals, found, strict=True)]
+    return totals
+
+
+def _block_sums(words: Any, keys: list[Array]) -> list[int]:
+    while len(keys) > 1 and keys[-1].shape[1] < _SHORT:
         # as in a convolution's kernel: NumPy is slow on short rows
-        keys = [*keys[:-2], np.multiply.outer(keys[-2], keys[-1]).reshape(-1)]
-    rows = words.reshape(-1, len(keys[-1]))
-    left = np.empty(len(rows), np.uint64)
-    # in pieces, since products have eight bytes
-    height, width = max(1, _BLOCK_ELEMENTS // rows.shape[1]), min(rows.shape[1], _BLOCK_ELEMENTS)
-    for top in range(0, len(rows), height):
-        block = slice(top, top + height)
-        left[block] = sum(
-            np.sum(rows[block, begin : begin + width] * keys[-1][begin : begin + width], axis=1, dtype=np.uint64)
-            for begin in range(0, rows.shape[1], width)
-        )
-    return int(left[0]) if len(keys) == 1 else _sum(left, keys[:-1])
+        keys = [*keys[:-2], (keys[-2][:, :, None] * keys[-1][:, None, :]).reshape(LANES, -1)]
+    wide = words.astype(np.uint64)
+    totals = []
+    for lane in range(LANES):
+        left = wide
+        for own in reversed(keys):
+            # unlike a product and its sum, einsum keeps nothing between the two
+            left = np.einsum("ij,j->i", left.reshape(-1, own.shape[1]), own[lane])
+        totals.append(int(left[0]))
+    return totals
 
 
-def _keys(lane: int, axis: int, offset: int, size: int) -> Array:
-    """Return the keys of the indices from ``offset`` on."""
-    with np.errstate(over="ignore"):
-        seed = np.uint64((lane * 0x632BE59BD9B4E019 + axis * 0x8CB92BA72F3D8DD7) % MODULUS)
-        state = seed + np.arange(offset + 1, offset + size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        found: Array = (state ^ (state >> np.uint64(31))) | np.uint64(1)
+def _keys(axis: int, offset: int, size: int) -> Array:
+    """Return the keys of the indices from ``offset`` on, by lane."""
+    lane = np.arange(LANES, dtype=np.uint64)[:, None] * np.uint64(0x632BE59BD9B4E019)
+    state = np.arange(offset + 1, offset + size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    state = state + (lane + np.uint64(axis * 0x8CB92BA72F3D8DD7 % MODULUS))
+    state ^= state >> np.uint64(30)
+    state *= np.uint64(0xBF58476D1CE4E5B9)
+    state ^= state >> np.uint64(27)
+    state *= np.uint64(0x94D049BB133111EB)
+    state ^= state >> np.uint64(31)
+    state |= np.uint64(1)
+    found: Array = state
     return found

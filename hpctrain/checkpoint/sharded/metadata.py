@@ -35,7 +35,6 @@ def encode_metadata(tensors: Mapping[str, IndexedTensor], paths: Mapping[str, tu
     stored: dict[MetadataIndex, _StorageInfo] = {}
     for name, tensor in tensors.items():
         chunks = [_chunk(place.region) for place in tensor.chunks]
-        # of a tensor without elements, DCP expects a chunk all the same, and reads nothing
         properties = TensorProperties(dtype=DTYPES[tensor.dtype])
         described[name] = TensorStorageMetadata(properties, torch.Size(tensor.shape), chunks)
         for number, place in enumerate(tensor.chunks):

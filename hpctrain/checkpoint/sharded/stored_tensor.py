@@ -15,6 +15,8 @@ from hpctrain.phrases import listed
 from hpctrain.run.region import Region
 from hpctrain.run.tensor_index import ChunkPlace, IndexedTensor
 
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+"""Of mmap(2); Python has the name from 3.13 on."""
 DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
@@ -37,8 +39,11 @@ class _Files:
             raise CheckpointError(f"{name!r} isn't a file of the checkpoint {self._path}")
         try:
             with (self._path / name).open("rb") as file:
-                # a private mapping: torch warns of memory that can't be written, and nothing may reach the file
-                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                # private, since torch warns of memory that can't be written, and nothing may reach the file; without
+                # reserve, since Linux otherwise refuses to map a file that is larger than the machine's memory
+                return mmap.mmap(
+                    file.fileno(), 0, flags=mmap.MAP_PRIVATE | _NORESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+                )
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{self._path / name} can't be read: {error}") from error
 
@@ -112,6 +117,7 @@ class StoredTensor:
         Raises:
             CheckpointError: the chunks don't have all of it.
         """
+        assert tuple(target.shape) == region.sizes, f"{tuple(target.shape)} for {region}"
         copied = 0
         for box, elements in self._parts():
             if (shared := box.intersect(region)) is not None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from deferred_models import MODELS, Holding
 from torch import nn
+from torch.nn import functional
 
 from hpctrain.train.deferred_build import deferred, materialise_module
 from hpctrain.train.deferred_tape import DeferredBuildError
@@ -146,6 +147,27 @@ def test_values_are_read_as_they_are_at_that_moment():
     assert record.materialise(counter).tolist() == [0, 0]
 
 
+def test_functions_with_other_kernels_for_other_devices_have_the_values_of_the_cpu():
+    def build():
+        return functional.interpolate(torch.randn(1, 1, 4, 4), scale_factor=2, mode="bilinear")
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch.manual_seed(3)
+        ordinary = build()
+        torch.manual_seed(3)
+        with deferred() as record:
+            found = build()
+        assert torch.equal(record.materialise(found), ordinary)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def cast():
+    with torch.autocast("cpu", torch.bfloat16):
+        return torch.ones(2, 2) @ torch.ones(2, 2)
+
+
 def attend():
     layer = nn.TransformerEncoderLayer(4, 2, 4, batch_first=True).eval()
     with torch.no_grad():
@@ -160,10 +182,11 @@ def attend():
         (lambda: torch.ones(2).data_ptr(), "data_ptr can't be recorded"),
         (lambda: torch.ones(2).untyped_storage(), "untyped_storage can't be recorded"),
         (lambda: torch.ones(2).to("meta"), "to the meta device"),
-        (lambda: torch.ones(2).copy_(torch.ones(2, device="meta")), "aten.copy_.default .* on the meta device"),
+        (lambda: torch.ones(2).copy_(torch.ones(2, device="meta")), "aten.copy_.default .* wasn't recorded"),
         (lambda: torch.empty(0).set_(torch.ones(2)), "aten.set_.source_Tensor mixes"),
         (lambda: nn.LSTM(2, 3)(torch.ones(1, 1, 2)), "a gradient through lstm"),
-        (lambda: torch.sparse_coo_tensor([[0]], torch.ones(1), (3,)), "torch.sparse_coo tensor"),
+        (lambda: torch.zeros(3, 3, layout=torch.sparse_coo), "torch.sparse_coo tensor"),
+        (cast, "matmul in autocast"),
         (attend, "multi_head_attention_forward can't be recorded"),
     ],
 )
