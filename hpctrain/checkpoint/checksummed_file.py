@@ -12,6 +12,8 @@ import numpy as np
 import xxhash
 
 _BLOCK_BYTES = 4 << 20
+UNCOPIED_FROM_BYTES = 1 << 20
+"""Bytes that are worth a write of their own, and of what comes before them, without a copy."""
 
 
 class ChecksummedFile:
@@ -58,6 +60,9 @@ class ChecksummedFile:
         count = len(rest)
         self.bytes += count
         while len(rest) and self._error is None:
+            if self._filled % mmap.PAGESIZE == 0 and len(rest) >= UNCOPIED_FROM_BYTES and _is_aligned(rest):
+                rest = self._write_uncopied(rest)
+                continue
             piece = rest[: _BLOCK_BYTES - self._filled]
             self._digest.update(piece)
             self._bytes_of_block[self._filled : self._filled + len(piece)] = np.frombuffer(piece, np.uint8)
@@ -87,12 +92,25 @@ class ChecksummedFile:
         finally:
             os.close(self._descriptor)
 
+    def _write_uncopied(self, data: memoryview) -> memoryview:
+        """Write whole pages from where they are, and return the rest; the file ends at a page."""
+        if self._filled:
+            self._write_block()
+        count = len(data) // mmap.PAGESIZE * mmap.PAGESIZE
+        for begin in range(0, count, _BLOCK_BYTES):
+            piece = data[begin : min(begin + _BLOCK_BYTES, count)]
+            self._digest.update(piece)
+            self._write_all(piece)
+        return data[count:]
+
     def _write_block(self) -> None:
-        rest = self._block[: self._filled]
+        self._write_all(self._block[: self._filled])
         self._filled = 0
+
+    def _write_all(self, data: memoryview) -> None:
         try:
-            while len(rest):
-                rest = rest[self._write_some(rest) :]
+            while len(data) and self._error is None:
+                data = data[self._write_some(data) :]
         except OSError as error:
             self._error = error
 
@@ -110,3 +128,8 @@ class ChecksummedFile:
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
         return bool(flags & os.O_DIRECT)
+
+
+def _is_aligned(data: memoryview) -> bool:
+    """Whether direct I/O can write the data from where they are."""
+    return int(np.frombuffer(data, np.uint8).ctypes.data) % mmap.PAGESIZE == 0

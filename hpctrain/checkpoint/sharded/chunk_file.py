@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,13 +11,15 @@ from typing import IO, Any, cast
 
 import torch
 
-from hpctrain.checkpoint.checksummed_file import ChecksummedFile
+from hpctrain.checkpoint.checksummed_file import UNCOPIED_FROM_BYTES, ChecksummedFile
 from hpctrain.checkpoint.sharded.chunk import Chunk
 from hpctrain.checkpoint.write import without_crc32
 from hpctrain.run.tensor_index import ChunkPlace
 
 ALIGNMENT = 64
 """Each tensor begins at a multiple of so many bytes, as inside torch's own files."""
+HEADER_BYTES = 704
+"""What torch 2.13 writes before the elements of a tensor; another number costs a copy of the first large one."""
 _LOCAL_HEADER = b"PK\x03\x04"
 _ELEMENTS = b"/data/0"
 
@@ -79,17 +82,26 @@ def write_chunks(path: Path, chunks: Sequence[Chunk]) -> WrittenFile:
         OSError: the file can't be written.
     """
     file = ChecksummedFile(path)
+    places: list[tuple[str, ChunkPlace]] = []
+    header = HEADER_BYTES
     try:
         with without_crc32():
-            places = [(chunk.name, _write(file, path.name, chunk)) for chunk in chunks if chunk.region.numel]
+            for chunk in chunks:
+                if chunk.region.numel:
+                    place = _write(file, path.name, chunk, header)
+                    header = place.data_offset - place.offset
+                    places.append((chunk.name, place))
     finally:
         file.close()
     return WrittenFile(path.name, file.bytes, file.checksum, tuple(places))
 
 
-def _write(file: ChecksummedFile, name: str, chunk: Chunk) -> ChunkPlace:
+def _write(file: ChecksummedFile, name: str, chunk: Chunk, header: int) -> ChunkPlace:
+    """Write a chunk, whose elements are expected to begin after a header of so many bytes."""
     assert tuple(chunk.tensor.shape) == chunk.region.sizes, f"{tuple(chunk.tensor.shape)} for {chunk.region}"
-    file.write(bytes(-file.bytes % ALIGNMENT))
+    # where the elements begin at a page, they are written without a copy
+    align_to, before = (mmap.PAGESIZE, header) if chunk.tensor.nbytes >= UNCOPIED_FROM_BYTES else (ALIGNMENT, 0)
+    file.write(bytes(-(file.bytes + before) % align_to))
     offset, recorder = file.bytes, _Recorder(file)
     tensor = chunk.tensor.detach().resolve_conj().resolve_neg().contiguous()
     if tensor.untyped_storage().nbytes() != tensor.nbytes:

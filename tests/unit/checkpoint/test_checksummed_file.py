@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 from pathlib import Path
@@ -18,12 +19,23 @@ def open_descriptors():
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
+def at_a_page(data):
+    """The same bytes at the beginning of a page of memory, from where they are written without a copy."""
+    memory = mmap.mmap(-1, max(len(data), 1))
+    memory[: len(data)] = data
+    return memoryview(memory)[: len(data)]
+
+
+SIZES = st.sampled_from([0, 1, 511, 4096, 70_001, BLOCK - 1, BLOCK, BLOCK + 513, 3 * BLOCK])
+
+
 @settings(deadline=None)
-@given(st.lists(st.sampled_from([0, 1, 511, 4096, 70_001, BLOCK - 1, BLOCK, BLOCK + 513]), max_size=5))
+@given(st.lists(st.tuples(SIZES, st.booleans()), max_size=5))
 def test_every_byte_arrives_whatever_the_pieces(tmp_path_factory, sizes):
     path = tmp_path_factory.getbasetemp() / "stream"
     path.unlink(missing_ok=True)
-    pieces = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
+    pieces = [bytes([number + 1]) * size for number, (size, _) in enumerate(sizes)]
+    pieces = [at_a_page(piece) if aligned else piece for piece, (_, aligned) in zip(pieces, sizes, strict=True)]
     file = ChecksummedFile(path)
     for piece in pieces:
         assert file.write(piece) == len(piece)
@@ -40,13 +52,15 @@ def test_an_existing_file_is_never_written_over(tmp_path):
     assert (tmp_path / "x").read_text() == "mine"
 
 
+@pytest.mark.parametrize("aligned", [False, True])
 @pytest.mark.parametrize("limit", [0, 5000, BLOCK, BLOCK + 12_345])
-def test_a_full_disk_is_raised_at_the_end_and_the_descriptor_closed(tmp_path, file_size_limit, limit):
+def test_a_full_disk_is_raised_at_the_end_and_the_descriptor_closed(tmp_path, file_size_limit, limit, aligned):
+    data = at_a_page(b"x" * BLOCK) if aligned else b"x" * BLOCK
     before = open_descriptors()
     with file_size_limit(limit):
         file = ChecksummedFile(tmp_path / "x")
         for _ in range(3):
-            assert file.write(b"x" * BLOCK) == BLOCK
+            assert file.write(data) == BLOCK
         with pytest.raises(OSError, match="File too large"):
             file.close()
     assert open_descriptors() == before
