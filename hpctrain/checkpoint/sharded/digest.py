@@ -71,7 +71,8 @@ def _as_words(tensor: torch.Tensor) -> Any:
     """View the elements as unsigned integers; those of 8 and 16 bytes as several, in a dimension of their own."""
     size = tensor.element_size()
     shape = tuple(tensor.shape) or (1,)
-    flat: np.ndarray[Any, Any] = tensor.reshape(-1).view(torch.uint8).numpy()
+    # not reshape, which keeps the stride of a single element, whatever it is
+    flat: np.ndarray[Any, Any] = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
     if size in _WORDS:
         return flat.view(_WORDS[size]).reshape(shape)
     # a word of eight bytes would hide its sign: 2^63 times any odd key is 2^63, and two changed signs would cancel out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -79,7 +80,7 @@ class ShardedSnapshot(Snapshot):
         return {name: part.path for name, part in self.parts.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LiveShards(LiveState):
     """The state of training between two steps; each rank captures the parts that it writes.
 
@@ -114,7 +115,7 @@ class LiveShards(LiveState):
             state=copy.of(state, kept.state, "state"),
             # the regions alone: the parts themselves are overwritten by the next step
             parts={name: Part(part.path, part.shape, part.region, tensors[name]) for name, part in parts.items()},
-            ties=self._ties(),
+            ties=self._ties,
             extra_state=copy.of(extra_state, None, "model"),
         )
         copy.finish()
@@ -126,24 +127,35 @@ class LiveShards(LiveState):
 
     def _parts(self) -> Iterator[Part]:
         """The parts that this rank writes."""
-        plain, ties = PlainNames(self.model), self._ties()
-        for name, value in self.model.state_dict().items():
-            path: Path = ("model", plain(name))
-            if isinstance(value, Tensor) and path not in ties:
+        for name, value in self._weights.items():
+            path: Path = ("model", self._plain(name))
+            if isinstance(value, Tensor) and path not in self._ties:
                 yield from self._own(path, value)
-        for path, state in self._states():
+        for path, state in self._states:
             for where, value in _sharded_in(state):
                 yield from self._own((*path, *where), value)
         for where, value in _sharded_in(self.extra):
             yield from self._own(where, value)
 
+    # training waits while these are looked up, so once for each save
+
+    @cached_property
+    def _plain(self) -> PlainNames:
+        return PlainNames(self.model)
+
+    @cached_property
+    def _weights(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.model.state_dict()
+        return found
+
+    @cached_property
     def _ties(self) -> dict[Path, Path]:
-        plain = PlainNames(self.model)
+        """Paths of the further names of tensors that have several, with that of the first."""
         parameters = self.model.named_parameters(remove_duplicate=False)
         first: dict[int, Path] = {}
         ties: dict[Path, Path] = {}
         for name, tensor in chain(parameters, self.model.named_buffers(remove_duplicate=False)):
-            path: Path = ("model", plain(name))
+            path: Path = ("model", self._plain(name))
             if (shared := first.setdefault(id(tensor), path)) != path:
                 ties[path] = shared
         return ties
@@ -164,29 +176,29 @@ class LiveShards(LiveState):
         if writer == self.world.rank:
             yield Part(path, tuple(tensor.shape), region, local_part(tensor).detach())
 
-    def _states(self) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    @cached_property
+    def _states(self) -> list[tuple[Path, Mapping[str, Any]]]:
         """The state of each parameter in each optimizer, and its path."""
+        found: list[tuple[Path, Mapping[str, Any]]] = []
         several = isinstance(self.optimizer, Mapping)
         optimizers = self.optimizer if isinstance(self.optimizer, Mapping) else {"": self.optimizer}
         for name, optimizer in optimizers.items():
             names = [each for group in parameter_names(self.model, optimizer) for each in group]
             for index, state in optimizer.state_dict()["state"].items():
                 own = names[index] if isinstance(index, int) and index < len(names) else ""
-                yield ("optimizer", *((name,) if several else ()), "state", own or str(index)), state
+                found.append((("optimizer", *((name,) if several else ()), "state", own or str(index)), state))
+        return found
 
     def _trees(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """What rank zero writes into `state.pt`: optimizer, state, and what of the model isn't a tensor."""
         if not self.world.is_rank_zero:
             head = self._other_state()
             return {}, {key: head[key] for key in ("step", "samples_seen", "world_size", "config_digest", "score")}, {}
-        plain = PlainNames(self.model)
-        others = {
-            plain(name): value for name, value in self.model.state_dict().items() if not isinstance(value, Tensor)
-        }
+        others = {self._plain(name): value for name, value in self._weights.items() if not isinstance(value, Tensor)}
         return self._marked_optimizers(), _marked(self._other_state(), (), leave_out=("extra",)), others
 
     def _marked_optimizers(self) -> dict[str, Any]:
-        by_index = iter([path for path, _ in self._states()])
+        by_index = iter([path for path, _ in self._states])
 
         def marked(saved: Mapping[str, Any]) -> dict[str, Any]:
             states = {index: _marked(state, next(by_index)) for index, state in saved["state"].items()}
