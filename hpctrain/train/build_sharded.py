@@ -19,6 +19,7 @@ from hpctrain.distributed.mesh import Mesh
 from hpctrain.distributed.replica import synchronise_batchnorm
 from hpctrain.distributed.sharding import ShardedLossModule, send_buffers, shard_model
 from hpctrain.distributed.world import World
+from hpctrain.errors import ConfigError
 from hpctrain.tasks.task import Task
 from hpctrain.train.activation_checkpointing import checkpoint_activations
 from hpctrain.train.build import Network, build_model
@@ -46,6 +47,7 @@ def build_sharded_network(config: Config, task: Task, world: World, mesh: Mesh, 
         log.warning(remark)
     build = partial(_build, config, task)
     model, values = deferred_values(build)
+    _refuse_keras(model)
     freeze(config.optimizer, model)
     if begin_training(model) and world.is_rank_zero:
         log.info("the model was built in evaluation mode: calling train() on it and all its modules")
@@ -82,6 +84,13 @@ def _build(config: Config, task: Task) -> nn.Module:
     if config.trainer.sync_batchnorm:
         model = synchronise_batchnorm(model)
     return model.to(PURE_TYPES[kind]) if (kind := config.precision.kind) in PURE_TYPES else model
+
+
+def _refuse_keras(model: nn.Module) -> None:
+    # by name: importing the class imports Keras
+    if any(kind.__name__ == "KerasModule" for module in model.modules() for kind in type(module).__mro__):
+        problem = "replaces weights by shards, and Keras keeps variables of its own with whole weights"
+        raise ConfigError("parallel.kind", "mesh", problem, "use parallel=ddp")
 
 
 def _make_alike(root: ShardedLossModule, model: nn.Module, mesh: Mesh) -> None:

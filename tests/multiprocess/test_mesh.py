@@ -181,3 +181,46 @@ def test_weights_are_restored_bit_for_bit_on_every_mesh(train):
         assert code == 0, output
         found, _ = weights(run, 2 + number)
         assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("stream", "micro", "world_size"),
+    [(False, 1, 4), pytest.param(True, 2, 3, marks=pytest.mark.nightly), nightly(False, 4, 4)],
+)
+def test_an_evaluation_sees_every_sample_once_and_a_rank_without_one_leaves_no_trace(train, stream, micro, world_size):
+    words = [*SMALL, "task._target_=counted.Counted", f"+task.stream={stream}", "trainer.max_steps=2"]
+    words += ["trainer.global_batch_size=48", f"trainer.micro_batch_size={micro}"]
+    code, one, output = train("one", *words)
+    assert code == 0, output
+    code, run, output = train("run", *words, *FSDP, world_size=world_size)
+    assert code == 0, output
+    expected, found = ({**each.metrics[-1]} for each in (one, run))
+    assert found.keys() == expected.keys() > {"eval/weighted", "eval/total/total", "eval/squares", "eval/seen"}
+    assert found == pytest.approx(expected, rel=1e-9)
+    states = [load(each.directory.checkpoint(2)).extra["task"] for each in (one, run)]
+    assert sum(state["state"]["seen"] for state in states[1]) == states[0][0]["state"]["seen"]
+
+
+@pytest.mark.nightly
+def test_callbacks_that_call_the_model_do_so_on_every_rank(train):
+    words = [*SMALL, "task._target_=doubled.Doubled", "trainer.max_steps=4", "trainer.eval_every_steps=2"]
+    words += [
+        "callbacks=[log_text,log_weights]",
+        "callbacks.log_text.new_tokens=3",
+        "callbacks.log_text.prompt_tokens=4",
+    ]
+    words += [
+        "callbacks.log_weights.every_steps=2",
+        "callbacks.log_weights.histograms=false",
+        "logger.tensorboard=true",
+    ]
+    code, one, output = train("one", *words)
+    assert code == 0, output
+    code, run, output = train("run", *words, *FSDP, world_size=2)
+    assert code == 0, output
+    norms = [[record for record in each.metrics if any("/norm" in name for name in record)] for each in (one, run)]
+    assert len(norms[0]) > 1
+    for expected, found in zip(*norms, strict=True):
+        assert found == pytest.approx(expected, rel=1e-9)
+    texts = [sorted(path.read_text() for path in each.directory.path.glob("media/**/*.txt")) for each in (one, run)]
+    assert texts[0] == texts[1]
