@@ -6,6 +6,7 @@ import mmap
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -18,8 +19,6 @@ from hpctrain.run.tensor_index import ChunkPlace
 
 ALIGNMENT = 64
 """Each tensor begins at a multiple of so many bytes, as inside torch's own files."""
-HEADER_BYTES = 704
-"""What torch 2.13 writes before the elements of a tensor; another number costs a copy of the first large one."""
 _LOCAL_HEADER = b"PK\x03\x04"
 _ELEMENTS = b"/data/0"
 
@@ -52,27 +51,57 @@ class WrittenFile:
         return cls(str(message["name"]), int(message["bytes"]), str(message["checksum"]), places)
 
 
-class _Recorder:
-    """Passes on what torch.save writes, and notes where the elements of the tensor begin."""
+@dataclass(frozen=True, slots=True)
+class _Envelope:
+    """What torch.save writes around the elements of a tensor; the same for all tensors of one dtype and shape.
 
-    def __init__(self, file: ChecksummedFile) -> None:
-        self._file = file
+    Attributes:
+        before: bytes before the elements.
+        after: bytes after them.
+    """
+
+    before: bytes
+    after: bytes
+
+
+class _Recorder:
+    """Keeps what torch.save writes, except for the elements of the tensor."""
+
+    def __init__(self) -> None:
+        self._pieces = [bytearray(), bytearray()]
+        self._bytes = 0
         self._header = 0
         self._sizes = (0, 0)
-        self.begin = 0
+        self._begin = -1
+
+    @property
+    def envelope(self) -> _Envelope:
+        assert self._begin >= 0, "torch.save has written no elements"
+        return _Envelope(*map(bytes, self._pieces))
 
     def write(self, data: Any) -> int:
         rest = memoryview(data).cast("B")
         if len(rest) == 30 and bytes(rest[:4]) == _LOCAL_HEADER:
             # APPNOTE.TXT of the zip format, 4.3.7: the last fields are the lengths of the name and of an extra field
-            self._header = self._file.bytes
+            self._header = self._bytes
             self._sizes = struct.unpack("<HH", rest[26:30])
         elif len(rest) == self._sizes[0] and bytes(rest[-len(_ELEMENTS) :]) == _ELEMENTS:
-            self.begin = self._header + 30 + sum(self._sizes)
-        return self._file.write(rest)
+            self._begin = self._header + 30 + sum(self._sizes)
+        if self._bytes != self._begin:
+            self._pieces[0 <= self._begin < self._bytes] += rest
+        self._bytes += len(rest)
+        return len(rest)
 
     def flush(self) -> None:
         """Do nothing; torch.save calls it."""
+
+
+@lru_cache(4096)
+def _envelope(dtype: torch.dtype, shape: tuple[int, ...]) -> _Envelope:
+    # torch.save takes a fraction of a millisecond for each tensor, and a model has many of few shapes
+    recorder = _Recorder()
+    torch.save(torch.empty(shape, dtype=dtype), cast(IO[bytes], recorder))
+    return recorder.envelope
 
 
 def write_chunks(path: Path, chunks: Sequence[Chunk]) -> WrittenFile:
@@ -82,30 +111,24 @@ def write_chunks(path: Path, chunks: Sequence[Chunk]) -> WrittenFile:
         OSError: the file can't be written.
     """
     file = ChecksummedFile(path)
-    places: list[tuple[str, ChunkPlace]] = []
-    header = HEADER_BYTES
     try:
         with without_crc32():
-            for chunk in chunks:
-                if chunk.region.numel:
-                    place = _write(file, path.name, chunk, header)
-                    header = place.data_offset - place.offset
-                    places.append((chunk.name, place))
+            places = [(chunk.name, _write(file, path.name, chunk)) for chunk in chunks if chunk.region.numel]
     finally:
         file.close()
     return WrittenFile(path.name, file.bytes, file.checksum, tuple(places))
 
 
-def _write(file: ChecksummedFile, name: str, chunk: Chunk, header: int) -> ChunkPlace:
-    """Write a chunk, whose elements are expected to begin after a header of so many bytes."""
+def _write(file: ChecksummedFile, name: str, chunk: Chunk) -> ChunkPlace:
     assert tuple(chunk.tensor.shape) == chunk.region.sizes, f"{tuple(chunk.tensor.shape)} for {chunk.region}"
-    # where the elements begin at a page, they are written without a copy
-    align_to, before = (mmap.PAGESIZE, header) if chunk.tensor.nbytes >= UNCOPIED_FROM_BYTES else (ALIGNMENT, 0)
-    file.write(bytes(-(file.bytes + before) % align_to))
-    offset, recorder = file.bytes, _Recorder(file)
     tensor = chunk.tensor.detach().resolve_conj().resolve_neg().contiguous()
-    if tensor.untyped_storage().nbytes() != tensor.nbytes:
-        tensor = tensor.clone()  # torch.save writes the whole storage that a view belongs to
-    torch.save(tensor, cast(IO[bytes], recorder))
-    assert recorder.begin, "torch.save has written no elements"
-    return ChunkPlace(chunk.region, name, offset, file.bytes - offset, recorder.begin)
+    envelope = _envelope(tensor.dtype, tuple(tensor.shape))
+    # where the elements begin at a page, they are written without a copy
+    align_to, before = (mmap.PAGESIZE, len(envelope.before)) if tensor.nbytes >= UNCOPIED_FROM_BYTES else (ALIGNMENT, 0)
+    file.write(bytes(-(file.bytes + before) % align_to))
+    offset = file.bytes
+    file.write(envelope.before)
+    data_offset = file.bytes
+    file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    file.write(envelope.after)
+    return ChunkPlace(chunk.region, name, offset, file.bytes - offset, data_offset)
