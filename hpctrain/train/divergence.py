@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hpctrain.checkpoint.read import load
 from hpctrain.checkpoint.saver import CheckpointSaver
+from hpctrain.checkpoint.sharded.read import whole_tensors
 from hpctrain.errors import CheckpointError, DivergedError
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
@@ -116,4 +117,6 @@ def _is_finite(path: Path) -> bool:
         weights = load(path).model
     except CheckpointError:
         return False
-    return all(bool(torch.isfinite(value).all()) for value in weights.values() if isinstance(value, Tensor))
+    # one after the other: of a sharded checkpoint, no process may hold all
+    tensors = (whole_tensors(value) for value in weights.values())
+    return all(bool(torch.isfinite(value).all()) for value in tensors if isinstance(value, Tensor))

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hpctrain.checkpoint.read import choose_newest, load
+from hpctrain.checkpoint.restore import copy_saved
+from hpctrain.checkpoint.sharded.stored_tensor import StoredTensor
 from hpctrain.checkpoint.state import PlainNames
 from hpctrain.config.root import Config
 from hpctrain.distributed.determinism import seed_everything
@@ -63,7 +65,7 @@ def load_model(
         compute_in(dtype, model, given=torch.float32)
     found = load(path)
     found.restore(model)
-    average: Mapping[str, Tensor] = found.extra.get("ema") or {}
+    average: Mapping[str, Tensor | StoredTensor] = found.extra.get("ema") or {}
     if averaged or (averaged is None and config.trainer.eval_ema and average):
         _load_average(model, average, path)
     return model.to(device).eval()
@@ -95,10 +97,10 @@ def choose(directory: RunDirectory, which: Which) -> Path:
 
 
 @torch.no_grad()
-def _load_average(model: nn.Module, average: Mapping[str, Tensor], path: Path) -> None:
+def _load_average(model: nn.Module, average: Mapping[str, Tensor | StoredTensor], path: Path) -> None:
     plain = PlainNames(model)
     parameters = {plain(name): parameter for name, parameter in model.named_parameters()}
     if not average or average.keys() - parameters.keys():
         raise CheckpointError(f"{path} holds no moving average of this model's weights; see trainer.ema_decay")
     for name, weights in average.items():
-        parameters[name].copy_(weights)
+        copy_saved(parameters[name].detach(), weights)

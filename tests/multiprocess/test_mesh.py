@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from hpctrain import Run
 from hpctrain.checkpoint.read import load
 
 QUIET = ("task=custom", "task._target_=trial.Trial", "logger.tensorboard=false", "checkpoint.keep=100")
@@ -224,3 +225,21 @@ def test_callbacks_that_call_the_model_do_so_on_every_rank(train):
         assert found == pytest.approx(expected, rel=1e-9)
     texts = [sorted(path.read_text() for path in each.directory.path.glob("media/**/*.txt")) for each in (one, run)]
     assert texts[0] == texts[1]
+
+
+def test_one_process_loads_the_model_and_its_average(train):
+    code, run, output = train("run", *SMALL, *FSDP, "trainer.max_steps=4", world_size=2)
+    assert code == 0, output
+    tensors, averages = weights(run, 4)
+    loaded = Run(run.directory.path)
+    for averaged, expected in ((False, tensors), (True, averages)):
+        model = loaded.load_model(ema=averaged)
+        assert all(torch.equal(value, expected[name]) for name, value in model.named_parameters())
+
+
+@pytest.mark.nightly
+def test_a_diverged_run_names_the_last_checkpoint_with_finite_weights(train):
+    words = [*TRAINING, *FSDP, "checkpoint.every_steps=2", "checkpoint.asynchronous=false", "logger.every_steps=100"]
+    code, _, output = train("run", *words, world_size=2, TRIAL_ACT="0:6:poison,1:6:poison")
+    assert code == 1, output
+    assert "the last good checkpoint is of step 4" in output
