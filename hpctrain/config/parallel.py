@@ -11,7 +11,14 @@ from hpctrain.errors import ConfigError
 
 OF_DDP = ("find_unused_parameters", "bucket_cap_mb", "static_graph", "gradient_as_bucket_view", "gradient_compression")
 """Keys that only DDP uses."""
-OF_MESH = ("replicate_degree", "shard_degree", "blocks", "reshard_after_forward", "keep_gradients_whole")
+OF_MESH = (
+    "replicate_degree",
+    "shard_degree",
+    "blocks",
+    "reshard_after_forward",
+    "keep_gradients_whole",
+    "prefetch_blocks",
+)
 """Keys that only a mesh uses."""
 
 
@@ -67,6 +74,9 @@ class Parallel(require.Checked):
     keep_gradients_whole: bool = False
     """With `mesh`: while micro-batches accumulate, each rank keeps its gradients of the whole model, and reduces them
     only in the last one. This saves communication, and takes the memory of all gradients."""
+    prefetch_blocks: Annotated[int, require.at_least(0, at_most=1000)] = 0
+    """With `mesh`: so many blocks are gathered ahead of the one that computes, which hides communication where a block
+    computes for a shorter time than its weights travel, and takes their memory. 0: what FSDP2 does by itself."""
 
     def __post_init__(self) -> None:
         """Also refuse keys of another kind, which would have no effect, and two degrees that leave each other open."""

@@ -117,6 +117,7 @@ def shard_model(
         policy = _policy(block.modules(), compute_dtype, reduce_dtype)
         reshard = parallel.reshard_after_forward
         fully_shard(block, mesh=mesh.device_mesh, mp_policy=policy, reshard_after_forward=reshard)
+    _prefetch([cast(FSDPModule, block) for block in found.values()], parallel.prefetch_blocks)
     root = ShardedLossModule(model)
     policy = _policy(outside, compute_dtype, reduce_dtype)
     # what belongs to no block is needed at the beginning and at the end of a pass, and stays gathered in between
@@ -134,6 +135,15 @@ def send_buffers(model: nn.Module) -> None:
         assert group is not None
         with torch.no_grad():
             dist._broadcast_coalesced(group, buffers, BROADCAST_BYTES, 0)  # type: ignore[attr-defined]  # DDP uses it
+
+
+def _prefetch(blocks: Sequence[FSDPModule], count: int) -> None:
+    """Have each block gather those that follow it, in the order of the pass."""
+    if not count:
+        return
+    for number, block in enumerate(blocks):
+        block.set_modules_to_forward_prefetch([*blocks[number + 1 : number + 1 + count]])
+        block.set_modules_to_backward_prefetch([*reversed(blocks[max(0, number - count) : number])])
 
 
 def _policy(
