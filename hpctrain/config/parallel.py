@@ -60,23 +60,26 @@ class Parallel(require.Checked):
     gradient_compression: Annotated[str, require.one_of("none", "fp16", "bf16")] = "none"
     """`none`; `fp16` or `bf16` (NCCL only): send gradients in this format, with half the bytes and lower precision."""
     replicate_degree: Annotated[int, DEGREE] = 1
-    """With `mesh`: replicas of the model, each of which `shard_degree` ranks hold together; -1: as many as there are
-    ranks for."""
+    """With `mesh`: number of replicas of the model; `shard_degree` ranks hold one together. -1: as many as the number
+    of ranks allows."""
     shard_degree: Annotated[int | None, DEGREE] = -1
-    """With `mesh`: ranks that share the parameters, gradients and optimizer states of a replica; null: the ranks of a
-    node; -1: all ranks that `replicate_degree` leaves. The product of both is the number of ranks."""
+    """With `mesh`: number of ranks that hold a replica together, each a shard of its parameters, gradients and
+    optimizer states. null: the ranks of a node; -1: all ranks, divided by `replicate_degree`. The product of both
+    degrees must be the number of ranks."""
     blocks: list[str] = field(default_factory=list)
-    """With `mesh`: modules that are gathered one at a time, by name, such as blocks.*; * and ? match within one part of
-    the name, between dots. []: the task's `blocks`, or else the modules that the model repeats."""
+    """With `mesh`: names of the modules whose weights are gathered one module at a time, such as blocks.*; * and ?
+    match within one part of the name, between dots. []: the task's `blocks`, or else the modules that the model
+    repeats."""
     reshard_after_forward: bool = True
-    """With `mesh`: free the gathered weights of a block after its forward pass, and gather them again in the backward
-    pass; false saves that communication, and takes the memory of the whole model's weights."""
+    """With `mesh`: free the gathered weights of a block after its forward pass, and gather them again for the backward
+    pass. false: keep them until then, which saves communication and takes memory for the weights of all blocks."""
     keep_gradients_whole: bool = False
-    """With `mesh`: while micro-batches accumulate, each rank keeps its gradients of the whole model, and reduces them
-    only in the last one. This saves communication, and takes the memory of all gradients."""
+    """With `mesh` and accumulation: reduce gradients only in the last micro-batch of a step. This saves communication,
+    and each rank holds the gradients of the whole model until then."""
     prefetch_blocks: Annotated[int, require.at_least(0, at_most=1000)] = 0
-    """With `mesh`: so many blocks are gathered ahead of the one that computes, which hides communication where a block
-    computes for a shorter time than its weights travel, and takes their memory. 0: what FSDP2 does by itself."""
+    """With `mesh`: number of blocks that are gathered ahead of the one that computes. This hides communication if
+    sending a block's weights takes longer than computing with them, and takes memory for the weights of these blocks.
+    0: FSDP2 decides."""
 
     def __post_init__(self) -> None:
         """Also refuse keys of another kind, which would have no effect, and two degrees that leave each other open."""

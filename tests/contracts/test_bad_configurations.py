@@ -15,6 +15,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.phrases import page
 
 ONE_NAMED = ("optimizer=named", "optimizer.named.a={_target_: torch.optim.SGD, lr: 0.1}")
+TWO_RANKS = ("cluster.processes_per_node=2",)
 MISTAKES = {
     "unknown key": (["trainer.max_step=3"], "trainer.max_step=3", "did you mean trainer.max_steps"),
     "unknown top-level key": (["foo=bar"], "foo=bar", "--help"),
@@ -373,6 +374,88 @@ MISTAKES = {
         "optimizer.named.a.schedule.kind=sine: is not known",
         "cosine",
     ),
+    "degrees of more ranks than there are": (
+        [*TWO_RANKS, "parallel=mesh", "parallel.replicate_degree=2", "parallel.shard_degree=4"],
+        "parallel.shard_degree=4: with parallel.replicate_degree=2 needs 8 ranks, but there are 2",
+        "set one of the two to -1",
+    ),
+    "replicas that the ranks can't be divided among": (
+        [*TWO_RANKS, "parallel=fsdp", "parallel.replicate_degree=3"],
+        "parallel.replicate_degree=3: doesn't divide 2 ranks",
+        "use one of 1, 2",
+    ),
+    "shards that the ranks can't be divided among": (
+        [*TWO_RANKS, "parallel=hsdp", "parallel.shard_degree=3"],
+        "parallel.shard_degree=3: doesn't divide 2 ranks",
+        "use one of 1, 2",
+    ),
+    "two open degrees": (
+        ["parallel=fsdp", "parallel.replicate_degree=-1"],
+        "parallel.shard_degree=-1: only one degree may be -1",
+        "set one of the two to a number of ranks",
+    ),
+    "no replicas": (
+        ["parallel=fsdp", "parallel.replicate_degree=0"],
+        "parallel.replicate_degree=0",
+        "1 or more, or -1",
+    ),
+    "no ranks of a replica": (["parallel=fsdp", "parallel.shard_degree=-2"], "parallel.shard_degree=-2", "or -1"),
+    "a key of a mesh without one": (
+        ["parallel.blocks=[blocks.*]"],
+        "parallel.blocks=['blocks.*']: has no effect with parallel=ddp",
+        "use parallel=mesh",
+    ),
+    "a key of DDP with a mesh": (
+        ["parallel=fsdp", "parallel.bucket_cap_mb=50"],
+        "parallel.bucket_cap_mb=50: has no effect with parallel=mesh",
+        "use parallel=ddp",
+    ),
+    "fewer than no blocks ahead": (
+        ["parallel=fsdp", "parallel.prefetch_blocks=-1"],
+        "parallel.prefetch_blocks=-1",
+        "0 or more",
+    ),
+    "no file of a checkpoint": (["parallel=fsdp", "checkpoint.writers=0"], "checkpoint.writers=0", "1 or more"),
+    "master weights of a sharded model": (
+        [*TWO_RANKS, "parallel=fsdp", "precision=fp16_master"],
+        "precision.kind=fp16_master: keeps a half copy",
+        "use precision=fp16",
+    ),
+    "channels last in a sharded model": (
+        [*TWO_RANKS, "parallel=fsdp", "trainer.channels_last=true"],
+        "trainer.channels_last=True: reorders weights",
+        "set it to false",
+    ),
+    "CUDA graphs of a sharded model": (
+        [*TWO_RANKS, "parallel=fsdp", "trainer.compile=true", "trainer.compile_mode=max-autotune"],
+        "trainer.compile_mode=max-autotune: uses CUDA graphs",
+        "set it to default",
+    ),
+    "several GPUs per rank of a mesh": (
+        [*TWO_RANKS, "parallel=fsdp", "cluster.gpus_per_process=2"],
+        "cluster.gpus_per_process=2: spreads a model over the GPUs of a process",
+        "set it to 1",
+    ),
+    "safetensors of a sharded model": (
+        [*TWO_RANKS, "parallel=fsdp", "checkpoint.safetensors=true"],
+        "checkpoint.safetensors=True: needs the whole model in one process",
+        "`python -m hpctrain export RUN`",
+    ),
+    "averages of a sharded model": (
+        [*TWO_RANKS, "parallel=fsdp", "callbacks=[average_weights]"],
+        "callbacks.average_weights=...: averages whole weights on one rank",
+        "use trainer.ema_decay",
+    ),
+    "unfreezing a sharded model by steps": (
+        [*TWO_RANKS, "parallel=fsdp", "optimizer.groups=[{match: a.*, unfreeze_at_step: 3}]"],
+        "optimizer.groups[0].unfreeze_at_step=3: doesn't work with parallel=mesh",
+        "or use parallel=ddp",
+    ),
+    "unfreezing a sharded model by epochs": (
+        [*TWO_RANKS, "parallel=fsdp", "optimizer.groups=[{match: a.*, unfreeze_at_epoch: 1}]"],
+        "optimizer.groups[0].unfreeze_at_epoch=1: doesn't work with parallel=mesh",
+        "or use parallel=ddp",
+    ),
     "several losses in pure bf16": (
         [
             *ONE_NAMED,
@@ -655,6 +738,22 @@ def test_one_line_and_exit_code_2(words, named, remedy, empty_folder, capfd):
     assert named in err
     assert remedy in err
     assert list(empty_folder.iterdir()) == []
+
+
+def test_several_losses_of_a_sharded_model(empty_folder, monkeypatch, capfd):
+    task = empty_folder / "two_losses.py"
+    task.write_text(
+        "from hpctrain.tasks.digits import Digits\n\n\nclass TwoLosses(Digits):\n"
+        "    def loss_b(self, model, batch):\n        return self.loss(model, batch)\n"
+    )
+    monkeypatch.syspath_prepend(empty_folder)
+    named = [*ONE_NAMED, "optimizer.named.b={_target_: torch.optim.SGD, match: a.*, loss: loss_b}"]
+    of_task = ["task=custom", "task._target_=two_losses.TwoLosses", "model=convnet"]
+    assert main([*TWO_RANKS, "parallel=fsdp", *of_task, *named]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "parallel.kind=mesh: doesn't work with several losses" in line
+    assert "use parallel=ddp" in line
+    assert [path for path in empty_folder.iterdir() if path.suffix == ".py" or path.is_dir()] == [task]
 
 
 @pytest.mark.parametrize(("service", "package"), [("wandb", "wandb"), ("mlflow", "mlflow")])

@@ -16,9 +16,11 @@ from hpctrain import errors
 from hpctrain.cli import COMMANDS, main
 from hpctrain.config.compose import Composer
 from hpctrain.config.identity import flat
+from hpctrain.config.parallel import OF_MESH, Parallel
 from hpctrain.config.program import ProgramConfig
 from hpctrain.config.root import Config
 from hpctrain.errors import ExitCode
+from hpctrain.run.checkpoint_manifest import FILES, is_known_name
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
@@ -48,7 +50,9 @@ FIXED_KEYS = """
     cluster.env cluster.network_interface cluster.srun_args cluster.sbatch cluster.max_parallel_runs
     cluster.requeue.max_preemptions cluster.requeue.max_time_limits cluster.requeue.max_failures
     cluster.requeue.max_stalled_attempts
+    checkpoint.writers
 """
+KEYS_OF_A_MESH = "replicate_degree shard_degree blocks reshard_after_forward keep_gradients_whole prefetch_blocks"
 IMPORTS = """
     hpctrain.tasks.Task hpctrain.tasks.Metric hpctrain.tasks.PerSample
     hpctrain.tasks.classification_sums
@@ -62,8 +66,13 @@ IMPORTS = """
 """
 HOOKS = """
     prepare build_model train_dataset eval_dataset loss evaluate derive num_samples to_device order metric metric_mode
-    collate_fn place log position build_metrics compute_metrics
+    collate_fn place log position build_metrics compute_metrics blocks
 """
+OF_A_TRAINING = """
+    task model position log config is_sharded rank world_size device run_dir callback_name metric metric_mode
+    loss_scale parameters eval_samples evaluation_mode weights end
+"""
+FILES_OF_A_CHECKPOINT = "manifest.json optimizer.pt model.pt state.pt model.safetensors index.json .metadata"
 ERRORS = """
     HpctrainError ConfigError ClusterEnvironmentError RunDirectoryError RunDirectoryUnavailableError SupersededError
     SchedulerError SchedulerMissingError RendezvousError DeviceError CheckpointError CheckpointDamagedError
@@ -119,6 +128,10 @@ def test_fixed_keys():
     assert [key for key in FIXED_KEYS.split() if key not in known] == []
 
 
+def test_keys_of_a_mesh():
+    assert set(OF_MESH) == set(KEYS_OF_A_MESH.split()) <= {field.name for field in dataclasses.fields(Parallel)}
+
+
 @pytest.mark.parametrize("path", IMPORTS.split())
 def test_names_that_users_import(path):
     module, _, name = path.rpartition(".")
@@ -130,6 +143,19 @@ def test_what_a_task_may_define():
 
     assert {name for name in vars(Task) if not name.startswith("_")} == set(HOOKS.split())
     assert Task.__abstractmethods__ == {"train_dataset"}
+
+
+def test_what_a_callback_sees_of_a_training():
+    from hpctrain.callbacks import Training
+
+    names = {*Training.__annotations__, *(name for name in vars(Training) if not name.startswith("_"))}
+    assert names == set(OF_A_TRAINING.split())
+
+
+def test_files_of_a_checkpoint():
+    assert set(FILES_OF_A_CHECKPOINT.split()) == FILES
+    assert is_known_name("__12_0.distcp")
+    assert not is_known_name("notes.txt")
 
 
 def test_errors_and_their_exit_codes():

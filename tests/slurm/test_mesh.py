@@ -1,0 +1,118 @@
+"""Four nodes that share a model on a real SLURM: the run ends as a straight one does, whatever happens to them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from followed_run import FollowedRun
+from submitted_runs import STEPS, SubmittedRuns
+
+from hpctrain.files import TEMPORARY_PREFIX
+
+FSDP = "parallel=fsdp"
+OFTEN = "checkpoint.every_steps=10"
+QUICKLY_DOWN = "--node-timeout=10"
+NODES = 4
+PACE_S = 0.2
+
+
+def assert_survived(runs: SubmittedRuns, run: FollowedRun, *reasons: str, words: tuple[str, ...] = ()) -> None:
+    """One attempt ended for each reason, and the last one ended as a straight run does."""
+    assert run.reasons == [*reasons, "completed"], run
+    assert run.story[-1][2] == STEPS
+    assert run.digest == runs.straight(FSDP, *words, processes=NODES), run
+    assert not unfinished(run)
+    parts = {path.name for path in run.directory.checkpoint(STEPS).iterdir() if path.suffix == ".distcp"}
+    assert parts == {f"__{rank}_0.distcp" for rank in range(NODES)}
+
+
+def unfinished(run: FollowedRun) -> list[Path]:
+    return list(run.directory.checkpoints.glob(f"{TEMPORARY_PREFIX}*"))
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def exchange(path: Path) -> None:
+    other = path.with_name("__1_0.distcp")
+    mine, yours = path.read_bytes(), other.read_bytes()
+    path.write_bytes(yours)
+    other.write_bytes(mine)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "flipped": (flip, r"__2_0.distcp doesn't match its checksum"),
+    "cut": (cut, r"__2_0.distcp has \d+ bytes instead of \d+"),
+    "missing": (Path.unlink, r"__2_0.distcp is missing"),
+    "exchanged": (exchange, r"__2_0.distcp (doesn't match its checksum|has \d+ bytes instead)"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["flipped", *(pytest.param(one, marks=pytest.mark.nightly) for one in DAMAGES if one != "flipped")]
+)
+def test_preempted_and_a_part_of_the_newest_checkpoint_is_damaged(runs: SubmittedRuns, name: str) -> None:
+    """The next attempt names the part, sets the checkpoint aside, and continues from the one before."""
+    damage, problem = DAMAGES[name]
+    run = runs.train(FSDP, OFTEN, pace_s=PACE_S, nodes=NODES)
+    run.until_step(13)
+    run.preempt()
+    run.until(lambda: run.attempts and not run.attempts[0].open, "the end of the first attempt")
+    newest = max(run.directory.checkpoint_steps())
+    damage(run.directory.checkpoint(newest) / "__2_0.distcp")
+    run.until_attempt(2)
+    run.set_pace(0)
+    assert run.until_ended() == "COMPLETED"
+    assert_survived(runs, run, "preempted")
+    first, second = run.attempts
+    assert first.end_step == newest
+    assert (second.start_step or 0) < newest
+    assert re.search(problem, run.directory.rank_log(0).read_text()), run
+    assert [path.name.startswith(f"damaged-step_{newest:08}") for path in run.directory.set_aside()] == [True]
+
+
+@pytest.mark.nightly
+@pytest.mark.sandbox(QUICKLY_DOWN)
+@pytest.mark.parametrize("node", ["n3", "n1"])
+def test_a_node_dies_in_the_middle_of_a_save(runs: SubmittedRuns, node: str) -> None:
+    """Rank zero writes a large buffer meanwhile; n1 is the batch host."""
+    takes_time = "+task.ballast_mb=60"
+    run = runs.train(FSDP, OFTEN, takes_time, "cluster.memory_gb=1", pace_s=PACE_S, nodes=NODES)
+    run.until_step(5)
+    run.until(run.directory.checkpoint_steps, "a checkpoint")
+    rank_zero, half = run.rank(0), []
+    while not half:
+        run.until(lambda: unfinished(run), "another save")
+        os.kill(rank_zero, signal.SIGSTOP)
+        half = unfinished(run)
+        if not half:
+            os.kill(rank_zero, signal.SIGCONT)
+    runs.sandbox.kill_node(node)
+    if node != "n1":
+        os.kill(rank_zero, signal.SIGCONT)
+    run.until(lambda: run.record["Restarts"] == "1", "SLURM's requeue")
+    # the run needs all four nodes
+    runs.sandbox.revive_node(node)
+    run.until_attempt(2)
+    run.set_pace(0)
+    assert run.until_ended() == "COMPLETED"
+    assert_survived(runs, run, "node_failure", words=(takes_time,))
+
+
+@pytest.mark.nightly
+def test_a_rank_is_killed(runs: SubmittedRuns) -> None:
+    run = runs.train(FSDP, OFTEN, "+task.act='1:3:15:SIGKILL'", pace_s=0, nodes=NODES)
+    assert run.until_ended() == "COMPLETED"
+    assert_survived(runs, run, "infrastructure")
