@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +80,8 @@ def read_weights(source: Path) -> Mapping[str, Any]:
             from safetensors.torch import load_file
 
             return dict(load_file(source))
-        found = torch.load(source, map_location="cpu", weights_only=True)
+        # mapped, so that a rank that needs a shard reads a shard; torch can't map files of its oldest format
+        found = torch.load(source, map_location="cpu", weights_only=True, mmap=is_zipfile(source))
     except ImportError as error:
         raise CheckpointError(f'{source} can\'t be read: pip install "hpctrain[safetensors]"') from error
     except Exception as error:  # of any type, for a file of another kind

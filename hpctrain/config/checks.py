@@ -69,6 +69,11 @@ def _check_training(config: Config, environ: Mapping[str, str], world_size: int 
         check_weights(config.init_from)
         if Path(config.init_from).suffix == ".safetensors":
             _require_package("init_from", config.init_from, "safetensors", "safetensors")
+    if config.checkpoint.writers > 1 and config.parallel.kind != "mesh":
+        problem = "has no effect: only the ranks of parallel=mesh write side by side"
+        raise ConfigError(
+            "checkpoint.writers", config.checkpoint.writers, problem, "leave it out, or use parallel=mesh"
+        )
     if config.checkpoint.safetensors:
         _require_package("checkpoint.safetensors", "true", "safetensors", "safetensors")
     _check_services(config, environ)

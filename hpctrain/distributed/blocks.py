@@ -22,10 +22,15 @@ def find_blocks(model: nn.Module, patterns: Sequence[str] = ()) -> dict[str, nn.
             outermost list or sequence whose members with parameters are of one class.
 
     Raises:
-        ConfigError: a pattern matches no module with parameters.
+        ConfigError: a pattern matches no module with parameters, or one that shares a parameter.
     """
-    chosen = _matching(model, patterns) if patterns else dict(_repeated(model, ""))
-    return {name: module for name, module in chosen.items() if not _shares(model, module)}
+    if not patterns:
+        return {name: module for name, module in _repeated(model, "") if not _shares(model, module)}
+    chosen = _matching(model, patterns)
+    if sharing := [name for name, module in chosen.items() if _shares(model, module)]:
+        problem = f"shares parameters with the rest of the model: {listed(sharing)}"
+        raise ConfigError("parallel.blocks", list(patterns), problem, "leave it out")
+    return chosen
 
 
 def matches_name(name: str, pattern: str) -> bool:

@@ -17,10 +17,12 @@ from hpctrain.distributed.blocks import find_blocks
 from hpctrain.distributed.mesh import Mesh
 from hpctrain.distributed.replica import LossModule
 from hpctrain.errors import TaskError
-from hpctrain.phrases import listed
+from hpctrain.phrases import counted, listed
 
 BROADCAST_BYTES = 250 << 20
 """The size in bytes of the pieces in which buffers are sent; DDP's own."""
+MIXED = "mixed torch.Tensor and DTensor"
+"""What torch says of an operation on a shard and a whole tensor."""
 LARGE_BYTES = 100 << 20
 """Weights of one rank that are worth a warning if they are gathered at once."""
 
@@ -35,6 +37,7 @@ class ShardedLossModule(LossModule):
 
     Args:
         module: whose blocks are sharded already.
+        gathered_once: the modules in it that belong to no block.
 
     Attributes:
         accumulating: makes a context for the micro-batches before the last one of a step, in which less is reduced;
@@ -43,13 +46,38 @@ class ShardedLossModule(LossModule):
 
     is_sharded = True
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, gathered_once: Sequence[nn.Module] = ()) -> None:
         super().__init__(module)
         self.accumulating: Callable[[], Any] | None = None
+        self._places = [
+            (f"{_name_of(part, module)}{name}", part._parameters, name)
+            for part in gathered_once
+            for name in part._parameters
+        ]
 
     def forward(self, compute: Callable[[nn.Module], Any]) -> Any:
-        """Call ``compute`` with the module."""
-        return compute(cast(nn.Module, self._modules["module"]))
+        """Call ``compute`` with the module.
+
+        Raises:
+            TaskError: it has changed weights that are gathered copies, or used some before they were gathered.
+        """
+        before = self._versions()
+        try:
+            found = compute(cast(nn.Module, self._modules["module"]))
+        except RuntimeError as error:
+            if MIXED not in str(error):
+                raise
+            raise TaskError(
+                "the task or the model uses weights of a module outside of its forward pass, where each rank has only "
+                f"a shard of them ({error}): leave that module out of parallel.blocks"
+            ) from error
+        if before != (after := self._versions()):
+            changed = [name for (name, _, _), old, new in zip(self._places, before, after, strict=True) if old != new]
+            raise TaskError(
+                f"the task changed weights in place ({listed(changed)}); with parallel=mesh they are copies, and the "
+                "change would be lost: train them by an optimizer, use trainer.ema_decay, or parallel=ddp"
+            )
+        return found
 
     def __call__(self, compute: Callable[[nn.Module], Any]) -> Any:
         """Call ``compute`` with the module, whose weights are gathered as they are needed; collective."""
@@ -58,6 +86,11 @@ class ShardedLossModule(LossModule):
             return nn.Module.__call__(self, compute)
         with self.gathered():
             return nn.Module.__call__(self, compute)
+
+    def _versions(self) -> list[int | None]:
+        """How often torch has changed each weight that is gathered as long as the model is called."""
+        weights = (parameters[name] for _, parameters, name in self._places)
+        return [None if weight is None else weight._version for weight in weights]
 
     def settle(self) -> None:
         """Fix which module is the root, and where the shards are, once the parameters have values.
@@ -118,7 +151,7 @@ def shard_model(
         reshard = parallel.reshard_after_forward
         fully_shard(block, mesh=mesh.device_mesh, mp_policy=policy, reshard_after_forward=reshard)
     _prefetch([cast(FSDPModule, block) for block in found.values()], parallel.prefetch_blocks)
-    root = ShardedLossModule(model)
+    root = ShardedLossModule(model, outside)
     policy = _policy(outside, compute_dtype, reduce_dtype)
     # what belongs to no block is needed at the beginning and at the end of a pass, and stays gathered in between
     fully_shard(root, mesh=mesh.device_mesh, mp_policy=policy, reshard_after_forward=False)
@@ -126,6 +159,10 @@ def shard_model(
     if is_logged:
         _log_blocks(model, list(found))
     return root
+
+
+def _name_of(part: nn.Module, model: nn.Module) -> str:
+    return next((f"{name}." for name, module in model.named_modules() if module is part and name), "")
 
 
 def send_buffers(model: nn.Module) -> None:
@@ -152,7 +189,7 @@ def _policy(
     """Return the formats of modules that are gathered together."""
     # torch's batch norm takes half inputs with fp32 weights and statistics, but no half weights
     has_batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in modules)
-    # autocast decides what is computed in which format, as on a single device
+    # inputs keep their format: autocast converts them where an operation wants that
     return MixedPrecisionPolicy(None if has_batch_norm else compute_dtype, reduce_dtype, cast_forward_inputs=False)
 
 
@@ -186,7 +223,7 @@ def _require_dimensions(model: nn.Module) -> None:
 
 def _log_blocks(model: nn.Module, names: Sequence[str]) -> None:
     if names:
-        log.info("sharded in %d blocks, gathered one at a time: %s", len(names), listed(names))
+        log.info("sharded in %s, gathered one at a time: %s", counted(len(names), "block"), listed(names))
     elif sum(parameter.nbytes for parameter in model.parameters()) >= LARGE_BYTES:
         log.warning(
             "%s repeats no module, so all its weights are gathered at once; name its largest parts in parallel.blocks",

@@ -49,7 +49,7 @@ class CheckpointInfo:
         bytes: of its files.
         samples_seen: over all ranks, since the start of the run.
         world_size: of the attempt that wrote it.
-        weights_digest: SHA-256 over the model's named tensors.
+        weights_digest: of the model's named tensors: SHA-256, or sums (`sum128:`) if each rank wrote a part.
         time: when it was written, epoch seconds.
         config_digest: of the configuration under which it was written.
         score: of the evaluation of its step; None without one.

@@ -14,6 +14,7 @@ from hpctrain.checkpoint.warm_start import warm_start
 from hpctrain.config.root import Config
 from hpctrain.distributed.blocks import find_blocks
 from hpctrain.distributed.compiler import compile_in_place
+from hpctrain.distributed.freed_memory import return_freed_memory
 from hpctrain.distributed.local_part import local_part
 from hpctrain.distributed.mesh import Mesh
 from hpctrain.distributed.replica import synchronise_batchnorm
@@ -45,6 +46,8 @@ def build_sharded_network(config: Config, task: Task, world: World, mesh: Mesh, 
     set_fp32_precision(kind)
     if world.is_rank_zero and (remark := poor_fit(kind, world.device)):
         log.warning(remark)
+    if world.device.type == "cpu":
+        return_freed_memory()
     build = partial(_build, config, task)
     model, values = deferred_values(build)
     _refuse_keras(model)

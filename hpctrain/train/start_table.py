@@ -21,6 +21,8 @@ from hpctrain.train.parts import Parts
 from hpctrain.train.profiling.flops import flops_text
 from hpctrain.train.update import parameters_of
 
+SHOWN_REPLICAS = 4
+
 log = logging.getLogger("hpctrain.train")
 
 
@@ -50,6 +52,7 @@ def log_start(
         "where": f"{ranks} on {listed(dict.fromkeys(hosts), separator=' ')}: {_machine(parts.world)}",
         "batch": f"{plan.global_batch_size:,} samples per step = {plan.micro_batch_size:,} per forward "
         f"x {plan.accumulation} accumulated x {ranks}",
+        **_mesh(parts.world, hosts),
         **_nccl(parts),
         "precision": parts.config.precision.kind + (", compiled" if parts.config.trainer.compile else ""),
         "data": _data(parts),
@@ -119,6 +122,17 @@ def _groups(parts: Parts) -> dict[str, str]:
 def _machine(world: World) -> str:
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
     return f"{device}, {counted(world.cores, 'CPU core')} each"
+
+
+def _mesh(world: World, hosts: list[str]) -> dict[str, str]:
+    """Describe which ranks share the model; nothing if each has a replica."""
+    if (mesh := world.mesh) is None:
+        return {}
+    shape = mesh.shape
+    return {
+        "mesh": f"{counted(shape.replicate, 'replica')} of the model, each shared by {counted(shape.shard, 'rank')}: "
+        f"{listed(shape.picture(hosts), shown=SHOWN_REPLICAS, separator='; ')}"
+    }
 
 
 def _nccl(parts: Parts) -> dict[str, str]:

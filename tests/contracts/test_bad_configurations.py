@@ -436,6 +436,11 @@ MISTAKES = {
         "cluster.gpus_per_process=2: spreads a model over the GPUs of a process",
         "set it to 1",
     ),
+    "writers of one rank": (
+        ["checkpoint.writers=2"],
+        "checkpoint.writers=2: has no effect without parallel=mesh",
+        "leave it out, or use parallel=mesh",
+    ),
     "safetensors of a sharded model": (
         [*TWO_RANKS, "parallel=fsdp", "checkpoint.safetensors=true"],
         "checkpoint.safetensors=True: needs the whole model in one process",

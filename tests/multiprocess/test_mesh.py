@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -244,3 +245,16 @@ def test_a_diverged_run_names_the_last_checkpoint_with_finite_weights(train):
     code, _, output = train("run", *words, world_size=2, TRIAL_ACT="0:6:poison,1:6:poison")
     assert code == 1, output
     assert "the last good checkpoint is of step 4" in output
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["task._target_=doubled.Teacher"], r"changed weights in place \(teacher\)"),
+        (["parallel.blocks=[tokens]"], "leave that module out of parallel.blocks"),
+    ],
+)
+def test_what_a_shard_can_not_do_is_an_error_of_the_task(train, words, problem):
+    code, _, output = train("run", *SMALL, *FSDP, *words, "trainer.max_steps=2", world_size=2)
+    assert code == 1, output
+    assert re.search(problem, output), output

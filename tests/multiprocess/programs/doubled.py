@@ -35,3 +35,17 @@ class Doubled(Task):
         tokens = batch[0] if isinstance(batch, (tuple, list)) else batch
         logits = model(tokens[:, :-1])
         return cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+class Teacher(Doubled):
+    """Its loss moves a frozen copy of the embedding, which belongs to no block, towards the model's."""
+
+    def build_model(self):
+        model = super().build_model()
+        model.teacher = nn.Parameter(model.tokens.weight.detach().clone(), requires_grad=False)
+        return model
+
+    def loss(self, model, batch):
+        with torch.no_grad():
+            model.teacher.lerp_(model.tokens.weight, 0.1)
+        return super().loss(model, batch)

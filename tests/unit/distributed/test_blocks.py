@@ -46,6 +46,8 @@ def test_a_block_that_shares_a_parameter_with_the_rest_is_left_out():
     model.decoder["b"].weight = model.decoder["a"].weight
     model.encoder[0][0].weight = model.head.weight = nn.Parameter(model.encoder[0][0].weight.detach())
     assert list(find_blocks(model)) == ["encoder.1"]
+    with pytest.raises(ConfigError, match=r"shares parameters with the rest of the model: encoder.0"):
+        find_blocks(model, ["encoder.*"])
 
 
 def test_names_choose_other_blocks_and_the_outer_one_counts():

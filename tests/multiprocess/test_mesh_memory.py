@@ -1,0 +1,51 @@
+"""No rank holds more of a shared model than its shards, and what is gathered at a time, from building to loading."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+QUIET = ("task=custom", "task._target_=weighty.Weighty", "logger.tensorboard=false", "parallel=fsdp")
+TRAINING = ("trainer.global_batch_size=4", "checkpoint.every_steps=3", "checkpoint.asynchronous=false")
+MB = 1e6
+
+
+@pytest.fixture
+def weigh(train, tmp_path):
+    """Train five steps and resume for two more; returns each rank's records of both attempts."""
+
+    def run(name, world_size, **sizes):
+        folder = tmp_path / f"records of {name}"
+        folder.mkdir()
+        words = [*QUIET, *TRAINING, *(f"+task.{key}={value}" for key, value in sizes.items())]
+        records = []
+        for last in (5, 7):
+            more = [f"trainer.max_steps={last}"]
+            code, _, output = train(name, *words, *more, world_size=world_size, WEIGHTY_RECORD=str(folder))
+            assert code == 0, output
+            records.append([json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)])
+        return records
+
+    return run
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("world_size", "width", "layers"), [(2, 512, 6), (4, 768, 12)])
+def test_a_rank_holds_its_shards_and_what_is_gathered(weigh, world_size, width, layers):
+    small, large = (weigh(str(one), world_size, width=one, layers=layers) for one in (16, width))
+    block, rest = 12 * width**2 * 4 / MB, (4096 + 8) * width * 4 / MB
+    model = layers * block + rest
+    for before, after in zip(small[0], large[0], strict=True):
+        more = {kind: {key: (after[kind][key] - before[kind][key]) / MB for key in after[kind]} for kind in after}
+        shards = model / world_size
+        print(f"model {model:.0f} MB, a shard {shards:.0f}, a block {block:.0f}, the rest {rest:.0f}:", more)
+        assert more["peaks"]["build"] < shards + 2 * rest + 20
+        # between steps: the weights and AdamW's two moments
+        assert more["ends"]["steps"] < 1.15 * 3 * shards + 2 * block + 20
+        # the gradients, those of a block that is reduced, and two blocks and the rest with their gradients
+        assert more["peaks"]["steps"] < 1.15 * 4 * shards + 4 * block + 3 * rest + 20
+        assert more["peaks"]["after the save"] < 1.15 * 4 * shards + 4 * block + 3 * rest + 20
+    for before, after in zip(small[1], large[1], strict=True):
+        loaded = (after["peaks"]["build"] - before["peaks"]["build"]) / MB
+        assert loaded < 1.15 * 3 * model / world_size + 2 * rest + 20
