@@ -88,6 +88,10 @@ def main(arguments: list[str]) -> int:
     if isinstance(config.cluster, Slurm):
         problem = "fit-batch tries on the machine where it is typed"
         raise ConfigError("cluster.kind", "slurm", problem, "write srun --gpus=1 python -m hpctrain fit-batch ...")
+    if config.parallel.kind == "mesh":
+        problem = "fit-batch tries a single process, which would hold the whole model"
+        remedy = "leave parallel out to measure one replica, and see docs/how_to/large_models.md"
+        raise ConfigError("parallel.kind", "mesh", problem, remedy)
     with tempfile.TemporaryDirectory(prefix="hpctrain_fit_batch_") as folder:
         config_path = Path(folder, "config.yaml")
         config_path.write_text(to_yaml(config))

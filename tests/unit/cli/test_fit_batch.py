@@ -124,6 +124,7 @@ def test_what_the_task_raises_is_shown(folder, capfd):
     ("words", "named"),
     [
         (["cluster=slurm"], "cluster.kind=slurm: fit-batch tries on the machine where it is typed"),
+        (["parallel=fsdp"], "parallel.kind=mesh: fit-batch tries a single process"),
         (["trainer.activation_checkpointing=[nowhere]"], "trainer.activation_checkpointing=nowhere: matches no module"),
     ],
 )
