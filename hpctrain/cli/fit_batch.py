@@ -24,7 +24,7 @@ from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
 from hpctrain.config.stored import to_yaml
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError, RunFailedError
-from hpctrain.phrases import counted
+from hpctrain.phrases import counted, page
 
 GB = 1e9
 MARGIN = 0.1
@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> int:
         raise ConfigError("cluster.kind", "slurm", problem, "write srun --gpus=1 python -m hpctrain fit-batch ...")
     if config.parallel.kind == "mesh":
         problem = "fit-batch tries a single process, which would hold the whole model"
-        remedy = "leave parallel out to measure one replica, and see docs/how_to/large_models.md"
+        remedy = f"leave parallel out to measure one replica; see {page('how_to/large_models.md')}"
         raise ConfigError("parallel.kind", "mesh", problem, remedy)
     with tempfile.TemporaryDirectory(prefix="hpctrain_fit_batch_") as folder:
         config_path = Path(folder, "config.yaml")

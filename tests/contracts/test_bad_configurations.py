@@ -438,7 +438,7 @@ MISTAKES = {
     ),
     "writers of one rank": (
         ["checkpoint.writers=2"],
-        "checkpoint.writers=2: has no effect without parallel=mesh",
+        "checkpoint.writers=2: has no effect",
         "leave it out, or use parallel=mesh",
     ),
     "safetensors of a sharded model": (

@@ -120,6 +120,7 @@ def test_an_interrupted_run_is_the_straight_run(train, straight_run, world_size,
     assert (run.digest, run.metrics) == expected
 
 
+@pytest.mark.nightly
 def test_a_killed_run_continues_from_its_last_save(train, straight_run):
     expected = straight_run(2, FSDP)
     words = [*TRAINING, *FSDP, "checkpoint.every_steps=3", "checkpoint.asynchronous=false"]
@@ -188,7 +189,7 @@ def test_weights_are_restored_bit_for_bit_on_every_mesh(train):
 
 @pytest.mark.parametrize(
     ("stream", "micro", "world_size"),
-    [(False, 1, 4), pytest.param(True, 2, 3, marks=pytest.mark.nightly), nightly(False, 4, 4)],
+    [(False, 1, 4), nightly(True, 2, 3), nightly(False, 4, 4)],
 )
 def test_an_evaluation_sees_every_sample_once_and_a_rank_without_one_leaves_no_trace(train, stream, micro, world_size):
     words = [*SMALL, "task._target_=counted.Counted", f"+task.stream={stream}", "trainer.max_steps=2"]
@@ -229,6 +230,7 @@ def test_callbacks_that_call_the_model_do_so_on_every_rank(train):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.nightly
 def test_one_process_loads_the_model_and_its_average(train):
     code, run, output = train("run", *SMALL, *FSDP, "trainer.max_steps=4", world_size=2)
     assert code == 0, output
@@ -251,7 +253,7 @@ def test_a_diverged_run_names_the_last_checkpoint_with_finite_weights(train):
     ("words", "problem"),
     [
         (["task._target_=doubled.Teacher"], r"changed weights in place \(teacher\)"),
-        (["parallel.blocks=[tokens]"], "leave that module out of parallel.blocks"),
+        nightly(["parallel.blocks=[tokens]"], "leave that module out of parallel.blocks"),
     ],
 )
 def test_what_a_shard_can_not_do_is_an_error_of_the_task(train, words, problem):

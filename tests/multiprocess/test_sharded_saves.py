@@ -78,11 +78,16 @@ def test_the_digest_is_that_of_any_other_mesh(together, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "rank", "told"),
     [
-        ("state", 0, "odd"),
         ("memory", 2, "rank 2: no memory for a copy"),
         ("disk", 1, "rank 1: No space left on device"),
-        ("disk", 0, "rank 0: No space left on device"),
-        ("superseded", 0, "SupersededError"),
+        *[
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in [
+                ("state", 0, "odd"),
+                ("disk", 0, "rank 0: No space left on device"),
+                ("superseded", 0, "SupersededError"),
+            ]
+        ],
     ],
 )
 def test_a_mistake_of_one_rank_is_raised_on_rank_zero_and_leaves_nothing(
