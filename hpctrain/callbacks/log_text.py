@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hpctrain.callbacks.callback import Callback
 from hpctrain.callbacks.training import Training
+from hpctrain.distributed.local_part import whole
 from hpctrain.errors import TaskError
 
 
@@ -47,7 +48,7 @@ class LogText(Callback):
         tokens = given[:, : self.prompt_tokens]
         with training.evaluation_mode():
             for _ in range(self.new_tokens):
-                logits = training.model(tokens[:, -context:])[:, -1].float().cpu()
+                logits = whole(training.model(tokens[:, -context:])[:, -1]).float().cpu()
                 tokens = torch.cat([tokens, self._draw(logits, draws).to(tokens.device)], 1)
         for number, row in enumerate(tokens.tolist() if training.rank == 0 else ()):
             parts = (

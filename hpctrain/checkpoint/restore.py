@@ -77,10 +77,12 @@ def copy_saved(target: Tensor, saved: Tensor | StoredTensor) -> None:
         source.copy_into(target, Region.whole(tuple(target.shape)))
         return
     # only where a mesh is: it imports torch's DTensor, which takes half a second
-    from hpctrain.distributed.sharded_tensor import local_region
+    from hpctrain.distributed.sharded_tensor import local_pieces
 
     source = saved if isinstance(saved, StoredTensor) else StoredTensor.of(saved)
-    source.copy_into(local_part(target), local_region(target))
+    own = local_part(target)
+    for piece in local_pieces(target):
+        source.copy_into(own[piece.place.slices()], piece.region)
 
 
 def restore_optimizer(
@@ -217,18 +219,22 @@ def _owned(loaded: Any, saved: Any, memory: HostMemory, parameter: Tensor | None
 def _placed(saved: StoredTensor, memory: HostMemory, parameter: Tensor | None) -> Tensor:
     """Return what this rank holds of a saved tensor, placed as the parameter to which it belongs."""
     device = torch.device("cpu") if parameter is None else local_part(parameter).device
-    if parameter is None or not is_sharded(parameter):
-        region = Region.whole(saved.shape)
-    else:
-        # only where a mesh is: it imports torch's DTensor, which takes half a second
-        from hpctrain.distributed.sharded_tensor import placed_like, region_like
 
-        region = region_like(parameter, saved.shape)
-    form = torch.empty(region.sizes, dtype=saved.dtype, device="meta")
-    part = memory.empty_like(form) if device.type == "cpu" else torch.empty_like(form, device=device)
-    saved.copy_into(part, region)
+    def empty(sizes: tuple[int, ...]) -> Tensor:
+        form = torch.empty(sizes, dtype=saved.dtype, device="meta")
+        return memory.empty_like(form) if device.type == "cpu" else torch.empty_like(form, device=device)
+
     if parameter is None or not is_sharded(parameter):
+        part = empty(saved.shape)
+        saved.copy_into(part, Region.whole(saved.shape))
         return part
+    # only where a mesh is: it imports torch's DTensor, which takes half a second
+    from hpctrain.distributed.sharded_tensor import local_sizes, pieces_like, placed_like
+
+    pieces = pieces_like(parameter, saved.shape)
+    part = empty(local_sizes(pieces))
+    for piece in pieces:
+        saved.copy_into(part[piece.place.slices()], piece.region)
     return placed_like(part, parameter, saved.shape)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from hpctrain.config.cluster import MAX_NODES, Slurm
 from hpctrain.config.gpu_checks import require_gpu_for_each_rank
 from hpctrain.config.main_module import refuse_own_targets, require_own_targets
+from hpctrain.config.mesh import mesh_shape
 from hpctrain.config.mesh_checks import check_mesh
 from hpctrain.config.named_optimizers import named_optimizers
 from hpctrain.config.optimizer import Handling, handling_of
@@ -90,8 +91,11 @@ def _check_training(config: Config, environ: Mapping[str, str], world_size: int 
     resources = resources_of(config, environ)
     num_ranks = world_size or resources.world_size
     _check_classes_of_the_program(config, num_ranks)
-    check_batch(config, num_ranks)
-    check_mesh(config, num_ranks, resources.processes_per_node)
+    # where another launcher has started the ranks, only they know how many share a node
+    local_num_ranks = num_ranks if world_size and config.parallel.tensor_degree != 1 else resources.processes_per_node
+    mesh = mesh_shape(config.parallel, num_ranks, local_num_ranks)
+    check_batch(config, num_ranks if mesh is None else mesh.data_parallel_size)
+    check_mesh(config, mesh)
     require_gpu_for_each_rank(config, resources, environ)
     if resources.gpus_per_node == 0:
         refuse_without_gpu(config, "set cluster.gpus_per_node" if slurm else "run on a machine with a GPU")

@@ -35,6 +35,7 @@ DECIDES_THE_WEIGHTS = (
     "parallel.find_unused_parameters",
     "parallel.replicate_degree",
     "parallel.shard_degree",
+    "parallel.tensor_degree",
     "parallel.blocks",
     "parallel.keep_gradients_whole",
     "trainer.ema_decay",
@@ -56,6 +57,7 @@ UNUSED: Mapping[str, object] = {
     "optimizer.layer_decay_module": "blocks",
     "parallel.replicate_degree": 1,
     "parallel.shard_degree": -1,
+    "parallel.tensor_degree": 1,
     "parallel.blocks": [],
     "parallel.keep_gradients_whole": False,
 }

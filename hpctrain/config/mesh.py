@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpctrain.config.parallel import Parallel
 from hpctrain.errors import ConfigError
-from hpctrain.phrases import counted
+from hpctrain.phrases import counted, listed
 
 
 @dataclass(frozen=True, slots=True)
 class MeshShape:
     """The degrees of a mesh; their product is the number of ranks.
 
-    Ranks with consecutive numbers share a replica, so that it stays inside a node if it fits there.
+    Ranks with consecutive numbers share a replica, so that it stays inside a node if it fits there. The same holds for
+    the ranks that compute each layer together.
 
     Attributes:
         replicate: number of replicas.
-        shard: number of ranks that hold a replica together.
+        shard: number of shards of a replica.
+        tensor: number of ranks that compute each layer together, on the same samples.
     """
 
     replicate: int
     shard: int
+    tensor: int = 1
 
     @property
     def data_parallel_size(self) -> int:
-        """Number of ranks with samples of their own."""
+        """Number of groups of `tensor` ranks; each of them has samples of its own."""
         return self.replicate * self.shard
 
     @property
+    def replica_size(self) -> int:
+        """Number of ranks that hold a replica together."""
+        return self.shard * self.tensor
+
+    @property
     def degrees(self) -> dict[str, int]:
-        """The degrees by name, outermost first."""
-        return {"replicate": self.replicate, "shard": self.shard}
+        """The degrees by name, outermost first; without `tensor` if each rank computes whole layers."""
+        degrees = {"replicate": self.replicate, "shard": self.shard}
+        return degrees if self.tensor == 1 else {**degrees, "tensor": self.tensor}
 
     def picture(self, hosts: list[str]) -> list[str]:
         """Draw the mesh, a line for each replica: its ranks, by node.
@@ -39,17 +50,17 @@ class MeshShape:
         Args:
             hosts: of all ranks, in rank order.
         """
-        lines = []
+        lines, size = [], self.replica_size
         for replica in range(self.replicate):
             on_nodes: dict[str, list[int]] = {}
-            for rank in range(replica * self.shard, (replica + 1) * self.shard):
+            for rank in range(replica * size, (replica + 1) * size):
                 on_nodes.setdefault(hosts[rank], []).append(rank)
             # consecutive on each node
             spans = [
                 f"{ranks[0]}-{ranks[-1]} on {host}" if len(ranks) > 1 else f"{ranks[0]} on {host}"
                 for host, ranks in on_nodes.items()
             ]
-            lines.append(f"replica {replica}: rank{'s' * (self.shard > 1)} {', '.join(spans)}")
+            lines.append(f"replica {replica}: rank{'s' * (size > 1)} {', '.join(spans)}")
         return lines
 
 
@@ -66,24 +77,38 @@ def mesh_shape(parallel: Parallel, world_size: int, local_world_size: int) -> Me
     """
     if parallel.kind != "mesh":
         return None
-    replicate = parallel.replicate_degree
-    shard = local_world_size if parallel.shard_degree is None else parallel.shard_degree
-    if replicate == -1:
-        replicate = _what_is_left("parallel.shard_degree", shard, world_size)
-    elif shard == -1:
-        shard = _what_is_left("parallel.replicate_degree", replicate, world_size)
-    if replicate * shard != world_size:
-        problem = (
-            f"with parallel.replicate_degree={replicate} needs {replicate * shard} ranks, but there are {world_size}"
-        )
+    tensor = local_world_size if parallel.tensor_degree is None else parallel.tensor_degree
+    shard = parallel.shard_degree
+    if shard is None:
+        shard = local_world_size // tensor if tensor > 0 and local_world_size % tensor == 0 else local_world_size
+    degrees = _without_open({"shard": shard, "replicate": parallel.replicate_degree, "tensor": tensor}, world_size)
+    shape = MeshShape(degrees["replicate"], degrees["shard"], degrees["tensor"])
+    if local_world_size % shape.tensor:
+        problem = f"doesn't divide the {counted(local_world_size, 'rank')} of a node, which send each other every layer"
+        raise ConfigError("parallel.tensor_degree", shape.tensor, problem, f"use one of {_divisors(local_world_size)}")
+    return shape
+
+
+def _without_open(degrees: Mapping[str, int], world_size: int) -> dict[str, int]:
+    """Return the degrees with that of -1 replaced by what the others leave."""
+    given = {name: degree for name, degree in degrees.items() if degree != -1}
+    needed = math.prod(given.values())
+    is_open = len(given) < len(degrees)
+    if needed == world_size or (is_open and world_size % needed == 0):
+        return {name: world_size // needed if degree == -1 else degree for name, degree in degrees.items()}
+    if is_open:
+        for name, degree in given.items():
+            if world_size % degree:
+                problem = f"doesn't divide {counted(world_size, 'rank')}"
+                raise ConfigError(f"parallel.{name}_degree", degree, problem, f"use one of {_divisors(world_size)}")
+    key, *others = [name for name in given if name == "shard" or degrees["tensor"] != 1 or name != "tensor"]
+    with_others = listed([f"parallel.{name}_degree={given[name]}" for name in others], separator=" and ")
+    problem = f"with {with_others} needs {needed} ranks{' or a multiple' * is_open}, but there are {world_size}"
+    remedy = "set one of them to -1: what the others leave" if len(given) > 2 else "change one of them"
+    if len(others) == 1 and not is_open:
         remedy = "set one of the two to -1: what the other leaves"
-        raise ConfigError("parallel.shard_degree", shard, problem, remedy)
-    return MeshShape(replicate, shard)
+    raise ConfigError(f"parallel.{key}_degree", given[key], problem, remedy)
 
 
-def _what_is_left(key: str, given: int, world_size: int) -> int:
-    if world_size % given:
-        fitting = [str(degree) for degree in range(1, world_size + 1) if world_size % degree == 0]
-        problem = f"doesn't divide {counted(world_size, 'rank')}"
-        raise ConfigError(key, given, problem, f"use one of {', '.join(fitting)}")
-    return world_size // given
+def _divisors(number: int) -> str:
+    return ", ".join(str(degree) for degree in range(1, number + 1) if number % degree == 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 
-from hpctrain.config.mesh import mesh_shape
+from hpctrain.config.mesh import MeshShape
 from hpctrain.config.named_optimizers import losses_of, named_optimizers
 from hpctrain.config.parameter_groups import entries_of
 from hpctrain.config.root import Config
@@ -39,20 +39,21 @@ REFUSED: tuple[tuple[str, Callable[[object], bool], str, str], ...] = (
     ),
 )
 """Key, the values that don't work with a mesh, why, and what to do instead."""
+GPT = "hpctrain.models.gpt.GPT"
+MUON = "torch.optim.Muon"
 
 
-def check_mesh(config: Config, num_ranks: int, local_num_ranks: int) -> None:
+def check_mesh(config: Config, mesh: MeshShape | None) -> None:
     """Check the mesh of a training, if it has one.
 
     Args:
         config: of the training.
-        num_ranks: over all nodes.
-        local_num_ranks: of a node.
+        mesh: of its ranks; None without one.
 
     Raises:
-        ConfigError: the degrees don't fit the ranks, or a key doesn't work with a mesh.
+        ConfigError: a key doesn't work with a mesh, or with this one.
     """
-    if mesh_shape(config.parallel, num_ranks, local_num_ranks) is None:
+    if mesh is None:
         return
     for key, is_refused, problem, remedy in REFUSED:
         value = operator.attrgetter(key)(config)
@@ -65,9 +66,24 @@ def check_mesh(config: Config, num_ranks: int, local_num_ranks: int) -> None:
     if len(losses_of(optimizers)) > 1:
         problem = "doesn't work with several losses: gradients are computed for all weights that a mesh gathers"
         raise ConfigError("parallel.kind", "mesh", problem, "use parallel=ddp")
+    if mesh.tensor > 1:
+        _check_tensor_parallel(config, mesh.tensor)
     for each in optimizers:
         for entry in entries_of(each.key, each.node):
             for name in ("unfreeze_at_step", "unfreeze_at_epoch"):
                 if (value := getattr(entry, name)) is not None:
                     problem = "doesn't work with parallel=mesh: what is trained is fixed once the model is sharded"
                     raise ConfigError(f"{entry.key}.{name}", value, problem, "leave it out, or use parallel=ddp")
+
+
+def _check_tensor_parallel(config: Config, degree: int) -> None:
+    """Refuse what doesn't work if several ranks compute each layer together."""
+    for each in named_optimizers(config.optimizer):
+        if (target := each.node["_target_"]) == MUON:
+            problem = "needs whole matrices, and with parallel.tensor_degree above 1 a rank holds parts of them"
+            raise ConfigError(f"{each.key}._target_", target, problem, "use optimizer=adamw, or parallel=fsdp")
+    model = config.model
+    if model["_target_"] == GPT and model["num_heads"] % degree:
+        problem = f"doesn't divide model.num_heads={model['num_heads']}"
+        fitting = [str(number) for number in range(1, degree + 1) if model["num_heads"] % number == 0]
+        raise ConfigError("parallel.tensor_degree", degree, problem, f"use one of {', '.join(fitting)}")

@@ -14,6 +14,7 @@ OF_DDP = ("find_unused_parameters", "bucket_cap_mb", "static_graph", "gradient_a
 OF_MESH = (
     "replicate_degree",
     "shard_degree",
+    "tensor_degree",
     "blocks",
     "reshard_after_forward",
     "keep_gradients_whole",
@@ -64,8 +65,12 @@ class Parallel(require.Checked):
     of ranks allows."""
     shard_degree: Annotated[int | None, DEGREE] = -1
     """With `mesh`: number of ranks that hold a replica together, each a shard of its parameters, gradients and
-    optimizer states. null: the ranks of a node; -1: all ranks, divided by `replicate_degree`. The product of both
-    degrees must be the number of ranks."""
+    optimizer states. null: the ranks of a node, divided by `tensor_degree`; -1: all ranks, divided by the other degrees.
+    The product of the three degrees must be the number of ranks."""
+    tensor_degree: Annotated[int | None, DEGREE] = 1
+    """With `mesh`: number of ranks that compute each layer together, on the same samples (tensor parallelism). The model
+    or the task must have a plan for it, as hpctrain's GPT has. Must divide the ranks of a node. null: the ranks of a
+    node; -1: all ranks, divided by the other degrees."""
     blocks: list[str] = field(default_factory=list)
     """With `mesh`: names of the modules whose weights are gathered one module at a time, such as blocks.*; * and ?
     match within one part of the name, between dots. []: the task's `blocks`, or else the modules that the model
@@ -82,7 +87,7 @@ class Parallel(require.Checked):
     0: FSDP2 decides."""
 
     def __post_init__(self) -> None:
-        """Also refuse keys of another kind, which would have no effect, and two degrees that leave each other open."""
+        """Also refuse keys of another kind, which would have no effect, and degrees that leave each other open."""
         require.Checked.__post_init__(self)
         unused = OF_DDP if self.kind == "mesh" else OF_MESH
         for own in fields(self):
@@ -94,3 +99,6 @@ class Parallel(require.Checked):
         if self.replicate_degree == self.shard_degree == -1:
             remedy = "set one of the two to a number of ranks"
             raise ConfigError("parallel.shard_degree", -1, "only one degree may be -1, what the other leaves", remedy)
+        if self.tensor_degree == -1 in (self.replicate_degree, self.shard_degree):
+            remedy = "set parallel.shard_degree=1, or this one to a number of ranks"
+            raise ConfigError("parallel.tensor_degree", -1, "only one degree may be -1, what the others leave", remedy)

@@ -8,6 +8,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+_groups: list[dist.ProcessGroup] = []
+"""The group whose tensors are gathered, if it isn't that of all ranks."""
+
+
+def gather_over(group: dist.ProcessGroup | None) -> None:
+    """Gather the tensors of a group from now on: the ranks with other samples than this one; None for all ranks."""
+    _groups[:] = [] if group is None else [group]
+
 
 def all_gather_with_grad(tensor: Tensor) -> Tensor:
     """Concatenate the tensors of all ranks, in the order of the ranks; collective, also in the backward pass.
@@ -19,6 +27,8 @@ def all_gather_with_grad(tensor: Tensor) -> Tensor:
     For `Task.loss` only: ranks don't evaluate equally many batches. Ranks must pass the same number of rows. An epoch's
     last step can be smaller on some ranks, or repeat a sample on a rank that has none left: set `data.drop_last`, and a
     global batch size that the number of ranks times the micro-batch size divides.
+
+    Of ranks that compute each layer together, on the same samples, one counts.
 
     Args:
         tensor: of shape [n, ...], on this rank's device; the same shape and dtype on every rank.
@@ -38,14 +48,17 @@ def all_gather_with_grad(tensor: Tensor) -> Tensor:
 class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:  # noqa: ARG004 - torch passes it
-        gathered = tensor.new_empty((dist.get_world_size() * len(tensor), *tensor.shape[1:]))
-        dist.all_gather(list(gathered.chunk(dist.get_world_size())), tensor.contiguous())
+        group = _groups[0] if _groups else None
+        size = dist.get_world_size(group)
+        gathered = tensor.new_empty((size * len(tensor), *tensor.shape[1:]))
+        dist.all_gather(list(gathered.chunk(size)), tensor.contiguous(), group=group)
         return gathered
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:  # noqa: ARG004 - torch passes it
+        group = _groups[0] if _groups else None
         sent = gradients[0].contiguous()
         received = torch.empty_like(sent)
         # not reduce_scatter: here the ranks' parts are added in one fixed order, with any backend
-        dist.all_to_all_single(received, sent)
-        return received.view(dist.get_world_size(), -1, *sent.shape[1:]).sum(0)
+        dist.all_to_all_single(received, sent, group=group)
+        return received.view(dist.get_world_size(group), -1, *sent.shape[1:]).sum(0)

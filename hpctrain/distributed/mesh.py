@@ -20,14 +20,31 @@ class Mesh:
 
     Attributes:
         shape: its degrees.
-        device_mesh: torch's, with the dimension `shard`, after `replicate` if there are several replicas.
+        device_mesh: torch's, with the dimension `shard`, after `replicate` if there are several replicas, and before
+            `tensor` if several ranks compute each layer together.
         saving: a gloo group of all ranks for the threads that write checkpoints: they exchange messages while the
             training thread uses the other groups.
+        samples: ranks with other samples than this one, and itself: one of each group that computes layers together.
+            None if these are all ranks.
     """
 
     shape: MeshShape
     device_mesh: DeviceMesh
     saving: dist.ProcessGroup
+    samples: dist.ProcessGroup | None = None
+
+    @property
+    def data_mesh(self) -> DeviceMesh:
+        """The dimensions over which FSDP2 shards and replicates."""
+        if self.shape.tensor == 1:
+            return self.device_mesh
+        names = tuple(name for name in self.device_mesh.mesh_dim_names or () if name != "tensor")
+        return self.device_mesh[names]
+
+    @property
+    def tensor_mesh(self) -> DeviceMesh:
+        """The ranks that compute each layer together with this one."""
+        return self.device_mesh["tensor"]
 
 
 def form_mesh(shape: MeshShape, device: torch.device, store: Store, timeout: timedelta) -> Mesh:
@@ -41,7 +58,16 @@ def form_mesh(shape: MeshShape, device: torch.device, store: Store, timeout: tim
     """
     degrees = {name: degree for name, degree in shape.degrees.items() if degree > 1 or name == "shard"}
     device_mesh = init_device_mesh(device.type, tuple(degrees.values()), mesh_dim_names=tuple(degrees))
-    for group in device_mesh.get_all_groups():
+    mesh = Mesh(shape, device_mesh, gloo_group(store, timeout, SAVING), _group_with_other_samples(shape, device_mesh))
+    for group in [*device_mesh.get_all_groups(), *([] if mesh.samples is None else [mesh.samples])]:
         # torch gives a mesh's groups its own default of half an hour
         dist.distributed_c10d._set_pg_timeout(timeout, group)
-    return Mesh(shape, device_mesh, gloo_group(store, timeout, SAVING))
+    return mesh
+
+
+def _group_with_other_samples(shape: MeshShape, device_mesh: DeviceMesh) -> dist.ProcessGroup | None:
+    if shape.tensor == 1:
+        return None
+    if shape.replicate == 1:
+        return device_mesh.get_group("shard")
+    return device_mesh["replicate", "shard"]._flatten("samples").get_group()

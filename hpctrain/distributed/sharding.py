@@ -11,12 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
 from hpctrain.config.parallel import Parallel
 from hpctrain.distributed.blocks import find_blocks
 from hpctrain.distributed.mesh import Mesh
 from hpctrain.distributed.replica import LossModule
-from hpctrain.errors import TaskError
+from hpctrain.errors import ConfigError, TaskError
 from hpctrain.phrases import counted, listed
 
 BROADCAST_BYTES = 250 << 20
@@ -69,7 +70,8 @@ class ShardedLossModule(LossModule):
                 raise
             raise TaskError(
                 "the task or the model uses weights of a module outside of its forward pass, where each rank has only "
-                f"a shard of them ({error}): leave that module out of parallel.blocks"
+                f"a shard of them ({error}): leave that module out of parallel.blocks, or if parallel.tensor_degree is "
+                "above 1, name each module that computes with the divided ones in tensor_parallel_plan"
             ) from error
         if before != (after := self._versions()):
             changed = [name for (name, _, _), old, new in zip(self._places, before, after, strict=True) if old != new]
@@ -143,18 +145,23 @@ def shard_model(
         TaskError: a parameter can't be sharded.
     """
     _require_dimensions(model)
+    cut_at = _where_cut(model, mesh) if mesh.shape.tensor > 1 else None
     found = find_blocks(model, parallel.blocks or blocks)
     inside = {id(part) for block in found.values() for part in block.modules()}
     outside = [part for part in model.modules() if id(part) not in inside]
     for block in found.values():
         policy = _policy(block.modules(), compute_dtype, reduce_dtype)
         reshard = parallel.reshard_after_forward
-        fully_shard(block, mesh=mesh.device_mesh, mp_policy=policy, reshard_after_forward=reshard)
+        fully_shard(
+            block, mesh=mesh.data_mesh, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=cut_at
+        )
     _prefetch([cast(FSDPModule, block) for block in found.values()], parallel.prefetch_blocks)
     root = ShardedLossModule(model, outside)
     policy = _policy(outside, compute_dtype, reduce_dtype)
     # what belongs to no block is needed at the beginning and at the end of a pass, and stays gathered in between
-    fully_shard(root, mesh=mesh.device_mesh, mp_policy=policy, reshard_after_forward=False)
+    fully_shard(
+        root, mesh=mesh.data_mesh, mp_policy=policy, reshard_after_forward=False, shard_placement_fn=cut_at
+    )
     root.accumulating = _accumulating(root, mesh, parallel)
     if is_logged:
         _log_blocks(model, list(found))
@@ -191,6 +198,19 @@ def _policy(
     has_batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in modules)
     # inputs keep their format: autocast converts them where an operation wants that
     return MixedPrecisionPolicy(None if has_batch_norm else compute_dtype, reduce_dtype, cast_forward_inputs=False)
+
+
+def _where_cut(model: nn.Module, mesh: Mesh) -> Callable[[nn.Parameter], Shard | None]:
+    """Return what decides the dimension in which FSDP2 cuts a parameter that several ranks have divided already."""
+    # it imports the styles of tensor parallelism, which takes time
+    from hpctrain.distributed.tensor_parallel import second_dimension_is_cut
+
+    for name, parameter in model.named_parameters():
+        if second_dimension_is_cut(parameter) and parameter.shape[1] % mesh.shape.shard:
+            problem = f"doesn't divide the {parameter.shape[1]} columns of {name}, whose rows several ranks divide"
+            fitting = [str(n) for n in range(1, mesh.shape.shard + 1) if parameter.shape[1] % n == 0]
+            raise ConfigError("parallel.shard_degree", mesh.shape.shard, problem, f"use one of {', '.join(fitting)}")
+    return lambda parameter: Shard(1) if second_dimension_is_cut(parameter) else None
 
 
 def _accumulating(root: nn.Module, mesh: Mesh, parallel: Parallel) -> Callable[[], Any] | None:

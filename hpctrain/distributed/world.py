@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.mesh import MeshShape
+from hpctrain.distributed.all_gather import gather_over
 from hpctrain.distributed.devices import resolve_backend
 from hpctrain.distributed.flight_recorder import read_collectives
 from hpctrain.distributed.gloo_group import CONTROL, gloo_group
@@ -73,6 +74,26 @@ class World:
     def num_devices(self) -> int:
         """Number of devices over all ranks; a process on the CPU counts as one."""
         return self.size * max(1, len(self.gpus))
+
+    @property
+    def tensor_size(self) -> int:
+        """Number of ranks that compute each layer together, on the same samples."""
+        return 1 if self.mesh is None else self.mesh.shape.tensor
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of the samples this rank has, from 0; ranks that compute layers together have the same one."""
+        return self.rank // self.tensor_size
+
+    @property
+    def data_size(self) -> int:
+        """Number of shares of the samples: that of ranks, unless several of them compute each layer together."""
+        return self.size // self.tensor_size
+
+    @property
+    def counts_samples(self) -> bool:
+        """Whether this rank counts in sums over samples: the first one of those that compute layers together."""
+        return self.rank % self.tensor_size == 0
 
     @property
     def is_rank_zero(self) -> bool:
@@ -242,6 +263,7 @@ def join(
     # NCCL carries no CPU tensors, and its collectives would stall the GPU
     control = dist.group.WORLD if backend == "gloo" else gloo_group(store, timeout, CONTROL)
     mesh = None if mesh_shape is None else form_mesh(mesh_shape, devices[0], store, timeout)
+    gather_over(None if mesh is None else mesh.samples)
     return replace(world, backend=backend, control=control, store=store, mesh=mesh)
 
 

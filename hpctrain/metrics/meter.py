@@ -195,6 +195,19 @@ class Meter:
         return gathered
 
 
+class SilentMeter(Meter):
+    """The meter of a rank whose samples another rank counts; it takes part in the reductions, and adds nothing."""
+
+    def add_mean(self, name: str, mean: Tensor, count: int) -> None:
+        """Do nothing."""
+
+    def add_value(self, name: str, mean: Tensor | float, count: Tensor | float) -> None:
+        """Do nothing."""
+
+    def add_sum(self, name: str, total: Tensor, count: float | Tensor) -> None:
+        """Do nothing."""
+
+
 class Throughput:
     """Samples per second of an attempt; costs nothing per step.
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # its usual name
 
+from hpctrain.distributed.local_part import is_sharded
 from hpctrain.errors import ConfigError, TaskError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 
 class GPT(nn.Module):
@@ -24,6 +29,10 @@ class GPT(nn.Module):
         num_heads: attention heads; their number must divide the width.
         width: of the residual stream.
         dropout: probability, on embeddings, attention and residual branches.
+
+    With `parallel.tensor_degree` above 1, each rank has some of the attention heads, of the features between the layers
+    of a block, and of the embedding's tokens. Between the blocks, it has some of the positions. The logits are a DTensor
+    whose last dimension the ranks divide.
 
     Raises:
         ConfigError: the heads don't divide the width.
@@ -45,11 +54,13 @@ class GPT(nn.Module):
                 "model.num_heads", num_heads, f"doesn't divide model.width={width}", "choose a divisor of the width"
             )
         self.context_length = context_length
+        self.num_heads = num_heads
         self.tokens = nn.Embedding(vocab_size, width)
         self.places = nn.Embedding(context_length, width)
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(_Block(width, num_heads, dropout) for _ in range(num_layers))
         self.norm = nn.LayerNorm(width)
+        self.head = _Head()
         self._initialise(0.02, 0.02 / math.sqrt(2 * num_layers))
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
@@ -70,14 +81,25 @@ class GPT(nn.Module):
                 f"set model.context_length={length} or more"
             )
         mask = None
-        places = self.places.weight[:length]
         if documents is not None:
             mask = _causal_within(documents)
             places = self.places(_places_within(documents))
+        elif is_sharded(self.places.weight):
+            places = self.places(torch.arange(length, device=tokens.device)[None])
+        else:
+            places = self.places.weight[:length]
         stream = self.dropout(self.tokens(tokens) + places)
         for block in self.blocks:
             stream = block(stream, mask)
-        return F.linear(self.norm(stream), self.tokens.weight)
+        logits: Tensor = self.head(self.norm(stream), self.tokens.weight)
+        return logits
+
+    def tensor_parallel_plan(self) -> dict[str, ParallelStyle]:
+        """How ranks compute each layer together (`parallel.tensor_degree`)."""
+        # importing the styles takes half a second
+        from hpctrain.models.gpt_plan import tensor_parallel_plan
+
+        return tensor_parallel_plan(self.num_heads)
 
     def _initialise(self, deviation: float, residual_deviation: float) -> None:
         for name, parameter in self.named_parameters():
@@ -102,6 +124,13 @@ def _places_within(documents: Tensor) -> Tensor:
     return places - begins.cummax(1).values
 
 
+class _Head(nn.Module):
+    """The product with the embedding's weights: a module, so that a plan can divide it among ranks."""
+
+    def forward(self, stream: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(stream, weight)
+
+
 class _Attention(nn.Module):
     def __init__(self, width: int, num_heads: int, dropout: float) -> None:
         super().__init__()
@@ -112,12 +141,13 @@ class _Attention(nn.Module):
 
     def forward(self, stream: Tensor, mask: Tensor | None) -> Tensor:
         batch, length, width = stream.shape
-        heads = self.qkv(stream).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        # a rank may have some of the heads
+        heads = self.qkv(stream).view(batch, length, 3, -1, width // self.num_heads).permute(2, 0, 3, 1, 4)
         query, key, value = heads.unbind(0)
         # the function drops values in evaluation mode as well
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=mask is None)
-        out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
         return out
 
 

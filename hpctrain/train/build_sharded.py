@@ -52,6 +52,12 @@ def build_sharded_network(config: Config, task: Task, world: World, mesh: Mesh, 
     model, values = deferred_values(build)
     _refuse_keras(model)
     freeze(config.optimizer, model)
+    if mesh.shape.tensor > 1:
+        # importing the styles of tensor parallelism takes time
+        from hpctrain.distributed.tensor_parallel import divide, find_plan
+
+        # before anything wraps modules, since the plan has their names
+        divide(model, find_plan(model, task), mesh.tensor_mesh)
     if begin_training(model) and world.is_rank_zero:
         log.info("the model was built in evaluation mode: calling train() on it and all its modules")
     if kind in PURE_TYPES:

@@ -108,8 +108,8 @@ class Evaluation:
         self._loader = EvalLoader(
             dataset,
             micro_batch_size,
-            rank=world.rank,
-            world_size=world.size,
+            rank=world.data_rank,
+            world_size=world.data_size,
             collate_fn=task.collate_fn,
             workers=workers,
         )

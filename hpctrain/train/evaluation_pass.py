@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from hpctrain.data.eval_loader import EvalLoader
+from hpctrain.data.micro_batch import map_tensors
 from hpctrain.distributed.determinism import random_states_restored
+from hpctrain.distributed.local_part import whole
 from hpctrain.distributed.world import World
 from hpctrain.tasks.task import Task
 from hpctrain.train.task_log import AttachedLog
@@ -54,6 +57,9 @@ class EvaluationPass:
         moved = batch if device.type == "cpu" else self._task.to_device(batch, device)
         if self._sharded is None:
             return evaluate(self._model, moved)
+        if self._world.tensor_size > 1:
+            # with a model that divides its outputs among ranks, results are DTensors
+            evaluate = partial(_whole_results, evaluate)
         found: Mapping[str, Any] = self._sharded(lambda model: evaluate(model, moved))
         return found
 
@@ -74,3 +80,7 @@ class EvaluationPass:
             self._metrics.restored(),
         ):
             self(stand_in)
+
+
+def _whole_results(evaluate: Callable[..., Mapping[str, Any]], model: nn.Module, batch: Any) -> Any:
+    return map_tensors(whole, evaluate(model, batch))

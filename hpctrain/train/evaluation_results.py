@@ -11,11 +11,11 @@ import torch
 from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError, HpctrainError, TaskError, error_text
-from hpctrain.metrics.meter import Meter
 from hpctrain.phrases import counted
 from hpctrain.tasks.evaluation_contract import checked_results, checked_scores, checked_values
 from hpctrain.tasks.task import Task
 from hpctrain.train.gathering import Gathering, Values
+from hpctrain.train.meters import meter_of
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.task_metrics import TaskMetrics
 
@@ -58,7 +58,7 @@ class EvaluationResults:
         self._task_log = task_log
         self._world = world
         self._max_mb = max_gathered_mb
-        self._meter = Meter(world.device, world.sum_ if world.size > 1 else None, union=world.union)
+        self._meter = meter_of(world)
         self._summed: set[str] = set()
         self._gathering = Gathering(f"{self._kind}.evaluate", world)
         self._samples: dict[str, Values] = {}
@@ -88,8 +88,10 @@ class EvaluationResults:
             self._summed.add(f"{EVAL_PREFIX}{name}")
         if self._task_log.scalars:
             self._task_log.add_to_meter(self._meter, num_samples, (*found.sums, *found.per_sample))
-        self._gathering.add(round_index, num_samples, found.per_sample)
-        self._num_samples += num_samples
+        # ranks that compute layers together have the same results
+        if self._world.counts_samples:
+            self._gathering.add(round_index, num_samples, found.per_sample)
+            self._num_samples += num_samples
 
     def require_room(self, num_samples: int | None = None) -> None:
         """Refuse more than rank zero may get; collective.
@@ -102,6 +104,7 @@ class EvaluationResults:
         """
         growing, constant = self._metrics.num_gathered_bytes
         own = [self._num_samples, self._gathering.num_bytes + growing, constant, int(self.is_full)]
+        own = own if self._world.counts_samples else [0] * len(own)
         gathered = self._world.gather(own)
         totals = None if gathered is None else [sum(column) for column in zip(*gathered, strict=True)]
         seen, growing, constant, is_full = self._world.broadcast(totals)

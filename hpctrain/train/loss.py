@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hpctrain.data.micro_batch import MicroBatch, map_tensors
+from hpctrain.distributed.local_part import whole
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.loss_contract import Scalar, split_loss
 from hpctrain.tasks.task import Task
@@ -27,6 +28,7 @@ class Loss:
         precision: the kind, which decides the autocast.
         device: where the model is, or its first part.
         method: the task's method that computes the loss.
+        makes_whole: whether results may be DTensors, as those of a model are that divides its outputs among ranks.
         name: of the loss among several, for its metrics; empty for the only one.
 
     Attributes:
@@ -48,6 +50,7 @@ class Loss:
         device: torch.device,
         method: str = "loss",
         name: str = "",
+        makes_whole: bool = False,
     ) -> None:
         self.name = name
         self.method = f"{type(task).__name__}.{method}"
@@ -61,6 +64,7 @@ class Loss:
         self._meter = meter
         self._task_log = task_log
         self._device = device
+        self._makes_whole = makes_whole
         self._checked: set[str] = set()
         # what the newest loss returned beside it, which can't leave the forward pass with it
         self._others: dict[str, Scalar] | None = None
@@ -128,6 +132,8 @@ class Loss:
 
     def _compute_loss(self, batch: Any, model: nn.Module) -> Tensor:
         loss = self._compute(model, batch)
+        if self._makes_whole:
+            loss = map_tensors(whole, loss)
         if not isinstance(loss, Tensor) or loss.ndim:
             loss, self._others = split_loss(self.method, loss, self._checked, self._task_log.own_names)
         return loss

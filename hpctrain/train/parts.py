@@ -34,6 +34,7 @@ from hpctrain.train.callbacks import Callbacks
 from hpctrain.train.ema import Ema
 from hpctrain.train.ending import Ending
 from hpctrain.train.evaluation import Evaluation
+from hpctrain.train.meters import meter_of
 from hpctrain.train.optimizers import build_optimizers
 from hpctrain.train.state_check import StateCheck
 from hpctrain.train.step import TrainStep
@@ -125,8 +126,7 @@ class Parts:
 
     def new_meter(self, *names: str) -> Meter:
         """Make a meter over all ranks, with these names in every result."""
-        reduce = self.world.sum_ if self.world.size > 1 else None
-        return Meter(self.world.device, reduce, names=names, union=self.world.union)
+        return meter_of(self.world, *names)
 
     @property
     def total_steps(self) -> int:
@@ -218,7 +218,7 @@ class Parts:
             self.train_data,
             self._order(),
             self.plan,
-            rank=self.world.rank,
+            rank=self.world.data_rank,
             seed=self.config.seed,
             start_step=start_step,
             collate_fn=self.task.collate_fn,
@@ -254,8 +254,8 @@ class Parts:
         return BatchPlan(
             num_samples=num_samples,
             global_batch_size=trainer.global_batch_size,
-            micro_batch_size=trainer.micro_batch_size or trainer.global_batch_size // self.world.size,
-            world_size=self.world.size,
+            micro_batch_size=trainer.micro_batch_size or trainer.global_batch_size // self.world.data_size,
+            world_size=self.world.data_size,
             drop_last=self.config.data.drop_last,
         )
 

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpctrain.config.precision import Precision
@@ -39,13 +40,33 @@ def autocasting(compute: Compute, kind: str, device: torch.device) -> Compute:
     return compute if dtype is None else torch.autocast(device.type, dtype=dtype)(compute)
 
 
-def gradient_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler | None:
-    """Return the loss scaler of the kinds in `SCALED`; None for other kinds."""
+def gradient_scaler(
+    precision: Precision, device: torch.device, *, is_shared: bool = False
+) -> torch.amp.GradScaler | None:
+    """Return the loss scaler of the kinds in `SCALED`; None for other kinds.
+
+    Args:
+        precision: of the configuration.
+        device: of this rank.
+        is_shared: whether an overflow on one rank may be unknown to others that share its model.
+    """
     if precision.kind not in SCALED:
         return None
-    return torch.amp.GradScaler(
+    kind = _SharedScaler if is_shared else torch.amp.GradScaler
+    return kind(
         device.type, init_scale=precision.initial_loss_scale, growth_interval=precision.loss_scale_growth_steps
     )
+
+
+class _SharedScaler(torch.amp.GradScaler):
+    """A scaler of ranks that share parameters in different ways; they skip the same updates."""
+
+    def _unscale_grads_(self, *args: Any, **kwargs: Any) -> dict[torch.device, Tensor]:
+        # torch exchanges overflows over the mesh of the first gradient, which may lack a dimension
+        found: dict[torch.device, Tensor] = super()._unscale_grads_(*args, **kwargs)
+        for overflows in found.values():
+            dist.all_reduce(overflows, op=dist.ReduceOp.MAX)
+        return found
 
 
 def poor_fit(kind: str, device: torch.device) -> str | None:

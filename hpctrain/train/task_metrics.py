@@ -94,6 +94,9 @@ class TaskMetrics:
         """
         if not self._metrics or self._world.size == 1:
             return
+        if not self._world.counts_samples:
+            # ranks that compute layers together have the same results, and one of them counts
+            self.reset()
         states = list(self._states())
         updates = [count for metric in self._metrics.values() for count in num_updates(metric)]
         elementwise = [state for state in states if state.is_elementwise]

@@ -96,7 +96,8 @@ class TaskState:
         if self._world.size == 1:
             return [self._copy()]
         sent = self._world.gather_bytes(packed(self._copy()))
-        return None if sent is None else [unpacked(data) for data in sent]
+        # ranks that compute layers together have the same state
+        return None if sent is None else [unpacked(data) for data in sent[:: self._world.tensor_size]]
 
     def restore(self, saved: Sequence[Mapping[str, Any]] | None) -> None:
         """Give the task its state from a checkpoint; not collective.
@@ -116,14 +117,14 @@ class TaskState:
             if warns:
                 log.warning("the checkpoint has no task state: %s starts with a fresh one", self._name)
             return
-        same_size = len(saved) == self._world.size
+        same_size = len(saved) == self._world.data_size
         if not same_size and warns:
             log.warning(
                 "%d ranks saved a task state, and this attempt has %d: each rank gets rank zero's",
                 len(saved),
-                self._world.size,
+                self._world.data_size,
             )
-        entry = saved[self._world.rank if same_size else 0]
+        entry = saved[self._world.data_rank if same_size else 0]
         places = zip(iterate_tensors(entry["state"]), entry["places"], strict=True)
         devices = {id(tensor): device_at(place, self._world.devices) for tensor, place in places}
         # a copy: the tensors of a loaded checkpoint are mapped from its files, which retention removes

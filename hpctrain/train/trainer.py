@@ -84,7 +84,7 @@ class Trainer:
         self._saver = self._new_saver()
         self._checkpointing = Checkpointing(self._parts, directory, self._saver, claim=claim)
         # the parts were built from the same numbers on all ranks; from here on each rank draws its own
-        seed_everything(rank_seed(config.seed, world.rank))
+        seed_everything(rank_seed(config.seed, world.data_rank))
         times.enter("load_s")
         start = self._resume()
         self._loader = self._parts.loader(start.step, self._parts.stream_state.bookmarks)
@@ -241,7 +241,7 @@ class Trainer:
 
     def _micro_batches(self) -> Generator[MicroBatch, None, None]:
         micro_batches = self._loader.micro_batches(self._transfer())
-        if not self._config.logger.samples:
+        if not self._config.logger.samples or not self._world.counts_samples:
             return micro_batches
         return log_samples(micro_batches, self._directory.sample_log(self._world.rank), self.step)
 

@@ -67,13 +67,20 @@ def build_turns(
         if not callable(getattr(task, method, None)):
             raise TaskError(f"{type(task).__name__} has no method {method}, which {own[0].named.key}.loss names")
         loss = Loss(
-            task, meter, task_log, precision=config.precision.kind, device=world.device, method=method, name=name
+            task,
+            meter,
+            task_log,
+            precision=config.precision.kind,
+            device=world.device,
+            method=method,
+            name=name,
+            makes_whole=world.tensor_size > 1,
         )
         module = TrainedModule(
             network.model, _trained_from(network, own, span), replicate=_replicate(network, config, world)
         )
-        scaler = gradient_scaler(config.precision, world.device)
-        updates = [_update(config, each, scaler, span) for each in own]
+        scaler = gradient_scaler(config.precision, world.device, is_shared=world.tensor_size > 1)
+        updates = [_update(config, each, scaler, span, is_mixed=world.tensor_size > 1) for each in own]
         update = JointUpdate(updates, meter, scaler=scaler, master=network.master)
         turns.append(Turn(loss, module, update, every_steps=own[0].named.every_steps))
     _require_own_rates(optimizers, [update for turn in turns for update in turn.update.updates], config)
@@ -102,7 +109,9 @@ def _by_loss(optimizers: Sequence[BuiltOptimizer]) -> dict[str, list[BuiltOptimi
     return losses
 
 
-def _update(config: Config, built: BuiltOptimizer, scaler: torch.amp.GradScaler | None, span: Span) -> Update:
+def _update(
+    config: Config, built: BuiltOptimizer, scaler: torch.amp.GradScaler | None, span: Span, *, is_mixed: bool
+) -> Update:
     named, optimizer = built.named, built.optimizer
     if named.schedule is None:
         schedule, key = config.schedule, "schedule"
@@ -119,7 +128,7 @@ def _update(config: Config, built: BuiltOptimizer, scaler: torch.amp.GradScaler 
             base_lr=built.base_lr,
         ),
         name=named.name,
-        clipping=Clipping.configured(_bounds(config.trainer, built), optimizer),
+        clipping=Clipping.configured(_bounds(config.trainer, built), optimizer, is_mixed=is_mixed),
         scaler=scaler,
         every_steps=named.every_steps,
     )

@@ -18,19 +18,23 @@ class Clipping:
     Args:
         trainer: gives the bounds, and whether the norm is logged without one.
         optimizer: over the parameters whose gradients are clipped.
+        is_mixed: whether ranks may share these parameters in different ways.
     """
 
-    def __init__(self, trainer: Trainer, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, trainer: Trainer, optimizer: torch.optim.Optimizer, *, is_mixed: bool = False) -> None:
         self._norm = trainer.clip_grad_norm
         self._value = trainer.clip_grad_value
         self._measures = trainer.log_grad_norm
         self._parameters = parameters_of(optimizer)
+        self._is_mixed = is_mixed
 
     @classmethod
-    def configured(cls, trainer: Trainer, optimizer: torch.optim.Optimizer) -> Clipping | None:
+    def configured(
+        cls, trainer: Trainer, optimizer: torch.optim.Optimizer, *, is_mixed: bool = False
+    ) -> Clipping | None:
         """Make the clipping; None if gradients are neither clipped nor measured."""
         clips = trainer.clip_grad_norm is not None or trainer.clip_grad_value is not None
-        return cls(trainer, optimizer) if clips or trainer.log_grad_norm else None
+        return cls(trainer, optimizer, is_mixed=is_mixed) if clips or trainer.log_grad_norm else None
 
     def __call__(self) -> Tensor | None:
         """Clip the gradients.
@@ -39,12 +43,26 @@ class Clipping:
             Their 2-norm before clipping, 0-d; None if it is neither bounded nor logged.
         """
         norm = None
-        if self._norm is not None:
+        if self._is_mixed:
+            norm = self._of_mixed()
+        elif self._norm is not None:
             norm = whole(nn.utils.clip_grad_norm_(self._parameters, self._norm))
         elif self._measures:
             norm = whole(nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None]))
         if self._value is not None:
             nn.utils.clip_grad_value_(self._parameters, self._value)
+        return norm
+
+    def _of_mixed(self) -> Tensor | None:
+        # only where a mesh is: it imports torch's DTensor, which takes half a second
+        from hpctrain.distributed.gradients import clip, total_norm
+
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        if not gradients or not (self._measures or self._norm is not None):
+            return None
+        norm = total_norm(gradients)
+        if self._norm is not None:
+            clip(gradients, norm, self._norm)
         return norm
 
 

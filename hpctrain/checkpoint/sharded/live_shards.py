@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -17,7 +17,7 @@ from hpctrain.checkpoint.sharded.chunk import Chunk
 from hpctrain.checkpoint.sharded.stored_marker import marker
 from hpctrain.checkpoint.state import NAMED, LiveState, PlainNames, Snapshot, parameter_names, tensors_in
 from hpctrain.distributed.local_part import is_sharded, local_part
-from hpctrain.distributed.sharded_tensor import local_region, replicas
+from hpctrain.distributed.sharded_tensor import local_pieces, replicas
 from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointError
 from hpctrain.run.region import Region
@@ -35,17 +35,24 @@ class Part:
         shape: of the whole tensor.
         region: of the part.
         tensor: the part; on the device.
+        number: of the part, among those of this tensor that this rank writes.
     """
 
     path: Path
     shape: tuple[int, ...]
     region: Region
     tensor: Tensor
+    number: int = 0
 
     @property
     def name(self) -> str:
         """The name of the tensor in the checkpoint's index."""
         return ".".join(self.path)
+
+    @property
+    def key(self) -> str:
+        """A name of the part that no other one of this rank has; that of the tensor for the first."""
+        return f"{self.name}#{self.number}" if self.number else self.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +60,10 @@ class ShardedSnapshot(Snapshot):
     """What one rank writes of a checkpoint, in host memory.
 
     Attributes:
-        model: of each part that this rank writes, by the tensor's name, its elements; also of optimizer states and
-            averages.
+        model: of each part that this rank writes, by its key, its elements; also of optimizer states and averages.
         optimizer: on rank zero, its state dict, in which a marker stands for each sharded tensor; empty on the others.
         state: on rank zero, as of a `Snapshot`, with such markers; elsewhere only the fields of `Head`.
-        parts: shape, region and path of each part, by the tensor's name.
+        parts: shape, region and path of each part, by its key.
         ties: of the model's tensors that have several names, the path of each further one, with that of the first.
         extra_state: on rank zero, entries of the model that aren't tensors, by plain name.
     """
@@ -70,14 +76,14 @@ class ShardedSnapshot(Snapshot):
     def chunks(self) -> list[Chunk]:
         """The parts, as they are written."""
         return [
-            Chunk(name=name, shape=part.shape, region=part.region, tensor=self.model[name])
-            for name, part in self.parts.items()
+            Chunk(name=part.name, shape=part.shape, region=part.region, tensor=self.model[key])
+            for key, part in self.parts.items()
         ]
 
     @property
     def paths(self) -> dict[str, Path]:
         """The path of each tensor of which this rank writes a part."""
-        return {name: part.path for name, part in self.parts.items()}
+        return {part.name: part.path for part in self.parts.values()}
 
 
 @dataclass(frozen=True)
@@ -106,15 +112,15 @@ class LiveShards(LiveState):
         """
         copy = HostCopy(everything=copied, page_locked=page_locked)
         kept = into or Snapshot(model={}, optimizer={}, state={})
-        parts = {part.name: part for part in self._parts()}
-        tensors = {name: copy.of(part.tensor, kept.model.get(name), name) for name, part in parts.items()}
+        parts = {part.key: part for part in self._parts()}
+        tensors = {key: copy.of(part.tensor, kept.model.get(key), key) for key, part in parts.items()}
         optimizer, state, extra_state = self._trees()
         snapshot = ShardedSnapshot(
             model=tensors,
             optimizer=copy.of(optimizer, kept.optimizer, "optimizer"),
             state=copy.of(state, kept.state, "state"),
             # the regions alone: the parts themselves are overwritten by the next step
-            parts={name: Part(part.path, part.shape, part.region, tensors[name]) for name, part in parts.items()},
+            parts={key: replace(part, tensor=tensors[key]) for key, part in parts.items()},
             ties=self._ties,
             extra_state=copy.of(extra_state, None, "model"),
         )
@@ -163,18 +169,20 @@ class LiveShards(LiveState):
     def _own(self, path: Path, tensor: Tensor) -> Iterator[Part]:
         """Yield this rank's part, unless another rank writes the same one, or it is empty."""
         try:
-            region = local_region(tensor)
+            pieces = local_pieces(tensor)
         except ValueError as error:
             raise CheckpointError(f"{'.'.join(path)}: {error}") from error
         if is_sharded(tensor):
-            same = replicas(tensor, self.world.size)
+            same = replicas(tensor, self.world.size, None if self.world.mesh is None else self.world.mesh.device_mesh)
             # spread over the replicas, so that each of them writes about as much
             writer = same[zlib.crc32(".".join(path).encode()) % len(same)]
         else:
             # buffers: what the ranks have differs, and that of rank zero counts
             writer = 0
         if writer == self.world.rank:
-            yield Part(path, tuple(tensor.shape), region, local_part(tensor).detach())
+            own = local_part(tensor).detach()
+            for number, piece in enumerate(pieces):
+                yield Part(path, tuple(tensor.shape), piece.region, own[piece.place.slices()], number)
 
     @cached_property
     def _states(self) -> list[tuple[Path, Mapping[str, Any]]]:

@@ -115,7 +115,7 @@ class ShardedWriter:
         weights = [chunk for chunk in chunks if chunk.name.startswith(MODEL_PREFIX)]
         # side by side: checksums, sums and writes all release the GIL
         with ThreadPoolExecutor(self._num_files + 1) as threads:
-            sums = threads.submit(lambda: {chunk.name: list(partial_sums(chunk)) for chunk in weights})
+            sums = threads.submit(lambda: _added_up({chunk.name: partial_sums(chunk)} for chunk in weights))
             files = [
                 threads.submit(write_chunks, path / f"__{self._world.rank}_{number}.distcp", own)
                 for number in range(self._num_files)
@@ -172,8 +172,8 @@ def _index(shapes: Mapping[str, Any], written: Sequence[WrittenFile]) -> dict[st
     }
 
 
-def _added_up(sums: Iterable[Mapping[str, Sequence[str]]]) -> dict[str, tuple[int, ...]]:
-    """Add up the sums of all ranks, by the tensor's name."""
+def _added_up(sums: Iterable[Mapping[str, Sequence[int | str]]]) -> dict[str, tuple[int, ...]]:
+    """Add up the sums of chunks or ranks, by the tensor's name."""
     found: dict[str, tuple[int, ...]] = {}
     for own in sums:
         for name, lanes in own.items():
