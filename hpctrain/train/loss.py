@@ -133,7 +133,8 @@ class Loss:
     def _compute_loss(self, batch: Any, model: nn.Module) -> Tensor:
         loss = self._compute(model, batch)
         if self._makes_whole:
-            loss = map_tensors(whole, loss)
+            # copies: of a view, FSDP2 warns that changes in place would harm it
+            loss = map_tensors(lambda value: whole(value).clone(), loss)
         if not isinstance(loss, Tensor) or loss.ndim:
             loss, self._others = split_loss(self.method, loss, self._checked, self._task_log.own_names)
         return loss

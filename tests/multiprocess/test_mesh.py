@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
 import torch
+from compared_runs import losses, taken, weights
 
 from hpctrain import Run
 from hpctrain.checkpoint.read import load
@@ -21,18 +21,6 @@ TRAINING = (
 """Five steps an epoch, the last one partial; 18 is divided unevenly among 4 ranks."""
 FSDP = ("parallel=fsdp",)
 HSDP = ("parallel=mesh", "parallel.replicate_degree=2")
-
-
-def losses(run):
-    return [entry["train/loss"] for entry in run.metrics if "train/loss" in entry]
-
-
-def weights(run, step):
-    """All saved weights and averages, whole."""
-    found = load(run.directory.checkpoint(step))
-    tensors = {name: getattr(value, "read", lambda value=value: value)() for name, value in found.model.items()}
-    averages = {name: getattr(value, "read", lambda value=value: value)() for name, value in found.extra["ema"].items()}
-    return tensors, averages
 
 
 @pytest.fixture(scope="module")
@@ -160,16 +148,6 @@ def test_a_run_continues_on_any_mesh(train, name):
     for found, expected in zip(weights(run, 20), weights(straight, 20), strict=True):
         for tensor, value in expected.items():
             torch.testing.assert_close(found[tensor], value, rtol=1e-3, atol=1e-4, msg=tensor)
-
-
-def taken(run):
-    """The samples of each step, over all ranks."""
-    steps = {}
-    for path in run.directory.logs.glob("samples_*.jsonl"):
-        for line in path.read_text().splitlines():
-            entry = json.loads(line)
-            steps.setdefault(entry["step"], []).extend(entry["samples"])
-    return {step: sorted(samples) for step, samples in sorted(steps.items())}
 
 
 @pytest.mark.nightly

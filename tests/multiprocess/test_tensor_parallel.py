@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_mesh import losses, nightly, taken, weights
+from compared_runs import losses, weights
 
 QUIET = ("task=custom", "task._target_=divided.Divided", "logger.tensorboard=false", "checkpoint.keep=100")
 SMALL = (*QUIET, "trainer.global_batch_size=16", "trainer.max_steps=20", "logger.every_steps=1", "optimizer.lr=0.01")
 SMALL += ("trainer.clip_grad_norm=0.5", "trainer.ema_decay=0.8")
 TP = ("parallel=tp",)
 FSDP_TP = ("parallel=fsdp_tp", "parallel.tensor_degree=2")
+
+
+def nightly(*values):
+    return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 @pytest.mark.parametrize(
