@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compared_runs import losses, weights
+from compared_runs import losses, taken, weights
 
 QUIET = ("task=custom", "task._target_=divided.Divided", "logger.tensorboard=false", "checkpoint.keep=100")
 SMALL = (*QUIET, "trainer.global_batch_size=16", "trainer.max_steps=20", "logger.every_steps=1", "optimizer.lr=0.01")
@@ -23,6 +23,9 @@ def nightly(*values):
         (2, TP),
         (4, (*FSDP_TP, "trainer.micro_batch_size=2", "trainer.activation_checkpointing=[blocks.*]")),
         nightly(4, TP),
+        (4, (*FSDP_TP, "task._target_=divided.Own")),
+        nightly(2, (*TP, "task._target_=divided.Own", "trainer.clip_grad_norm=null", "trainer.clip_grad_value=0.001")),
+        nightly(2, (*TP, "optimizer=sgd", "optimizer.momentum=0.9", "trainer.log_grad_norm=true")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
 )
@@ -42,3 +45,88 @@ def test_the_losses_of_one_device(train, world_size, words):
             torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-9, msg=name)
     evaluated = [[entry for entry in each.metrics if "eval/loss" in entry] for each in (run, one)]
     assert evaluated[0][-1]["eval/loss"] == pytest.approx(evaluated[1][-1]["eval/loss"], rel=1e-9)
+
+
+STOPS = {
+    (2, TP): ["1:3:SIGTERM"],
+    (4, FSDP_TP): ["3:2:SIGTERM", "0:3:SIGUSR2"],
+    (4, (*FSDP_TP, "precision=bf16", "task._target_=divided.Single")): ["1:2:SIGTERM"],
+    (2, (*TP, "precision=bf16_pure", "task._target_=divided.Single")): ["1:2:SIGTERM"],
+    (4, (*FSDP_TP, "precision=fp16", "task._target_=divided.Single", "+task.partial=true")): ["1:2:SIGTERM"],
+    (2, (*TP, "+task.dropout=0.3")): ["0:2:SIGTERM"],
+}
+GATE = [(4, FSDP_TP)]
+
+
+@pytest.mark.parametrize(("world_size", "words"), [key if key in GATE else nightly(*key) for key in STOPS], ids=str)
+def test_an_interrupted_run_is_the_straight_run(train, world_size, words):
+    words = [*SMALL, "trainer.max_steps=8", "trainer.eval_every_steps=3", *words]
+    code, straight, output = train("straight", *words, world_size=world_size)
+    assert code == 0, output
+    acts = STOPS[world_size, tuple(words[len(SMALL) + 2 :])]
+    for number, act in enumerate([*acts, ""]):
+        code, run, output = train("run", *words, world_size=world_size, TRIAL_ACT=act)
+        assert code == (4 if number < len(acts) else 0), output
+    assert len(run.attempts) == len(acts) + 1
+    assert (run.digest, run.metrics) == (straight.digest, straight.metrics)
+
+
+@pytest.mark.nightly
+def test_a_killed_run_continues_from_its_last_save(train):
+    words = [*SMALL, *FSDP_TP, "trainer.max_steps=8"]
+    code, straight, output = train("straight", *words, world_size=4)
+    assert code == 0, output
+    words += ["checkpoint.every_steps=3", "checkpoint.asynchronous=false"]
+    kills = ",".join(f"{rank}:8:SIGKILL" for rank in range(4))
+    code, run, output = train("run", *words, world_size=4, TRIAL_ACT=kills)
+    assert code == -9, output
+    assert run.steps == [3, 6]
+    code, run, output = train("run", *words, world_size=4)
+    assert code == 0, output
+    assert (run.digest, run.metrics) == (straight.digest, straight.metrics)
+
+
+FSDP = ("parallel=fsdp",)
+MOVES = {
+    "through every kind": [(2, FSDP), (2, TP), (4, FSDP_TP), (2, ()), (4, FSDP_TP), (2, FSDP)],
+    "from one device and back": [(1, ()), (2, TP), (1, ()), (4, FSDP_TP), (4, TP)],
+    "short": [(2, FSDP), (2, TP), (1, ())],
+}
+
+
+@pytest.mark.parametrize("name", [nightly("through every kind"), nightly("from one device and back"), "short"])
+def test_a_run_continues_on_any_mesh(train, name):
+    """Each step has the same samples, and in fp64 the same loss; a stop in every stage but the last one."""
+    stages = MOVES[name]
+    words = [*SMALL, "logger.samples=true", f"trainer.max_steps={3 * len(stages)}"]
+    code, straight, output = train("straight", *words)
+    assert code == 0, output
+    for number, (world_size, mesh) in enumerate(stages):
+        last = number == len(stages) - 1
+        act = "" if last else f"{world_size - 1}:2:SIGTERM"
+        more = [] if number == 0 else ["resume.allow_config_change=true"]
+        code, run, output = train("run", *words, *mesh, *more, world_size=world_size, TRIAL_ACT=act)
+        assert code == (0 if last else 4), output
+    assert len(run.attempts) == len(stages)
+    assert taken(run) == taken(straight)
+    assert losses(run) == pytest.approx(losses(straight), rel=1e-9)
+    for found, expected in zip(weights(run, run.steps[-1]), weights(straight, run.steps[-1]), strict=True):
+        for tensor, value in expected.items():
+            torch.testing.assert_close(found[tensor], value, rtol=1e-8, atol=1e-9, msg=tensor)
+
+
+@pytest.mark.nightly
+def test_weights_are_restored_bit_for_bit_on_every_mesh(train):
+    """With a rate so small that no update changes a weight; the first checkpoint has the initial ones."""
+    words = [*SMALL, "optimizer.lr=1e-30"]
+    code, one, output = train("one", *words, "trainer.max_steps=1")
+    assert code == 0, output
+    expected, _ = weights(one, 1)
+    for number, (world_size, mesh) in enumerate([(4, FSDP_TP), (2, TP), (3, FSDP), (4, TP), (2, ()), (4, FSDP_TP)]):
+        more = ["resume.allow_config_change=true", f"trainer.max_steps={1 + number}"]
+        more += ["trainer.global_batch_size=12"] if world_size == 3 else []
+        code, run, output = train("run", *words, *mesh, *more, world_size=world_size)
+        assert code == 0, output
+        found, _ = weights(run, 1 + number)
+        # biases are zeros at first, and move by the rate
+        assert all(torch.allclose(found[name], value, rtol=0, atol=1e-25) for name, value in expected.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from doubled import LENGTH, VOCABULARY, Doubled
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from trial import Trial
 
 from hpctrain.models.gpt import GPT
@@ -29,8 +29,46 @@ class Divided(Trial, Doubled):
         return Doubled.eval_dataset(self)
 
     def loss(self, model, batch):
-        self.called()
+        if torch.is_grad_enabled():
+            self.called()
         loss = Doubled.loss(self, model, batch)
         return loss * self.factor
 
     evaluate = Doubled.evaluate
+
+
+class Single(Divided):
+    """The same in single precision; if partial, with norms that no plan names, and that each rank has by itself."""
+
+    def __init__(self, partial=False, **options):
+        super().__init__(**options)
+        self.partial = partial
+
+    def build_model(self):
+        return (Plain() if self.partial else super().build_model()).float()
+
+
+class Plain(nn.Module):
+    """A model of a user's own, whose plan names two of its layers."""
+
+    def __init__(self, width=24):
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.norm = nn.LayerNorm(width)
+        self.into = nn.Linear(width, 4 * width)
+        self.out = nn.Linear(4 * width, width)
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, tokens):
+        stream = self.tokens(tokens)
+        return self.head(stream + self.out(self.into(self.norm(stream)).relu()))
+
+    def tensor_parallel_plan(self):
+        return {"into": ColwiseParallel(), "out": RowwiseParallel()}
+
+
+class Own(Divided):
+    """Trains the user's model, in double precision."""
+
+    def build_model(self):
+        return Plain().double()
