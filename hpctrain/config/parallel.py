@@ -68,9 +68,9 @@ class Parallel(require.Checked):
     optimizer states. null: the ranks of a node, divided by `tensor_degree`; -1: all ranks, divided by the other degrees.
     The product of the three degrees must be the number of ranks."""
     tensor_degree: Annotated[int | None, DEGREE] = 1
-    """With `mesh`: number of ranks that compute each layer together, on the same samples (tensor parallelism). The model
-    or the task must have a plan for it, as hpctrain's GPT has. Must divide the ranks of a node. null: the ranks of a
-    node; -1: all ranks, divided by the other degrees."""
+    """With `mesh`: number of ranks that compute each layer together, on the same samples (tensor parallelism). The
+    model or the task must have a plan for it, as hpctrain's GPT has. Must divide the ranks of a node. null: the ranks
+    of a node; -1: all ranks, divided by the other degrees."""
     blocks: list[str] = field(default_factory=list)
     """With `mesh`: names of the modules whose weights are gathered one module at a time, such as blocks.*; * and ?
     match within one part of the name, between dots. []: the task's `blocks`, or else the modules that the model

@@ -141,14 +141,15 @@ def _spans(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Placement
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, "this rank isn't part of the mesh"
     found: list[Spans] = [((0, size),) for size in shape]
+    sizes = mesh.mesh.shape
     # from the outermost dimension of the mesh inwards, as torch defines placements
     for number, placement in enumerate(placements):
         if isinstance(placement, _StridedShard):
             spans, factor = found[placement.dim], placement.split_factor
-            each = (_chunk(_chunk(spans, one, factor), coordinate[number], mesh.size(number)) for one in range(factor))
+            each = (_chunk(_chunk(spans, one, factor), coordinate[number], sizes[number]) for one in range(factor))
             found[placement.dim] = _joined(span for chunk in each for span in chunk)
         elif isinstance(placement, Shard):
-            found[placement.dim] = _chunk(found[placement.dim], coordinate[number], mesh.size(number))
+            found[placement.dim] = _chunk(found[placement.dim], coordinate[number], sizes[number])
     return found
 
 

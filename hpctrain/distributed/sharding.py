@@ -159,9 +159,7 @@ def shard_model(
     root = ShardedLossModule(model, outside)
     policy = _policy(outside, compute_dtype, reduce_dtype)
     # what belongs to no block is needed at the beginning and at the end of a pass, and stays gathered in between
-    fully_shard(
-        root, mesh=mesh.data_mesh, mp_policy=policy, reshard_after_forward=False, shard_placement_fn=cut_at
-    )
+    fully_shard(root, mesh=mesh.data_mesh, mp_policy=policy, reshard_after_forward=False, shard_placement_fn=cut_at)
     root.accumulating = _accumulating(root, mesh, parallel)
     if is_logged:
         _log_blocks(model, list(found))

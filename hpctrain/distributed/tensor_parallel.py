@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, cast
@@ -62,21 +63,27 @@ class FusedColumnwise(ParallelStyle):
                 bias = whole_bias.view(self.parts, ranks, -1)[:, own].flatten()
             return linear(given, weight, bias)
 
-        layer.forward = forward  # type: ignore[method-assign]
+        layer.forward = forward  # type: ignore[method-assign, assignment]
         return module
 
     def _cut(self, weight: Tensor, mesh: DeviceMesh) -> DTensor:
         """Return this rank's rows of each matrix."""
         placement: Placement = _StridedShard(0, split_factor=self.parts)
-        rows = weight.unflatten(0, (self.parts, mesh.size(), -1))[:, mesh.get_local_rank()].flatten(0, 1)
+        parts = weight.view(self.parts, mesh.size(), -1, weight.shape[1])
+        rows = parts[:, mesh.get_local_rank()].flatten(0, 1)
         shape: Any = weight.shape
         return DTensor.from_local(
             rows.contiguous(), mesh, [placement], run_check=False, shape=shape, stride=weight.stride()
         )
 
 
-def find_plan(model: nn.Module, task: object) -> Mapping[str, ParallelStyle]:
+def find_plan(model: nn.Module, task: object, ranks: int) -> Mapping[str, ParallelStyle]:
     """Return the plan of the task, or else that of the model.
+
+    Args:
+        model: of the training.
+        task: of the training.
+        ranks: number of ranks that are to compute each layer together.
 
     Raises:
         ConfigError: neither has one.
@@ -91,9 +98,9 @@ def find_plan(model: nn.Module, task: object) -> Mapping[str, ParallelStyle]:
             name = f"{type(owner).__name__}.tensor_parallel_plan"
             raise TaskError(f"{name} must return a dict of names and styles of torch.distributed.tensor.parallel")
         return plan
-    problem = f"{type(model).__name__} has no plan, and neither has {type(task).__name__}"
+    problem = f"{type(model).__name__} has no plan for it, and neither has {type(task).__name__}"
     remedy = "define tensor_parallel_plan in one of them (docs/how_to/large_models.md), or use parallel=fsdp"
-    raise ConfigError("parallel.tensor_degree", "above 1", problem, remedy)
+    raise ConfigError(KEY, ranks, problem, remedy)
 
 
 def divide(model: nn.Module, plan: Mapping[str, ParallelStyle], mesh: DeviceMesh) -> None:
@@ -120,6 +127,9 @@ def divide(model: nn.Module, plan: Mapping[str, ParallelStyle], mesh: DeviceMesh
         for module in matching:
             parallelize_module(module, mesh, style)
     _share_again(model, before)
+    # It warns of the two steps in which it gathers a weight that two dimensions of the mesh cut: a callback may ask for
+    # that, and the training never does.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     # Torch has this as a context around the forward and the backward pass. These belong to different functions here,
     # and without the context, the operations that it replaces gather all logits.
     _open_contexts.close()
@@ -149,6 +159,6 @@ def _layout(tensor: Tensor) -> object:
 
 
 def second_dimension_is_cut(parameter: Tensor) -> bool:
-    """Whether FSDP2 has to cut a parameter in its second dimension, since the first one consists of several matrices."""
+    """Whether FSDP2 has to cut a parameter in its second dimension, since the first one has several matrices."""
     placements = parameter.placements if isinstance(parameter, DTensor) else ()
     return any(isinstance(placement, _StridedShard) for placement in placements)

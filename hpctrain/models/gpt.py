@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,8 @@ class GPT(nn.Module):
         dropout: probability, on embeddings, attention and residual branches.
 
     With `parallel.tensor_degree` above 1, each rank has some of the attention heads, of the features between the layers
-    of a block, and of the embedding's tokens. Between the blocks, it has some of the positions. The logits are a DTensor
-    whose last dimension the ranks divide.
+    of a block, and of the embedding's tokens. Between the blocks, it has some of the positions. The logits are a
+    DTensor whose last dimension the ranks divide.
 
     Raises:
         ConfigError: the heads don't divide the width.
@@ -81,18 +81,18 @@ class GPT(nn.Module):
                 f"set model.context_length={length} or more"
             )
         mask = None
+        places = None
+        if is_sharded(self.places.weight):
+            tokens, documents, places = self._for_several_ranks(tokens, documents)
         if documents is not None:
             mask = _causal_within(documents)
-            places = self.places(_places_within(documents))
-        elif is_sharded(self.places.weight):
-            places = self.places(torch.arange(length, device=tokens.device)[None])
-        else:
-            places = self.places.weight[:length]
+        if places is None:
+            places = self.places.weight[:length] if documents is None else self.places(_places_within(documents))
         stream = self.dropout(self.tokens(tokens) + places)
         for block in self.blocks:
             stream = block(stream, mask)
         logits: Tensor = self.head(self.norm(stream), self.tokens.weight)
-        return logits
+        return logits if logits.shape[1] == length else logits[:, :length]
 
     def tensor_parallel_plan(self) -> dict[str, ParallelStyle]:
         """How ranks compute each layer together (`parallel.tensor_degree`)."""
@@ -100,6 +100,20 @@ class GPT(nn.Module):
         from hpctrain.models.gpt_plan import tensor_parallel_plan
 
         return tensor_parallel_plan(self.num_heads)
+
+    def _for_several_ranks(self, tokens: Tensor, documents: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return tokens and documents whose positions the ranks divide evenly, and the places of this rank's own.
+
+        What is appended comes last, so that no other token sees it.
+        """
+        weight: Any = self.places.weight
+        tokens = F.pad(tokens, (0, -tokens.shape[1] % weight.device_mesh.size()))
+        if documents is None:
+            numbers = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        else:
+            documents = F.pad(documents, (0, tokens.shape[1] - documents.shape[1]), value=-1)
+            numbers = _places_within(documents)
+        return tokens, documents, self.places(numbers.clamp(max=self.context_length - 1))
 
     def _initialise(self, deviation: float, residual_deviation: float) -> None:
         for name, parameter in self.named_parameters():

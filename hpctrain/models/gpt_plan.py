@@ -53,7 +53,10 @@ class _LookUpOwnPositions(ParallelStyle):
     """An embedding that each rank has whole, and reads for its own positions."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return distribute_module(module, device_mesh, None, _own_positions, _plain)
+        # torch declares that these return nothing, and uses what they return
+        before: Any = _own_positions
+        after: Any = _plain
+        return distribute_module(module, device_mesh, None, before, after)
 
 
 def _own_positions(_module: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> Tensor:

@@ -57,7 +57,7 @@ def build_sharded_network(config: Config, task: Task, world: World, mesh: Mesh, 
         from hpctrain.distributed.tensor_parallel import divide, find_plan
 
         # before anything wraps modules, since the plan has their names
-        divide(model, find_plan(model, task), mesh.tensor_mesh)
+        divide(model, find_plan(model, task, mesh.shape.tensor), mesh.tensor_mesh)
     if begin_training(model) and world.is_rank_zero:
         log.info("the model was built in evaluation mode: calling train() on it and all its modules")
     if kind in PURE_TYPES:

@@ -53,9 +53,7 @@ def gradient_scaler(
     if precision.kind not in SCALED:
         return None
     kind = _SharedScaler if is_shared else torch.amp.GradScaler
-    return kind(
-        device.type, init_scale=precision.initial_loss_scale, growth_interval=precision.loss_scale_growth_steps
-    )
+    return kind(device.type, init_scale=precision.initial_loss_scale, growth_interval=precision.loss_scale_growth_steps)
 
 
 class _SharedScaler(torch.amp.GradScaler):

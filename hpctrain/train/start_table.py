@@ -51,7 +51,7 @@ def log_start(
         **_groups(parts),
         "where": f"{ranks} on {listed(dict.fromkeys(hosts), separator=' ')}: {_machine(parts.world)}",
         "batch": f"{plan.global_batch_size:,} samples per step = {plan.micro_batch_size:,} per forward "
-        f"x {plan.accumulation} accumulated x {ranks}",
+        f"x {plan.accumulation} accumulated x {_shares(parts.world)}",
         **_mesh(parts.world, hosts),
         **_nccl(parts),
         "precision": parts.config.precision.kind + (", compiled" if parts.config.trainer.compile else ""),
@@ -124,13 +124,22 @@ def _machine(world: World) -> str:
     return f"{device}, {counted(world.cores, 'CPU core')} each"
 
 
+def _shares(world: World) -> str:
+    """Count what has samples of its own: ranks, or groups of ranks that compute each layer together."""
+    if world.tensor_size == 1:
+        return counted(world.size, "rank")
+    return f"{counted(world.data_size, 'group')} of {counted(world.tensor_size, 'rank')}"
+
+
 def _mesh(world: World, hosts: list[str]) -> dict[str, str]:
     """Describe which ranks share the model; nothing if each has a replica."""
     if (mesh := world.mesh) is None:
         return {}
     shape = mesh.shape
+    together = "" if shape.tensor == 1 else f", {shape.tensor} of which compute each layer together"
     return {
-        "mesh": f"{counted(shape.replicate, 'replica')} of the model, each shared by {counted(shape.shard, 'rank')}: "
+        "mesh": f"{counted(shape.replicate, 'replica')} of the model, each shared by "
+        f"{counted(shape.replica_size, 'rank')}{together}: "
         f"{listed(shape.picture(hosts), shown=SHOWN_REPLICAS, separator='; ')}"
     }
 

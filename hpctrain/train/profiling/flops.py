@@ -93,7 +93,14 @@ class FlopCount(OperatorMode):  # type: ignore[no-untyped-call]  # torch leaves 
     ) -> Any:
         """Run an operator, and count its FLOPs."""
         kwargs = kwargs or {}
+        kinds = {kind.__name__ for kind in types}
+        if "DTensor" in kinds:
+            # torch then calls this again with the part that this rank computes
+            return NotImplemented
         result = func(*args, **kwargs)
+        if "FakeTensor" in kinds:
+            # DTensor's, when it first finds out the shape of a result
+            return result
         formula = self._formulas.get(getattr(func, "_overloadpacket", func))
         if formula is not None and self.total is not None:
             try:
@@ -169,7 +176,9 @@ class FlopCounter:
             The same micro-batches.
         """
         first = next(micro_batches)
-        self._record(flops_by_trial(self._step, first, self._world))
+        counted = flops_by_trial(self._step, first, self._world)
+        # ranks that compute layers together have the same samples, and this one counts its part
+        self._record(None if counted is None else counted * self._world.tensor_size)
         return itertools.chain([first], micro_batches)
 
     def mfu(self, samples_per_s_per_device: float) -> float | None:
