@@ -64,9 +64,9 @@ class Parallel(require.Checked):
     """With `mesh`: number of replicas of the model; `shard_degree` ranks hold one together. -1: as many as the number
     of ranks allows."""
     shard_degree: Annotated[int | None, DEGREE] = -1
-    """With `mesh`: number of ranks that hold a replica together, each a shard of its parameters, gradients and
-    optimizer states. null: the ranks of a node, divided by `tensor_degree`; -1: all ranks, divided by the other degrees.
-    The product of the three degrees must be the number of ranks."""
+    """With `mesh`: number of ranks, or of groups of `tensor_degree` ranks, that hold a replica together, each a shard
+    of its parameters, gradients and optimizer states. null: the ranks of a node, divided by `tensor_degree`; -1: all
+    ranks, divided by the other degrees. The product of the three degrees must be the number of ranks."""
     tensor_degree: Annotated[int | None, DEGREE] = 1
     """With `mesh`: number of ranks that compute each layer together, on the same samples (tensor parallelism). The
     model or the task must have a plan for it, as hpctrain's GPT has. Must divide the ranks of a node. null: the ranks

@@ -48,7 +48,7 @@ def local_pieces(tensor: Tensor) -> tuple[Piece, ...]:
         return _all_of(tuple(tensor.shape))
     if any(isinstance(placement, Partial) for placement in tensor.placements):
         raise ValueError("the ranks hold summands of this tensor; redistribute it first")
-    pieces = _pieces(tuple(tensor.shape), tensor.device_mesh, tensor.placements)
+    pieces = _pieces(tuple(tensor.shape), *_place_in(tensor.device_mesh), tuple(tensor.placements))
     assert local_sizes(pieces) == tuple(local_part(tensor).shape), f"{tensor.placements} of {tuple(tensor.shape)}"
     return pieces
 
@@ -105,7 +105,7 @@ def pieces_like(like: Tensor, shape: Sequence[int]) -> tuple[Piece, ...]:
     """
     if not isinstance(like, DTensor):
         return _all_of(tuple(shape))
-    return _pieces(tuple(shape), like.device_mesh, _placements_like(like, shape))
+    return _pieces(tuple(shape), *_place_in(like.device_mesh), _placements_like(like, shape))
 
 
 def _all_of(shape: tuple[int, ...]) -> tuple[Piece, ...]:
@@ -116,8 +116,10 @@ def _all_of(shape: tuple[int, ...]) -> tuple[Piece, ...]:
 
 
 @cache
-def _pieces(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Placement, ...]) -> tuple[Piece, ...]:
-    dimensions = [_with_places(spans) for spans in _spans(shape, mesh, placements)]
+def _pieces(
+    shape: tuple[int, ...], coordinate: tuple[int, ...], sizes: tuple[int, ...], placements: tuple[Placement, ...]
+) -> tuple[Piece, ...]:
+    dimensions = [_with_places(spans) for spans in _spans(shape, coordinate, sizes, placements)]
     return tuple(
         Piece(_box([region for region, _ in spans]), _box([place for _, place in spans]))
         for spans in product(*dimensions)
@@ -137,20 +139,26 @@ def _with_places(spans: Spans) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     return found
 
 
-def _spans(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Placement, ...]) -> list[Spans]:
-    coordinate = mesh.get_coordinate()
-    assert coordinate is not None, "this rank isn't part of the mesh"
+def _spans(
+    shape: tuple[int, ...], coordinate: tuple[int, ...], sizes: tuple[int, ...], placements: tuple[Placement, ...]
+) -> list[Spans]:
     found: list[Spans] = [((0, size),) for size in shape]
-    sizes = mesh.mesh.shape
     # from the outermost dimension of the mesh inwards, as torch defines placements
-    for number, placement in enumerate(placements):
+    for own, size, placement in zip(coordinate, sizes, placements, strict=True):
         if isinstance(placement, _StridedShard):
-            spans, factor = found[placement.dim], placement.split_factor
-            each = (_chunk(_chunk(spans, one, factor), coordinate[number], sizes[number]) for one in range(factor))
+            whole, factor = found[placement.dim], cast(int, placement.split_factor)
+            each = (_chunk(_chunk(whole, number, factor), own, size) for number in range(factor))
             found[placement.dim] = _joined(span for chunk in each for span in chunk)
         elif isinstance(placement, Shard):
-            found[placement.dim] = _chunk(found[placement.dim], coordinate[number], sizes[number])
+            found[placement.dim] = _chunk(found[placement.dim], own, size)
     return found
+
+
+def _place_in(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the coordinate of this rank, and the sizes of the mesh."""
+    coordinate: Any = mesh.get_coordinate()
+    assert coordinate is not None, "this rank isn't part of the mesh"
+    return tuple(coordinate), tuple(mesh.mesh.shape)
 
 
 def _chunk(spans: Spans, number: int, count: int) -> Spans:
@@ -177,10 +185,8 @@ def _joined(spans: Iterable[tuple[int, int]]) -> Spans:
     return tuple(found)
 
 
-@cache
 def _replicas(mesh: DeviceMesh, is_sharded: tuple[bool, ...]) -> tuple[int, ...]:
-    coordinate = mesh.get_coordinate()
-    assert coordinate is not None, "this rank isn't part of the mesh"
+    coordinate, _ = _place_in(mesh)
     index: Any = tuple(own if cut else slice(None) for cut, own in zip(is_sharded, coordinate, strict=True))
     return tuple(sorted(mesh.mesh[index].reshape(-1).tolist()))
 

@@ -16,6 +16,7 @@ from hpctrain.phrases import page
 
 ONE_NAMED = ("optimizer=named", "optimizer.named.a={_target_: torch.optim.SGD, lr: 0.1}")
 TWO_RANKS = ("cluster.processes_per_node=2",)
+FOUR_RANKS = ("cluster.processes_per_node=4",)
 MISTAKES = {
     "unknown key": (["trainer.max_step=3"], "trainer.max_step=3", "did you mean trainer.max_steps"),
     "unknown top-level key": (["foo=bar"], "foo=bar", "--help"),
@@ -409,6 +410,46 @@ MISTAKES = {
         ["parallel=fsdp", "parallel.bucket_cap_mb=50"],
         "parallel.bucket_cap_mb=50: has no effect with parallel=mesh",
         "use parallel=ddp",
+    ),
+    "a tensor degree that doesn't divide the ranks of a node": (
+        ["cluster=slurm", "nodes=3", "cluster.gpus_per_node=2", "parallel=tp"],
+        "parallel.tensor_degree=6: doesn't divide the 2 ranks of a node",
+        "use one of 1, 2",
+    ),
+    "a tensor degree that doesn't divide the heads": (
+        [*FOUR_RANKS, "parallel=tp", "model=gpt", "model.num_heads=2", "task=text"],
+        "parallel.tensor_degree=4: doesn't divide model.num_heads=2",
+        "use one of 1, 2",
+    ),
+    "degrees that leave no whole number": (
+        [*FOUR_RANKS, "parallel=fsdp", "parallel.replicate_degree=4", "parallel.tensor_degree=2"],
+        "parallel.replicate_degree=4: with parallel.tensor_degree=2 needs 8 ranks or a multiple, but there are 4",
+        "change one of them",
+    ),
+    "three degrees of more ranks than there are": (
+        [*FOUR_RANKS, "parallel=mesh", "parallel.shard_degree=2", "parallel.tensor_degree=4"],
+        "parallel.shard_degree=2: with parallel.replicate_degree=1 and parallel.tensor_degree=4 needs 8 ranks",
+        "set one of them to -1",
+    ),
+    "an open tensor degree and another": (
+        ["parallel=fsdp", "parallel.tensor_degree=-1"],
+        "parallel.tensor_degree=-1: only one degree may be -1",
+        "set parallel.shard_degree=1",
+    ),
+    "a tensor degree without a mesh": (
+        ["parallel.tensor_degree=2"],
+        "parallel.tensor_degree=2: has no effect with parallel=ddp",
+        "use parallel=mesh",
+    ),
+    "Muon with parts of matrices": (
+        [*TWO_RANKS, "parallel=tp", "optimizer=muon", "task=text"],
+        "optimizer.named.muon._target_=torch.optim.Muon: needs whole matrices",
+        "parallel=fsdp",
+    ),
+    "a batch that groups of ranks can't be divided among": (
+        [*FOUR_RANKS, "parallel=fsdp_tp", "parallel.tensor_degree=2", "trainer.global_batch_size=7"],
+        "trainer.global_batch_size=7: cannot be divided among 2 ranks",
+        "set it to 6 or 8",
     ),
     "fewer than no blocks ahead": (
         ["parallel=fsdp", "parallel.prefetch_blocks=-1"],

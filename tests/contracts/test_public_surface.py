@@ -52,7 +52,9 @@ FIXED_KEYS = """
     cluster.requeue.max_stalled_attempts
     checkpoint.writers
 """
-KEYS_OF_A_MESH = "replicate_degree shard_degree blocks reshard_after_forward keep_gradients_whole prefetch_blocks"
+KEYS_OF_A_MESH = (
+    "replicate_degree shard_degree tensor_degree blocks reshard_after_forward keep_gradients_whole prefetch_blocks"
+)
 IMPORTS = """
     hpctrain.tasks.Task hpctrain.tasks.Metric hpctrain.tasks.PerSample
     hpctrain.tasks.classification_sums

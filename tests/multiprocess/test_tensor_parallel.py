@@ -6,6 +6,8 @@ import pytest
 import torch
 from compared_runs import losses, taken, weights
 
+from hpctrain.checkpoint.read import load
+
 QUIET = ("task=custom", "task._target_=divided.Divided", "logger.tensorboard=false", "checkpoint.keep=100")
 SMALL = (*QUIET, "trainer.global_batch_size=16", "trainer.max_steps=20", "logger.every_steps=1", "optimizer.lr=0.01")
 SMALL += ("trainer.clip_grad_norm=0.5", "trainer.ema_decay=0.8")
@@ -130,3 +132,52 @@ def test_weights_are_restored_bit_for_bit_on_every_mesh(train):
         found, _ = weights(run, 1 + number)
         # biases are zeros at first, and move by the rate
         assert all(torch.allclose(found[name], value, rtol=0, atol=1e-25) for name, value in expected.items())
+
+
+@pytest.mark.parametrize(("stream", "world_size", "mesh"), [(False, 4, FSDP_TP), nightly(True, 2, TP)])
+def test_an_evaluation_sees_every_sample_once(train, stream, world_size, mesh):
+    words = [*SMALL, "task._target_=counted.Counted", f"+task.stream={stream}", "trainer.max_steps=2"]
+    words += ["trainer.micro_batch_size=2"]
+    code, one, output = train("one", *words)
+    assert code == 0, output
+    code, run, output = train("run", *words, *mesh, world_size=world_size)
+    assert code == 0, output
+    expected, found = ({**each.metrics[-1]} for each in (one, run))
+    assert found.keys() == expected.keys() > {"eval/weighted", "eval/total/total", "eval/squares", "eval/seen"}
+    assert found == pytest.approx(expected, rel=1e-9)
+    states = [load(each.directory.checkpoint(2)).extra["task"] for each in (one, run)]
+    assert sum(state["state"]["seen"] for state in states[1]) == states[0][0]["state"]["seen"]
+
+
+@pytest.mark.nightly
+def test_a_run_starts_from_the_weights_of_another(train):
+    code, one, output = train("one", *SMALL, "trainer.max_steps=3")
+    assert code == 0, output
+    start = [*SMALL, f"init_from={one.directory.path}", "optimizer.lr=1e-30", "trainer.max_steps=1"]
+    code, run, output = train("run", *start, *FSDP_TP, world_size=4)
+    assert code == 0, output
+    (expected, _), (found, _) = weights(one, 3), weights(run, 1)
+    assert all(torch.allclose(found[name], value, rtol=0, atol=1e-25) for name, value in expected.items())
+
+
+@pytest.mark.nightly
+def test_callbacks_generate_text_and_read_whole_weights(train):
+    words = [*SMALL, "trainer.max_steps=2", "callbacks=[log_text,log_weights]", "callbacks.log_text.prompt_tokens=4"]
+    words += ["callbacks.log_text.new_tokens=3", "callbacks.log_weights.every_steps=2", "logger.tensorboard=true"]
+    code, one, output = train("one", *words)
+    assert code == 0, output
+    code, run, output = train("run", *words, *FSDP_TP, world_size=4)
+    assert code == 0, output
+    norms = [[record for record in each.metrics if any("/norm" in name for name in record)] for each in (one, run)]
+    for expected, found in zip(*norms, strict=True):
+        assert found == pytest.approx(expected, rel=1e-9)
+    texts = [sorted(path.read_text() for path in each.directory.path.glob("media/**/*.txt")) for each in (one, run)]
+    assert texts[0] == texts[1]
+    assert texts[0]
+
+
+def test_a_model_without_a_plan_is_refused(train):
+    words = ["task=custom", "task._target_=trial.Trial", "logger.tensorboard=false", "trainer.max_steps=1"]
+    code, _, output = train("run", *words, *TP, world_size=2)
+    assert code == 2, output
+    assert "parallel.tensor_degree=2: Sequential has no plan for it, and neither has Trial" in output

@@ -29,6 +29,29 @@ def test_a_degree_of_minus_one_is_what_the_other_leaves(degrees, expected):
     assert found.data_parallel_size == 8
 
 
+@pytest.mark.parametrize(
+    ("degrees", "expected"),
+    [
+        ({"shard_degree": 1, "tensor_degree": -1}, MeshShape(1, 1, 8)),
+        ({"tensor_degree": None}, MeshShape(1, 1, 8)),
+        ({"tensor_degree": 2}, MeshShape(1, 4, 2)),
+        ({"replicate_degree": -1, "shard_degree": None, "tensor_degree": 4}, MeshShape(1, 2, 4)),
+        ({"replicate_degree": 2, "shard_degree": 2, "tensor_degree": -1}, MeshShape(2, 2, 2)),
+    ],
+)
+def test_ranks_that_compute_layers_together_share_samples(degrees, expected):
+    found = mesh(8, 8, **degrees)
+    assert found == expected
+    assert found.data_parallel_size * found.tensor == 8
+
+
+def test_ranks_that_compute_layers_together_are_on_one_node():
+    with pytest.raises(ConfigError, match="doesn't divide the 2 ranks of a node"):
+        mesh(8, 2, tensor_degree=4)
+    assert mesh(8, 2, tensor_degree=None) == MeshShape(1, 4, 2)
+    assert MeshShape(1, 2, 2).picture(["n1", "n1", "n2", "n2"]) == ["replica 0: ranks 0-1 on n1, 2-3 on n2"]
+
+
 def test_degrees_that_do_not_divide_the_ranks_are_refused_with_those_that_do():
     with pytest.raises(ConfigError, match="doesn't divide 8 ranks") as refused:
         mesh(8, replicate_degree=3)

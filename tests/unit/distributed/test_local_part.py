@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from hpctrain.distributed.local_part import is_sharded, local_part, local_parts, whole
-from hpctrain.distributed.sharded_tensor import local_region, placed_like, region_like, replicas
+from hpctrain.distributed.sharded_tensor import local_pieces, pieces_like, placed_like, replicas
 from hpctrain.run.region import Region
 
 
@@ -17,7 +17,9 @@ def test_a_tensor_of_this_rank_alone_is_its_own_part():
     assert not is_sharded(tensor)
     assert local_part(tensor) is whole(tensor) is tensor
     assert local_parts([tensor]) == [tensor]
-    assert local_region(tensor) == region_like(tensor, (2, 3)) == Region((0, 0), (2, 3))
+    (piece,) = local_pieces(tensor)
+    assert piece == pieces_like(tensor, (2, 3))[0]
+    assert piece.region == piece.place == Region((0, 0), (2, 3))
     assert placed_like(tensor, tensor, (2, 3)) is tensor
     assert replicas(tensor, 3) == (0, 1, 2)
 
