@@ -19,6 +19,7 @@ METHODS: Mapping[str, Sequence[str]] = {
     "prepare": (),
     "build_model": (),
     "place": ("model", "devices"),
+    "tensor_parallel_plan": (),
     "train_dataset": (),
     "order": ("num_samples", "seed"),
     "eval_dataset": (),

@@ -104,6 +104,17 @@ class Task(ABC):
             f"define {name}.place, or set cluster.gpus_per_process=1"
         )
 
+    def tensor_parallel_plan(self) -> Mapping[str, Any] | None:
+        """How ranks compute the model's layers together; called if `parallel.tensor_degree` is more than 1.
+
+        A model may define a method of this name, too, as hpctrain's GPT does; the task's goes first.
+
+        Returns:
+            Styles of `torch.distributed.tensor.parallel` by the names of modules, in which * and ? match within one
+            part, between dots; None for the model's own plan.
+        """
+        return None
+
     @abstractmethod
     def train_dataset(self) -> Dataset[Any]:
         """The training samples, the same on all ranks.

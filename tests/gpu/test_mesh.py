@@ -16,6 +16,7 @@ pytestmark = [
 ]
 FEW = ("task=text", "model=gpt", "trainer.global_batch_size=16", "trainer.max_steps=20", "logger.every_steps=1")
 FSDP = ("parallel=fsdp", "cluster.processes_per_node=2")
+TP = ("parallel=tp", "cluster.processes_per_node=2")
 
 
 @pytest.fixture
@@ -32,17 +33,25 @@ def on_all(shells):
     return shell
 
 
+@pytest.mark.parametrize("mesh", [FSDP, TP], ids=lambda words: words[0])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_the_losses_of_one_gpu(on_all, shells, precision):
-    alone, shared = shells(f"alone {precision}"), on_all(f"shared {precision}")
+def test_the_losses_of_one_gpu(on_all, shells, precision, mesh):
+    alone, shared = shells(f"alone {precision} {mesh[0]}"), on_all(f"shared {precision} {mesh[0]}")
     alone.train(*FEW, f"precision={precision}", "cluster.processes_per_node=1")
-    shared.train(*FEW, f"precision={precision}", *FSDP)
+    shared.train(*FEW, f"precision={precision}", *mesh)
     tolerance = 1e-4 if precision == "fp32" else 5e-2
     assert shared.logged("train/loss") == pytest.approx(alone.logged("train/loss"), rel=tolerance)
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("trainer.compile=true",), ("trainer.activation_checkpointing=[blocks.*]", "precision=bf16")], ids=str
+    "words",
+    [
+        (),
+        ("parallel=tp",),
+        ("trainer.compile=true",),
+        ("trainer.activation_checkpointing=[blocks.*]", "precision=bf16"),
+    ],
+    ids=str,
 )
 def test_an_interrupted_run_ends_with_the_same_bits(on_all, words):
     typed = [*FEW, *FSDP, *words, "trainer.deterministic=true"]
