@@ -19,14 +19,24 @@ def nightly(*values):
     return pytest.param(*values, marks=pytest.mark.nightly)
 
 
+HSDP_TP = ("parallel=mesh", "parallel.replicate_degree=2", "parallel.tensor_degree=2")
+OWN = "task._target_=divided.Own"
+
+
 @pytest.mark.parametrize(
     ("world_size", "words"),
     [
-        (2, TP),
         (4, (*FSDP_TP, "trainer.micro_batch_size=2", "trainer.activation_checkpointing=[blocks.*]")),
+        (2, (*TP, OWN)),
+        nightly(2, TP),
         nightly(4, TP),
-        (4, (*FSDP_TP, "task._target_=divided.Own")),
-        nightly(2, (*TP, "task._target_=divided.Own", "trainer.clip_grad_norm=null", "trainer.clip_grad_value=0.001")),
+        nightly(4, (*HSDP_TP, "parallel.shard_degree=1", "trainer.micro_batch_size=2")),
+        nightly(8, (*HSDP_TP, "parallel.prefetch_blocks=1")),
+        nightly(4, (*FSDP_TP, "parallel.keep_gradients_whole=true", "trainer.micro_batch_size=2")),
+        nightly(4, (*FSDP_TP, "parallel.reshard_after_forward=false", "+task.length=11", "+task.packed=true")),
+        nightly(4, (*TP, "+task.length=10")),
+        nightly(4, (*FSDP_TP, OWN, "trainer.micro_batch_size=2")),
+        nightly(2, (*TP, OWN, "trainer.clip_grad_norm=null", "trainer.clip_grad_value=0.001")),
         nightly(2, (*TP, "optimizer=sgd", "optimizer.momentum=0.9", "trainer.log_grad_norm=true")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
@@ -52,12 +62,13 @@ def test_the_losses_of_one_device(train, world_size, words):
 STOPS = {
     (2, TP): ["1:3:SIGTERM"],
     (4, FSDP_TP): ["3:2:SIGTERM", "0:3:SIGUSR2"],
+    (8, HSDP_TP): ["5:3:SIGTERM"],
     (4, (*FSDP_TP, "precision=bf16", "task._target_=divided.Single")): ["1:2:SIGTERM"],
     (2, (*TP, "precision=bf16_pure", "task._target_=divided.Single")): ["1:2:SIGTERM"],
     (4, (*FSDP_TP, "precision=fp16", "task._target_=divided.Single", "+task.partial=true")): ["1:2:SIGTERM"],
     (2, (*TP, "+task.dropout=0.3")): ["0:2:SIGTERM"],
 }
-GATE = [(4, FSDP_TP)]
+GATE = [(2, TP)]
 
 
 @pytest.mark.parametrize(("world_size", "words"), [key if key in GATE else nightly(*key) for key in STOPS], ids=str)
@@ -92,15 +103,17 @@ FSDP = ("parallel=fsdp",)
 MOVES = {
     "through every kind": [(2, FSDP), (2, TP), (4, FSDP_TP), (2, ()), (4, FSDP_TP), (2, FSDP)],
     "from one device and back": [(1, ()), (2, TP), (1, ()), (4, FSDP_TP), (4, TP)],
+    "with weights that no plan names": [(4, FSDP_TP), (4, TP), (2, FSDP), (4, FSDP_TP)],
     "short": [(2, FSDP), (2, TP), (1, ())],
 }
 
 
-@pytest.mark.parametrize("name", [nightly("through every kind"), nightly("from one device and back"), "short"])
+@pytest.mark.parametrize("name", [name if name == "short" else nightly(name) for name in MOVES])
 def test_a_run_continues_on_any_mesh(train, name):
     """Each step has the same samples, and in fp64 the same loss; a stop in every stage but the last one."""
     stages = MOVES[name]
     words = [*SMALL, "logger.samples=true", f"trainer.max_steps={3 * len(stages)}"]
+    words += [OWN] if name == "with weights that no plan names" else []
     code, straight, output = train("straight", *words)
     assert code == 0, output
     for number, (world_size, mesh) in enumerate(stages):

@@ -271,7 +271,7 @@ def test_a_logged_mean_over_nothing_is_left_out_on_every_device(scoring, agreeme
 
     # as on a GPU
     meter = partial(Meter, sums_on_device=on_device)
-    monkeypatch.setattr("hpctrain.train.evaluation_results.Meter", meter)
+    monkeypatch.setattr("hpctrain.train.meters.Meter", meter)
     parts = scoring(evaluate=evaluate)
     with parts.task_log.training(None):
         means = parts.evaluation(agreement).means

@@ -6,6 +6,9 @@ import logging
 import pytest
 import torch
 
+from hpctrain.config.mesh import MeshShape
+from hpctrain.distributed.mesh import Mesh
+from hpctrain.train import start_table
 from hpctrain.train.parts import Parts
 from hpctrain.train.start_table import log_start
 
@@ -35,6 +38,14 @@ def test_it_has_what_runs_where_and_how_it_is_divided(table, directory):
     assert found["checkpoints"].startswith("every 5 steps and every 15 min and at the end, written in the background")
     assert "flops" not in found
     assert "eval mode" not in found
+
+
+def test_it_draws_the_mesh(lone_world):
+    shared = dataclasses.replace(lone_world, size=4, mesh=Mesh(MeshShape(1, 2, 2), None, None))
+    assert start_table._shares(shared) == "2 groups of 2 ranks"
+    assert start_table._mesh(shared, ["n1"] * 4)["mesh"] == (
+        "1 replica of the model, each shared by 4 ranks, 2 of which compute each layer together: replica 0: ranks 0-3 on n1"
+    )
 
 
 def test_variables_of_nccl_that_the_user_set_are_named(table, lone_world, monkeypatch):
