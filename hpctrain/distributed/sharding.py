@@ -145,7 +145,7 @@ def shard_model(
         TaskError: a parameter can't be sharded.
     """
     _require_dimensions(model)
-    cut_at = _where_cut(model, mesh) if mesh.shape.tensor > 1 else None
+    cut_at = where_cut(model, mesh) if mesh.shape.tensor > 1 else None
     found = find_blocks(model, parallel.blocks or blocks)
     inside = {id(part) for block in found.values() for part in block.modules()}
     outside = [part for part in model.modules() if id(part) not in inside]
@@ -198,8 +198,12 @@ def _policy(
     return MixedPrecisionPolicy(None if has_batch_norm else compute_dtype, reduce_dtype, cast_forward_inputs=False)
 
 
-def _where_cut(model: nn.Module, mesh: Mesh) -> Callable[[nn.Parameter], Shard | None]:
-    """Return what decides the dimension in which FSDP2 cuts a parameter that several ranks have divided already."""
+def where_cut(model: nn.Module, mesh: Mesh) -> Callable[[nn.Parameter], Shard | None]:
+    """Return what decides the dimension in which FSDP2 cuts a parameter that several ranks have divided already.
+
+    Raises:
+        ConfigError: the shards can't divide such a parameter evenly in its second dimension, as FSDP2 asks.
+    """
     # it imports the styles of tensor parallelism, which takes time
     from hpctrain.distributed.tensor_parallel import second_dimension_is_cut
 

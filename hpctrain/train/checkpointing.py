@@ -315,7 +315,7 @@ class Checkpointing:
             "ending": self._parts.ending.state(),
             "callbacks": self._parts.callbacks.state(),
             **progress_of(self._parts.step),
-            "tensor_degree": self._world.tensor_size,
+            **({} if self._world.tensor_size == 1 else {"tensor_degree": self._world.tensor_size}),
             "evaluation_mode": names_in_evaluation_mode(inner(self._parts.model)),
             "ema": {} if self._parts.ema is None else self._parts.ema.state(),
             "best": {} if self._best is None else self._best.state(),

@@ -148,7 +148,9 @@ def test_weights_are_restored_bit_for_bit_on_every_mesh(train):
         assert all(torch.allclose(found[name], value, rtol=0, atol=1e-25) for name, value in expected.items())
 
 
-@pytest.mark.parametrize(("stream", "world_size", "mesh"), [(False, 2, TP), nightly(False, 4, FSDP_TP), nightly(True, 2, TP)])
+@pytest.mark.parametrize(
+    ("stream", "world_size", "mesh"), [(False, 2, TP), nightly(False, 4, FSDP_TP), nightly(True, 2, TP)]
+)
 def test_an_evaluation_sees_every_sample_once(train, stream, world_size, mesh):
     words = [*SMALL, "task._target_=counted.Counted", f"+task.stream={stream}", "trainer.max_steps=2"]
     words += ["trainer.micro_batch_size=2"]

@@ -10,6 +10,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from hpctrain.config.mesh import MeshShape
+from hpctrain.distributed.mesh import Mesh
+from hpctrain.distributed.sharding import where_cut
 from hpctrain.distributed.tensor_parallel import FusedColumnwise, divide, find_plan, second_dimension_is_cut
 from hpctrain.errors import ConfigError, TaskError
 
@@ -99,3 +102,12 @@ def test_heads_that_the_ranks_can_not_divide_are_refused(mesh):
         divide(on_meta(nn.Linear(4, 12)), {"0": FusedColumnwise(3, heads=3)}, mesh)
     assert "parallel.tensor_degree=2" in str(refused.value)
     assert "use one of 1" in str(refused.value)
+
+
+def test_columns_that_the_shards_can_not_divide_are_refused(mesh):
+    layer = on_meta(nn.Linear(4, 12))
+    divide(layer, {"0": FusedColumnwise(3, heads=2)}, mesh)
+    with pytest.raises(ConfigError, match=r"parallel.shard_degree=3: doesn't divide the 4 columns of 0.weight"):
+        where_cut(layer, Mesh(MeshShape(1, 3, 2), None, None))
+    cut = where_cut(layer, Mesh(MeshShape(1, 2, 2), None, None))
+    assert (cut(layer[0].weight), cut(layer[0].bias)) == (Shard(1), None)
