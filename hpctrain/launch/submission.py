@@ -71,7 +71,7 @@ def sbatch_parameters(run: RunPlan, log: str) -> dict[str, Any]:
     cluster, resources = run.slurm, run.resources
     parameters: dict[str, Any] = {
         "job_name": run.config.name,
-        "nodes": resources.num_nodes + cluster.spare_nodes,
+        "nodes": _requested_nodes(run),
         "ntasks_per_node": resources.processes_per_node,
         "time": cluster.time_limit_min,
         "gpus_per_node": resources.gpus_per_node or None,
@@ -87,13 +87,20 @@ def sbatch_parameters(run: RunPlan, log: str) -> dict[str, Any]:
         # the callable runs in the batch script and calls srun itself, so that it outlives the ranks
         "use_srun": False,
         "array_parallelism": cluster.max_parallel_runs,
-        "additional_parameters": _additional(cluster, log),
+        "additional_parameters": _additional(run, log),
     }
     # submitit has its own default for wckey, and only an explicit None removes it
     return {name: value for name, value in parameters.items() if value is not None} | {"wckey": None}
 
 
-def _additional(cluster: SlurmConfig, log: str) -> dict[str, Any]:
+def _requested_nodes(run: RunPlan) -> int | str:
+    """The number of nodes, or its range; SLURM starts the job with as many as are free."""
+    counts, spare = run.node_counts, run.slurm.spare_nodes
+    return counts[0] + spare if len(counts) == 1 else f"{counts[-1]}-{counts[0] + spare}"
+
+
+def _additional(run: RunPlan, log: str) -> dict[str, Any]:
+    cluster = run.slurm
     typed: dict[str, Any] = {name.replace("_", "-"): value for name, value in cluster.sbatch.items()}
     requeue = typed.pop("requeue", True) is not False and not typed.get("no-requeue")
     ours = {
@@ -101,7 +108,7 @@ def _additional(cluster: SlurmConfig, log: str) -> dict[str, Any]:
         "signal": f"{cluster.signal}@{cluster.signal_delay_s}",
         "requeue" if requeue else "no-requeue": True,
         "reservation": cluster.reservation,
-        "no-kill": True if cluster.spare_nodes else None,
+        "no-kill": True if run.outlives_a_node else None,
     }
     return {name: value for name, value in (typed | ours).items() if value is not None and value is not False}
 

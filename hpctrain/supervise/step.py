@@ -52,15 +52,16 @@ def srun_command(
 
     Args:
         plan: of the run.
-        nodes: the nodes for the ranks, in a job with spare nodes; empty if it has none.
+        nodes: the nodes for the ranks, in a job that outlives a node; empty for all nodes of another job.
         job_name: of the job, for the ranks' environment; None leaves them the name of the step.
         code: from which the ranks import; None for their working directory.
     """
     resources, directory = plan.resources, plan.directory
+    num_nodes = len(nodes) or resources.num_nodes
     command = [
         "srun",
-        f"--nodes={resources.num_nodes}",
-        f"--ntasks={resources.world_size}",
+        f"--nodes={num_nodes}",
+        f"--ntasks={num_nodes * resources.processes_per_node}",
         f"--ntasks-per-node={resources.processes_per_node}",
         "--kill-on-bad-exit=1",
         f"--wait={0 if plan.is_program else EXITING_S}",  # 0: without a limit

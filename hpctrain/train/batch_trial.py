@@ -24,7 +24,8 @@ from hpctrain.attempt.gpu_errors import GPU_OUT_OF_MEMORY
 from hpctrain.checkpoint.host_memory import available_memory_bytes
 from hpctrain.cluster.cpus import cpu_threads
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.config.checks import refuse_without_gpu, uses_cuda_graphs
+from hpctrain.config.batch import uses_cuda_graphs
+from hpctrain.config.checks import refuse_without_gpu
 from hpctrain.config.named_optimizers import named_optimizers
 from hpctrain.config.root import Config
 from hpctrain.config.stored import load

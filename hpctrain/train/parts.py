@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from hpctrain.checkpoint.best import judged_by
+from hpctrain.config.batch import micro_batch_size_of
 from hpctrain.config.root import Config
 from hpctrain.data.bookmark import Bookmarks
 from hpctrain.data.fetch import dataset_length
@@ -254,7 +255,7 @@ class Parts:
         return BatchPlan(
             num_samples=num_samples,
             global_batch_size=trainer.global_batch_size,
-            micro_batch_size=trainer.micro_batch_size or trainer.global_batch_size // self.world.size,
+            micro_batch_size=micro_batch_size_of(self.config, self.world.size),
             world_size=self.world.size,
             drop_last=self.config.data.drop_last,
         )

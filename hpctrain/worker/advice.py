@@ -6,7 +6,7 @@ import re
 
 from hpctrain.attempt.gpu_errors import GPU_OUT_OF_MEMORY
 from hpctrain.attempt.out_of_memory import memory_advice
-from hpctrain.config.checks import uses_cuda_graphs
+from hpctrain.config.batch import micro_batch_size_of, uses_cuda_graphs
 from hpctrain.config.root import Config
 from hpctrain.errors import error_text
 from hpctrain.phrases import either
@@ -75,7 +75,7 @@ def _about_the_task(error: BaseException, text: str) -> str:
 def _smaller(config: Config, world_size: int) -> list[str]:
     """Return the settings that save GPU memory and aren't used yet."""
     trainer, found = config.trainer, []
-    size = trainer.micro_batch_size or trainer.global_batch_size // world_size
+    size = micro_batch_size_of(config, world_size)
     if size > 1:
         # a smaller micro-batch means accumulation, which CUDA graphs rule out
         also = "trainer.compile_mode=default and " if uses_cuda_graphs(config) else ""

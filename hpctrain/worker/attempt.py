@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import Store
 from hpctrain.attempt.pause import next_pause
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.cluster.cpus import cpu_cores, cpu_threads
-from hpctrain.config.checks import check_batch
+from hpctrain.config.batch import check_batch
 from hpctrain.config.mesh import mesh_shape
 from hpctrain.distributed.compiler import spare_compiler
 from hpctrain.distributed.determinism import set_determinism
@@ -151,7 +151,7 @@ def _join(rank: Rank, store: Store | None) -> World:
 
 
 def _record_start(rank: Rank, trainer: Trainer, claim: Claim, hosts: list[str], world: World) -> None:
-    environment = rank.environment
+    environment, resumed = rank.environment, trainer.resumed_world_size
     claim.require_ownership()
     claim.ledger.start(
         claim.attempt,
@@ -163,6 +163,7 @@ def _record_start(rank: Rank, trainer: Trainer, claim: Claim, hosts: list[str], 
         total_steps=trainer.total_steps,
         launched=rank.times.launched,
         code=rank.handover.code or None,
+        **({} if resumed in (None, environment.world_size) else {"resumed_world_size": resumed}),
         **_gpu(world.device),
         **rank.times.spent(),
     )
