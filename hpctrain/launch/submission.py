@@ -71,11 +71,9 @@ def sbatch_parameters(run: RunPlan, log: str) -> dict[str, Any]:
     cluster, resources = run.slurm, run.resources
     parameters: dict[str, Any] = {
         "job_name": run.config.name,
-        "nodes": _requested_nodes(run),
-        "ntasks_per_node": resources.processes_per_node,
+        **_nodes_and_tasks(run),
         "time": cluster.time_limit_min,
         "gpus_per_node": resources.gpus_per_node or None,
-        "cpus_per_task": resources.cpus_per_process,
         "mem": None if cluster.memory_gb is None else f"{round(cluster.memory_gb * 1024)}M",
         "partition": cluster.partition,
         "account": cluster.account,
@@ -93,10 +91,15 @@ def sbatch_parameters(run: RunPlan, log: str) -> dict[str, Any]:
     return {name: value for name, value in parameters.items() if value is not None} | {"wckey": None}
 
 
-def _requested_nodes(run: RunPlan) -> int | str:
-    """The number of nodes, or its range; SLURM starts the job with as many as are free."""
-    counts, spare = run.node_counts, run.slurm.spare_nodes
-    return counts[0] + spare if len(counts) == 1 else f"{counts[-1]}-{counts[0] + spare}"
+def _nodes_and_tasks(run: RunPlan) -> dict[str, Any]:
+    """The nodes, and the tasks and cores on each of them."""
+    resources, counts, spare = run.resources, run.node_counts, run.slurm.spare_nodes
+    tasks, cores = resources.processes_per_node, resources.cpus_per_process
+    if len(counts) == 1:
+        return {"nodes": counts[0] + spare, "ntasks_per_node": tasks, "cpus_per_task": cores}
+    # With --ntasks-per-node, SLURM 22.05 computes a number of tasks from the smallest number of nodes, and gives the
+    # job no more nodes than that. So a node gets one task, with the cores of all ranks; srun then starts the ranks.
+    return {"nodes": f"{counts[-1]}-{counts[0] + spare}", "cpus_per_task": tasks * (cores or 1)}
 
 
 def _additional(run: RunPlan, log: str) -> dict[str, Any]:

@@ -73,9 +73,12 @@ def srun_command(
     if nodes:
         # SLURM 22.05 never releases the resources of a step on a node that died, so the next step has to share them
         command += [f"--nodelist={','.join(nodes)}", "--no-kill", "--overlap", "--mem=0"]
-    if resources.cpus_per_process is not None:
+    cores = resources.cpus_per_process
+    if len(plan.node_counts) > 1:
+        cores = cores or 1  # the job's own number is that of all ranks of a node
+    if cores is not None:
         # since SLURM 22.05, srun doesn't inherit it from sbatch
-        command.append(f"--cpus-per-task={resources.cpus_per_process}")
+        command.append(f"--cpus-per-task={cores}")
     # --job-name also changes SLURM_JOB_NAME in the environment of the ranks
     restored = [] if job_name is None else ["env", f"SLURM_JOB_NAME={job_name}"]
     return [*command, *plan.slurm.srun_args, *restored, *rank_command(plan, code), str(directory.path)]
