@@ -1,4 +1,4 @@
-"""The batch arithmetic of a configuration: the samples of a forward pass, and the numbers of ranks that divide a step."""
+"""The batch sizes of a configuration: the samples of a forward pass, and which numbers of ranks divide a step."""
 
 from __future__ import annotations
 

@@ -29,7 +29,6 @@ from hpctrain.config.task import EXTRAS, missing_folder
 from hpctrain.config.task_methods import check_task, uncalled_methods
 from hpctrain.config.turns import check_turns
 from hpctrain.errors import ConfigError
-from hpctrain.phrases import counted
 
 NEEDS_GPU = (
     ("trainer.sync_batchnorm", True, "torch synchronises batch norm on GPUs only", ""),
@@ -41,7 +40,6 @@ NEEDS_GPU = (
 """Key, value, why it needs a GPU, and what to use instead."""
 SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 """Variables that a service's client reads, and that no file of a run may contain."""
-
 
 
 def check(config: RunConfig, environ: Mapping[str, str] = os.environ, *, world_size: int | None = None) -> None:

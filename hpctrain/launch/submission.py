@@ -14,7 +14,6 @@ from typing import Any
 import submitit
 from submitit.core.utils import DelayedSubmission, JobPaths
 
-from hpctrain.config.cluster import Slurm as SlurmConfig
 from hpctrain.errors import ERROR_PREFIX, HpctrainError, RunDirectoryError, SchedulerError
 from hpctrain.files import describe_os_error
 from hpctrain.launch.job import Job, SearchJob

@@ -147,8 +147,8 @@ class Checkpointing:
             log.warning("keys that affect the weights have changed since step %d: the run is not exact", found.step)
         if found.world_size != self._world.size:
             log.warning(
-                "%s trained up to step %d, and %s continue: the samples of each step are the same, but sums are added in "
-                "another order, so the run is no longer exact",
+                "%s trained up to step %d, and %s continue: the samples of each step are the same, but sums over them "
+                "are added in another order, so the run is no longer exact",
                 counted(found.world_size, "rank"),
                 found.step,
                 self._world.size,

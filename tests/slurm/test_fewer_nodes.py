@@ -1,6 +1,8 @@
-"""A run that may use fewer nodes (cluster.min_nodes) on a real SLURM: it goes on with what there is, on the same data."""
+"""Runs that may use fewer nodes (cluster.min_nodes) on a real SLURM: they train on what there is, on the same data."""
 
 from __future__ import annotations
+
+from itertools import chain, pairwise
 
 import pytest
 from followed_run import FollowedRun
@@ -23,7 +25,7 @@ def assert_finished(runs: SubmittedRuns, run: FollowedRun, *sizes: int) -> None:
     assert [one.world_size for one in run.attempts] == list(sizes), run
     assert run.story[-1][1:] == ("completed", STEPS), run
     changes = [one.extra.get("resumed_world_size") for one in run.attempts]
-    expected = [before if before != size else None for before, size in zip(sizes, sizes[1:], strict=False)]
+    expected = [before if before != size else None for before, size in pairwise(sizes)]
     assert changes == [None, *expected]
     whole = runs.straight.run(*ELASTIC[2:], processes=NODES)
     ranks = dict.fromkeys(range(1, STEPS + 1), NODES)
@@ -48,7 +50,9 @@ def samples(directory: RunDirectory, ranks: dict[int, int]) -> dict[int, list[in
     own = [
         {line["step"]: line["samples"] for line in read_json_lines(directory.sample_log(rank))} for rank in range(NODES)
     ]
-    return {step: sorted(sum((own[rank][step] for rank in range(number)), [])) for step, number in ranks.items()}
+    return {
+        step: sorted(chain.from_iterable(own[rank][step] for rank in range(number))) for step, number in ranks.items()
+    }
 
 
 @pytest.mark.sandbox(QUICKLY_DOWN)

@@ -44,19 +44,25 @@ def test_a_program_copes_with_any_number():
     assert counts(ProgramComposer(["python", "train.py"]), "cluster.min_nodes=5") == (8, 7, 6, 5)
 
 
+SEVEN = "the run can't use fewer nodes: with 7, trainer.global_batch_size=64 cannot be divided among 7 ranks"
+MESH = (
+    "the run can't use fewer nodes: with 7, parallel.shard_degree=8 with parallel.replicate_degree=1 needs 8 ranks, "
+    "but there are 7"
+)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["cluster.min_nodes=9"], "cluster.min_nodes=9: is more than nodes=8; lower it, or raise nodes"),
-        (
-            ["cluster.min_nodes=5"],
-            "cluster.min_nodes=5: the run can't use fewer nodes: with 7, trainer.global_batch_size=64 cannot be divided "
-            "among 7 ranks; change one of them, or leave this out",
-        ),
+        (["cluster.min_nodes=5"], f"cluster.min_nodes=5: {SEVEN}; change one of them, or leave this out"),
         (
             ["cluster.min_nodes=4", "parallel=mesh", "parallel.shard_degree=8"],
-            "cluster.min_nodes=4: the run can't use fewer nodes: with 7, trainer.global_batch_size=64 cannot be divided "
-            "among 7 ranks; change one of them, or leave this out",
+            f"cluster.min_nodes=4: {SEVEN}; change one of them, or leave this out",
+        ),
+        (
+            ["cluster.min_nodes=7", "parallel=mesh", "parallel.shard_degree=8", "trainer.global_batch_size=56"],
+            f"cluster.min_nodes=7: {MESH}; change one of them, or leave this out",
         ),
     ],
 )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-import logging
 import json
+import logging
 import os
 import re
 import shutil
