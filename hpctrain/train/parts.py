@@ -35,6 +35,7 @@ from hpctrain.train.callbacks import Callbacks
 from hpctrain.train.ema import Ema
 from hpctrain.train.ending import Ending
 from hpctrain.train.evaluation import Evaluation
+from hpctrain.train.model_memory import ModelMemory, model_memory
 from hpctrain.train.optimizers import build_optimizers
 from hpctrain.train.state_check import StateCheck
 from hpctrain.train.step import TrainStep
@@ -128,6 +129,11 @@ class Parts:
         """Make a meter over all ranks, with these names in every result."""
         reduce = self.world.sum_ if self.world.size > 1 else None
         return Meter(self.world.device, reduce, names=names, union=self.world.union)
+
+    def model_memory(self) -> ModelMemory:
+        """What this rank holds of the model, and of what is trained of it."""
+        whole = self.sharded is not None and self.config.parallel.keep_gradients_whole
+        return model_memory({self.model, self.module}, self.optimizers, self.ema, whole_gradients=whole)
 
     @property
     def total_steps(self) -> int:
