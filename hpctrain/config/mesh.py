@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hpctrain.config.parallel import Parallel
@@ -27,6 +28,11 @@ class MeshShape:
     def data_parallel_size(self) -> int:
         """Number of ranks with samples of their own."""
         return self.replicate * self.shard
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks in the mesh."""
+        return math.prod(self.degrees.values())
 
     @property
     def degrees(self) -> dict[str, int]:

@@ -59,10 +59,11 @@ def model_memory(
     built = list(optimizers)
     weights = {id(tensor): tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
     trained = [tensor for tensor in weights.values() if tensor.requires_grad]
+    gradients = (_whole_bytes(tensor) if whole_gradients else _bytes(tensor) for tensor in trained)
     states = [_state_bytes(one.optimizer) for one in built]
     return ModelMemory(
         weights=sum(map(_bytes, weights.values())),
-        gradients=sum(tensor.numel() * tensor.element_size() if whole_gradients else _bytes(tensor) for tensor in trained),
+        gradients=sum(gradients),
         optimizer=None if None in states else sum(filter(None, states)),
         average=0 if ema is None else sum(map(_bytes, _tensors(ema.state()))),
     )
@@ -70,6 +71,10 @@ def model_memory(
 
 def _bytes(tensor: Tensor) -> int:
     return local_part(tensor).nbytes
+
+
+def _whole_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int | None:
