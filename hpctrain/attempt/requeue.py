@@ -113,7 +113,7 @@ def decide(
         in_allocation: attempts, the newest included, that this allocation has seen.
         suspects: nodes that the newest failure points at.
         reported: whether a rank on them reported that its machine failed; if not, ranks on them left no exit record.
-        spares: nodes that the allocation holds in reserve.
+        spares: nodes that the allocation can lose before it has too few.
         is_program: whether the run is a program's, which may report no steps, or no saves.
     """
     reason = history[-1].reason
@@ -147,7 +147,7 @@ def reports_steps(history: Sequence[Attempt]) -> bool:
 
 
 def _restart_without(reason: Reason, nodes: tuple[str, ...]) -> RequeueDecision:
-    why = f"{reason.value} on {' '.join(nodes)}: new ranks without it, on the spare nodes of the allocation"
+    why = f"{reason.value} on {' '.join(nodes)}: new ranks without it, on the other nodes of the allocation"
     return RequeueDecision(Action.RESTART, reason, why, nodes)
 
 

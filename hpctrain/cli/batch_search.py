@@ -19,6 +19,7 @@ class Trial:
         samples_per_s: throughput of the last step; None if no step finished.
         predicted: the size wasn't tried, because smaller sizes predict that it needs too much memory.
         message: the error that the allocator raised, if any.
+        model_bytes: what the process holds of the model, by kind (`ModelMemory`); None if the trial didn't finish.
     """
 
     micro_batch_size: int
@@ -27,6 +28,7 @@ class Trial:
     samples_per_s: float | None = None
     predicted: bool = False
     message: str = ""
+    model_bytes: dict[str, int | None] | None = None
 
 
 @dataclass(slots=True)

@@ -9,22 +9,25 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hpctrain.cli.arguments import add_overrides, command_parser, number
 from hpctrain.cli.batch_search import BatchSearch, Trial
+from hpctrain.cli.fitting_degrees import TriedDegree, fitting_degrees, with_degrees
 from hpctrain.cluster.scrub import scrubbed
-from hpctrain.config.checks import uses_cuda_graphs
+from hpctrain.config.batch import uses_cuda_graphs
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer
+from hpctrain.config.mesh import MeshShape, mesh_shape
 from hpctrain.config.program import split_command
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
 from hpctrain.config.stored import to_yaml
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError, RunFailedError
-from hpctrain.phrases import counted, page
+from hpctrain.phrases import counted
 
 GB = 1e9
 MARGIN = 0.1
@@ -34,6 +37,7 @@ WORTHWHILE = 0.95
 _EPILOG = """\
 examples:
   python -m hpctrain fit-batch task=text
+  python -m hpctrain fit-batch task=text parallel=fsdp --ranks 4
   srun --gpus=1 python -m hpctrain fit-batch model=resnet task=image_folder precision=bf16
 
 Each size is tried for three steps of two micro-batches, in a separate process, so that no size inherits the memory of
@@ -42,6 +46,10 @@ trial uses the run's precision, optimizer, compiler and activation checkpointing
 buffers of communication; the margin leaves memory for those. On a GPU, a size fits if torch's allocator can hold it. On
 a CPU, the memory of the whole process is compared with what the machine and its control groups offer, divided by the
 processes per node; a size that smaller ones predict to need more isn't tried. Nothing is written.
+
+With parallel=mesh, a trial is one rank of the mesh, and the others don't exist: its memory is that of a rank, and its
+speed that of a rank that never waits for the others. Then other shard degrees of as many ranks are tried, with the
+micro-batch that was found.
 
 Exit code 0; 1 if not even one sample fits or the task fails; 2 for overrides that can't work."""
 
@@ -64,6 +72,12 @@ def main(arguments: list[str]) -> int:
         help="the largest size to try (default: a rank's share of the global batch)",
     )
     parser.add_argument(
+        "--ranks",
+        type=number(1, 2**24, int),
+        metavar="N",
+        help="number of ranks of the run (default: those that it would have on this machine)",
+    )
+    parser.add_argument(
         "--memory-gb",
         type=number(0.001, 1e9),
         metavar="GB",
@@ -84,22 +98,33 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     composer = Composer(options.config_dir)
     composer.sweeps = False
-    config = composer.compose(options.overrides)
+    config = composer.compose(options.overrides, world_size=options.ranks)
     if isinstance(config.cluster, Slurm):
         problem = "fit-batch tries on the machine where it is typed"
         raise ConfigError("cluster.kind", "slurm", problem, "write srun --gpus=1 python -m hpctrain fit-batch ...")
-    if config.parallel.kind == "mesh":
-        problem = "fit-batch tries a single process, which would hold the whole model"
-        remedy = f"leave parallel out to measure one replica; see {page('how_to/large_models.md')}"
-        raise ConfigError("parallel.kind", "mesh", problem, remedy)
+    options.ranks = options.ranks or resources_of(config).world_size
+    shape = _mesh_shape(config, options.ranks)
+    if shape is not None:
+        config = with_degrees(config, shape)
     with tempfile.TemporaryDirectory(prefix="hpctrain_fit_batch_") as folder:
-        config_path = Path(folder, "config.yaml")
-        config_path.write_text(to_yaml(config))
-        return _search(config, config_path, options)
+        return _search(config, shape, Path(folder, "config.yaml"), options)
 
 
-def _search(config: Config, config_path: Path, options: argparse.Namespace) -> int:
+def _mesh_shape(config: Config, num_ranks: int) -> MeshShape | None:
+    resources = resources_of(config)
+    if config.parallel.kind == "mesh" and config.parallel.shard_degree is None and num_ranks != resources.world_size:
+        problem = "is the number of ranks of a node, and fit-batch doesn't know the nodes of the run"
+        raise ConfigError("parallel.shard_degree", None, problem, "set it to that number")
+    if config.parallel.tensor_degree != 1:
+        problem = "computes layers with other ranks, which fit-batch doesn't have"
+        remedy = "leave it out, and set parallel.shard_degree to the product of both, which takes about as much memory"
+        raise ConfigError("parallel.tensor_degree", config.parallel.tensor_degree, problem, remedy)
+    return mesh_shape(config.parallel, num_ranks, resources.processes_per_node)
+
+
+def _search(config: Config, shape: MeshShape | None, config_path: Path, options: argparse.Namespace) -> int:
     progress = sys.stderr if options.json else sys.stdout
+    config_path.write_text(to_yaml(config))
     # the first trial also reports the device and its memory
     first = _run_trial(config_path, 1)
     on_gpu = first["device"] != "cpu"
@@ -110,7 +135,7 @@ def _search(config: Config, config_path: Path, options: argparse.Namespace) -> i
         "it kept free)\nmicro-batch       peak   samples/s",
         file=progress,
     )
-    wanted = options.largest or _per_rank(config)
+    wanted = options.largest or _per_rank(config, options.ranks)
     # a trial's step takes two micro-batches, or one with CUDA graphs
     per_step = 1 if uses_cuda_graphs(config) else 2
     largest = min(wanted, max(1, first.get("num_samples", per_step) // per_step))
@@ -120,13 +145,76 @@ def _search(config: Config, config_path: Path, options: argparse.Namespace) -> i
         if trial is None:
             trial = _as_trial(first if size == 1 else _run_trial(config_path, size), size, limit)
         search.record(trial)
-        print(_row(trial), file=progress, flush=True)
-    answer = _answer(config, search)
+        print(_row(trial, size), file=progress, flush=True)
+    answer = _answer(config, search, options.ranks)
+    used = _largest_that_fits(search, answer)
+    if used is not None and used.model_bytes is not None:
+        print(_shares(used, shape), file=progress)
+    degrees = []
+    if shape is not None:
+        print("shard degree      peak   samples/s", file=progress)
+        for one in _try_degrees(config, shape, search, used or search.trials[0], config_path):
+            print(_row(one.trial, one.shape.shard, width=12), file=progress, flush=True)
+            degrees.append(one)
     if options.json:
-        print(json.dumps({**answer, "limit_bytes": limit, "trials": [asdict(trial) for trial in search.trials]}))
+        more = {} if shape is None else {"degrees": [{**one.shape.degrees, **asdict(one.trial)} for one in degrees]}
+        trials = [asdict(trial) for trial in search.trials]
+        print(json.dumps({**answer, "limit_bytes": limit, "trials": trials, **more}))
     else:
-        print(_advice(config, search, answer))
+        print(_advice(config, search, answer, options.ranks))
+        if shape is not None:
+            print(_advice_on_degrees(shape, degrees))
     return ExitCode.FINISHED if search.fits else ExitCode.FAILED
+
+
+def _largest_that_fits(search: BatchSearch, answer: Mapping[str, int | None]) -> Trial | None:
+    """The trial of the micro-batch that is advised, or of the next smaller one; None if none fits."""
+    fitting = [one for one in search.trials if one.fits]
+    advised = answer["trainer.micro_batch_size"] or search.fits
+    return max(
+        (one for one in fitting if one.micro_batch_size <= advised),
+        key=lambda one: one.micro_batch_size,
+        default=None,
+    )
+
+
+def _shares(trial: Trial, shape: MeshShape | None) -> str:
+    """Say what takes the memory of a trial."""
+    assert trial.model_bytes is not None
+    known = {name: size for name, size in trial.model_bytes.items() if size}
+    rest = (trial.peak_bytes or 0) - sum(known.values())
+    shares = ", ".join(f"{name} {size / GB:.2f}" for name, size in known.items())
+    gathered = "" if shape is None else ", gathered weights"
+    return (
+        f"with micro-batches of {trial.micro_batch_size}, in GB: {shares}; activations{gathered} and the rest "
+        f"{max(0, rest) / GB:.2f}"
+    )
+
+
+def _try_degrees(
+    config: Config, shape: MeshShape, search: BatchSearch, known: Trial, config_path: Path
+) -> Iterator[TriedDegree]:
+    """Try other shard degrees with the micro-batch of a trial."""
+
+    def run_trial(other: MeshShape) -> Trial:
+        config_path.write_text(to_yaml(with_degrees(config, other)))
+        found = _run_trial(config_path, known.micro_batch_size, may_be_killed=True)
+        return _as_trial(found, known.micro_batch_size, search.limit_bytes)
+
+    model_bytes = sum(size or 0 for size in (known.model_bytes or {}).values())
+    yield from fitting_degrees(shape, known, model_bytes, search.limit_bytes, run_trial, careful=search.careful)
+
+
+def _advice_on_degrees(shape: MeshShape, degrees: Sequence[TriedDegree]) -> str:
+    fitting = [one for one in degrees if one.trial.fits]
+    if not fitting:
+        return f"no shard degree of {counted(shape.num_ranks, 'rank')} fits: use more ranks"
+    smallest = fitting[-1].shape
+    if smallest == shape:
+        return f"parallel.shard_degree={shape.shard}, which the run already uses, is the smallest that fits"
+    words = f"parallel.shard_degree={smallest.shard} parallel.replicate_degree={smallest.replicate}"
+    size = fitting[-1].trial.micro_batch_size
+    return f"smallest shard degree that fits, with micro-batches of {size}: parallel=mesh {words}"
 
 
 def _available_bytes(config: Config, first: dict[str, Any], memory_gb: float | None) -> int:
@@ -139,13 +227,13 @@ def _available_bytes(config: Config, first: dict[str, Any], memory_gb: float | N
     return int(first["limit_bytes"]) // shares
 
 
-def _run_trial(config_path: Path, size: int) -> dict[str, Any]:
+def _run_trial(config_path: Path, size: int, *, may_be_killed: bool = False) -> dict[str, Any]:
     """Try a size; return the record that `hpctrain.train.batch_trial` describes, without `error`."""
     # without SLURM's variables: under `srun fit-batch` the trial would take itself for a rank
     command = [sys.executable, "-m", "hpctrain.train.batch_trial", str(config_path), str(size)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=scrubbed(os.environ))
     # by the kernel's out-of-memory killer; if it kills a trial with one sample, there is nothing to search
-    if done.returncode < 0 and size > 1:
+    if done.returncode < 0 and (size > 1 or may_be_killed):
         return {"fits": False, "message": f"killed by signal {-done.returncode}"}
     if done.returncode:
         raise RunFailedError(f"three steps with micro-batches of {size} failed: see above")
@@ -165,23 +253,24 @@ def _as_trial(found: dict[str, Any], size: int, limit_bytes: int) -> Trial:
         peak_bytes=peak,
         samples_per_s=found.get("samples_per_s"),
         message=found.get("message", ""),
+        model_bytes=found.get("model_bytes"),
     )
 
 
-def _row(trial: Trial) -> str:
+def _row(trial: Trial, number: int, *, width: int = 11) -> str:
     peak = "-" if trial.peak_bytes is None else f"{trial.peak_bytes / GB:.2f} GB"
     rate = "-" if trial.samples_per_s is None else f"{trial.samples_per_s:.4g}"
-    note = "" if trial.fits else "  too large, predicted from smaller sizes" if trial.predicted else "  too large"
-    return f"{trial.micro_batch_size:>11} {peak:>10} {rate:>11}{note}{': ' * bool(trial.message)}{trial.message}"
+    note = "" if trial.fits else "  too large, predicted" if trial.predicted else "  too large"
+    return f"{number:>{width}} {peak:>10} {rate:>11}{note}{': ' * bool(trial.message)}{trial.message}"
 
 
-def _per_rank(config: Config) -> int:
+def _per_rank(config: Config, num_ranks: int) -> int:
     """Samples of a step for one rank: no micro-batch can be larger."""
-    return config.trainer.global_batch_size // resources_of(config).world_size
+    return config.trainer.global_batch_size // num_ranks
 
 
-def _answer(config: Config, search: BatchSearch) -> dict[str, int | None]:
-    per_rank = _per_rank(config)
+def _answer(config: Config, search: BatchSearch, num_ranks: int) -> dict[str, int | None]:
+    per_rank = _per_rank(config, num_ranks)
     # the micro-batches of a step must be of one size; with CUDA graphs there can be only one of them
     smallest = per_rank if uses_cuda_graphs(config) else 1
     sizes = range(smallest, min(search.fits, per_rank) + 1)
@@ -193,12 +282,11 @@ def _answer(config: Config, search: BatchSearch) -> dict[str, int | None]:
     return {"largest": search.fits, "trainer.micro_batch_size": usable, "worthwhile": enough}
 
 
-def _advice(config: Config, search: BatchSearch, answer: dict[str, int | None]) -> str:
+def _advice(config: Config, search: BatchSearch, answer: dict[str, int | None], num_ranks: int) -> str:
     if not search.fits:
         return "not even one sample fits: see trainer.activation_checkpointing, precision=bf16, or a smaller model"
-    per_rank, usable = _per_rank(config), answer["trainer.micro_batch_size"]
-    world_size = resources_of(config).world_size
-    given = f"with trainer.global_batch_size={config.trainer.global_batch_size} and {counted(world_size, 'rank')}"
+    per_rank, usable = _per_rank(config, num_ranks), answer["trainer.micro_batch_size"]
+    given = f"with trainer.global_batch_size={config.trainer.global_batch_size} and {counted(num_ranks, 'rank')}"
     more = ""
     if search.fits == per_rank:
         more = ", a rank's whole share of a step; to go higher, raise trainer.global_batch_size"
@@ -210,7 +298,7 @@ def _advice(config: Config, search: BatchSearch, answer: dict[str, int | None]) 
         lines.append(
             f"{given}: no micro-batch size works, because trainer.compile_mode={mode} doesn't allow accumulation, and "
             f"a rank's whole share ({per_rank}) doesn't fit; lower trainer.global_batch_size to at most "
-            f"{search.fits * world_size}, or set trainer.compile_mode=default"
+            f"{search.fits * num_ranks}, or set trainer.compile_mode=default"
         )
     else:
         used = usable == (config.trainer.micro_batch_size or per_rank)

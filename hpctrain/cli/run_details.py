@@ -7,7 +7,7 @@ import shlex
 
 from hpctrain.attempt.requeue import BLIND
 from hpctrain.cli.table import aligned
-from hpctrain.phrases import duration, listed, local_time, on_one_line
+from hpctrain.phrases import counted, duration, listed, local_time, on_one_line
 from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
@@ -60,6 +60,7 @@ def run_details(status: RunStatus, now: float) -> str:
     if status.attempts:
         lines.append("attempts")
         lines += [f"  {line}" for line in _attempts_table(status, now)]
+        lines += _changes_of_size(status)
     if spent := _shares_of_time(status.account, with_ratio=status.knows_step):
         lines.append(f"time        {spent}")
     if status.verdict is not None:
@@ -130,6 +131,16 @@ def _next_commands(status: RunStatus) -> list[str]:
         logs += f" --rank {cause.rank}" if cause is not None and cause.rank else ""
     # a run whose state can't be determined here may be running
     return [logs] if status.state is RunState.UNKNOWN else [logs, f"resume {run}"]
+
+
+def _changes_of_size(status: RunStatus) -> list[str]:
+    """Name the attempts that resumed from the checkpoint of another number of ranks."""
+    return [
+        f"not exact   from attempt {attempt.attempt} on: {counted(attempt.world_size or 0, 'rank')} resumed from a "
+        f"checkpoint of {attempt.extra['resumed_world_size']}; the samples of each step are the same"
+        for attempt in status.attempts
+        if "resumed_world_size" in attempt.extra
+    ]
 
 
 def _attempts_table(status: RunStatus, now: float) -> list[str]:

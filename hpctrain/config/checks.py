@@ -8,12 +8,14 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpctrain.config.cluster import MAX_NODES, Slurm
+from hpctrain.config.batch import check_batch
+from hpctrain.config.cluster import Slurm
 from hpctrain.config.gpu_checks import require_gpu_for_each_rank
 from hpctrain.config.main_module import refuse_own_targets, require_own_targets
 from hpctrain.config.mesh import mesh_shape
 from hpctrain.config.mesh_checks import check_mesh
 from hpctrain.config.named_optimizers import named_optimizers
+from hpctrain.config.node_counts import check_node_counts
 from hpctrain.config.optimizer import Handling, handling_of
 from hpctrain.config.parameter_groups import entries_of
 from hpctrain.config.paths import check_weights
@@ -28,7 +30,6 @@ from hpctrain.config.task import EXTRAS, missing_folder
 from hpctrain.config.task_methods import check_task, uncalled_methods
 from hpctrain.config.turns import check_turns
 from hpctrain.errors import ConfigError
-from hpctrain.phrases import counted
 
 NEEDS_GPU = (
     ("trainer.sync_batchnorm", True, "torch synchronises batch norm on GPUs only", ""),
@@ -40,8 +41,6 @@ NEEDS_GPU = (
 """Key, value, why it needs a GPU, and what to use instead."""
 SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 """Variables that a service's client reads, and that no file of a run may contain."""
-SHOWN = 5
-"""How many process counts the message on an indivisible batch suggests."""
 
 
 def check(config: RunConfig, environ: Mapping[str, str] = os.environ, *, world_size: int | None = None) -> None:
@@ -96,6 +95,7 @@ def _check_training(config: Config, environ: Mapping[str, str], world_size: int 
     mesh = mesh_shape(config.parallel, num_ranks, local_num_ranks)
     check_batch(config, num_ranks if mesh is None else mesh.data_parallel_size)
     check_mesh(config, mesh)
+    check_node_counts(config, resources)
     require_gpu_for_each_rank(config, resources, environ)
     if resources.gpus_per_node == 0:
         refuse_without_gpu(config, "set cluster.gpus_per_node" if slurm else "run on a machine with a GPU")
@@ -146,71 +146,6 @@ def _check_parallel(config: Config, world_size: int | None) -> None:
         if value := getattr(config.trainer, key):
             problem = "doesn't work with the threads of parallel=data_parallel"
             raise ConfigError(f"trainer.{key}", value, problem, remedy)
-
-
-def check_batch(config: Config, world_size: int) -> None:
-    """Refuse a global batch that can't be divided among the ranks, or whose accumulation the compiler breaks.
-
-    Raises:
-        ConfigError: see `check_divisible`; or a step has several micro-batches, and the compiler uses CUDA graphs.
-    """
-    check_divisible(config.trainer.global_batch_size, config.trainer.micro_batch_size, world_size)
-    _check_cuda_graphs(config, world_size)
-
-
-def uses_cuda_graphs(config: Config) -> bool:
-    """Whether the compiler records CUDA graphs on a GPU; such a training can't accumulate gradients.
-
-    The gradients that a graph computes stay in the graph's memory, which its next replay overwrites. Depending on the
-    model, the sum over the micro-batches is wrong, or torch raises an error (pytorch issues 96693 and 169545).
-    """
-    return config.trainer.compile_mode != "default"
-
-
-def _check_cuda_graphs(config: Config, world_size: int) -> None:
-    # also without a GPU, where there are no graphs: a configuration that is tried on a CPU must not fail on a GPU
-    trainer, per_rank = config.trainer, config.trainer.global_batch_size // world_size
-    accumulation = per_rank // (trainer.micro_batch_size or per_rank)
-    if accumulation > 1 and uses_cuda_graphs(config):
-        problem = (
-            f"uses CUDA graphs, which overwrite the gradients of earlier micro-batches, and a step has {accumulation} "
-            "micro-batches"
-        )
-        remedy = (
-            f"set trainer.micro_batch_size={per_rank}, a rank's whole share of a step, or trainer.compile_mode=default"
-        )
-        raise ConfigError("trainer.compile_mode", trainer.compile_mode, problem, remedy)
-
-
-def check_divisible(global_batch_size: int, micro_batch_size: int | None, world_size: int) -> None:
-    """Check that the global batch can be divided among the ranks.
-
-    Args:
-        global_batch_size: samples per step, over all ranks.
-        micro_batch_size: samples per rank and forward; None for all samples of a rank.
-        world_size: number of ranks.
-
-    Raises:
-        ConfigError: it can't; the message suggests batch sizes for this world size, and world sizes for this batch.
-    """
-    per_window = world_size * (micro_batch_size or 1)
-    if global_batch_size % per_window == 0:
-        return
-    lower = global_batch_size // per_window * per_window
-    sizes = [size for size in (lower, lower + per_window) if size > 0]
-    each = f" with micro-batches of {micro_batch_size}" if micro_batch_size else ""
-    pieces, rest = divmod(global_batch_size, micro_batch_size or 1)
-    # a bound, since a batch may have billions of samples
-    fitting = [] if rest else [n for n in range(1, min(pieces, MAX_NODES) + 1) if pieces % n == 0]
-    names = [str(n) for n in sorted(sorted(fitting, key=lambda n: abs(n - world_size))[:SHOWN])]
-    noun = "process" if names == ["1"] else "processes"
-    worlds = f", or run {' or '.join(filter(None, [', '.join(names[:-1]), names[-1]]))} {noun}" if names else ""
-    raise ConfigError(
-        "trainer.global_batch_size",
-        global_batch_size,
-        f"cannot be divided among {counted(world_size, 'rank')}{each}",
-        f"set it to {' or '.join(map(str, sizes))}{worlds}",
-    )
 
 
 def refuse_without_gpu(config: Config, remedy: str) -> None:

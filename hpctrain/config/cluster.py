@@ -176,6 +176,10 @@ class Slurm(Cluster):
     spare_nodes: Annotated[int, require.at_least(0, at_most=MAX_NODES)] = 0
     """Nodes that the job requests in addition to `nodes`. If a node dies, the ranks restart on the others without going
     back to the queue. Until then the spare nodes are idle, and are charged."""
+    min_nodes: Annotated[int | None, require.at_least(1, at_most=MAX_NODES)] = None
+    """Fewest nodes with which the run may start or continue; null: always `nodes`. Only numbers of nodes that divide
+    the global batch are used. With another number than before, the samples of each step are the same, but the weights
+    are no longer equal bit for bit to those of an uninterrupted run."""
     reservation: Annotated[str | None, require.single_line, require.not_empty] = None
     """Reservation to run in."""
     # both are free: SLURM itself sends SIGTERM, SIGCONT and SIGKILL

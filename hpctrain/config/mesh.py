@@ -39,6 +39,11 @@ class MeshShape:
         return self.shard * self.tensor
 
     @property
+    def num_ranks(self) -> int:
+        """Number of ranks in the mesh."""
+        return math.prod(self.degrees.values())
+
+    @property
     def degrees(self) -> dict[str, int]:
         """The degrees by name, outermost first; without `tensor` if each rank computes whole layers."""
         degrees = {"replicate": self.replicate, "shard": self.shard}
@@ -87,6 +92,21 @@ def mesh_shape(parallel: Parallel, world_size: int, local_world_size: int) -> Me
         problem = f"doesn't divide the {counted(local_world_size, 'rank')} of a node, which send each other every layer"
         raise ConfigError("parallel.tensor_degree", shape.tensor, problem, f"use one of {_divisors(local_world_size)}")
     return shape
+
+
+def data_parallel_size(parallel: Parallel, world_size: int, local_world_size: int) -> int:
+    """Return how many shares a run's samples have: one for each rank, or for each group that computes layers together.
+
+    Args:
+        parallel: of the configuration.
+        world_size: number of ranks.
+        local_world_size: ranks of a node.
+
+    Raises:
+        ConfigError: the degrees don't fit the number of ranks.
+    """
+    shape = mesh_shape(parallel, world_size, local_world_size)
+    return world_size if shape is None else shape.data_parallel_size
 
 
 def _without_open(degrees: Mapping[str, int], world_size: int) -> dict[str, int]:

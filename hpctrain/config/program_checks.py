@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.config.cluster import Slurm
+from hpctrain.config.node_counts import check_node_counts
 from hpctrain.config.program import PLACEHOLDER, USAGE, ProgramConfig, command_of, placeholders, values_of_args
 from hpctrain.config.resources import resources_of
 from hpctrain.config.run_checks import check_run
@@ -39,7 +40,7 @@ def check_program(config: ProgramConfig, environ: Mapping[str, str] = os.environ
     check_run(config)
     _check_args("args", config.args)
     _refuse_unset(config)
-    resources_of(config, environ)
+    check_node_counts(config, resources_of(config, environ))
     _refuse_assignment(config.run.command)
     if not isinstance(config.cluster, Slurm):
         _check_executable(command_of(config)[0])

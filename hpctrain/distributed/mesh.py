@@ -47,6 +47,24 @@ class Mesh:
         return self.device_mesh["tensor"]
 
 
+def mesh_without_others(shape: MeshShape, device: torch.device) -> Mesh:
+    """Make a mesh whose other ranks don't exist, to find out how much memory one of its ranks would need.
+
+    Collectives return at once, as if all ranks had sent what this one sends: sizes are right, and values are wrong. The
+    process is rank zero, and its default group is of this kind from then on.
+
+    Args:
+        shape: of the mesh.
+        device: of this process.
+    """
+    # torch's own way to run one rank of many; it is part of its test tools
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=shape.num_ranks)
+    assert dist.group.WORLD is not None
+    return Mesh(shape, _device_mesh(shape, device), dist.group.WORLD)
+
+
 def form_mesh(shape: MeshShape, device: torch.device, store: Store, timeout: timedelta) -> Mesh:
     """Make the groups of a mesh, after the group of all ranks; collective.
 
@@ -56,13 +74,17 @@ def form_mesh(shape: MeshShape, device: torch.device, store: Store, timeout: tim
         store: of the ranks.
         timeout: bound on each collective.
     """
-    degrees = {name: degree for name, degree in shape.degrees.items() if degree > 1 or name == "shard"}
-    device_mesh = init_device_mesh(device.type, tuple(degrees.values()), mesh_dim_names=tuple(degrees))
+    device_mesh = _device_mesh(shape, device)
     mesh = Mesh(shape, device_mesh, gloo_group(store, timeout, SAVING), _group_with_other_samples(shape, device_mesh))
     for group in [*device_mesh.get_all_groups(), *([] if mesh.samples is None else [mesh.samples])]:
         # torch gives a mesh's groups its own default of half an hour
         dist.distributed_c10d._set_pg_timeout(timeout, group)
     return mesh
+
+
+def _device_mesh(shape: MeshShape, device: torch.device) -> DeviceMesh:
+    degrees = {name: degree for name, degree in shape.degrees.items() if degree > 1 or name == "shard"}
+    return init_device_mesh(device.type, tuple(degrees.values()), mesh_dim_names=tuple(degrees))
 
 
 def _group_with_other_samples(shape: MeshShape, device_mesh: DeviceMesh) -> dist.ProcessGroup | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.cluster import Slurm
+from hpctrain.config.node_counts import node_counts
 from hpctrain.config.program import ProgramConfig
 from hpctrain.config.resources import Resources, resources_of
 from hpctrain.config.root import Config, with_absolute_init
@@ -39,6 +40,16 @@ class RunPlan:
     config: RunConfig
     directory: RunDirectory
     resources: Resources
+
+    @property
+    def node_counts(self) -> tuple[int, ...]:
+        """The numbers of nodes on which the run may train, largest first."""
+        return node_counts(self.config, self.resources)
+
+    @property
+    def outlives_a_node(self) -> bool:
+        """Whether the job stays when one of its nodes dies, because ranks can restart on the others."""
+        return self.slurm.spare_nodes > 0 or len(self.node_counts) > 1
 
     @property
     def slurm(self) -> Slurm:

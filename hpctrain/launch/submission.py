@@ -14,7 +14,6 @@ from typing import Any
 import submitit
 from submitit.core.utils import DelayedSubmission, JobPaths
 
-from hpctrain.config.cluster import Slurm as SlurmConfig
 from hpctrain.errors import ERROR_PREFIX, HpctrainError, RunDirectoryError, SchedulerError
 from hpctrain.files import describe_os_error
 from hpctrain.launch.job import Job, SearchJob
@@ -71,11 +70,9 @@ def sbatch_parameters(run: RunPlan, log: str) -> dict[str, Any]:
     cluster, resources = run.slurm, run.resources
     parameters: dict[str, Any] = {
         "job_name": run.config.name,
-        "nodes": resources.num_nodes + cluster.spare_nodes,
-        "ntasks_per_node": resources.processes_per_node,
+        **_nodes_and_tasks(run),
         "time": cluster.time_limit_min,
         "gpus_per_node": resources.gpus_per_node or None,
-        "cpus_per_task": resources.cpus_per_process,
         "mem": None if cluster.memory_gb is None else f"{round(cluster.memory_gb * 1024)}M",
         "partition": cluster.partition,
         "account": cluster.account,
@@ -87,13 +84,25 @@ def sbatch_parameters(run: RunPlan, log: str) -> dict[str, Any]:
         # the callable runs in the batch script and calls srun itself, so that it outlives the ranks
         "use_srun": False,
         "array_parallelism": cluster.max_parallel_runs,
-        "additional_parameters": _additional(cluster, log),
+        "additional_parameters": _additional(run, log),
     }
     # submitit has its own default for wckey, and only an explicit None removes it
     return {name: value for name, value in parameters.items() if value is not None} | {"wckey": None}
 
 
-def _additional(cluster: SlurmConfig, log: str) -> dict[str, Any]:
+def _nodes_and_tasks(run: RunPlan) -> dict[str, Any]:
+    """The nodes, and the tasks and cores on each of them."""
+    resources, counts, spare = run.resources, run.node_counts, run.slurm.spare_nodes
+    tasks, cores = resources.processes_per_node, resources.cpus_per_process
+    if len(counts) == 1:
+        return {"nodes": counts[0] + spare, "ntasks_per_node": tasks, "cpus_per_task": cores}
+    # With --ntasks-per-node, SLURM 22.05 computes a number of tasks from the smallest number of nodes, and gives the
+    # job no more nodes than that. So a node gets one task, with the cores of all ranks; srun then starts the ranks.
+    return {"nodes": f"{counts[-1]}-{counts[0] + spare}", "cpus_per_task": tasks * (cores or 1)}
+
+
+def _additional(run: RunPlan, log: str) -> dict[str, Any]:
+    cluster = run.slurm
     typed: dict[str, Any] = {name.replace("_", "-"): value for name, value in cluster.sbatch.items()}
     requeue = typed.pop("requeue", True) is not False and not typed.get("no-requeue")
     ours = {
@@ -101,7 +110,7 @@ def _additional(cluster: SlurmConfig, log: str) -> dict[str, Any]:
         "signal": f"{cluster.signal}@{cluster.signal_delay_s}",
         "requeue" if requeue else "no-requeue": True,
         "reservation": cluster.reservation,
-        "no-kill": True if cluster.spare_nodes else None,
+        "no-kill": True if run.outlives_a_node else None,
     }
     return {name: value for name, value in (typed | ours).items() if value is not None and value is not False}
 

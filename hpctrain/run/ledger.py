@@ -30,6 +30,7 @@ _FIELD_TYPES = {
     "detail": TEXT,
     "restart_count": COUNT,
     "total_steps": COUNT,
+    "resumed_world_size": COUNT,
     "launched": TIME,
     "code": TEXT,
     "gpu": TEXT,

@@ -15,26 +15,36 @@ class Allocation:
 
     Args:
         nodes: all of them, in SLURM's order.
-        num_nodes: how many the ranks need.
-        keeps_spares: whether the job outlives a dead node (`sbatch --no-kill`).
+        node_counts: the numbers of nodes on which the ranks can run, largest first.
+        outlives_a_node: whether the job stays when one of its nodes dies (`sbatch --no-kill`).
         ranks_per_node: number of consecutive ranks on each node; None if srun may distribute them in another way.
     """
 
     nodes: tuple[str, ...]
-    num_nodes: int
-    keeps_spares: bool = False
+    node_counts: tuple[int, ...]
+    outlives_a_node: bool = False
     ranks_per_node: int | None = None
     _out: set[str] = field(default_factory=set)
 
     @property
+    def usable(self) -> tuple[str, ...]:
+        """The nodes that aren't lost."""
+        return tuple(node for node in self.nodes if node not in self._out)
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of nodes for the ranks: as many as they can use; the smallest number if too few are left."""
+        return next((count for count in self.node_counts if count <= len(self.usable)), self.node_counts[-1])
+
+    @property
     def step_nodes(self) -> tuple[str, ...]:
         """The nodes on which ranks run, in rank order."""
-        return tuple(node for node in self.nodes if node not in self._out)[: self.num_nodes]
+        return self.usable[: self.num_nodes]
 
     @property
     def spares(self) -> int:
-        """Nodes in reserve; negative if too few nodes are left. 0 if the job ends when any of its nodes fails."""
-        return len(self.nodes) - len(self._out) - self.num_nodes if self.keeps_spares else 0
+        """Nodes that may fail before the job has too few; negative if it has. 0 if it ends when any node fails."""
+        return len(self.usable) - self.node_counts[-1] if self.outlives_a_node else 0
 
     @property
     def lost(self) -> frozenset[str]:

@@ -52,15 +52,16 @@ def srun_command(
 
     Args:
         plan: of the run.
-        nodes: the nodes for the ranks, in a job with spare nodes; empty if it has none.
+        nodes: the nodes for the ranks, in a job that outlives a node; empty for all nodes of another job.
         job_name: of the job, for the ranks' environment; None leaves them the name of the step.
         code: from which the ranks import; None for their working directory.
     """
     resources, directory = plan.resources, plan.directory
+    num_nodes = len(nodes) or resources.num_nodes
     command = [
         "srun",
-        f"--nodes={resources.num_nodes}",
-        f"--ntasks={resources.world_size}",
+        f"--nodes={num_nodes}",
+        f"--ntasks={num_nodes * resources.processes_per_node}",
         f"--ntasks-per-node={resources.processes_per_node}",
         "--kill-on-bad-exit=1",
         f"--wait={0 if plan.is_program else EXITING_S}",  # 0: without a limit
@@ -72,9 +73,12 @@ def srun_command(
     if nodes:
         # SLURM 22.05 never releases the resources of a step on a node that died, so the next step has to share them
         command += [f"--nodelist={','.join(nodes)}", "--no-kill", "--overlap", "--mem=0"]
-    if resources.cpus_per_process is not None:
+    cores = resources.cpus_per_process
+    if len(plan.node_counts) > 1:
+        cores = cores or 1  # the job's own number is that of all ranks of a node
+    if cores is not None:
         # since SLURM 22.05, srun doesn't inherit it from sbatch
-        command.append(f"--cpus-per-task={resources.cpus_per_process}")
+        command.append(f"--cpus-per-task={cores}")
     # --job-name also changes SLURM_JOB_NAME in the environment of the ranks
     restored = [] if job_name is None else ["env", f"SLURM_JOB_NAME={job_name}"]
     return [*command, *plan.slurm.srun_args, *restored, *rank_command(plan, code), str(directory.path)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -75,10 +75,10 @@ class Supervisor:
         self.job = CurrentJob(plan.directory, slurm, environ, silence_s)
         self.requeuer = Requeuer(self.job, plan)
         self.ledger = Ledger(plan.directory)
-        self.allocation = Allocation(
-            self.job.nodes, plan.resources.num_nodes, plan.slurm.spare_nodes > 0, consecutive_ranks(plan)
-        )
+        self.allocation = Allocation(self.job.nodes, plan.node_counts, plan.outlives_a_node, consecutive_ranks(plan))
         self._in_allocation = 0
+        # of the newest attempt: the allocation may lose nodes before that attempt is recorded
+        self._world_size = plan.resources.world_size
         self._is_warned = False
 
     def run(self) -> int:
@@ -134,20 +134,23 @@ class Supervisor:
         return end_of(attempts[-1], None if self.plan.is_program else self.plan.training.trainer.pause_at_step)
 
     def _claim(self) -> int:
-        secret = self.plan.resources.world_size > 1 and not self.plan.is_program
+        self._world_size = self.allocation.num_nodes * self.plan.resources.processes_per_node
+        secret = self._world_size > 1 and not self.plan.is_program
         return self._before_ranks(lambda: self.job.claim(secret=secret), "the run can't be claimed yet")
 
     def _run_ranks(self, attempt: int, code: CheckedCode) -> str:
         """Run the ranks until all have ended; return srun's complaints."""
         self._in_allocation += 1
-        nodes, keeps_spares = self.allocation.step_nodes, self.allocation.keeps_spares
-        log.info("attempt %d on %s", attempt, " ".join(nodes))
-        command = srun_command(self.plan, nodes if keeps_spares else (), self.environ.get("SLURM_JOB_NAME"), code.copy)
+        nodes, outlives_a_node = self.allocation.step_nodes, self.allocation.outlives_a_node
+        log.info("attempt %d on %s", attempt, self._described(nodes))
+        command = srun_command(
+            self.plan, nodes if outlives_a_node else (), self.environ.get("SLURM_JOB_NAME"), code.copy
+        )
         handover = Handover(attempt=attempt, logged=True, code=code.digest)
         environ = {**self.environ, **handover.variables(), **code_variables(self.plan, code.copy, self.environ)}
         if self.plan.is_program:
             environ |= program_variables(self.plan, self.environ, self.slurm, self.job.job_id, self._in_allocation)
-        step = Step(command, environ, ends_with_a_node=keeps_spares)
+        step = Step(command, environ, ends_with_a_node=outlives_a_node)
         unseen = ""
         for line in step.run():
             if (no_log := NO_LOG.match(line)) is not None:
@@ -159,6 +162,10 @@ class Supervisor:
                 self.requeuer.check_in_background()
         log.info("srun ended with %d", step.code)
         return unseen or "; ".join(step.complaints)
+
+    def _described(self, nodes: Sequence[str]) -> str:
+        text, most = " ".join(nodes), self.plan.resources.num_nodes
+        return text if self.allocation.num_nodes == most else f"{text}: {len(nodes)} of {most} nodes"
 
     def _conclude(self, attempt: int, complaints: str, damage: str) -> tuple[Outcome, RequeueDecision]:
         """Find out how an attempt ended, and decide what follows.
@@ -175,7 +182,7 @@ class Supervisor:
         )
 
     def _try_to_conclude(self, attempt: int, complaints: str, damage: str) -> tuple[Outcome, RequeueDecision]:
-        outcome = Outcome.of_attempt(self.directory, attempt, self.plan.resources.world_size, complaints)
+        outcome = Outcome.of_attempt(self.directory, attempt, self._world_size, complaints)
         if damage:  # its ranks were never started
             outcome = Outcome(Reason.FAILED, outcome.step, damage)
         outcome = with_memory_advice(self._ask_slurm(attempt, outcome), self.plan.config)
@@ -213,8 +220,8 @@ class Supervisor:
         return outcome.explained_by(termination)
 
     def _ask_about_nodes(self, outcome: Outcome) -> Outcome:
-        """Look for failed nodes in a job with spare nodes, which outlives them."""
-        if not self.allocation.keeps_spares:
+        """Look for failed nodes in a job that outlives them."""
+        if not self.allocation.outlives_a_node:
             return outcome
         try:
             failed = self.slurm.failed_nodes(self.job.nodes, self.job.began)
@@ -248,7 +255,7 @@ class Supervisor:
                     self.directory,
                     attempt,
                     final,
-                    world_size=self.plan.resources.world_size,
+                    world_size=self._world_size,
                     job_id=self.job.job_id,
                     nodes=self.allocation.step_nodes,
                     ends_run=decision.action is Action.END,

@@ -1,8 +1,10 @@
 """The process that tries one micro-batch size for `fit-batch`: `python -m hpctrain.train.batch_trial CONFIG SIZE`.
 
 It prints one JSON object: `fits`, `device`, `limit_bytes` (null if unknown), `peak_bytes`, and, if the steps finished,
-`num_samples` and `samples_per_s`; otherwise `message`, the allocator's. For an invalid configuration it prints `error`
-and `exit_code` instead.
+`num_samples`, `samples_per_s` and `model_bytes` (`ModelMemory`); otherwise `message`, the allocator's. For an invalid
+configuration it prints `error` and `exit_code` instead.
+
+With parallel=mesh, whose degrees must all be given, it is one rank of the mesh, and the others don't exist.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ import os
 import sys
 import time
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,7 +26,9 @@ from hpctrain.attempt.gpu_errors import GPU_OUT_OF_MEMORY
 from hpctrain.checkpoint.host_memory import available_memory_bytes
 from hpctrain.cluster.cpus import cpu_threads
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.config.checks import refuse_without_gpu, uses_cuda_graphs
+from hpctrain.config.batch import uses_cuda_graphs
+from hpctrain.config.checks import refuse_without_gpu
+from hpctrain.config.mesh import MeshShape
 from hpctrain.config.named_optimizers import named_optimizers
 from hpctrain.config.root import Config
 from hpctrain.config.stored import load
@@ -35,6 +39,9 @@ from hpctrain.distributed.world import World
 from hpctrain.errors import HpctrainError
 from hpctrain.metrics.memory import Memory
 from hpctrain.train.parts import Parts
+
+if TYPE_CHECKING:
+    from hpctrain.distributed.mesh import Mesh
 
 STEPS = 3
 """The first step allocates the optimizer's state, the second has everything in place, the third is timed."""
@@ -69,7 +76,7 @@ def _trial(config: Config, size: int) -> dict[str, Any]:
     devices = choose_devices(environment, each, use_gpu=cluster.gpus_per_node != 0)
     if devices[0].type == "cpu":
         refuse_without_gpu(config, "run fit-batch where the GPUs are")
-    world = World(rank=0, size=1, local_rank=0, devices=devices)
+    world = World(rank=0, size=1, local_rank=0, devices=devices, mesh=_mesh(config, devices[0]))
     found: dict[str, Any] = {"device": str(devices[0]), "limit_bytes": _limit_bytes(world), "fits": False}
     try:
         found |= _steps(config, world, size)
@@ -81,6 +88,17 @@ def _trial(config: Config, size: int) -> dict[str, Any]:
         found["fits"] = True
     found["peak_bytes"] = _peak_bytes(world)
     return found
+
+
+def _mesh(config: Config, device: torch.device) -> Mesh | None:
+    """One rank of a mesh; None if the ranks don't share the model."""
+    parallel = config.parallel
+    if parallel.kind != "mesh":
+        return None
+    from hpctrain.distributed.mesh import mesh_without_others  # it imports torch's DTensor, which takes half a second
+
+    assert parallel.shard_degree is not None
+    return mesh_without_others(MeshShape(parallel.replicate_degree, parallel.shard_degree), device)
 
 
 def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
@@ -121,7 +139,7 @@ def _steps(config: Config, world: World, size: int) -> dict[str, Any]:
             parts.position.step = step + 1
         parts.meter.means()
     rate = config.trainer.global_batch_size / (time.perf_counter() - begin)
-    return {"num_samples": samples, "samples_per_s": rate}
+    return {"num_samples": samples, "samples_per_s": rate, "model_bytes": asdict(parts.model_memory())}
 
 
 def _limit_bytes(world: World) -> int | None:

@@ -18,6 +18,7 @@ from hpctrain.config.identity import config_digest
 from hpctrain.distributed.determinism import rank_seed, seed_everything
 from hpctrain.distributed.replica import inner
 from hpctrain.errors import CheckpointError, SupersededError
+from hpctrain.phrases import counted
 from hpctrain.run.checkpoints import ShowRead
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord
@@ -39,10 +40,12 @@ class Start:
     Attributes:
         step: completed steps; 0 in a new run.
         evaluation_due: whether the checkpoint was written before the evaluation of its step was done.
+        resumed_world_size: number of ranks that wrote the checkpoint; None in a new run.
     """
 
     step: int = 0
     evaluation_due: bool = False
+    resumed_world_size: int | None = None
 
 
 class Checkpointing:
@@ -113,7 +116,9 @@ class Checkpointing:
             if self._world.is_rank_zero:
                 self._saver.retain_in_background(found.step)
         self._restart_interval()
-        return Start() if found is None else Start(step, bool(found.extra.get("evaluation_due", False)))
+        if found is None:
+            return Start()
+        return Start(step, bool(found.extra.get("evaluation_due", False)), found.world_size)
 
     def _restore(self, found: LoadedCheckpoint) -> None:
         parts = self._parts
@@ -140,6 +145,14 @@ class Checkpointing:
     def _warn_if_inexact(self, found: LoadedCheckpoint) -> None:
         if found.config_digest != config_digest(self._config):
             log.warning("keys that affect the weights have changed since step %d: the run is not exact", found.step)
+        if found.world_size != self._world.size:
+            log.warning(
+                "%s trained up to step %d, and %s continue: the samples of each step are the same, but sums over them "
+                "are added in another order, so the run is no longer exact",
+                counted(found.world_size, "rank"),
+                found.step,
+                self._world.size,
+            )
         # earlier versions didn't save it
         before, now = found.extra.get("num_samples"), self._parts.num_samples
         if before != now and None not in (before, now):

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from hpctrain.checkpoint.best import judged_by
+from hpctrain.config.batch import micro_batch_size_of
 from hpctrain.config.root import Config
 from hpctrain.data.bookmark import Bookmarks
 from hpctrain.data.fetch import dataset_length
@@ -35,6 +36,7 @@ from hpctrain.train.ema import Ema
 from hpctrain.train.ending import Ending
 from hpctrain.train.evaluation import Evaluation
 from hpctrain.train.meters import meter_of
+from hpctrain.train.model_memory import ModelMemory, model_memory
 from hpctrain.train.optimizers import build_optimizers
 from hpctrain.train.state_check import StateCheck
 from hpctrain.train.step import TrainStep
@@ -127,6 +129,11 @@ class Parts:
     def new_meter(self, *names: str) -> Meter:
         """Make a meter over all ranks, with these names in every result."""
         return meter_of(self.world, *names)
+
+    def model_memory(self) -> ModelMemory:
+        """What this rank holds of the model, and of what is trained of it."""
+        whole = self.sharded is not None and self.config.parallel.keep_gradients_whole
+        return model_memory({self.model, self.module}, self.optimizers, self.ema, whole_gradients=whole)
 
     @property
     def total_steps(self) -> int:
@@ -254,7 +261,7 @@ class Parts:
         return BatchPlan(
             num_samples=num_samples,
             global_batch_size=trainer.global_batch_size,
-            micro_batch_size=trainer.micro_batch_size or trainer.global_batch_size // self.world.data_size,
+            micro_batch_size=micro_batch_size_of(self.config, self.world.data_size),
             world_size=self.world.data_size,
             drop_last=self.config.data.drop_last,
         )

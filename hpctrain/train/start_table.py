@@ -13,7 +13,7 @@ from hpctrain.config.schedule import AnySchedule, schedule_of
 from hpctrain.distributed.nccl_variables import ALIASES, nccl_defaults, user_nccl_variables
 from hpctrain.distributed.replica import inner
 from hpctrain.distributed.world import World
-from hpctrain.phrases import counted, listed
+from hpctrain.phrases import byte_size, counted, listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import read_varied, varied_text
 from hpctrain.train.modes import describe_evaluation_mode
@@ -53,6 +53,7 @@ def log_start(
         "batch": f"{plan.global_batch_size:,} samples per step = {plan.micro_batch_size:,} per forward "
         f"x {plan.accumulation} accumulated x {_shares(parts.world)}",
         **_mesh(parts.world, hosts),
+        "memory": _memory(parts),
         **_nccl(parts),
         "precision": parts.config.precision.kind + (", compiled" if parts.config.trainer.compile else ""),
         "data": _data(parts),
@@ -142,6 +143,22 @@ def _mesh(world: World, hosts: list[str]) -> dict[str, str]:
         f"{counted(shape.replica_size, 'rank')}{together}: "
         f"{listed(shape.picture(hosts), shown=SHOWN_REPLICAS, separator='; ')}"
     }
+
+
+def _memory(parts: Parts) -> str:
+    """Describe what the model takes on a rank, before the activations are known."""
+    found = parts.model_memory()
+    kinds = {
+        "weights": found.weights,
+        "gradients": found.gradients,
+        "optimizer": found.optimizer,
+        "moving average": found.average,
+    }
+    shares = [f"{name} {'?' if size is None else byte_size(size)}" for name, size in kinds.items() if size != 0]
+    device, room = parts.world.device, ""
+    if device.type == "cuda":
+        room = f" of {byte_size(torch.cuda.get_device_properties(device).total_memory)}"
+    return f"{byte_size(found.total)}{room} per rank: {', '.join(shares)}; activations come on top"
 
 
 def _nccl(parts: Parts) -> dict[str, str]:

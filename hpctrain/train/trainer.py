@@ -87,6 +87,7 @@ class Trainer:
         seed_everything(rank_seed(config.seed, world.data_rank))
         times.enter("load_s")
         start = self._resume()
+        self.resumed_world_size = start.resumed_world_size
         self._loader = self._parts.loader(start.step, self._parts.stream_state.bookmarks)
         before = last_bottleneck(directory) if world.is_rank_zero else None
         self._flops_per_sample = None if before is None else before.flops_per_sample

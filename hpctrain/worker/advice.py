@@ -6,7 +6,8 @@ import re
 
 from hpctrain.attempt.gpu_errors import GPU_OUT_OF_MEMORY
 from hpctrain.attempt.out_of_memory import memory_advice
-from hpctrain.config.checks import uses_cuda_graphs
+from hpctrain.config.batch import micro_batch_size_of, uses_cuda_graphs
+from hpctrain.config.mesh import data_parallel_size
 from hpctrain.config.root import Config
 from hpctrain.errors import error_text
 from hpctrain.phrases import either
@@ -36,7 +37,7 @@ ATTRIBUTES_OF_LIGHTNING = {
 """Attributes of a LightningModule, and what does the same here."""
 
 
-def advice(error: BaseException, config: Config, world_size: int) -> str:
+def advice(error: BaseException, config: Config, world_size: int, local_world_size: int | None = None) -> str:
     """Return what to change, in one line; empty if the error isn't one of these, or no key is left to change.
 
     It gives none about a killed DataLoader worker: only the launcher can find out whether the kernel killed it for its
@@ -46,6 +47,7 @@ def advice(error: BaseException, config: Config, world_size: int) -> str:
         error: that ended this rank.
         config: of the run.
         world_size: number of ranks.
+        local_world_size: ranks of a node; None for all.
     """
     text = f"{type(error).__name__}: {error_text(error)}"
     if UNUSED_PARAMETERS in text and not config.parallel.find_unused_parameters:
@@ -54,7 +56,7 @@ def advice(error: BaseException, config: Config, world_size: int) -> str:
             "freeze them"
         )
     if GPU_OUT_OF_MEMORY.search(text):
-        remedies = _smaller(config, world_size)
+        remedies = _smaller(config, data_parallel_size(config.parallel, world_size, local_world_size or world_size))
         return f"out of GPU memory: {either(remedies)}" if remedies else ""
     if HOST_MEMORY.search(text):
         return f"out of memory: {memory_advice(config)}"
@@ -72,10 +74,10 @@ def _about_the_task(error: BaseException, text: str) -> str:
     return ""
 
 
-def _smaller(config: Config, world_size: int) -> list[str]:
+def _smaller(config: Config, num_shares: int) -> list[str]:
     """Return the settings that save GPU memory and aren't used yet."""
     trainer, found = config.trainer, []
-    size = trainer.micro_batch_size or trainer.global_batch_size // world_size
+    size = micro_batch_size_of(config, num_shares)
     if size > 1:
         # a smaller micro-batch means accumulation, which CUDA graphs rule out
         also = "trainer.compile_mode=default and " if uses_cuda_graphs(config) else ""

@@ -16,8 +16,8 @@ from torch._C._distributed_c10d import Store
 from hpctrain.attempt.pause import next_pause
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.cluster.cpus import cpu_cores, cpu_threads
-from hpctrain.config.checks import check_batch
-from hpctrain.config.mesh import mesh_shape
+from hpctrain.config.batch import check_batch
+from hpctrain.config.mesh import data_parallel_size, mesh_shape
 from hpctrain.distributed.compiler import spare_compiler
 from hpctrain.distributed.determinism import set_determinism
 from hpctrain.distributed.refusal import read_refusal, share_refusal
@@ -61,7 +61,7 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
     rank.times.enter("rendezvous_s")
     config, environment = rank.config, rank.environment
     spare_compiler()
-    check_batch(config, environment.world_size)
+    check_batch(config, data_parallel_size(config.parallel, environment.world_size, environment.local_world_size))
     threads = cpu_threads(environment, config.cluster.cpus_per_process, os.environ)
     if threads is not None:
         torch.set_num_threads(threads)
@@ -151,7 +151,7 @@ def _join(rank: Rank, store: Store | None) -> World:
 
 
 def _record_start(rank: Rank, trainer: Trainer, claim: Claim, hosts: list[str], world: World) -> None:
-    environment = rank.environment
+    environment, resumed = rank.environment, trainer.resumed_world_size
     claim.require_ownership()
     claim.ledger.start(
         claim.attempt,
@@ -163,6 +163,7 @@ def _record_start(rank: Rank, trainer: Trainer, claim: Claim, hosts: list[str], 
         total_steps=trainer.total_steps,
         launched=rank.times.launched,
         code=rank.handover.code or None,
+        **({} if resumed in (None, environment.world_size) else {"resumed_world_size": resumed}),
         **_gpu(world.device),
         **rank.times.spent(),
     )

@@ -126,7 +126,8 @@ def _hand_over(rank: Rank, error: BaseException) -> None:
 
 def _fail(rank: Rank, error: BaseException) -> int:
     found = classify(error, rank.environment.world_size)
-    hint = "" if found.peer else advice(error, rank.config, rank.environment.world_size)
+    sizes = rank.environment.world_size, rank.environment.local_world_size
+    hint = "" if found.peer else advice(error, rank.config, *sizes)
     _hand_over(rank, error)
     rank.write_exit_record(found.reason, error, blames_peer=found.peer, advice=hint)
     rank.leave_world()

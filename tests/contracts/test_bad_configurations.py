@@ -640,6 +640,17 @@ MISTAKES = {
     ),
     "an argument that isn't there": (["+task.held_ot=0.5"], "task.held_ot=0.5", "did you mean task.held_out?"),
     "fewer than no spare nodes": (["cluster=slurm", "cluster.spare_nodes=-1"], "cluster.spare_nodes=-1", "0"),
+    "more nodes at least than at all": (
+        ["cluster=slurm", "nodes=2", "cluster.min_nodes=3"],
+        "cluster.min_nodes=3",
+        "is more than nodes=2; lower it, or raise nodes",
+    ),
+    "fewer nodes that don't divide the batch": (
+        ["cluster=slurm", "nodes=4", "cluster.min_nodes=3"],
+        "cluster.min_nodes=3",
+        "cannot be divided among 3 ranks; change one of them, or leave this out",
+    ),
+    "at least no node": (["cluster=slurm", "cluster.min_nodes=0"], "cluster.min_nodes=0", "at least 1"),
     "sbatch key with its own key": (["cluster=slurm", "cluster.sbatch.nodes=3"], "cluster.sbatch.nodes=3", "set nodes"),
     "GPUs that nothing counts": (
         ["cluster=slurm", "+cluster.sbatch.gres=gpu:a100:4"],

@@ -85,6 +85,7 @@ def drill_program(drill, *words, arguments=("120",)):
     return drill("run", *words, command=("python", "drilled.py", *arguments))
 
 
+@pytest.mark.nightly
 def test_a_program(drill):
     shutil.copy(PROGRAMS / "saved_by_numpy.py", ".")
     # the comparison imports the standard library's

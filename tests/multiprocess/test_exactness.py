@@ -137,13 +137,13 @@ SEVERAL = {
         *[(1, 0, name) for name in ONE if name != "three times"],
         (1, 2, "three times"),
         (2, 0, "first steps"),
-        (2, 0, "last step"),
         (2, 2, "end of an epoch"),
         (3, 0, "last step"),
         *[
             pytest.param(*case, marks=pytest.mark.nightly)
             for case in (
                 (1, 0, "three times"),
+                (2, 0, "last step"),
                 (2, 0, "end of an epoch"),
                 (3, 0, "first steps"),
                 (3, 0, "end of an epoch"),

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+
+from hpctrain.cli import main
+from hpctrain.files import read_json_lines
 
 QUIET = ("task=custom", "task._target_=weighty.Weighty", "logger.tensorboard=false", "parallel=fsdp")
 TRAINING = ("trainer.global_batch_size=4", "checkpoint.every_steps=3", "checkpoint.asynchronous=false")
 MB = 1e6
+PROGRAMS = Path(__file__).parent / "programs"
 
 
 @pytest.fixture
@@ -49,3 +54,21 @@ def test_a_rank_holds_its_shards_and_what_is_gathered(weigh, world_size, width, 
     for before, after in zip(small[1], large[1], strict=True):
         loaded = (after["peaks"]["build"] - before["peaks"]["build"]) / MB
         assert loaded < 1.15 * 3 * model / world_size + 2 * rest + 20
+
+
+@pytest.mark.nightly
+def test_fit_batch_foresees_the_memory_of_a_rank(train, tmp_path, monkeypatch, capfd):
+    """Its process is one rank of a mesh without the others; those of a run are measured."""
+    words = [*QUIET, "+task.width=768", "+task.layers=8", "trainer.global_batch_size=8", "trainer.micro_batch_size=1"]
+    monkeypatch.setenv("PYTHONPATH", str(PROGRAMS))
+    monkeypatch.setenv("WEIGHTY_RECORD", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit-batch", *words, "--ranks", "4", "--largest", "1", "--json"]) == 0
+    (found,) = json.loads(capfd.readouterr().out)["trials"]
+    words += ["trainer.max_steps=3", "trainer.max_epochs=null", "logger.every_steps=1"]
+    code, run, output = train("run", *words, world_size=4, WEIGHTY_RECORD=str(tmp_path))
+    assert code == 0, output
+    records = read_json_lines(run.directory.metrics)
+    measured = max(record.get("memory/peak_gb", 0) for record in records)
+    print(f"foreseen {found['peak_bytes'] / 1e9:.3f} GB, measured {measured:.3f} GB")
+    assert found["peak_bytes"] / 1e9 == pytest.approx(measured, rel=0.2)

@@ -98,6 +98,7 @@ def test_a_folder_that_was_removed_is_made_again(refusing):
     assert run.steps == [5, 6, 7, 8]
 
 
+@pytest.mark.nightly
 def test_the_best_evaluations_are_saved_and_kept(train):
     """No other save is due; an interrupted run keeps the same ones."""
     words = [*WORDS, "trainer.max_steps=24", "trainer.eval_every_steps=3", "checkpoint.keep_best=2", "optimizer.lr=0.3"]

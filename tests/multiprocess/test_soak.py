@@ -283,7 +283,7 @@ def test_every_place_where_signals_are_sent_exists(place):
 @pytest.mark.parametrize(
     "interruptions",
     [
-        6,
+        3,
         pytest.param(30, marks=pytest.mark.nightly),
         pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
     ],

@@ -47,7 +47,10 @@ def test_killed_before_and_after_the_first_evaluation(train, kind, world_size, c
         assert saved["evaluation_mode"] == []
 
 
-@pytest.mark.parametrize(("world_size", "words"), [(1, ["data.num_workers=2", "+task.noise=true"]), (2, [])])
+@pytest.mark.parametrize(
+    ("world_size", "words"),
+    [pytest.param(1, ["data.num_workers=2", "+task.noise=true"], marks=pytest.mark.nightly), (2, [])],
+)
 def test_the_batches_that_are_evaluated_before_the_first_step_leave_no_trace(train, world_size, words):
     words = [*WORDS, *words, "trainer.ema_decay=0.9", "trainer.max_steps=6"]
     found = []

@@ -110,7 +110,8 @@ KERAS = (
 
 
 @keras
-@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.nightly), 2])
+@pytest.mark.nightly
+@pytest.mark.parametrize("world_size", [1, 2])
 def test_a_keras_model(train, world_size):
     """Its statistics are saved, all ranks evaluate with the same ones, and a resume continues with them."""
     code, run, output = train("run", *KERAS, world_size=world_size)

@@ -55,6 +55,7 @@ def unfinished(run: FollowedRun) -> list[Path]:
     return list(run.directory.checkpoints.glob(f"{TEMPORARY_PREFIX}*"))
 
 
+@pytest.mark.nightly
 @pytest.mark.sandbox(QUICKLY_DOWN)
 def test_the_batch_host_dies_in_the_middle_of_training(runs: SubmittedRuns) -> None:
     run = runs.train(OFTEN, WORKERS, pace_s=PACE_S, nodes=1)

@@ -53,6 +53,7 @@ def test_preempted_by_other_rules(runs: SubmittedRuns) -> None:
     assert run.digest == runs.straight(processes=1)
 
 
+@pytest.mark.nightly
 def test_preempted_twice(runs: SubmittedRuns) -> None:
     check_preempted_twice(runs, nodes=2)
 
@@ -77,7 +78,7 @@ def check_preempted_twice(runs: SubmittedRuns, nodes: int) -> None:
 
 @pytest.mark.parametrize(
     (),
-    [on_sandbox("--grace-time=0"), on_sandbox("--grace-time=0", "--preempt-mode=CANCEL", nightly=True)],
+    [on_sandbox("--grace-time=0", nightly=True), on_sandbox("--grace-time=0", "--preempt-mode=CANCEL", nightly=True)],
 )
 def test_preempted_without_grace_time(runs: SubmittedRuns) -> None:
     """A step takes longer than SLURM waits, so the steps since the last checkpoint are lost."""

@@ -35,10 +35,13 @@ class ScriptedTask(Task):
             and continues at a SIGCONT.
         ballast_mb: a buffer of so many megabytes, so that a save takes time.
         eval_samples: held out; 0 for no evaluation.
+        dropout: probability.
     """
 
-    def __init__(self, pace: str = "", act: str = "", ballast_mb: int = 0, eval_samples: int = 0) -> None:
-        self.pace, self.ballast_mb, self.eval_samples = Path(pace), ballast_mb, eval_samples
+    def __init__(
+        self, pace: str = "", act: str = "", ballast_mb: int = 0, eval_samples: int = 0, dropout: float = 0.2
+    ) -> None:
+        self.pace, self.ballast_mb, self.eval_samples, self.dropout = Path(pace), ballast_mb, eval_samples, dropout
         attempt = os.environ.get("HPCTRAIN_CLAIM", "")
         rank = os.environ.get("SLURM_PROCID", os.environ.get("RANK", "0"))
         acts = [one.split(":") for one in act.split(",") if one]
@@ -46,7 +49,7 @@ class ScriptedTask(Task):
         self.calls = 0
 
     def build_model(self) -> nn.Module:
-        model = nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, CLASSES))
+        model = nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Dropout(self.dropout), nn.Linear(16, CLASSES))
         model.register_buffer("ballast", torch.zeros(self.ballast_mb << 18))
         return model
 

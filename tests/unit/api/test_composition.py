@@ -139,6 +139,7 @@ def test_a_program_and_hpctrain_may_use_the_same_names_in_hydras_store(tmp_path,
         assert hydra_compose("train", ["+optimizer=adamw"]) == {"answer": 42, "optimizer": {"momentum": 3}}
 
 
+@pytest.mark.nightly
 def test_threads_may_compose_at_the_same_time():
     with ThreadPoolExecutor(4) as pool:
         configs = list(pool.map(lambda seed: hpctrain.compose({"seed": seed}), range(8)))

@@ -100,16 +100,32 @@ def test_a_size_whose_process_is_killed_does_not_fit(folder, capfd):
 )
 def test_the_advice_is_for_the_global_batch(words, fits, lines):
     config = Composer().compose(words)
+    ranks = config.cluster.processes_per_node or 1
     search = BatchSearch(limit_bytes=1, largest=64, careful=True)
     rates = {1: 10.0, 2: 98.0, 4: 100.0, 8: 100.0, 16: 300.0, 32: 301.0, 64: 302.0}
     for size in (size for size in rates if size <= fits):
         search.record(Trial(micro_batch_size=size, fits=True, peak_bytes=size, samples_per_s=rates[size]))
-    assert _advice(config, search, _answer(config, search)).splitlines() == lines
+    assert _advice(config, search, _answer(config, search, ranks), ranks).splitlines() == lines
 
 
 def test_not_even_one_sample(folder, capfd):
     assert main(["fit-batch", *WORDS, "--memory-gb", "0.01"]) == 1
     assert "not even one sample fits" in capfd.readouterr().out
+
+
+@pytest.mark.nightly
+def test_one_rank_of_a_mesh(folder, capfd):
+    words = ["task=text", "parallel=fsdp", "--ranks", "4", "--largest", "2"]
+    assert main(["fit-batch", *words, "--json"]) == 0
+    answer = json.loads(capfd.readouterr().out)
+    assert (answer["largest"], answer["trainer.micro_batch_size"]) == (2, 2)
+    assert [one["shard"] for one in answer["degrees"]] == [4, 2, 1]
+    weights = [one["model_bytes"]["weights"] for one in answer["degrees"]]
+    assert weights[1:] == pytest.approx([2 * weights[0], 4 * weights[0]], rel=0.01)
+    assert main(["fit-batch", *words]) == 0
+    out = capfd.readouterr().out
+    assert "with micro-batches of 2, in GB: weights 0.00, gradients 0.00, optimizer 0.00; activations" in out
+    assert out.endswith("parallel=mesh parallel.shard_degree=1 parallel.replicate_degree=4\n")
 
 
 @pytest.mark.nightly
@@ -124,7 +140,12 @@ def test_what_the_task_raises_is_shown(folder, capfd):
     ("words", "named"),
     [
         (["cluster=slurm"], "cluster.kind=slurm: fit-batch tries on the machine where it is typed"),
-        (["parallel=fsdp"], "parallel.kind=mesh: fit-batch tries a single process"),
+        (
+            ["parallel=hsdp", "--ranks", "8"],
+            "parallel.shard_degree=null: is the number of ranks of a node",
+        ),
+        (["parallel=mesh", "parallel.shard_degree=3", "--ranks", "8"], "parallel.shard_degree=3: with"),
+        (["--ranks", "3"], "trainer.global_batch_size=64: cannot be divided among 3 ranks"),
         (["trainer.activation_checkpointing=[nowhere]"], "trainer.activation_checkpointing=nowhere: matches no module"),
     ],
 )

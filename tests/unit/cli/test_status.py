@@ -189,6 +189,16 @@ def test_what_to_type_next_fits_the_state_and_the_shell(make_run, capsys, reason
     assert typed == [f"  python -m hpctrain {command}" for command in commands]
 
 
+def test_from_which_attempt_on_a_run_is_not_exact(make_run, capsys):
+    directory = make_run("digits/a")
+    begin(directory, resumed_world_size=8)
+    end(directory, Reason.COMPLETED, 7)
+    (line,) = [line for line in shown(capsys, "digits") if line.startswith("not exact")]
+    assert line == (
+        "not exact   from attempt 1 on: 4 ranks resumed from a checkpoint of 8; the samples of each step are the same"
+    )
+
+
 def test_an_attempt_that_recorded_no_end(make_run, capsys):
     directory = make_run("digits/a")
     with subprocess.Popen([sys.executable, "-c", ""]) as process:

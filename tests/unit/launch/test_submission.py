@@ -149,6 +149,27 @@ def test_an_array_without_a_limit_has_none(composer, run):
     assert "#SBATCH --array=0-299%300\n" in script(plan(composer.compose(["cluster=slurm"])), run, runs=300)
 
 
+@pytest.mark.parametrize(
+    ("words", "nodes", "cores"),
+    [
+        (["cluster.min_nodes=3"], "4-8", 1),  # 3 doesn't divide the batch
+        (["cluster.min_nodes=1", "cluster.spare_nodes=1"], "1-9", 1),
+        (["cluster.min_nodes=1", "cluster.processes_per_node=2"], "1-8", 2),
+        (["cluster.min_nodes=1", "cluster.processes_per_node=2", "cluster.cpus_per_process=3"], "1-8", 6),
+    ],
+)
+def test_a_range_of_nodes_with_one_task_on_each(composer, run, words, nodes, cores):
+    made = plan(composer.compose(["cluster=slurm", "nodes=8", *words]))
+    text = script(made, run)
+    for line in (f"--nodes={nodes}", f"--cpus-per-task={cores}", "--no-kill"):
+        assert f"#SBATCH {line}\n" in text
+    assert "ntasks" not in text
+    command = srun_command(made, ("n2", "n3", "n5", "n6"))
+    ranks = made.resources.processes_per_node
+    assert command[1:4] == ["--nodes=4", f"--ntasks={4 * ranks}", f"--ntasks-per-node={ranks}"]
+    assert f"--cpus-per-task={made.resources.cpus_per_process or 1}" in command
+
+
 def test_a_flag_that_is_switched_off_is_left_out(composer, run):
     assert "exclusive" not in script(plan(composer.compose(["cluster=slurm", "cluster.sbatch.exclusive=false"])), run)
 

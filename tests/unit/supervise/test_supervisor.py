@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import re
 import shutil
@@ -328,6 +329,28 @@ def test_without_a_spare_node_left_the_queue_gives_another(slurm, supervisor):
     assert one.run() == ExitCode.INTERRUPTED
     assert story(one) == [(0, "node_failure", 10, "requeue")]
     assert slurm.requeued == ["7"]
+
+
+def test_a_run_continues_on_fewer_nodes_when_one_died(slurm, supervisor):
+    slurm.plan({**FAILS, "nodes": down("n2")}, {**COMPLETES, "start": 10})
+    one = supervisor("nodes=4", "cluster.min_nodes=2", SLURM_JOB_NODELIST="n[1-4]")
+    assert one.run() == ExitCode.FINISHED
+    assert story(one) == [(0, "node_failure", 10, "restart"), (10, "completed", 80, None)]
+    first, second = slurm.steps
+    assert ("--nodes=4 " in first, "--nodelist=n1,n2,n3,n4" in first) == (True, True)
+    # 64 samples can't be divided among three
+    assert ("--nodes=2 " in second, "--nodelist=n1,n3 --no-kill" in second) == (True, True)
+    assert not slurm.requeued
+
+
+def test_a_job_may_get_fewer_nodes_than_before(slurm, supervisor, caplog):
+    caplog.set_level(logging.INFO, "hpctrain.supervise")
+    slurm.plan(KILLED, COMPLETES)
+    one = supervisor("nodes=4", "cluster.min_nodes=1", SLURM_JOB_NODELIST="n[1,4]")
+    assert one.run() == ExitCode.FINISHED
+    assert "--nodes=2 " in slurm.steps[0]
+    assert "attempt 1 on n1 n4: 2 of 4 nodes" in caplog.text
+    assert one.ledger.attempt(1).world_size == 2
 
 
 def test_a_node_that_fails_again_is_replaced_by_a_spare_one(slurm, supervisor):

@@ -67,7 +67,7 @@ def test_a_resume_restores_weights_counters_and_the_random_state(checkpointing_o
     checkpointing.save(6, evaluation_due=True, wait=True)
     expected = torch.rand(3)
     again, others = checkpointing_of("trainer.ema_decay=0.5", "seed=9")
-    assert again.resume() == Start(6, evaluation_due=True)
+    assert again.resume() == Start(6, evaluation_due=True, resumed_world_size=1)
     assert torch.equal(torch.rand(3), expected)
     assert others.step.updates[0].num_skipped == 3
     assert all(torch.equal(value, weights[name]) for name, value in others.module.state_dict().items())

@@ -1,0 +1,68 @@
+"""Which degrees of parallel=mesh fit into memory, for `fit-batch`: tried with one micro-batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from hpctrain.cli.batch_search import Trial
+from hpctrain.config.mesh import MeshShape
+from hpctrain.config.root import Config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedDegree:
+    """A shard degree and its trial.
+
+    Attributes:
+        shape: of the mesh.
+        trial: of one of its ranks.
+    """
+
+    shape: MeshShape
+    trial: Trial
+
+
+def with_degrees(config: Config, shape: MeshShape) -> Config:
+    """The configuration with all degrees of a mesh, as a trial needs it."""
+    return replace(
+        config, parallel=replace(config.parallel, replicate_degree=shape.replicate, shard_degree=shape.shard)
+    )
+
+
+def fitting_degrees(
+    shape: MeshShape,
+    known: Trial,
+    model_bytes: int,
+    limit_bytes: int,
+    run_trial: Callable[[MeshShape], Trial],
+    *,
+    careful: bool,
+) -> Iterator[TriedDegree]:
+    """Try other shard degrees of as many ranks; ends at the first one, going down, that doesn't fit.
+
+    Args:
+        shape: of the run.
+        known: its trial, with the same micro-batch size.
+        model_bytes: what one of its ranks holds of the model, the gradients and the optimizer.
+        limit_bytes: the memory that a trial may use.
+        run_trial: tries a mesh.
+        careful: don't try what is predicted not to fit (see `BatchSearch`).
+
+    Yields:
+        The degrees from the largest to the smallest, that of the run among them.
+    """
+    product = shape.replicate * shape.shard
+    for degree in (degree for degree in range(product, 0, -1) if product % degree == 0):
+        other = replace(shape, replicate=product // degree, shard=degree)
+        trial = known
+        if degree != shape.shard:
+            grown = model_bytes * shape.shard // degree - model_bytes
+            expected = None if known.peak_bytes is None else known.peak_bytes + grown
+            if careful and expected is not None and expected > limit_bytes:
+                trial = replace(known, fits=False, peak_bytes=expected, predicted=True, message="")
+            else:
+                trial = run_trial(other)
+        yield TriedDegree(shape=other, trial=trial)
+        if not trial.fits and degree < shape.shard:
+            return

@@ -1,0 +1,101 @@
+"""The batch sizes of a configuration: the samples of a forward pass, and which numbers of ranks divide a step."""
+
+from __future__ import annotations
+
+from hpctrain.config.cluster import MAX_NODES, Slurm
+from hpctrain.config.mesh import data_parallel_size
+from hpctrain.config.resources import resources_of
+from hpctrain.config.root import Config
+from hpctrain.errors import ConfigError
+from hpctrain.phrases import counted
+
+SHOWN = 5
+"""How many process counts the message on an indivisible batch suggests."""
+
+
+def micro_batch_size_of(config: Config, world_size: int) -> int:
+    """Return the samples per rank and forward pass.
+
+    Where trainer.micro_batch_size is null, that is a rank's whole share of a step. A run that continues on fewer nodes
+    (cluster.min_nodes) has larger shares; they are cut into equal pieces that are no larger than a share on all nodes,
+    so that they fit into memory.
+
+    Args:
+        config: of the run.
+        world_size: number of ranks, or of groups of ranks that compute layers together; divides the global batch.
+    """
+    trainer = config.trainer
+    if trainer.micro_batch_size is not None:
+        return trainer.micro_batch_size
+    share = trainer.global_batch_size // world_size
+    if not isinstance(config.cluster, Slurm) or config.cluster.min_nodes is None:
+        return share
+    resources = resources_of(config)
+    on_all_nodes = data_parallel_size(config.parallel, resources.world_size, resources.processes_per_node)
+    largest = min(share, max(1, trainer.global_batch_size // on_all_nodes))
+    return next(size for size in range(largest, 0, -1) if share % size == 0)
+
+
+def check_batch(config: Config, world_size: int) -> None:
+    """Refuse a global batch that can't be divided among the ranks, or whose accumulation the compiler breaks.
+
+    Raises:
+        ConfigError: see `check_divisible`; or a step has several micro-batches, and the compiler uses CUDA graphs.
+    """
+    check_divisible(config.trainer.global_batch_size, config.trainer.micro_batch_size, world_size)
+    _check_cuda_graphs(config, world_size)
+
+
+def uses_cuda_graphs(config: Config) -> bool:
+    """Whether the compiler records CUDA graphs on a GPU; such a training can't accumulate gradients.
+
+    The gradients that a graph computes stay in the graph's memory, which its next replay overwrites. Depending on the
+    model, the sum over the micro-batches is wrong, or torch raises an error (pytorch issues 96693 and 169545).
+    """
+    return config.trainer.compile_mode != "default"
+
+
+def _check_cuda_graphs(config: Config, world_size: int) -> None:
+    # also without a GPU, where there are no graphs: a configuration that is tried on a CPU must not fail on a GPU
+    trainer, per_rank = config.trainer, config.trainer.global_batch_size // world_size
+    accumulation = per_rank // micro_batch_size_of(config, world_size)
+    if accumulation > 1 and uses_cuda_graphs(config):
+        problem = (
+            f"uses CUDA graphs, which overwrite the gradients of earlier micro-batches, and a step has {accumulation} "
+            "micro-batches"
+        )
+        remedy = (
+            f"set trainer.micro_batch_size={per_rank}, a rank's whole share of a step, or trainer.compile_mode=default"
+        )
+        raise ConfigError("trainer.compile_mode", trainer.compile_mode, problem, remedy)
+
+
+def check_divisible(global_batch_size: int, micro_batch_size: int | None, world_size: int) -> None:
+    """Check that the global batch can be divided among the ranks.
+
+    Args:
+        global_batch_size: samples per step, over all ranks.
+        micro_batch_size: samples per rank and forward; None for all samples of a rank.
+        world_size: number of ranks, or of groups of ranks that compute layers together.
+
+    Raises:
+        ConfigError: it can't; the message suggests batch sizes for this world size, and world sizes for this batch.
+    """
+    per_window = world_size * (micro_batch_size or 1)
+    if global_batch_size % per_window == 0:
+        return
+    lower = global_batch_size // per_window * per_window
+    sizes = [size for size in (lower, lower + per_window) if size > 0]
+    each = f" with micro-batches of {micro_batch_size}" if micro_batch_size else ""
+    pieces, rest = divmod(global_batch_size, micro_batch_size or 1)
+    # a bound, since a batch may have billions of samples
+    fitting = [] if rest else [n for n in range(1, min(pieces, MAX_NODES) + 1) if pieces % n == 0]
+    names = [str(n) for n in sorted(sorted(fitting, key=lambda n: abs(n - world_size))[:SHOWN])]
+    noun = "process" if names == ["1"] else "processes"
+    worlds = f", or run {' or '.join(filter(None, [', '.join(names[:-1]), names[-1]]))} {noun}" if names else ""
+    raise ConfigError(
+        "trainer.global_batch_size",
+        global_batch_size,
+        f"cannot be divided among {counted(world_size, 'rank')}{each}",
+        f"set it to {' or '.join(map(str, sizes))}{worlds}",
+    )

@@ -1,0 +1,132 @@
+"""The memory that a rank needs for the model and what is trained of it; known before the first step."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hpctrain.distributed.determinism import random_states_restored
+from hpctrain.distributed.local_part import local_part
+from hpctrain.train.ema import Ema
+from hpctrain.train.optimizers import BuiltOptimizer
+
+PROBE_SIZE = 4
+"""Elements along each dimension of the parameter with which an optimizer is tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelMemory:
+    """Bytes that a rank holds between the backward pass and the update, without activations.
+
+    Attributes:
+        weights: of parameters and buffers; with `precision=fp16_master`, both copies.
+        gradients: of the parameters that are trained now; those that are unfrozen later are left out.
+        optimizer: of the optimizers' states; None before the first step of an optimizer that isn't torch's.
+        average: of the moving average.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int | None
+    average: int
+
+    @property
+    def total(self) -> int:
+        """The sum of what is known."""
+        return self.weights + self.gradients + (self.optimizer or 0) + self.average
+
+
+def model_memory(
+    modules: Iterable[nn.Module],
+    optimizers: Iterable[BuiltOptimizer],
+    ema: Ema | None,
+    *,
+    whole_gradients: bool = False,
+) -> ModelMemory:
+    """Compute what this rank holds of a model; of a sharded one, its shards.
+
+    Args:
+        modules: that hold the weights, and in `fp16_master` also the half copy that computes.
+        optimizers: of the training, before or after its first step.
+        ema: the moving average.
+        whole_gradients: whether ranks hold whole gradients of sharded weights (`parallel.keep_gradients_whole`).
+    """
+    built = list(optimizers)
+    weights = {id(tensor): tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
+    trained = [tensor for tensor in weights.values() if tensor.requires_grad]
+    gradients = (_whole_bytes(tensor) if whole_gradients else _bytes(tensor) for tensor in trained)
+    states = [_state_bytes(one.optimizer) for one in built]
+    return ModelMemory(
+        weights=sum(map(_bytes, weights.values())),
+        gradients=sum(gradients),
+        optimizer=None if None in states else sum(filter(None, states)),
+        average=0 if ema is None else sum(map(_bytes, _tensors(ema.state()))),
+    )
+
+
+def _bytes(tensor: Tensor) -> int:
+    return local_part(tensor).nbytes
+
+
+def _whole_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer) -> int | None:
+    total = 0.0
+    for group in optimizer.param_groups:
+        ratios: dict[tuple[int, torch.dtype], float | None] = {}
+        for parameter in group["params"]:
+            if state := optimizer.state.get(parameter):
+                total += sum(map(_bytes, _tensors(state)))
+                continue
+            kind = parameter.dim(), parameter.dtype
+            if kind not in ratios:
+                ratios[kind] = _bytes_per_element(optimizer, group, local_part(parameter))
+            if (ratio := ratios[kind]) is None:
+                return None
+            total += ratio * local_part(parameter).numel()
+    return round(total)
+
+
+def _bytes_per_element(optimizer: torch.optim.Optimizer, group: dict[str, object], part: Tensor) -> float | None:
+    """Return the bytes of state per element of a parameter, by a step of a small one; None if that fails.
+
+    Only torch's own classes are tried: another one may count steps, or draw, in attributes of its own.
+    """
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        return None
+    probe = nn.Parameter(torch.zeros((PROBE_SIZE,) * part.dim(), dtype=part.dtype, device=part.device))
+    probe.grad = torch.zeros_like(probe)
+    tried = object.__new__(type(optimizer))
+    options = {name: copy.copy(value) for name, value in group.items() if name != "params"}
+    tried.__dict__ |= {
+        **vars(optimizer),
+        "state": defaultdict(dict),
+        "param_groups": [{**options, "params": [probe]}],
+        **{hooks: OrderedDict() for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")},
+    }
+    try:
+        # the class's: a learning rate schedule of torch's replaces that of the object
+        with random_states_restored([part.device] if part.device.type == "cuda" else []):
+            type(optimizer).step(tried)
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    state = [tensor for tensor in _tensors(dict(tried.state[probe])) if tensor.numel() == probe.numel()]
+    return sum(tensor.nbytes for tensor in state) / probe.numel()
+
+
+def _tensors(state: object) -> Iterator[Tensor]:
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, dict):
+        for value in state.values():
+            yield from _tensors(value)
+    elif isinstance(state, list | tuple):
+        for value in state:
+            yield from _tensors(value)

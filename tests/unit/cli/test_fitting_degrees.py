@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+
+from hpctrain.cli.batch_search import Trial
+from hpctrain.cli.fit_batch import _advice_on_degrees
+from hpctrain.cli.fitting_degrees import fitting_degrees, with_degrees
+from hpctrain.config.compose import Composer
+from hpctrain.config.mesh import MeshShape
+
+ACTIVATIONS, MODEL = 100, 800
+"""Bytes of a rank that don't depend on the degree, and of the whole model."""
+
+
+def trial(shape: MeshShape, limit: int) -> Trial:
+    peak = ACTIVATIONS + MODEL // shape.shard
+    return Trial(micro_batch_size=2, fits=peak <= limit, peak_bytes=peak)
+
+
+def found(shape: MeshShape, limit: int, *, careful: bool):
+    """The shard degrees, and of each the peak, whether it fits, and whether it was tried."""
+    tried: list[int] = []
+
+    def run(other: MeshShape) -> Trial:
+        tried.append(other.shard)
+        return trial(other, limit)
+
+    known = trial(shape, limit)
+    degrees = list(fitting_degrees(shape, known, MODEL // shape.shard, limit, run, careful=careful))
+    assert all(one.shape.num_ranks == shape.num_ranks for one in degrees)
+    rows = [(one.shape.shard, one.trial.peak_bytes, one.trial.fits) for one in degrees]
+    return rows, tried, _advice_on_degrees(shape, degrees)
+
+
+def test_the_smallest_degree_that_fits_is_found():
+    rows, tried, advice = found(MeshShape(1, 8), 300, careful=False)
+    assert rows == [(8, 200, True), (4, 300, True), (2, 500, False)]
+    assert tried == [4, 2], "not again that of the run, and none below one that doesn't fit"
+    assert advice == (
+        "smallest shard degree that fits, with micro-batches of 2: parallel=mesh parallel.shard_degree=4 "
+        "parallel.replicate_degree=2"
+    )
+
+
+def test_on_a_cpu_nothing_is_tried_that_is_predicted_not_to_fit():
+    rows, tried, _ = found(MeshShape(1, 8), 300, careful=True)
+    assert rows == [(8, 200, True), (4, 300, True), (2, 500, False)]
+    assert tried == [4]
+
+
+def test_a_larger_degree_fits_where_that_of_the_run_does_not():
+    rows, tried, advice = found(MeshShape(6, 2), 300, careful=False)
+    assert rows == [(12, 166, True), (6, 233, True), (4, 300, True), (3, 366, False), (2, 500, False), (1, 900, False)]
+    assert tried == [12, 6, 4, 3, 1]
+    assert "parallel.shard_degree=4 parallel.replicate_degree=3" in advice
+
+
+@pytest.mark.parametrize(
+    ("limit", "advice"),
+    [
+        (200, "parallel.shard_degree=8, which the run already uses, is the smallest that fits"),
+        (150, "no shard degree of 8 ranks fits: use more ranks"),
+    ],
+)
+def test_what_is_advised(limit, advice):
+    assert found(MeshShape(1, 8), limit, careful=False)[2] == advice
+
+
+def test_a_trial_gets_all_degrees():
+    config = Composer().compose(["parallel=fsdp"], world_size=8)
+    parallel = with_degrees(config, MeshShape(2, 4)).parallel
+    assert (parallel.replicate_degree, parallel.shard_degree) == (2, 4)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from hpctrain.config.batch import check_batch, check_divisible, micro_batch_size_of
+from hpctrain.config.compose import Composer
+from hpctrain.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def composer():
+    return Composer()
+
+
+@pytest.mark.parametrize(
+    ("global_batch_size", "micro_batch_size", "world_size", "message"),
+    [
+        (64, None, 4, None),
+        (64, 8, 4, None),
+        (64, None, 3, "cannot be divided among 3 ranks; set it to 63 or 66, or run 1, 2, 4, 8 or 16 processes"),
+        (64, 24, 2, "cannot be divided among 2 ranks with micro-batches of 24; set it to 48 or 96"),
+        (2, None, 3, "cannot be divided among 3 ranks; set it to 3, or run 1 or 2 processes"),
+        (1, None, 2, "cannot be divided among 2 ranks; set it to 2, or run 1 process"),
+        (3, 2, 1, "cannot be divided among 1 rank with micro-batches of 2; set it to 2 or 4"),
+        (3, 2, 2, "cannot be divided among 2 ranks with micro-batches of 2; set it to 4"),
+    ],
+)
+def test_the_ranks_divide_the_global_batch(global_batch_size, micro_batch_size, world_size, message):
+    if message is None:
+        check_divisible(global_batch_size, micro_batch_size, world_size)
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_divisible(global_batch_size, micro_batch_size, world_size)
+    assert str(caught.value) == f"trainer.global_batch_size={global_batch_size}: {message}"
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+def test_cuda_graphs_do_not_accumulate(composer, mode):
+    compiled = ["trainer.compile=true", f"trainer.compile_mode={mode}", "trainer.micro_batch_size=16"]
+    config = composer.compose(["cluster=slurm", "nodes=4", *compiled])
+    check_batch(config, 4)
+    if mode == "default":
+        check_batch(config, 2)
+        return
+    # ranks that torchrun started, fewer than the configuration asks for
+    with pytest.raises(ConfigError) as caught:
+        check_batch(config, 2)
+    assert str(caught.value) == (
+        f"trainer.compile_mode={mode}: uses CUDA graphs, which overwrite the gradients of earlier micro-batches, and a "
+        "step has 2 micro-batches; set trainer.micro_batch_size=32, a rank's whole share of a step, or "
+        "trainer.compile_mode=default"
+    )
+    composer.compose(["cluster=slurm", "nodes=2", *compiled[:2]])
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes"),
+    [
+        ([], {4: 12, 3: 16, 2: 24}),
+        (["cluster.min_nodes=2"], {4: 12, 3: 8, 2: 12, 1: 12}),
+        (["cluster.min_nodes=2", "trainer.micro_batch_size=6"], {4: 6, 2: 6}),
+    ],
+)
+def test_a_larger_share_is_cut_into_pieces_that_fit_where_nodes_may_be_missing(composer, words, sizes):
+    config = composer.compose(["cluster=slurm", "nodes=4", "trainer.global_batch_size=48", *words])
+    assert {num_ranks: micro_batch_size_of(config, num_ranks) for num_ranks in sizes} == sizes

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+
+from hpctrain.config.compose import Composer
+from hpctrain.config.compose_program import ProgramComposer
+from hpctrain.config.node_counts import node_counts
+from hpctrain.config.resources import resources_of
+from hpctrain.errors import ConfigError
+
+EIGHT = ("cluster=slurm", "nodes=8")
+TWO_RANKS_EACH = "cluster.processes_per_node=2"
+
+
+@pytest.fixture(scope="module")
+def composer():
+    return Composer()
+
+
+def counts(composer, *words):
+    config = composer.compose_run([*EIGHT, *words])
+    return node_counts(config, resources_of(config))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], (8,)),
+        (["cluster.min_nodes=8"], (8,)),
+        (["cluster.min_nodes=1"], (8, 4, 2, 1)),
+        (["cluster.min_nodes=3"], (8, 4)),
+        (["cluster.min_nodes=1", "trainer.global_batch_size=48"], (8, 6, 4, 3, 2, 1)),
+        (["cluster.min_nodes=1", "trainer.global_batch_size=48", TWO_RANKS_EACH], (8, 6, 4, 3, 2, 1)),
+        (["cluster.min_nodes=1", "trainer.global_batch_size=48", "trainer.micro_batch_size=3"], (8, 4, 2, 1)),
+        (["cluster.min_nodes=1", "parallel=fsdp"], (8, 4, 2, 1)),
+        (["cluster.min_nodes=1", "parallel=mesh", "parallel.replicate_degree=-1", "parallel.shard_degree=4"], (8, 4)),
+    ],
+)
+def test_nodes_whose_ranks_divide_the_batch_and_fit_the_mesh(composer, words, expected):
+    assert counts(composer, *words) == expected
+
+
+def test_a_program_copes_with_any_number():
+    assert counts(ProgramComposer(["python", "train.py"]), "cluster.min_nodes=5") == (8, 7, 6, 5)
+
+
+SEVEN = "the run can't use fewer nodes: with 7, trainer.global_batch_size=64 cannot be divided among 7 ranks"
+MESH = (
+    "the run can't use fewer nodes: with 7, parallel.shard_degree=8 with parallel.replicate_degree=1 needs 8 ranks, "
+    "but there are 7"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["cluster.min_nodes=9"], "cluster.min_nodes=9: is more than nodes=8; lower it, or raise nodes"),
+        (["cluster.min_nodes=5"], f"cluster.min_nodes=5: {SEVEN}; change one of them, or leave this out"),
+        (
+            ["cluster.min_nodes=4", "parallel=mesh", "parallel.shard_degree=8"],
+            f"cluster.min_nodes=4: {SEVEN}; change one of them, or leave this out",
+        ),
+        (
+            ["cluster.min_nodes=7", "parallel=mesh", "parallel.shard_degree=8", "trainer.global_batch_size=56"],
+            f"cluster.min_nodes=7: {MESH}; change one of them, or leave this out",
+        ),
+    ],
+)
+def test_fewer_nodes_have_to_be_of_use(composer, words, message):
+    with pytest.raises(ConfigError) as caught:
+        composer.compose_run([*EIGHT, *words])
+    assert str(caught.value) == message
