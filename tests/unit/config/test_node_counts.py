@@ -58,7 +58,7 @@ MESH = (
         (["cluster.min_nodes=5"], f"cluster.min_nodes=5: {SEVEN}; change one of them, or leave this out"),
         (
             ["cluster.min_nodes=4", "parallel=mesh", "parallel.shard_degree=8"],
-            f"cluster.min_nodes=4: {SEVEN}; change one of them, or leave this out",
+            f"cluster.min_nodes=4: {MESH}; change one of them, or leave this out",
         ),
         (
             ["cluster.min_nodes=7", "parallel=mesh", "parallel.shard_degree=8", "trainer.global_batch_size=56"],
