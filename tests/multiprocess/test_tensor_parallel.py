@@ -62,7 +62,7 @@ def test_the_losses_of_one_device(train, world_size, words):
 
 STOPS = {
     (2, TP): ["1:3:SIGTERM"],
-    (4, FSDP_TP): ["3:2:SIGTERM", "0:3:SIGUSR2"],
+    (4, FSDP_TP): ["3:2:SIGTERM", "0:1:SIGUSR2"],
     (8, HSDP_TP): ["5:3:SIGTERM"],
     (4, (*FSDP_TP, "precision=bf16", "task._target_=divided.Single")): ["1:2:SIGTERM"],
     (2, (*TP, "precision=bf16_pure", "task._target_=divided.Single")): ["1:2:SIGTERM"],
