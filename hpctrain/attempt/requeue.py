@@ -147,7 +147,7 @@ def reports_steps(history: Sequence[Attempt]) -> bool:
 
 
 def _restart_without(reason: Reason, nodes: tuple[str, ...]) -> RequeueDecision:
-    why = f"{reason.value} on {' '.join(nodes)}: new ranks without it, on the other nodes of the allocation"
+    why = f"{reason.value} on {' '.join(nodes)}: new ranks on the other nodes of the allocation"
     return RequeueDecision(Action.RESTART, reason, why, nodes)
 
 

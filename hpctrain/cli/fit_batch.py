@@ -114,12 +114,14 @@ def _mesh_shape(config: Config, num_ranks: int) -> MeshShape | None:
     resources = resources_of(config)
     if config.parallel.kind == "mesh" and config.parallel.shard_degree is None and num_ranks != resources.world_size:
         problem = "is the number of ranks of a node, and fit-batch doesn't know the nodes of the run"
-        raise ConfigError("parallel.shard_degree", None, problem, "set it to that number")
+        raise ConfigError("parallel.shard_degree", None, problem, "set it to the number of ranks per node")
     if config.parallel.tensor_degree != 1:
         problem = "computes layers with other ranks, which fit-batch doesn't have"
         remedy = "leave it out, and set parallel.shard_degree to the product of both, which takes about as much memory"
         raise ConfigError("parallel.tensor_degree", config.parallel.tensor_degree, problem, remedy)
-    return mesh_shape(config.parallel, num_ranks, resources.processes_per_node)
+    shape = mesh_shape(config.parallel, num_ranks, resources.processes_per_node)
+    # a run of one rank has no mesh
+    return None if num_ranks == 1 else shape
 
 
 def _search(config: Config, shape: MeshShape | None, config_path: Path, options: argparse.Namespace) -> int:
@@ -147,7 +149,7 @@ def _search(config: Config, shape: MeshShape | None, config_path: Path, options:
         search.record(trial)
         print(_row(trial, size), file=progress, flush=True)
     answer = _answer(config, search, options.ranks)
-    used = _largest_that_fits(search, answer)
+    used = _advised_trial(search, answer)
     if used is not None and used.model_bytes is not None:
         print(_shares(used, shape), file=progress)
     degrees = []
@@ -167,7 +169,7 @@ def _search(config: Config, shape: MeshShape | None, config_path: Path, options:
     return ExitCode.FINISHED if search.fits else ExitCode.FAILED
 
 
-def _largest_that_fits(search: BatchSearch, answer: Mapping[str, int | None]) -> Trial | None:
+def _advised_trial(search: BatchSearch, answer: Mapping[str, int | None]) -> Trial | None:
     """The trial of the micro-batch that is advised, or of the next smaller one; None if none fits."""
     fitting = [one for one in search.trials if one.fits]
     advised = answer["trainer.micro_batch_size"] or search.fits
@@ -257,11 +259,11 @@ def _as_trial(found: dict[str, Any], size: int, limit_bytes: int) -> Trial:
     )
 
 
-def _row(trial: Trial, number: int, *, width: int = 11) -> str:
+def _row(trial: Trial, first_column: int, *, width: int = 11) -> str:
     peak = "-" if trial.peak_bytes is None else f"{trial.peak_bytes / GB:.2f} GB"
     rate = "-" if trial.samples_per_s is None else f"{trial.samples_per_s:.4g}"
     note = "" if trial.fits else "  too large, predicted" if trial.predicted else "  too large"
-    return f"{number:>{width}} {peak:>10} {rate:>11}{note}{': ' * bool(trial.message)}{trial.message}"
+    return f"{first_column:>{width}} {peak:>10} {rate:>11}{note}{': ' * bool(trial.message)}{trial.message}"
 
 
 def _per_rank(config: Config, num_ranks: int) -> int:

@@ -39,7 +39,7 @@ def fitting_degrees(
     *,
     careful: bool,
 ) -> Iterator[TriedDegree]:
-    """Try other shard degrees of as many ranks; ends at the first one, going down, that doesn't fit.
+    """Try other shard degrees for the same number of ranks, down to the first one below the run's that doesn't fit.
 
     Args:
         shape: of the run.
@@ -60,7 +60,8 @@ def fitting_degrees(
             grown = model_bytes * shape.shard // degree - model_bytes
             expected = None if known.peak_bytes is None else known.peak_bytes + grown
             if careful and expected is not None and expected > limit_bytes:
-                trial = replace(known, fits=False, peak_bytes=expected, predicted=True, message="")
+                size = known.micro_batch_size
+                trial = Trial(micro_batch_size=size, fits=False, peak_bytes=expected, predicted=True)
             else:
                 trial = run_trial(other)
         yield TriedDegree(shape=other, trial=trial)

@@ -14,10 +14,10 @@ GPUS = "set cluster.gpus_per_node=N, and cluster.constraint for a type of GPU"
 OWNED_SBATCH_KEYS = {
     "array": "a sweep sets it: -m with comma-separated values",
     "job-name": "set name",
-    "nodes": "set nodes",
+    "nodes": "set nodes, and cluster.min_nodes for a range",
     "ntasks": "set nodes and cluster.processes_per_node",
     "ntasks-per-node": "set cluster.processes_per_node",
-    "no-kill": "set cluster.spare_nodes",
+    "no-kill": "set cluster.spare_nodes or cluster.min_nodes",
     "output": "logs go into the run directory",
     "error": "logs go into the run directory",
     "open-mode": "hpctrain appends to logs, so that a requeue keeps them",
@@ -177,9 +177,9 @@ class Slurm(Cluster):
     """Nodes that the job requests in addition to `nodes`. If a node dies, the ranks restart on the others without going
     back to the queue. Until then the spare nodes are idle, and are charged."""
     min_nodes: Annotated[int | None, require.at_least(1, at_most=MAX_NODES)] = None
-    """Fewest nodes with which the run may start or continue; null: always `nodes`. Only numbers of nodes that divide
-    the global batch are used. With another number than before, the samples of each step are the same, but the weights
-    are no longer equal bit for bit to those of an uninterrupted run."""
+    """Fewest nodes with which the run may start or continue; null: always `nodes`. Only numbers of nodes are used whose
+    ranks divide the global batch, and fit parallel=mesh. With another number than before, the samples of each step are
+    the same, but the weights are no longer equal bit for bit to those of an uninterrupted run."""
     reservation: Annotated[str | None, require.single_line, require.not_empty] = None
     """Reservation to run in."""
     # both are free: SLURM itself sends SIGTERM, SIGCONT and SIGKILL

@@ -46,9 +46,11 @@ def check_node_counts(config: RunConfig, resources: Resources) -> None:
         most = resources.num_nodes - 1
         problem = _problem(config, resources, most)
         assert problem is not None
-        why = "the run can't use fewer nodes"
-        found = f"{problem.key}={problem.value} {problem.problem}"
-        raise ConfigError(key, least, f"{why}: with {most}, {found}", "change one of them, or leave this out")
+        why = f"the run can't train on {most} nodes" if least == most else f"no number from {least} to {most} works"
+        found = f"with {most}, {problem.key}={problem.value} {problem.problem}"
+        raise ConfigError(
+            key, least, f"{why}: {found}", f"lower it, change {problem.key}, or leave cluster.min_nodes out"
+        )
 
 
 def _min_nodes(config: RunConfig) -> int | None:

@@ -136,7 +136,9 @@ def print_plan(run: RunPlan, varied: str = "") -> None:
         from hpctrain.launch.submission import script
 
         print(script(run, run.directory))
-        print(f"# nothing was submitted; the job would {verb} with {counted(ranks, 'rank')} in {path}")
+        fewest = run.node_counts[-1] * run.resources.processes_per_node
+        number = counted(ranks, "rank") if fewest == ranks else f"{fewest} to {ranks} ranks"
+        print(f"# nothing was submitted; the job would {verb} with {number} in {path}")
     else:
         processes = "1 process" if ranks == 1 else f"{ranks} processes"
         print(f"nothing was launched; {processes} here would {verb} in {path}{varied and f' with {varied}'}")

@@ -52,12 +52,13 @@ def srun_command(
 
     Args:
         plan: of the run.
-        nodes: the nodes for the ranks, in a job that outlives a node; empty for all nodes of another job.
+        nodes: the nodes for the ranks, in a job that outlives a node; empty in another job, whose nodes all get ranks.
         job_name: of the job, for the ranks' environment; None leaves them the name of the step.
         code: from which the ranks import; None for their working directory.
     """
     resources, directory = plan.resources, plan.directory
-    num_nodes = len(nodes) or resources.num_nodes
+    # where too few nodes are left, srun is to refuse
+    num_nodes = max(len(nodes), plan.node_counts[-1]) if nodes else resources.num_nodes
     command = [
         "srun",
         f"--nodes={num_nodes}",

@@ -224,10 +224,11 @@ class Supervisor:
         if not self.allocation.outlives_a_node:
             return outcome
         try:
-            failed = self.slurm.failed_nodes(self.job.nodes, self.job.began)
+            found = self.slurm.failed_nodes(self.job.nodes, self.job.began)
         except SchedulerError as error:
             log.info("can't query SLURM about the nodes: %s", error)
             return outcome
+        failed = tuple(node for node in found if node not in self.allocation.lost)
         if not set(failed) & set(self.allocation.step_nodes):
             self.allocation.lose(failed)
             return outcome

@@ -4,7 +4,7 @@ It prints one JSON object: `fits`, `device`, `limit_bytes` (null if unknown), `p
 `num_samples`, `samples_per_s` and `model_bytes` (`ModelMemory`); otherwise `message`, the allocator's. For an invalid
 configuration it prints `error` and `exit_code` instead.
 
-With parallel=mesh, whose degrees must all be given, it is one rank of the mesh, and the others don't exist.
+With parallel=mesh, whose degrees are all given, it is one rank of the mesh, and the others don't exist.
 """
 
 from __future__ import annotations
@@ -91,13 +91,20 @@ def _trial(config: Config, size: int) -> dict[str, Any]:
 
 
 def _mesh(config: Config, device: torch.device) -> Mesh | None:
-    """One rank of a mesh; None if the ranks don't share the model."""
+    """One rank of a mesh; None if the ranks don't share the model, or there is only one."""
     parallel = config.parallel
-    if parallel.kind != "mesh":
+    if (
+        parallel.kind != "mesh"
+        or parallel.shard_degree is None
+        or -1
+        in (
+            parallel.replicate_degree,
+            parallel.shard_degree,
+        )
+    ):
         return None
     from hpctrain.distributed.mesh import mesh_without_others  # it imports torch's DTensor, which takes half a second
 
-    assert parallel.shard_degree is not None
     return mesh_without_others(MeshShape(parallel.replicate_degree, parallel.shard_degree), device)
 
 

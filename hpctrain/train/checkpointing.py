@@ -147,11 +147,11 @@ class Checkpointing:
             log.warning("keys that affect the weights have changed since step %d: the run is not exact", found.step)
         if found.world_size != self._world.size:
             log.warning(
-                "%s trained up to step %d, and %s continue: the samples of each step are the same, but sums over them "
-                "are added in another order, so the run is no longer exact",
-                counted(found.world_size, "rank"),
+                "%s at step %d from a checkpoint of %s: the samples of each step are the same, but the order of sums, "
+                "batch norm and dropout differ, so the run is no longer exact",
+                f"{counted(self._world.size, 'rank')} resume{'s' * (self._world.size == 1)}",
                 found.step,
-                self._world.size,
+                counted(found.world_size, "rank"),
             )
         # earlier versions didn't save it
         before, now = found.extra.get("num_samples"), self._parts.num_samples

@@ -157,7 +157,8 @@ def _memory(parts: Parts) -> str:
     shares = [f"{name} {'?' if size is None else byte_size(size)}" for name, size in kinds.items() if size != 0]
     device, room = parts.world.device, ""
     if device.type == "cuda":
-        room = f" of {byte_size(torch.cuda.get_device_properties(device).total_memory)}"
+        gpus = parts.world.gpus
+        room = f" of {byte_size(sum(torch.cuda.get_device_properties(gpu).total_memory for gpu in gpus))}"
     return f"{byte_size(found.total)}{room} per rank: {', '.join(shares)}; activations come on top"
 
 

@@ -648,7 +648,7 @@ MISTAKES = {
     "fewer nodes that don't divide the batch": (
         ["cluster=slurm", "nodes=4", "cluster.min_nodes=3"],
         "cluster.min_nodes=3",
-        "cannot be divided among 3 ranks; change one of them, or leave this out",
+        "cannot be divided among 3 ranks; lower it, change trainer.global_batch_size, or leave cluster.min_nodes out",
     ),
     "at least no node": (["cluster=slurm", "cluster.min_nodes=0"], "cluster.min_nodes=0", "at least 1"),
     "sbatch key with its own key": (["cluster=slurm", "cluster.sbatch.nodes=3"], "cluster.sbatch.nodes=3", "set nodes"),

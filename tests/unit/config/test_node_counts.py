@@ -44,25 +44,26 @@ def test_a_program_copes_with_any_number():
     assert counts(ProgramComposer(["python", "train.py"]), "cluster.min_nodes=5") == (8, 7, 6, 5)
 
 
-SEVEN = "the run can't use fewer nodes: with 7, trainer.global_batch_size=64 cannot be divided among 7 ranks"
-MESH = (
-    "the run can't use fewer nodes: with 7, parallel.shard_degree=8 with parallel.replicate_degree=1 needs 8 ranks, "
-    "but there are 7"
-)
+SEVEN = "no number from 5 to 7 works: with 7, trainer.global_batch_size=64 cannot be divided among 7 ranks"
+REMEDY = "lower it, change parallel.shard_degree, or leave cluster.min_nodes out"
+MESH = "with 7, parallel.shard_degree=8 with parallel.replicate_degree=1 needs 8 ranks, but there are 7"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["cluster.min_nodes=9"], "cluster.min_nodes=9: is more than nodes=8; lower it, or raise nodes"),
-        (["cluster.min_nodes=5"], f"cluster.min_nodes=5: {SEVEN}; change one of them, or leave this out"),
+        (
+            ["cluster.min_nodes=5"],
+            f"cluster.min_nodes=5: {SEVEN}; lower it, change trainer.global_batch_size, or leave cluster.min_nodes out",
+        ),
         (
             ["cluster.min_nodes=4", "parallel=mesh", "parallel.shard_degree=8"],
-            f"cluster.min_nodes=4: {MESH}; change one of them, or leave this out",
+            f"cluster.min_nodes=4: no number from 4 to 7 works: {MESH}; {REMEDY}",
         ),
         (
             ["cluster.min_nodes=7", "parallel=mesh", "parallel.shard_degree=8", "trainer.global_batch_size=56"],
-            f"cluster.min_nodes=7: {MESH}; change one of them, or leave this out",
+            f"cluster.min_nodes=7: the run can't train on 7 nodes: {MESH}; {REMEDY}",
         ),
     ],
 )

@@ -39,8 +39,8 @@ SIGNALLED = {"message": "CppCompileError: C++ compile error", "stop_signal": int
 
 
 def down(*names):
-    """What scontrol prints when these of three nodes are down."""
-    states = {name: "DOWN" if name in names else "IDLE" for name in ("n1", "n2", "n3")}
+    """What scontrol prints when these of four nodes are down."""
+    states = {name: "DOWN" if name in names else "IDLE" for name in ("n1", "n2", "n3", "n4")}
     return "".join(NODE.format(name, state, 0) for name, state in states.items())
 
 
@@ -341,6 +341,26 @@ def test_a_run_continues_on_fewer_nodes_when_one_died(slurm, supervisor):
     # 64 samples can't be divided among three
     assert ("--nodes=2 " in second, "--nodelist=n1,n3 --no-kill" in second) == (True, True)
     assert not slurm.requeued
+
+
+def test_a_second_node_that_dies_is_not_counted_with_the_first(slurm, supervisor):
+    slurm.plan(
+        {**FAILS, "nodes": down("n2")},
+        {**FAILS, "start": 10, "saves": [20], "nodes": down("n2", "n4")},
+        {**COMPLETES, "start": 20},
+    )
+    one = supervisor("nodes=4", "cluster.min_nodes=2", "trainer.global_batch_size=12", SLURM_JOB_NODELIST="n[1-4]")
+    assert one.run() == ExitCode.FINISHED
+    assert [entry[3] for entry in story(one)] == ["restart", "restart", None]
+    assert [step.split("--nodelist=")[1].split()[0] for step in slurm.steps] == ["n1,n2,n3,n4", "n1,n3,n4", "n1,n3"]
+    assert one.ledger.attempt(2).detail == "n4 failed"
+
+
+def test_an_allocation_that_is_too_small_is_left_to_srun_to_refuse(slurm, supervisor):
+    slurm.plan({"start": 0, "code": 1, "says": "srun: error: Unable to create step"}, COMPLETES)
+    one = supervisor("nodes=4", "cluster.min_nodes=2", SLURM_JOB_NODELIST="n1")
+    one.run()
+    assert "--nodes=2 " in slurm.steps[0]
 
 
 def test_a_job_may_get_fewer_nodes_than_before(slurm, supervisor, caplog):
