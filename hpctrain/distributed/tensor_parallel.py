@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 
 from hpctrain.distributed.blocks import matches_name
 from hpctrain.errors import ConfigError, TaskError
-from hpctrain.phrases import listed
+from hpctrain.phrases import listed, page
 
 KEY = "parallel.tensor_degree"
 _open_contexts = ExitStack()
@@ -99,7 +99,8 @@ def find_plan(model: nn.Module, task: object, ranks: int) -> Mapping[str, Parall
             raise TaskError(f"{name} must return a dict of names and styles of torch.distributed.tensor.parallel")
         return plan
     problem = f"{type(model).__name__} has no plan for it, and neither has {type(task).__name__}"
-    remedy = "define tensor_parallel_plan in one of them (docs/how_to/large_models.md), or use parallel=fsdp"
+    where = page("how_to/large_models.md")
+    remedy = f"define tensor_parallel_plan in one of them ({where}), or use parallel=fsdp"
     raise ConfigError(KEY, ranks, problem, remedy)
 
 

@@ -71,8 +71,13 @@ def test_without_measuring_only_the_loss_the_learning_rate_and_the_epoch_are_log
 def test_the_log_starts_with_one_table_and_flops_are_counted_once(measured, train):
     words = ("trainer.max_steps=8", "trainer.global_batch_size=16", "trainer.micro_batch_size=4")
     found, run, output = measured("table", *words, world_size=2)
-    rows = dict(line.split(maxsplit=1) for line in output.splitlines()[:9])
-    assert list(rows) == ["run", "task", "model", "where", "batch", "precision", "data", "checkpoints", "flops"]
+    rows = dict(line.split(maxsplit=1) for line in output.splitlines()[:10])
+    assert list(rows) == [
+        *("run", "task", "model", "where", "batch", "memory", "precision", "data", "checkpoints", "flops"),
+    ]
+    assert rows["memory"] == (
+        "300.2 KiB per rank: weights 75.0 KiB, gradients 75.0 KiB, optimizer 150.1 KiB; activations come on top"
+    )
     assert rows["run"] == f"{run.directory.path}, attempt 1, steps 0 to 8"
     assert rows["batch"] == "16 samples per step = 4 per forward x 2 accumulated x 2 ranks"
     assert rows["model"] == "torch.nn.modules.container.Sequential: 19,210 parameters, 19,210 of them trained"
