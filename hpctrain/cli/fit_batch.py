@@ -9,14 +9,14 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hpctrain.cli.arguments import add_overrides, command_parser, number
 from hpctrain.cli.batch_search import BatchSearch, Trial
-from hpctrain.cli.fitting_degrees import TriedDegree, fitting_degrees, with_degrees
+from hpctrain.cli.fitting_degrees import TriedDegree, advice_on_degrees, fitting_degrees, with_degrees
 from hpctrain.cluster.scrub import scrubbed
 from hpctrain.config.batch import uses_cuda_graphs
 from hpctrain.config.cluster import Slurm
@@ -165,7 +165,7 @@ def _search(config: Config, shape: MeshShape | None, config_path: Path, options:
     else:
         print(_advice(config, search, answer, options.ranks))
         if shape is not None:
-            print(_advice_on_degrees(shape, degrees))
+            print(advice_on_degrees(shape, degrees))
     return ExitCode.FINISHED if search.fits else ExitCode.FAILED
 
 
@@ -205,18 +205,6 @@ def _try_degrees(
 
     model_bytes = sum(size or 0 for size in (known.model_bytes or {}).values())
     yield from fitting_degrees(shape, known, model_bytes, search.limit_bytes, run_trial, careful=search.careful)
-
-
-def _advice_on_degrees(shape: MeshShape, degrees: Sequence[TriedDegree]) -> str:
-    fitting = [one for one in degrees if one.trial.fits]
-    if not fitting:
-        return f"no shard degree of {counted(shape.num_ranks, 'rank')} fits: use more ranks"
-    smallest = fitting[-1].shape
-    if smallest == shape:
-        return f"parallel.shard_degree={shape.shard}, which the run already uses, is the smallest that fits"
-    words = f"parallel.shard_degree={smallest.shard} parallel.replicate_degree={smallest.replicate}"
-    size = fitting[-1].trial.micro_batch_size
-    return f"smallest shard degree that fits, with micro-batches of {size}: parallel=mesh {words}"
 
 
 def _available_bytes(config: Config, first: dict[str, Any], memory_gb: float | None) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hpctrain.cli.batch_search import Trial
 from hpctrain.config.mesh import MeshShape
 from hpctrain.config.root import Config
+from hpctrain.phrases import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,3 +68,16 @@ def fitting_degrees(
         yield TriedDegree(shape=other, trial=trial)
         if not trial.fits and degree < shape.shard:
             return
+
+
+def advice_on_degrees(shape: MeshShape, degrees: Sequence[TriedDegree]) -> str:
+    """Return the smallest shard degree that fits, as it is typed, from the mesh of the run and what was tried."""
+    fitting = [one for one in degrees if one.trial.fits]
+    if not fitting:
+        return f"no shard degree of {counted(shape.num_ranks, 'rank')} fits: use more ranks"
+    smallest = fitting[-1].shape
+    if smallest == shape:
+        return f"parallel.shard_degree={shape.shard}, which the run already uses, is the smallest that fits"
+    words = f"parallel.shard_degree={smallest.shard} parallel.replicate_degree={smallest.replicate}"
+    size = fitting[-1].trial.micro_batch_size
+    return f"smallest shard degree that fits, with micro-batches of {size}: parallel=mesh {words}"

@@ -42,6 +42,12 @@ class Allocation:
         return self.usable[: self.num_nodes]
 
     @property
+    def described(self) -> str:
+        """The nodes on which ranks run, for the log; with how many the run asked for, if these are fewer."""
+        text, most = " ".join(self.step_nodes), self.node_counts[0]
+        return text if self.num_nodes == most else f"{text}: {len(self.step_nodes)} of {most} nodes"
+
+    @property
     def spares(self) -> int:
         """Nodes that may fail before the job has too few; negative if it has. 0 if it ends when any node fails."""
         return len(self.usable) - self.node_counts[-1] if self.outlives_a_node else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -142,7 +142,7 @@ class Supervisor:
         """Run the ranks until all have ended; return srun's complaints."""
         self._in_allocation += 1
         nodes, outlives_a_node = self.allocation.step_nodes, self.allocation.outlives_a_node
-        log.info("attempt %d on %s", attempt, self._described(nodes))
+        log.info("attempt %d on %s", attempt, self.allocation.described)
         command = srun_command(
             self.plan, nodes if outlives_a_node else (), self.environ.get("SLURM_JOB_NAME"), code.copy
         )
@@ -162,10 +162,6 @@ class Supervisor:
                 self.requeuer.check_in_background()
         log.info("srun ended with %d", step.code)
         return unseen or "; ".join(step.complaints)
-
-    def _described(self, nodes: Sequence[str]) -> str:
-        text, most = " ".join(nodes), self.plan.resources.num_nodes
-        return text if self.allocation.num_nodes == most else f"{text}: {len(nodes)} of {most} nodes"
 
     def _conclude(self, attempt: int, complaints: str, damage: str) -> tuple[Outcome, RequeueDecision]:
         """Find out how an attempt ended, and decide what follows.

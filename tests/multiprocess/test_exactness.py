@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
 import pytest
 import torch
+from compared_runs import taken
 
 from hpctrain.checkpoint.state import weights_digest
 from hpctrain.data.order import ShuffledOrder
@@ -190,16 +190,6 @@ def test_another_number_of_loading_processes_and_saves_in_between_change_nothing
     assert run.steps == [4, 8, 12, 14]
     for info in list_checkpoints(run.directory)[:-1]:
         assert info.weights_digest != digest
-
-
-def taken(run):
-    """The samples of each step, over all ranks."""
-    steps = {}
-    for path in run.directory.logs.glob("samples_*.jsonl"):
-        for line in path.read_text().splitlines():
-            entry = json.loads(line)
-            steps.setdefault(entry["step"], []).extend(entry["samples"])
-    return {step: sorted(samples) for step, samples in sorted(steps.items())}
 
 
 def test_a_run_goes_on_with_four_two_one_and_four_ranks(train):

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.cli.batch_search import Trial
-from hpctrain.cli.fit_batch import _advice_on_degrees
-from hpctrain.cli.fitting_degrees import fitting_degrees, with_degrees
+from hpctrain.cli.fitting_degrees import advice_on_degrees, fitting_degrees, with_degrees
 from hpctrain.config.compose import Composer
 from hpctrain.config.mesh import MeshShape
 
@@ -29,7 +28,7 @@ def found(shape: MeshShape, limit: int, *, careful: bool):
     degrees = list(fitting_degrees(shape, known, MODEL // shape.shard, limit, run, careful=careful))
     assert all(one.shape.num_ranks == shape.num_ranks for one in degrees)
     rows = [(one.shape.shard, one.trial.peak_bytes, one.trial.fits) for one in degrees]
-    return rows, tried, _advice_on_degrees(shape, degrees)
+    return rows, tried, advice_on_degrees(shape, degrees)
 
 
 def test_the_smallest_degree_that_fits_is_found():
