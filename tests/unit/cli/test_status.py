@@ -199,6 +199,13 @@ def test_from_which_attempt_on_a_run_is_not_exact(make_run, capsys):
     )
 
 
+def test_an_attempt_that_saved_nothing_leaves_the_run_exact(make_run, capsys):
+    directory = make_run("digits/a")
+    begin(directory, step=7, resumed_world_size=8)
+    end(directory, Reason.NODE_FAILURE, 9, saved_step=7)
+    assert not [line for line in shown(capsys, "digits") if line.startswith("not exact")]
+
+
 def test_an_attempt_that_recorded_no_end(make_run, capsys):
     directory = make_run("digits/a")
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
