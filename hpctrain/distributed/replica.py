@@ -28,8 +28,12 @@ DATA_PARALLEL_IS_SLOW = (
 log = logging.getLogger("hpctrain.train")
 
 
-def synchronise_batchnorm(model: nn.Module) -> nn.Module:
+def synchronise_batchnorm(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Module:
     """Replace every batch norm by one over all ranks' samples.
+
+    Args:
+        model: not wrapped.
+        group: of the ranks that compute with the model; None for all ranks.
 
     Raises:
         ConfigError: the model has no batch norm of torch.nn to replace.
@@ -38,7 +42,7 @@ def synchronise_batchnorm(model: nn.Module) -> nn.Module:
         raise ConfigError(
             "trainer.sync_batchnorm", True, f"{type(model).__name__} has no batch norm of torch.nn", "set it to false"
         )
-    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return converted
 
 
