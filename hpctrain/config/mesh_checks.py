@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 from hpctrain.config.mesh import MeshShape
 from hpctrain.config.named_optimizers import losses_of, named_optimizers
+from hpctrain.config.parallel import Parallel
 from hpctrain.config.parameter_groups import entries_of
 from hpctrain.config.root import Config
 from hpctrain.errors import ConfigError
+from hpctrain.phrases import counted
 
 REFUSED: tuple[tuple[str, Callable[[object], bool], str, str], ...] = (
     (
@@ -55,6 +57,7 @@ def check_mesh(config: Config, mesh: MeshShape | None) -> None:
     """
     if mesh is None:
         return
+    _check_stages(config.parallel, mesh.pipeline)
     for key, is_refused, problem, remedy in REFUSED:
         value = operator.attrgetter(key)(config)
         if is_refused(value):
@@ -74,6 +77,24 @@ def check_mesh(config: Config, mesh: MeshShape | None) -> None:
                 if (value := getattr(entry, name)) is not None:
                     problem = "doesn't work with parallel=mesh: what is trained is fixed once the model is sharded"
                     raise ConfigError(f"{entry.key}.{name}", value, problem, "leave it out, or use parallel=ddp")
+
+
+def _check_stages(parallel: Parallel, degree: int) -> None:
+    """Refuse keys of a pipeline without one, and another number of stages than it has."""
+    num_stages = degree * parallel.stages_per_rank
+    keys: tuple[tuple[str, object, bool], ...] = (
+        ("parallel.stages_per_rank", parallel.stages_per_rank, parallel.stages_per_rank > 1),
+        ("parallel.stages", parallel.stages, bool(parallel.stages)),
+    )
+    for key, value, is_set in keys:
+        if degree == 1 and is_set:
+            problem = "has no effect with parallel.pipeline_degree=1"
+            raise ConfigError(key, value, problem, "leave it out, or use parallel=pp with several ranks")
+    if parallel.stages and len(parallel.stages) != num_stages - 1:
+        stages = f"parallel.pipeline_degree={degree} with parallel.stages_per_rank={parallel.stages_per_rank}"
+        problem = f"begins {counted(len(parallel.stages) + 1, 'stage')}, and {stages} has {num_stages}"
+        remedy = f"name the {num_stages - 1} modules with which the second stage and each further one begins"
+        raise ConfigError("parallel.stages", parallel.stages, problem, remedy)
 
 
 def _check_tensor_parallel(config: Config, degree: int) -> None:

@@ -250,7 +250,8 @@ class Parts:
         return task
 
     def _batch_plan(self) -> BatchPlan:
-        trainer = self.config.trainer
+        trainer, mesh = self.config.trainer, self.world.mesh
+        pipeline_degree = 1 if mesh is None else mesh.shape.pipeline
         num_samples = self._planned_samples()
         if num_samples < trainer.global_batch_size:
             log.warning(
@@ -261,7 +262,7 @@ class Parts:
         return BatchPlan(
             num_samples=num_samples,
             global_batch_size=trainer.global_batch_size,
-            micro_batch_size=micro_batch_size_of(self.config, self.world.data_size),
+            micro_batch_size=micro_batch_size_of(self.config, self.world.data_size, pipeline_degree),
             world_size=self.world.data_size,
             drop_last=self.config.data.drop_last,
         )
