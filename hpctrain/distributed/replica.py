@@ -110,11 +110,16 @@ def replicate(model: nn.Module, world: World, parallel: Parallel) -> nn.Module:
 
 
 def broadcast_tensors(tensors: Iterable[Tensor], world: World) -> None:
-    """Copy rank zero's parameters or buffers to all ranks, as DDP does for the model that it wraps; collective."""
+    """Copy rank zero's parameters or buffers to all ranks, as DDP does for the model that it wraps; collective.
+
+    In a pipeline, ranks with the same stages get those of the first one of them.
+    """
     if world.size > 1:
+        group = None if world.mesh is None else world.mesh.same_stages
         with torch.no_grad():
             for tensor in tensors:
-                dist.broadcast(tensor, src=0)
+                if not tensor.is_meta:
+                    dist.broadcast(tensor, group=group, group_src=0)
 
 
 def _compress(replica: DistributedDataParallel, gradient_format: str) -> None:

@@ -69,4 +69,5 @@ def join_pipeline(root: ShardedLossModule, stages: Stages, model: nn.Module, con
         if world.mesh.neighbours.position in positions
     ]
     streams = RandomStreams(rank_seed(config.seed, world.data_rank), world.gpus)
-    return Pipeline(root, stages, world.mesh.neighbours, streams, world.device, shared)
+    group = world.mesh.device_mesh.get_group("pipeline")
+    return Pipeline(root, stages, world.mesh.neighbours, streams, group=group, device=world.device, shared=shared)

@@ -134,7 +134,8 @@ class Checkpointing:
         # earlier versions didn't save them
         if (modes := found.extra.get("evaluation_mode")) is not None:
             restore_modes(inner(parts.model), modes)
-        parts.task_state.restore(found.extra.get("task"))
+        same_stages = found.extra.get("pipeline_degree", 1) == self._world.pipeline_size
+        parts.task_state.restore(found.extra.get("task"), same_stages=same_stages)
         parts.ending.load_state(found.extra.get("ending", {}))
         parts.callbacks.load_state(found.extra.get("callbacks", {}))
         parts.stream_state.restore(found.extra.get("streams"))
@@ -320,7 +321,16 @@ class Checkpointing:
         # it imports torch's DTensor, which takes half a second
         from hpctrain.checkpoint.sharded.live_shards import LiveShards
 
-        return LiveShards(module, optimizers, head=head, scaler=scaler, rng=rng, extra=extra, world=self._world)
+        return LiveShards(
+            module,
+            optimizers,
+            head=head,
+            scaler=scaler,
+            rng=rng,
+            extra=extra,
+            world=self._world,
+            copies=frozenset() if self._parts.pipeline is None else self._parts.pipeline.stages.copies,
+        )
 
     def _extra(self) -> dict[str, object]:
         return {

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hpctrain.data.micro_batch import MicroBatch, iterate_tensors
+from hpctrain.data.micro_batch import MicroBatch, shapes_of
 from hpctrain.distributed.pipeline.pipeline import Pipeline, Replica
 from hpctrain.train.joint_update import JointUpdate
 from hpctrain.train.loss import Loss
@@ -48,9 +48,9 @@ class PipelinedTurn(Turn):
         every_steps: int = 1,
     ) -> None:
         super().__init__(loss, module, update, every_steps=every_steps)
-        self._pipeline = pipeline
-        self._task_log = task_log
-        self._task_state = task_state
+        self.pipeline = pipeline
+        self.task_log = task_log
+        self.task_state = task_state
 
     def __call__(self, step: int, micro_batches: Iterator[MicroBatch], timer: PartTimer | None) -> bool:
         """Take the turn in step ``step``, counted from 0; see `Turn`."""
@@ -60,30 +60,23 @@ class PipelinedTurn(Turn):
             timer.mark("data")
         if self.update.scaler is not None:
             # where no loss is scaled, the scaler has no scale yet
-            self.update.scaler.scale(torch.zeros((), device=self._pipeline.device))
-        work = _StepOfTurn(self, own, timer, self._pipeline, self._task_log, self._task_state)
-        self._pipeline.step(work, [shapes_of(each.batch) for each in own], step * MOST_MICRO_BATCHES)
+            self.update.scaler.scale(torch.zeros((), device=self.pipeline.device))
+        work = _StepOfTurn(self, own, timer)
+        # all ranks of a pipeline have the same batches
+        self.pipeline.step(work, [shapes_of(each.batch) for each in own], step * MOST_MICRO_BATCHES)
         return self._end(timer)
 
 
 class _StepOfTurn:
     """The passes of one step."""
 
-    def __init__(
-        self,
-        turn: Turn,
-        micro_batches: Sequence[MicroBatch],
-        timer: PartTimer | None,
-        pipeline: Pipeline,
-        task_log: AttachedLog,
-        task_state: TaskState,
-    ) -> None:
+    def __init__(self, turn: PipelinedTurn, micro_batches: Sequence[MicroBatch], timer: PartTimer | None) -> None:
         self._turn = turn
         self._micro_batches = micro_batches
         self._timer = timer
-        self._stages = pipeline.stages
-        self._task_log = task_log
-        self._task_state = task_state
+        self._stages = turn.pipeline.stages
+        self._task_log = turn.task_log
+        self._task_state = turn.task_state
 
     def forward(self, replica: Replica, own: int, micro_batch: int) -> Any:
         given = self._micro_batches[micro_batch]
@@ -101,8 +94,7 @@ class _StepOfTurn:
             self._turn.loss.collect(found, others, given.num_samples)
         return found
 
-    # `own` is part of the protocol
-    def backward(self, found: Any, gradients: Sequence[Tensor] | None, own: int, micro_batch: int) -> None:
+    def backward(self, found: Any, gradients: Sequence[Tensor] | None, micro_batch: int) -> None:
         given = self._micro_batches[micro_batch]
         accumulating = None if given.is_last else self._turn.module.accumulating
         with nullcontext() if accumulating is None else accumulating():
@@ -112,11 +104,6 @@ class _StepOfTurn:
                 torch.autograd.backward(found, gradients)
         if self._timer is not None:
             self._timer.mark("backward")
-
-
-def shapes_of(batch: Any) -> Hashable:
-    """Return the shapes of a batch's tensors; all ranks of a pipeline have the same batch."""
-    return tuple(tuple(tensor.shape) for tensor in iterate_tensors(batch))
 
 
 def _until_last(micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:

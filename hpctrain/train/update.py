@@ -76,15 +76,11 @@ class Clipping:
         # only where a mesh is: it imports torch's DTensor, which takes half a second
         from hpctrain.distributed.gradients import clip, total_norm
 
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        pipeline = self._pipeline
+        found = {parameter: parameter.grad for parameter in self._parameters if parameter.grad is not None}
+        gradients, pipeline = list(found.values()), self._pipeline
         if not (self._measures or self._norm is not None) or (pipeline is None and not gradients):
             return None
-        if pipeline is None:
-            norm = total_norm(gradients)
-        else:
-            counted = [p.grad for p in self._parameters if p.grad is not None and pipeline.counts(p)]
-            norm = pipeline.total_norm(counted)
+        norm = total_norm(gradients) if pipeline is None else pipeline.total_norm(found)
         if gradients and self._norm is not None:
             clip(gradients, norm, self._norm)
         return norm

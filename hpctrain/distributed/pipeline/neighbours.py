@@ -57,7 +57,6 @@ def join_neighbours(
         device: of this rank.
         timeout: bound on each transfer.
     """
-    position = shape.pipeline - 1 - rank // shape.ranks_per_stage
     wires: dict[tuple[int, bool], Wire] = {}
     for first in range(shape.pipeline):
         following = (first + 1) % shape.pipeline
@@ -67,7 +66,9 @@ def join_neighbours(
                 if rank in pair:
                     peer = pair[0] if rank == pair[1] else pair[1]
                     wires[peer_key(pair, rank), is_forward] = Wire(group, control, peer, device)
-    return Neighbours(position, shape.pipeline, wires[-1, True], wires[1, True], wires[1, False], wires[-1, False])
+    return Neighbours(
+        shape.position(rank), shape.pipeline, wires[-1, True], wires[1, True], wires[1, False], wires[-1, False]
+    )
 
 
 def peer_key(pair: tuple[int, int], rank: int) -> int:

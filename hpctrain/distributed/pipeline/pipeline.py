@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import zip_longest
 from typing import Any, Protocol, TypeAlias
@@ -11,12 +12,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hpctrain.distributed.gradients import total_norm
 from hpctrain.distributed.local_part import local_part
 from hpctrain.distributed.pipeline.neighbours import Neighbours
 from hpctrain.distributed.pipeline.random_streams import RandomStreams
 from hpctrain.distributed.pipeline.schedule import Pass, passes_of
-from hpctrain.distributed.pipeline.stages import Activations, Stages
+from hpctrain.distributed.pipeline.stages import Activations, Stages, forward_replaced
 from hpctrain.distributed.pipeline.wire import Arrival, Form
+from hpctrain.errors import TaskError
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)
+"""Of what a model may return to a callback."""
+MOST_DIMENSIONS = 8
+"""Of what a model may return to a callback."""
 
 Replica: TypeAlias = Callable[[Callable[[nn.Module], Any]], Any]
 """Calls a function with the model, as a `LossModule` does."""
@@ -34,13 +42,12 @@ class StepWork(Protocol):
             micro_batch: of the step.
         """
 
-    def backward(self, found: Any, gradients: Sequence[Tensor] | None, own: int, micro_batch: int) -> None:
+    def backward(self, found: Any, gradients: Sequence[Tensor] | None, micro_batch: int) -> None:
         """Add the gradients of a stage.
 
         Args:
             found: activations that got gradients from the next stage, or the loss in the last one.
             gradients: of the activations; None in the last stage.
-            own: which of this rank's stages.
             micro_batch: of the step.
         """
 
@@ -71,6 +78,7 @@ class Pipeline:
         stages: of this rank.
         neighbours: of this rank.
         streams: of random numbers.
+        group: of the ranks of a pipeline.
         device: of this rank.
         shared: parameters of this rank that other positions have as well, with the group of these ranks.
 
@@ -85,6 +93,8 @@ class Pipeline:
         stages: Stages,
         neighbours: Neighbours,
         streams: RandomStreams,
+        *,
+        group: dist.ProcessGroup,
         device: torch.device,
         shared: Sequence[tuple[nn.Parameter, dist.ProcessGroup]] = (),
     ) -> None:
@@ -93,7 +103,13 @@ class Pipeline:
         self._root = root
         self._neighbours = neighbours
         self._streams = streams
+        self._group = group
         self._shared = shared
+        self._counted_elsewhere = {
+            id(parameter)
+            for name, parameter in stages.model.named_parameters(remove_duplicate=False)
+            if name in stages.copies
+        }
         self._arrivals: dict[Pass, Arrival] = {}
         self._open: dict[tuple[int, int], _OpenPass] = {}
 
@@ -118,6 +134,18 @@ class Pipeline:
         own.finish()
         self._add_up_shared()
 
+    def total_norm(self, gradients: Mapping[Tensor, Tensor]) -> Tensor:
+        """Return the 2-norm of the gradients of all stages, 0-d, the same on every rank; collective.
+
+        Args:
+            gradients: of this rank's parameters.
+        """
+        counted = [gradient for own, gradient in gradients.items() if id(own) not in self._counted_elsewhere]
+        norm = total_norm(counted) if counted else torch.zeros((), device=self.device)
+        square = norm.double().square()
+        dist.all_reduce(square, group=self._group)
+        return square.sqrt().to(norm.dtype)
+
     def evaluate(self, compute: Callable[[nn.Module], Any], key: Hashable, number: int) -> Any:
         """Compute one batch in all stages of this rank, without gradients; collective.
 
@@ -139,6 +167,47 @@ class Pipeline:
                 found = None
         return found
 
+    @contextmanager
+    def calls(self, key_of: Callable[[Any], Hashable]) -> Iterator[None]:
+        """Inside the context, the model may be called on all ranks alike; each gets what the last stage returns.
+
+        Args:
+            key_of: returns a key of the arguments, equal for those of equal shapes.
+        """
+        forward = self.stages.model.forward
+
+        def through_all_stages(*arguments: Any, **options: Any) -> Tensor:
+            key, found = key_of((arguments, options)), None
+            for own in range(self.stages.num_own):
+                receive = partial(self._receive, _OpenPass(), Pass(True, own, 0), key)
+                found = self.stages.forward(own, forward, receive, arguments, options)
+                if not self.stages.ends(own):
+                    self._pass_on(own, key, found)
+            return self._told(found)
+
+        with forward_replaced(self.stages.model, through_all_stages):
+            yield
+
+    def _told(self, found: Any) -> Tensor:
+        """Return on all ranks of the pipeline what the last stage has found."""
+        head = torch.zeros(2 + MOST_DIMENSIONS, dtype=torch.int64, device=self.device)
+        if self.stages.is_last:
+            if not isinstance(found, Tensor) or found.dim() > MOST_DIMENSIONS:
+                raise TaskError(
+                    f"in a pipeline, a callback can only call a model that returns a tensor; this one returns "
+                    f"{type(found).__name__}"
+                )
+            head[: 2 + found.dim()] = torch.tensor([DTYPES.index(found.dtype), found.dim(), *found.shape])
+        # the last position has the lowest rank
+        dist.broadcast(head, group=self._group, group_src=0)
+        dtype, dim, *sizes = head.tolist()
+        if not self.stages.is_last:
+            found = torch.empty(sizes[:dim], dtype=DTYPES[dtype], device=self.device)
+        found = found.contiguous()
+        dist.broadcast(found, group=self._group, group_src=0)
+        told: Tensor = found
+        return told
+
     def _forward(self, current: Pass, work: StepWork, keys: Sequence[Hashable], number: int) -> _OpenPass:
         own, key = current.stage, keys[current.micro_batch]
         each = _OpenPass()
@@ -151,10 +220,10 @@ class Pipeline:
     def _backward(self, current: Pass, work: StepWork, each: _OpenPass) -> None:
         own = current.stage
         if self.stages.ends(own):
-            work.backward(each.output, None, own, current.micro_batch)
+            work.backward(each.output, None, current.micro_batch)
         elif awaited := each.awaited:
             arrival = self._arrivals.pop(current, None) or self._expect_gradients(awaited)
-            work.backward(awaited, arrival.wait(), own, current.micro_batch)
+            work.backward(awaited, arrival.wait(), current.micro_batch)
         wanted = [tensor for tensor in each.given if tensor.requires_grad]
         gradients = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in wanted]
         self._neighbours.to_before.send(gradients)

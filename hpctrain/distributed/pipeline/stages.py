@@ -71,6 +71,7 @@ class Stages:
         degree: number of positions; position p has the stages p, p + degree, p + 2 * degree and so on.
 
     Attributes:
+        model: as given.
         num_own: number of stages of this rank.
         is_last: whether this rank has the last stage, which computes the loss.
         shared: positions that have a parameter together, by the first one of its names.
@@ -78,7 +79,7 @@ class Stages:
     """
 
     def __init__(self, model: nn.Module, names: Sequence[Sequence[str]], position: int, degree: int) -> None:
-        self._model = model
+        self.model = model
         self._own = range(position, len(names), degree)
         self._num_stages = len(names)
         self.num_own = len(self._own)
@@ -107,14 +108,14 @@ class Stages:
 
     def absent_parameters(self) -> set[nn.Parameter]:
         """Return the parameters that only other ranks have."""
-        named = self._model.named_parameters(remove_duplicate=False)
+        named = self.model.named_parameters(remove_duplicate=False)
         return {parameter for name, parameter in named if name in self._absent}
 
     @contextmanager
     def absent_set_aside(self) -> Iterator[None]:
         """Inside the context, the model lacks the parameters and buffers that only other ranks have."""
         aside = []
-        for path, module in self._model.named_modules(remove_duplicate=False):
+        for path, module in self.model.named_modules(remove_duplicate=False):
             prefix = f"{path}." if path else ""
             for held in (module._parameters, module._buffers):
                 for name, tensor in held.items():
@@ -125,12 +126,12 @@ class Stages:
             yield
         finally:
             for held, name, tensor in aside:
-                held[name] = tensor  # type: ignore[assignment]  # where it was
+                held[name] = tensor
 
     def drop_absent(self) -> None:
         """Free the memory of the parameters and buffers that only other ranks have; before anything refers to them."""
         moved: dict[int, Tensor] = {}
-        for path, module in self._model.named_modules(remove_duplicate=False):
+        for path, module in self.model.named_modules(remove_duplicate=False):
             prefix = f"{path}." if path else ""
             for held in (module._parameters, module._buffers):
                 for name, tensor in held.items():
@@ -138,7 +139,7 @@ class Stages:
                         # what modules share stays shared
                         if id(tensor) not in moved:
                             moved[id(tensor)] = _without_memory(tensor)
-                        held[name] = moved[id(tensor)]  # type: ignore[assignment]  # of the same kind
+                        held[name] = moved[id(tensor)]
 
     def compute(
         self,
@@ -166,7 +167,7 @@ class Stages:
                 tensors.
         """
         calls: list[None] = []
-        forward, override = model.forward, vars(model).get("forward")
+        forward = model.forward
 
         def forward_of_stage(*arguments: Any, **options: Any) -> Any:
             if calls:
@@ -176,29 +177,47 @@ class Stages:
                 )
             calls.append(None)
             with streams.of_layers():
-                if not self.begins(own):
-                    arguments, options = self._replaced(receive(), arguments, options)
-                with self._without_others(own):
-                    output = forward(*arguments, **options)
+                output = self.forward(own, forward, receive, arguments, options)
             if self.ends(own):
                 return output
-            raise _StageDoneError(_checked(output))
+            raise _StageDoneError(output)
 
-        model.forward = forward_of_stage
-        try:
-            found = compute(model)
-        except _StageDoneError as done:
-            return done.output
-        finally:
-            if override is None:
-                del model.forward
-            else:
-                model.forward = override
+        with forward_replaced(model, forward_of_stage):
+            try:
+                found = compute(model)
+            except _StageDoneError as done:
+                return done.output
         if not calls:
             raise TaskError(
                 "the task doesn't call the model, as it has to in a pipeline: call model(...) once, and not its parts"
             )
         return found
+
+    def forward(
+        self,
+        own: int,
+        forward: Callable[..., Any],
+        receive: Callable[[], Activations],
+        arguments: tuple[Any, ...],
+        options: dict[str, Any],
+    ) -> Any:
+        """Call the model's forward for one of this rank's stages.
+
+        Args:
+            own: which of this rank's stages.
+            forward: of the whole model.
+            receive: returns the activations of the stage before; not called in the first one.
+            arguments: of the call.
+            options: of the call, by name.
+
+        Raises:
+            TaskError: a stage before the last one returns something else than tensors.
+        """
+        if not self.begins(own):
+            arguments, options = self._replaced(receive(), arguments, options)
+        with self._without_others(own):
+            output = forward(*arguments, **options)
+        return output if self.ends(own) else _checked(output)
 
     def _replaced(
         self, given: Activations, arguments: tuple[Any, ...], options: dict[str, Any]
@@ -219,6 +238,20 @@ class Stages:
         finally:
             for (parent, name, _), module in zip(swapped, before, strict=True):
                 parent._modules[name] = module
+
+
+@contextmanager
+def forward_replaced(model: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Inside the context, calls of a module call another function in the place of its forward."""
+    override = vars(model).get("forward")
+    model.forward = forward
+    try:
+        yield
+    finally:
+        if override is None:
+            del model.forward
+        else:
+            model.forward = override
 
 
 def _placeholders(
