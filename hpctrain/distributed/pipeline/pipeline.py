@@ -124,8 +124,9 @@ class Pipeline:
         own = self._neighbours
         passes = passes_of(own.position, own.degree, self.stages.num_own, len(keys))
         for each, following in zip_longest(passes, passes[1:]):
-            if following is not None:
-                self._look_ahead(following, keys)
+            # in the order in which it is sent: not before this pass has begun to receive
+            if self._begin_receiving(each, keys) and following is not None:
+                self._begin_receiving(following, keys)
             place = each.stage, each.micro_batch
             if each.is_forward:
                 self._open[place] = self._forward(each, work, keys, first_number + each.micro_batch)
@@ -221,23 +222,35 @@ class Pipeline:
         own = current.stage
         if self.stages.ends(own):
             work.backward(each.output, None, current.micro_batch)
-        elif awaited := each.awaited:
-            arrival = self._arrivals.pop(current, None) or self._expect_gradients(awaited)
-            work.backward(awaited, arrival.wait(), current.micro_batch)
+        else:
+            gradients = self._arrivals.pop(current).wait()
+            if awaited := each.awaited:
+                work.backward(awaited, gradients, current.micro_batch)
         wanted = [tensor for tensor in each.given if tensor.requires_grad]
         gradients = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in wanted]
         self._neighbours.to_before.send(gradients)
 
-    def _look_ahead(self, following: Pass, keys: Sequence[Hashable]) -> None:
-        """Begin to receive what the next pass needs, so that it comes while this one computes."""
-        own = following.stage
-        if following.is_forward:
-            kind = self.stages.index(own), keys[following.micro_batch], torch.is_grad_enabled()
+    def _begin_receiving(self, each: Pass, keys: Sequence[Hashable]) -> bool:
+        """Begin to receive what a pass needs, so that it comes while the pass before computes.
+
+        Returns:
+            Whether there is nothing left to receive for this pass.
+        """
+        own = each.stage
+        if each in self._arrivals or (self.stages.begins(own) if each.is_forward else self.stages.ends(own)):
+            return True
+        if each.is_forward:
+            kind = self.stages.index(own), keys[each.micro_batch], torch.is_grad_enabled()
             wire = self._neighbours.from_before
-            if not self.stages.begins(own) and wire.knows(kind):
-                self._arrivals[following] = wire.expect(wire.forms(kind))
-        elif not self.stages.ends(own) and (each := self._open.get((own, following.micro_batch))) is not None:
-            self._arrivals[following] = self._expect_gradients(each.awaited)
+            if not wire.knows(kind):
+                return False
+            self._arrivals[each] = wire.expect(wire.forms(kind))
+        else:
+            opened = self._open.get((own, each.micro_batch))
+            if opened is None:
+                return False
+            self._arrivals[each] = self._expect_gradients(opened.awaited)
+        return True
 
     def _expect_gradients(self, awaited: Sequence[Tensor]) -> Arrival:
         return self._neighbours.from_next.expect([Form.of(tensor) for tensor in awaited])
