@@ -37,6 +37,7 @@ from hpctrain.train.task_class import check_class
 
 if TYPE_CHECKING:
     # importing it imports torch's DTensor, which takes half a second
+    from hpctrain.distributed.pipeline.pipeline import Pipeline
     from hpctrain.distributed.sharding import ShardedLossModule
 
 log = logging.getLogger("hpctrain.train")
@@ -130,12 +131,14 @@ class Network:
         model: the module that forward passes go through; not wrapped.
         master: copies between the two if they aren't the same.
         sharded: the replica of a model that the ranks of a mesh share; None if each rank has a replica to build.
+        pipeline: this rank's part in a pipeline; None without one.
     """
 
     module: nn.Module
     model: nn.Module
     master: MasterWeights | None
     sharded: ShardedLossModule | None = None
+    pipeline: Pipeline | None = None
 
 
 def build_network(config: Config, task: Task, world: World, *, fresh: bool = False) -> Network:

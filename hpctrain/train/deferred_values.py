@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -30,25 +31,34 @@ class DeferredValues:
         self._record = record
         self._sources = sources
 
-    def fill(self, root: nn.Module, model: nn.Module, device: torch.device) -> None:
+    def fill(
+        self,
+        root: nn.Module,
+        model: nn.Module,
+        device: torch.device,
+        *,
+        without: AbstractContextManager[None] | None = None,
+    ) -> None:
         """Give a sharded model memory and values; of each tensor, at most the whole one is in memory besides.
 
         Args:
             root: the module around the model that was sharded.
             model: as it was recorded, with shards on `meta` in the place of its parameters.
             device: of this rank.
+            without: a context in which the model lacks what stays on `meta`; None to fill everything.
 
         Raises:
             TaskError: an operation gave another result than torch's meta device promised.
         """
         before = _named(model)
-        root.to_empty(device=device)
+        with nullcontext() if without is None else without:
+            root.to_empty(device=device)
         after = _share_again(model, before)
         filled: set[int] = set()
         for names in self._record.in_groups(self._sources):
             for name in names:
                 target = after[name]
-                if id(target) not in filled:
+                if id(target) not in filled and not target.is_meta:
                     copy_saved(target.detach(), self._value(name))
                     filled.add(id(target))
         self._record.forget()

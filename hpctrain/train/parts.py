@@ -70,6 +70,7 @@ class Parts:
         model: which forward passes go through, without DDP's wrapper.
         module: holds the weights that are trained and saved; `model` itself, except in fp16_master.
         sharded: what is called where the ranks of a mesh share the model; None otherwise.
+        pipeline: this rank's part in a pipeline; None without one.
         optimizers: over the parameters of `module`, with their groups.
         ema: the moving average of the weights, or None.
         meter: collects the training loss, and what else the task logs in it.
@@ -103,6 +104,7 @@ class Parts:
         self.model = network.model
         self.module = network.module
         self.sharded = network.sharded
+        self.pipeline = network.pipeline
         self.task_state.leave_out(inner(self.module))
         self.optimizers = build_optimizers(config.optimizer, self.module, config.trainer.global_batch_size)
         self.meter = self.new_meter(*loss_names(self.optimizers))
@@ -113,6 +115,7 @@ class Parts:
             self.optimizers,
             self.meter,
             task_log=self.task_log,
+            task_state=self.task_state,
             world=world,
             span=self._span(),
         )
@@ -212,6 +215,7 @@ class Parts:
             ema=self.ema if self.config.trainer.eval_ema else None,
             max_gathered_mb=self.config.trainer.max_gathered_mb,
             sharded=self.sharded,
+            pipeline=self.pipeline,
         )
 
     def loader(self, start_step: int, bookmarks: Bookmarks | None = None) -> TrainLoader:
