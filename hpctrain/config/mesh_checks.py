@@ -79,6 +79,18 @@ def check_mesh(config: Config, mesh: MeshShape | None) -> None:
                     raise ConfigError(f"{entry.key}.{name}", value, problem, "leave it out, or use parallel=ddp")
 
 
+def refuse_pipeline(parallel: Parallel) -> None:
+    """Refuse a pipeline where there is a single rank, as in `fit-batch`.
+
+    Raises:
+        ConfigError: the pipeline degree isn't 1.
+    """
+    if parallel.pipeline_degree != 1:
+        problem = "passes activations on to other ranks, which fit-batch doesn't have"
+        remedy = "try parallel=fsdp with the ranks of one replica, which takes about as much memory"
+        raise ConfigError("parallel.pipeline_degree", parallel.pipeline_degree, problem, remedy)
+
+
 def _check_stages(parallel: Parallel, degree: int) -> None:
     """Refuse keys of a pipeline without one, and another number of stages than it has."""
     num_stages = degree * parallel.stages_per_rank
