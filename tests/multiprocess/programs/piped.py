@@ -43,14 +43,49 @@ class Layers(nn.Module):
     def __init__(self, width=24):
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, width)
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(3))
         self.head = nn.Linear(width, VOCABULARY)
 
     def forward(self, tokens):
         stream = self.embedding(tokens)
         for layer in self.layers:
-            stream = layer(stream).tanh() if layer else stream
+            stream = layer(stream)
         return self.head(stream)
 
     def pipeline_plan(self):
         return ["embedding", "layers.*", "head"]
+
+
+class Normed(Piped):
+    """Has a batch norm in each layer, whose running statistics the ranks of a stage share."""
+
+    def build_model(self):
+        return nn.Sequential(
+            nn.Embedding(VOCABULARY, 8),
+            nn.Flatten(),
+            nn.Linear(8 * 12, 24),
+            nn.BatchNorm1d(24),
+            nn.Tanh(),
+            nn.Linear(24, 24),
+            nn.BatchNorm1d(24),
+            nn.Linear(24, VOCABULARY),
+        ).double()
+
+    def loss(self, model, batch):
+        if torch.is_grad_enabled():
+            self.called()
+        return cross_entropy(model(batch[0][:, :-1]), batch[0][:, -1])
+
+
+class Twice(Piped):
+    """Calls the model twice."""
+
+    def loss(self, model, batch):
+        return super().loss(model, batch) + super().loss(model, batch)
+
+
+class Parts(Piped):
+    """Calls parts of the model."""
+
+    def loss(self, model, batch):
+        return model.norm(model.places(batch[0][:, :4])).mean()
