@@ -69,6 +69,9 @@ def check_mesh(config: Config, mesh: MeshShape | None) -> None:
     if len(losses_of(optimizers)) > 1:
         problem = "doesn't work with several losses: gradients are computed for all weights that a mesh gathers"
         raise ConfigError("parallel.kind", "mesh", problem, "use parallel=ddp")
+    if mesh.pipeline > 1 and "log_weights" in config.callbacks:
+        problem = "logs weights on rank zero, which has only the last stage of a pipeline"
+        raise ConfigError("callbacks.log_weights", "...", problem, "leave it out")
     if mesh.tensor > 1:
         _check_tensor_parallel(config, mesh.tensor)
     for each in optimizers:

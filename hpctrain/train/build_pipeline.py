@@ -17,7 +17,11 @@ from hpctrain.distributed.pipeline.random_streams import RandomStreams
 from hpctrain.distributed.pipeline.stages import Stages
 from hpctrain.distributed.sharding import ShardedLossModule
 from hpctrain.distributed.world import World
+from hpctrain.phrases import listed
 from hpctrain.tasks.task import Task
+
+SHOWN = 6
+"""How many modules of a stage the log names."""
 
 log = logging.getLogger("hpctrain.train")
 
@@ -42,8 +46,7 @@ def cut_into_stages(
     names = stages_of(model, find_plan(model, task, num_stages), num_stages, parallel.stages)
     if is_logged:
         for number, own in enumerate(names):
-            span = own[0] if len(own) == 1 else f"{own[0]} to {own[-1]}"
-            log.info("stage %d of the pipeline: %s", number, span)
+            log.info("stage %d of the pipeline: %s", number, listed(own, shown=SHOWN))
     stages = Stages(model, names, neighbours.position, neighbours.degree)
     stages.drop_absent()
     return stages

@@ -254,8 +254,8 @@ class Parts:
         return task
 
     def _batch_plan(self) -> BatchPlan:
-        trainer, mesh = self.config.trainer, self.world.mesh
-        pipeline_degree = 1 if mesh is None else mesh.shape.pipeline
+        trainer, degree = self.config.trainer, self.world.pipeline_size
+        micro_batch_size = micro_batch_size_of(self.config, self.world.data_size, degree)
         num_samples = self._planned_samples()
         if num_samples < trainer.global_batch_size:
             log.warning(
@@ -263,10 +263,19 @@ class Parts:
                 trainer.global_batch_size,
                 num_samples,
             )
+        per_step = trainer.global_batch_size // self.world.data_size // micro_batch_size
+        if per_step < degree:
+            log.warning(
+                "a step has fewer micro-batches (%d) than its pipeline has groups of ranks (%d), so that some always "
+                "wait: set a larger trainer.global_batch_size, or a smaller trainer.micro_batch_size than %d",
+                per_step,
+                degree,
+                micro_batch_size,
+            )
         return BatchPlan(
             num_samples=num_samples,
             global_batch_size=trainer.global_batch_size,
-            micro_batch_size=micro_batch_size_of(self.config, self.world.data_size, pipeline_degree),
+            micro_batch_size=micro_batch_size,
             world_size=self.world.data_size,
             drop_last=self.config.data.drop_last,
         )

@@ -83,8 +83,8 @@ def _smaller(config: Config, world_size: int, local_world_size: int) -> list[str
     if size > 1:
         # a smaller micro-batch means accumulation, which CUDA graphs rule out
         also = "trainer.compile_mode=default and " if uses_cuda_graphs(config) else ""
-        fit = "(`python -m hpctrain fit-batch` finds the largest)"
-        found.append(f"set {also}trainer.micro_batch_size below {size} {fit}")
+        fit = " (`python -m hpctrain fit-batch` finds the largest)" if pipeline_degree == 1 else ""
+        found.append(f"set {also}trainer.micro_batch_size below {size}{fit}")
     if not trainer.activation_checkpointing:
         found.append("set trainer.activation_checkpointing")
     if config.precision.kind in ("fp32", "tf32"):

@@ -524,6 +524,11 @@ MISTAKES = {
         "checkpoint.safetensors=True: needs the whole model in one process",
         "`python -m hpctrain export RUN`",
     ),
+    "weights of other stages": (
+        [*TWO_RANKS, "parallel=pp", "callbacks=[log_weights]"],
+        "callbacks.log_weights=...: logs weights on rank zero, which has only the last stage",
+        "leave it out",
+    ),
     "averages of a sharded model": (
         [*TWO_RANKS, "parallel=fsdp", "callbacks=[average_weights]"],
         "callbacks.average_weights=...: averages whole weights on one rank",
