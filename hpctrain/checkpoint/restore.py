@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -60,8 +61,11 @@ def _copy_parts(model: nn.Module, saved: Mapping[str, Any], here: Mapping[str, A
         if isinstance(value, Tensor):
             copy_saved(value, saved[name])
     others = {name: value for name, value in saved.items() if not isinstance(here[name], Tensor)}
-    # with hooks that the model's modules, or hpctrain, have for the end of loading
-    model.load_state_dict(others, strict=False)
+    with warnings.catch_warnings():
+        # of a batch norm that only other ranks of a pipeline have, and for which torch adds a count of batches
+        warnings.filterwarnings("ignore", "for .* copying from a non-meta parameter")
+        # with hooks that the model's modules, or hpctrain, have for the end of loading
+        model.load_state_dict(others, strict=False)
 
 
 @torch.no_grad()

@@ -17,6 +17,8 @@ pytestmark = [
 FEW = ("task=text", "model=gpt", "trainer.global_batch_size=16", "trainer.max_steps=20", "logger.every_steps=1")
 FSDP = ("parallel=fsdp", "cluster.processes_per_node=2")
 TP = ("parallel=tp", "cluster.processes_per_node=2")
+PP = ("parallel=pp", "cluster.processes_per_node=2")
+INTERLEAVED = ("parallel=pp", "parallel.stages_per_rank=2", "cluster.processes_per_node=2")
 
 
 @pytest.fixture
@@ -33,10 +35,10 @@ def on_all(shells):
     return shell
 
 
-@pytest.mark.parametrize("mesh", [FSDP, TP], ids=lambda words: words[0])
+@pytest.mark.parametrize("mesh", [FSDP, TP, PP, INTERLEAVED], ids=" ".join)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_the_losses_of_one_gpu(on_all, shells, precision, mesh):
-    alone, shared = shells(f"alone {precision} {mesh[0]}"), on_all(f"shared {precision} {mesh[0]}")
+    alone, shared = shells(f"alone {precision} {' '.join(mesh)}"), on_all(f"shared {precision} {' '.join(mesh)}")
     alone.train(*FEW, f"precision={precision}", "cluster.processes_per_node=1")
     shared.train(*FEW, f"precision={precision}", *mesh)
     tolerance = 1e-4 if precision == "fp32" else 5e-2
@@ -48,6 +50,7 @@ def test_the_losses_of_one_gpu(on_all, shells, precision, mesh):
     [
         (),
         ("parallel=tp",),
+        ("parallel=pp",),
         ("trainer.compile=true",),
         ("trainer.activation_checkpointing=[blocks.*]", "precision=bf16"),
     ],

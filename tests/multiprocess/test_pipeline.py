@@ -69,8 +69,7 @@ STOPS = {
     (4, (*PP_TP, "precision=bf16_pure", HALF)): ["1:2:SIGTERM"],
     (4, (*PP_FSDP, "precision=fp16", HALF)): ["1:2:SIGTERM"],
     (8, ALL): ["5:3:SIGTERM"],
-    (2, (*PP, "task._target_=piped.Normed", "trainer.sync_batchnorm=true")): ["0:2:SIGTERM"],
-    (4, (*HSDP, "task._target_=piped.Normed", "trainer.sync_batchnorm=true")): ["0:2:SIGTERM"],
+    (4, (*HSDP, "task._target_=piped.Normed")): ["0:2:SIGTERM"],
 }
 GATE = [(2, PP)]
 
@@ -94,8 +93,8 @@ def test_a_killed_run_continues_from_its_last_save(train):
     code, straight, output = train("straight", *words, world_size=4)
     assert code == 0, output
     words += ["checkpoint.every_steps=3", "checkpoint.asynchronous=false"]
-    # in the eighth step, of two micro-batches
-    kills = ",".join(f"{rank}:15:SIGKILL" for rank in range(4))
+    # in the eighth step, of four micro-batches
+    kills = ",".join(f"{rank}:30:SIGKILL" for rank in range(4))
     code, run, output = train("run", *words, world_size=4, TRIAL_ACT=kills)
     assert code == -9, output
     assert run.steps == [3, 6]

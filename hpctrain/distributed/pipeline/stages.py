@@ -14,6 +14,8 @@ from hpctrain.distributed.pipeline.plan import METHOD, is_inside
 from hpctrain.distributed.pipeline.random_streams import RandomStreams
 from hpctrain.errors import TaskError
 
+PARTS = "the task doesn't call the model, as it has to in a pipeline: call model(...) once, and not its parts"
+
 Activations: TypeAlias = Tensor | tuple[Tensor, ...]
 """What a stage returns, and the next one gets in the place of the model's first argument."""
 
@@ -187,10 +189,13 @@ class Stages:
                 found = compute(model)
             except _StageDoneError as done:
                 return done.output
+            except RuntimeError as error:
+                # torch's, of weights that other ranks have
+                if calls or "meta" not in str(error):
+                    raise
+                raise TaskError(f"{PARTS}: {error}") from error
         if not calls:
-            raise TaskError(
-                "the task doesn't call the model, as it has to in a pipeline: call model(...) once, and not its parts"
-            )
+            raise TaskError(PARTS)
         return found
 
     def forward(
