@@ -64,7 +64,8 @@ def stages_of(model: nn.Module, plan: Plan, num_stages: int, begins: Sequence[st
         begins: names with which the second and all further stages begin; empty to balance them.
 
     Returns:
-        For each stage, the names of its modules and parameters. Names of which weights are shared may be in several.
+        For each stage, the names of its modules and parameters. A name may be in several, whose weights are shared.
+        Parameters and buffers of the model itself that no entry names are in all stages.
 
     Raises:
         TaskError: a name matches nothing, or the plan leaves out parameters or buffers.
@@ -117,7 +118,9 @@ def _held(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 def _require_all(model: nn.Module, entries: Iterable[Entry]) -> None:
     named = {name for entry in entries for name in entry}
-    left = [name for name, _ in _held(model) if not any(is_inside(name, one) for one in named)]
+    # what belongs to no module is in all stages
+    held = [name for name, _ in _held(model) if "." in name]
+    left = [name for name in held if not any(is_inside(name, one) for one in named)]
     if left:
         raise TaskError(f"{METHOD} leaves out {listed(left)}: name the modules in which they are")
 

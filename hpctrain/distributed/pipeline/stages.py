@@ -275,14 +275,18 @@ def _placeholders(
 
 
 def _holders(model: nn.Module, names: Sequence[Sequence[str]], degree: int) -> dict[str, tuple[int, ...]]:
-    """Return the positions that have each parameter and buffer, by all of its names, in ascending order."""
+    """Return the positions that have each parameter and buffer, by all of its names, in ascending order.
+
+    What no stage names belongs to the model itself, and is at all positions.
+    """
     positions: dict[int, set[int]] = {}
     found: dict[str, int] = {}
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     for name, tensor in tensors:
         found[name] = id(tensor)
         own = positions.setdefault(id(tensor), set())
-        own.update(index % degree for index, stage in enumerate(names) if any(is_inside(name, one) for one in stage))
+        named = [index for index, stage in enumerate(names) if any(is_inside(name, one) for one in stage)]
+        own.update(index % degree for index in named or (() if "." in name else range(degree)))
     return {name: tuple(sorted(positions[key])) for name, key in found.items()}
 
 

@@ -22,6 +22,7 @@ class Planned(nn.Module):
         super().__init__()
         self.into = nn.Linear(2, 2)
         self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(4))
+        self.norm = nn.BatchNorm1d(2, affine=False)
         self.register_buffer("scale", torch.ones(1))
         self.plan = plan
 
@@ -94,8 +95,8 @@ def test_more_stages_than_entries_are_refused() -> None:
 
 
 def test_a_plan_names_all_parameters_and_buffers() -> None:
-    with pytest.raises(TaskError, match=r"pipeline_plan leaves out scale: name the modules"):
+    with pytest.raises(TaskError, match=r"pipeline_plan leaves out norm\.running_mean, .*: name the modules"):
         stages_of(Planned(None), ["into", "layers.*"], 1)
     with pytest.raises(TaskError, match=r"pipeline_plan names layer\.\*, but the model has into, layers"):
         stages_of(Planned(None), ["into", "layer.*"], 2)
-    assert stages_of(Planned(None), [("into", "scale"), "layers.*"], 2)[1][-1] == "layers.3"
+    assert stages_of(Planned(None), [("into", "norm"), "layers.*"], 2)[1][-1] == "layers.3"

@@ -78,6 +78,17 @@ def test_a_parameter_of_two_stages_counts_at_the_first_position() -> None:
     assert (first.is_last, last.is_last) == (False, True)
 
 
+def test_what_belongs_to_the_model_itself_is_in_all_stages() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model.register_parameter("scale", nn.Parameter(torch.ones(1)))
+    model.register_buffer("count", torch.zeros(1))
+    for position in range(2):
+        stages = Stages(model, [["0"], ["1"]], position, 2)
+        assert {parameter.shape for parameter in stages.absent_parameters()} == {(2, 2), (2,)}
+        assert stages.shared == {"scale": (0, 1)}
+        assert stages.copies == ({"scale", "count"} if position else frozenset())
+
+
 def test_absent_parameters_can_be_set_aside() -> None:
     model = gpt()
     stages = cut(model, 1)
