@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from hpctrain.config.mesh import MeshShape
 from hpctrain.config.named_optimizers import losses_of, named_optimizers
+from hpctrain.config.parallel import Parallel
 from hpctrain.config.parameter_groups import entries_of
 from hpctrain.config.root import Config
 from hpctrain.errors import ConfigError
@@ -74,6 +75,21 @@ def check_mesh(config: Config, mesh: MeshShape | None) -> None:
                 if (value := getattr(entry, name)) is not None:
                     problem = "doesn't work with parallel=mesh: what is trained is fixed once the model is sharded"
                     raise ConfigError(f"{entry.key}.{name}", value, problem, "leave it out, or use parallel=ddp")
+
+
+def check_cpu_offload(parallel: Parallel, num_ranks: int) -> None:
+    """Check that there is a mesh whose shards can be in host memory.
+
+    Args:
+        parallel: of a training.
+        num_ranks: of it.
+
+    Raises:
+        ConfigError: a single rank trains without a mesh.
+    """
+    if parallel.cpu_offload and num_ranks == 1:
+        problem = "has no effect with 1 rank, which shards nothing"
+        raise ConfigError("parallel.cpu_offload", True, problem, "use 2 ranks or more, or leave it out")
 
 
 def _check_tensor_parallel(config: Config, degree: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 from hpctrain.config.parallel import Parallel
@@ -43,6 +43,7 @@ class ShardedLossModule(LossModule):
     Attributes:
         accumulating: makes a context for the micro-batches before the last one of a step, in which less is reduced;
             None if each of them reduces its gradients.
+        copies_from_host: whether a GPU copies weights from host memory while the host continues.
     """
 
     is_sharded = True
@@ -50,6 +51,7 @@ class ShardedLossModule(LossModule):
     def __init__(self, module: nn.Module, gathered_once: Sequence[nn.Module] = ()) -> None:
         super().__init__(module)
         self.accumulating: Callable[[], Any] | None = None
+        self.copies_from_host = False
         self._places = [
             (f"{_name_of(part, module)}{name}", part._parameters, name)
             for part in gathered_once
@@ -113,6 +115,9 @@ class ShardedLossModule(LossModule):
             for module in self.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()
+            if self.copies_from_host:
+                # the caller may change the weights next, and without a backward pass nothing has waited for the copies
+                torch.accelerator.synchronize()
 
 
 def shard_model(
@@ -146,20 +151,19 @@ def shard_model(
     """
     _require_dimensions(model)
     cut_at = where_cut(model, mesh) if mesh.shape.tensor > 1 else None
+    where: Any = {"mesh": mesh.data_mesh, "shard_placement_fn": cut_at, "offload_policy": _offload(mesh, parallel)}
     found = find_blocks(model, parallel.blocks or blocks)
     inside = {id(part) for block in found.values() for part in block.modules()}
     outside = [part for part in model.modules() if id(part) not in inside]
     for block in found.values():
         policy = _policy(block.modules(), compute_dtype, reduce_dtype)
-        reshard = parallel.reshard_after_forward
-        fully_shard(
-            block, mesh=mesh.data_mesh, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=cut_at
-        )
+        fully_shard(block, mp_policy=policy, reshard_after_forward=parallel.reshard_after_forward, **where)
     _prefetch([cast(FSDPModule, block) for block in found.values()], parallel.prefetch_blocks)
     root = ShardedLossModule(model, outside)
     policy = _policy(outside, compute_dtype, reduce_dtype)
     # what belongs to no block is needed at the beginning and at the end of a pass, and stays gathered in between
-    fully_shard(root, mesh=mesh.data_mesh, mp_policy=policy, reshard_after_forward=False, shard_placement_fn=cut_at)
+    fully_shard(root, mp_policy=policy, reshard_after_forward=False, **where)
+    root.copies_from_host = parallel.cpu_offload and mesh.device_mesh.device_type != "cpu"
     root.accumulating = _accumulating(root, mesh, parallel)
     if is_logged:
         _log_blocks(model, list(found))
@@ -196,6 +200,13 @@ def _policy(
     has_batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in modules)
     # inputs keep their format: autocast converts them where an operation wants that
     return MixedPrecisionPolicy(None if has_batch_norm else compute_dtype, reduce_dtype, cast_forward_inputs=False)
+
+
+def _offload(mesh: Mesh, parallel: Parallel) -> OffloadPolicy:
+    if not parallel.cpu_offload:
+        return OffloadPolicy()
+    # from page-locked memory, copies to a GPU overlap with its work
+    return CPUOffloadPolicy(pin_memory=mesh.device_mesh.device_type != "cpu")
 
 
 def where_cut(model: nn.Module, mesh: Mesh) -> Callable[[nn.Parameter], Shard | None]:

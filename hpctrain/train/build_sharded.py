@@ -78,10 +78,12 @@ def build_sharded_network(config: Config, task: Task, world: World, mesh: Mesh, 
         reduce_dtype=torch.float32 if kind in (*AUTOCAST_TYPES, *PURE_TYPES) else None,
         is_logged=world.is_rank_zero,
     )
-    if values is None:
+    offloads = config.parallel.cpu_offload
+    if values is not None:
+        values.fill(root, model, torch.device("cpu") if offloads else world.device, of_buffers=world.device)
+    elif not offloads:
         model.to(world.device)
-    else:
-        values.fill(root, model, world.device)
+    # otherwise FSDP2 has moved the buffers, and only these
     if fresh and config.init_from is not None:
         warm_start(model, Path(config.init_from), match=config.init_match, strict=config.init_strict)
     _make_alike(root, model, mesh)

@@ -30,19 +30,22 @@ class DeferredValues:
         self._record = record
         self._sources = sources
 
-    def fill(self, root: nn.Module, model: nn.Module, device: torch.device) -> None:
+    def fill(self, root: nn.Module, model: nn.Module, device: torch.device, *, of_buffers: torch.device) -> None:
         """Give a sharded model memory and values; of each tensor, at most the whole one is in memory besides.
 
         Args:
             root: the module around the model that was sharded.
             model: as it was recorded, with shards on `meta` in the place of its parameters.
-            device: of this rank.
+            device: of this rank's shards.
+            of_buffers: their device.
 
         Raises:
             TaskError: an operation gave another result than torch's meta device promised.
         """
         before = _named(model)
         root.to_empty(device=device)
+        if of_buffers != device:
+            _move_buffers(model, of_buffers)
         after = _share_again(model, before)
         filled: set[int] = set()
         for names in self._record.in_groups(self._sources):
@@ -85,6 +88,14 @@ def deferred_values(build: Callable[[], nn.Module]) -> tuple[nn.Module, Deferred
 
 def _named(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+
+
+def _move_buffers(model: nn.Module, device: torch.device) -> None:
+    """Give buffers memory on another device."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty_like(buffer, device=device)
 
 
 def _share_again(model: nn.Module, before: Mapping[str, Tensor]) -> dict[str, Tensor]:

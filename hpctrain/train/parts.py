@@ -132,7 +132,9 @@ class Parts:
 
     def model_memory(self) -> ModelMemory:
         """What this rank holds of the model, and of what is trained of it."""
-        whole = self.sharded is not None and self.config.parallel.keep_gradients_whole
+        parallel = self.config.parallel
+        # offloaded gradients are shards: the whole ones are on the GPU
+        whole = self.sharded is not None and parallel.keep_gradients_whole and not parallel.cpu_offload
         return model_memory({self.model, self.module}, self.optimizers, self.ema, whole_gradients=whole)
 
     @property

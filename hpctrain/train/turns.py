@@ -79,7 +79,9 @@ def build_turns(
         module = TrainedModule(
             network.model, _trained_from(network, own, span), replicate=_replicate(network, config, world)
         )
-        scaler = gradient_scaler(config.precision, world.device, is_shared=world.tensor_size > 1)
+        scaler = gradient_scaler(
+            config.precision, world.device, is_shared=world.tensor_size > 1, on_host=config.parallel.cpu_offload
+        )
         updates = [_update(config, each, scaler, span, is_mixed=world.tensor_size > 1) for each in own]
         update = JointUpdate(updates, meter, scaler=scaler, master=network.master)
         turns.append(Turn(loss, module, update, every_steps=own[0].named.every_steps))

@@ -456,6 +456,21 @@ MISTAKES = {
         "parallel.prefetch_blocks=-1",
         "0 or more",
     ),
+    "shards in host memory without a GPU": (
+        ["cluster=slurm", "nodes=2", "parallel=fsdp", "parallel.cpu_offload=true"],
+        "parallel.cpu_offload=True: keeps in host memory what would be on a GPU",
+        "set cluster.gpus_per_node, or leave it out",
+    ),
+    "shards of one rank in host memory": (
+        ["cluster=slurm", "cluster.gpus_per_node=1", "parallel=fsdp", "parallel.cpu_offload=true"],
+        "parallel.cpu_offload=True: has no effect with 1 rank",
+        "use 2 ranks or more",
+    ),
+    "shards in host memory without a mesh": (
+        ["parallel.cpu_offload=true"],
+        "parallel.cpu_offload=True: has no effect with parallel=ddp",
+        "use parallel=mesh",
+    ),
     "no file of a checkpoint": (["parallel=fsdp", "checkpoint.writers=0"], "checkpoint.writers=0", "1 or more"),
     "master weights of a sharded model": (
         [*TWO_RANKS, "parallel=fsdp", "precision=fp16_master"],

@@ -53,7 +53,8 @@ FIXED_KEYS = """
     checkpoint.writers
 """
 KEYS_OF_A_MESH = (
-    "replicate_degree shard_degree tensor_degree blocks reshard_after_forward keep_gradients_whole prefetch_blocks"
+    "replicate_degree shard_degree tensor_degree blocks reshard_after_forward keep_gradients_whole prefetch_blocks "
+    "cpu_offload"
 )
 IMPORTS = """
     hpctrain.tasks.Task hpctrain.tasks.Metric hpctrain.tasks.PerSample
