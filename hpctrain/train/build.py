@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,12 +130,14 @@ class Network:
         model: the module that forward passes go through; not wrapped.
         master: copies between the two if they aren't the same.
         sharded: the replica of a model that the ranks of a mesh share; None if each rank has a replica to build.
+        fill_rest: computes the initial values that were left to a checkpoint; collective. None if there are none.
     """
 
     module: nn.Module
     model: nn.Module
     master: MasterWeights | None
     sharded: ShardedLossModule | None = None
+    fill_rest: Callable[[], None] | None = None
 
 
 def build_network(config: Config, task: Task, world: World, *, fresh: bool = False) -> Network:

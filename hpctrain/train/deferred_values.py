@@ -29,8 +29,17 @@ class DeferredValues:
     def __init__(self, record: Record, sources: Mapping[str, Source]) -> None:
         self._record = record
         self._sources = sources
+        self._missing: dict[str, Tensor] = {}
 
-    def fill(self, root: nn.Module, model: nn.Module, device: torch.device, *, of_buffers: torch.device) -> None:
+    def fill(
+        self,
+        root: nn.Module,
+        model: nn.Module,
+        device: torch.device,
+        *,
+        of_buffers: torch.device,
+        leave_saved: bool = False,
+    ) -> None:
         """Give a sharded model memory and values; of each tensor, at most the whole one is in memory besides.
 
         Args:
@@ -38,6 +47,8 @@ class DeferredValues:
             model: as it was recorded, with shards on `meta` in the place of its parameters.
             device: of this rank's shards.
             of_buffers: their device.
+            leave_saved: leave what the model's state dict contains without values, until a checkpoint or `fill_rest`
+                provides them.
 
         Raises:
             TaskError: an operation gave another result than torch's meta device promised.
@@ -47,11 +58,25 @@ class DeferredValues:
         if of_buffers != device:
             _move_buffers(model, of_buffers)
         after = _share_again(model, before)
+        # only the tensors themselves: a hook may save something else in their place
+        saved = {id(value) for value in model.state_dict(keep_vars=True).values()} if leave_saved else set()
+        self._missing = {name: target for name, target in after.items() if id(target) in saved}
+        self._compute({name: target for name, target in after.items() if name not in self._missing})
+
+    def fill_rest(self) -> None:
+        """Compute the values that `fill` has left out, if any.
+
+        Raises:
+            TaskError: as for `fill`.
+        """
+        self._compute(self._missing)
+        self._missing = {}
+
+    def _compute(self, targets: Mapping[str, Tensor]) -> None:
         filled: set[int] = set()
-        for names in self._record.in_groups(self._sources):
+        for names in self._record.in_groups({name: self._sources[name] for name in targets}):
             for name in names:
-                target = after[name]
-                if id(target) not in filled:
+                if id(target := targets[name]) not in filled:
                     copy_saved(target.detach(), self._value(name))
                     filled.add(id(target))
         self._record.forget()

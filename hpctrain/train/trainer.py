@@ -76,7 +76,9 @@ class Trainer:
         self._bar: Bar | None = None
         if world.is_rank_zero:
             self._bar = open_bar(config.trainer.progress, terminal or sys.stdout, is_log=log_stream is None)
-        self._parts = Parts(config, world, fresh=not directory.checkpoint_steps())
+        # rank zero decides: with client caches, other ranks may see another folder
+        resumes = bool(world.broadcast(bool(directory.checkpoint_steps())))
+        self._parts = Parts(config, world, fresh=not resumes, resumes=resumes)
         # built before the random state is restored: the task's draws for its held-out samples must not advance it
         self._parts.callbacks = Callbacks(config.callbacks, RunningTraining(self._parts, directory))
         if self._parts.evaluation is None:
