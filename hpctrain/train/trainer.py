@@ -34,7 +34,7 @@ from hpctrain.train.running_training import RunningTraining
 from hpctrain.train.start_table import log_start
 from hpctrain.train.step import unknown_optimizers_refused
 from hpctrain.train.stopping import Stopping
-from hpctrain.train.training_log import TrainingLog, log_samples
+from hpctrain.train.training_log import TrainingLog, cut_sample_logs, log_samples
 
 log = logging.getLogger("hpctrain")
 """Its handlers print on the terminal, where a bar has to make room."""
@@ -246,6 +246,8 @@ class Trainer:
         micro_batches = self._loader.micro_batches(self._transfer())
         if not self._config.logger.samples or not self._world.counts_samples:
             return micro_batches
+        if self._world.is_rank_zero:
+            cut_sample_logs(self._directory, range(0, self._world.size, self._world.tensor_size), self.step)
         return log_samples(micro_batches, self._directory.sample_log(self._world.rank), self.step)
 
     def _transfer(self) -> BatchTransfer | None:
