@@ -9,6 +9,7 @@ from hpctrain.config.mesh import MeshShape
 from hpctrain.config.named_optimizers import losses_of, named_optimizers
 from hpctrain.config.parallel import Parallel
 from hpctrain.config.parameter_groups import entries_of
+from hpctrain.config.plan_check import require_plan
 from hpctrain.config.root import Config
 from hpctrain.errors import ConfigError
 
@@ -103,3 +104,4 @@ def _check_tensor_parallel(config: Config, degree: int) -> None:
         problem = f"doesn't divide model.num_heads={model['num_heads']}"
         fitting = [str(number) for number in range(1, degree + 1) if model["num_heads"] % number == 0]
         raise ConfigError("parallel.tensor_degree", degree, problem, f"use one of {', '.join(fitting)}")
+    require_plan(config, degree)

@@ -436,6 +436,11 @@ MISTAKES = {
         "parallel.tensor_degree=-1: only one degree may be -1",
         "set parallel.shard_degree=1",
     ),
+    "a tensor degree and a model without a plan": (
+        [*TWO_RANKS, "parallel=tp", "task=digits", "model=mlp"],
+        "parallel.tensor_degree=2: MLP has no plan for it, and neither has Digits",
+        "define tensor_parallel_plan in one of them",
+    ),
     "a tensor degree without a mesh": (
         ["parallel.tensor_degree=2"],
         "parallel.tensor_degree=2: has no effect with parallel=ddp",
