@@ -38,6 +38,7 @@ DECIDES_THE_WEIGHTS = (
     "parallel.tensor_degree",
     "parallel.blocks",
     "parallel.keep_gradients_whole",
+    "parallel.cpu_offload",
     "trainer.ema_decay",
     "init_from",
     "init_match",
@@ -60,6 +61,7 @@ UNUSED: Mapping[str, object] = {
     "parallel.tensor_degree": 1,
     "parallel.blocks": [],
     "parallel.keep_gradients_whole": False,
+    "parallel.cpu_offload": False,
 }
 """Keys that earlier versions didn't store, and the values with which they change nothing. They are left out, so that
 runs of those versions stay the same runs."""
