@@ -41,6 +41,7 @@ DECIDES_THE_WEIGHTS = (
     "parallel.stages",
     "parallel.blocks",
     "parallel.keep_gradients_whole",
+    "parallel.cpu_offload",
     "trainer.ema_decay",
     "init_from",
     "init_match",
@@ -66,6 +67,7 @@ UNUSED: Mapping[str, object] = {
     "parallel.stages": [],
     "parallel.blocks": [],
     "parallel.keep_gradients_whole": False,
+    "parallel.cpu_offload": False,
 }
 """Keys that earlier versions didn't store, and the values with which they change nothing. They are left out, so that
 runs of those versions stay the same runs."""

@@ -9,6 +9,7 @@ from hpctrain.config.mesh import MeshShape
 from hpctrain.config.named_optimizers import losses_of, named_optimizers
 from hpctrain.config.parallel import Parallel
 from hpctrain.config.parameter_groups import entries_of
+from hpctrain.config.plan_check import require_plan
 from hpctrain.config.root import Config
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import counted
@@ -112,6 +113,21 @@ def _check_stages(parallel: Parallel, degree: int) -> None:
         raise ConfigError("parallel.stages", parallel.stages, problem, remedy)
 
 
+def check_cpu_offload(parallel: Parallel, num_ranks: int) -> None:
+    """Check that there is a mesh whose shards can be in host memory.
+
+    Args:
+        parallel: of a training.
+        num_ranks: of it.
+
+    Raises:
+        ConfigError: a single rank trains without a mesh.
+    """
+    if parallel.cpu_offload and num_ranks == 1:
+        problem = "has no effect with 1 rank, which shards nothing"
+        raise ConfigError("parallel.cpu_offload", True, problem, "use 2 ranks or more, or leave it out")
+
+
 def _check_tensor_parallel(config: Config, degree: int) -> None:
     """Refuse what doesn't work if several ranks compute each layer together."""
     for each in named_optimizers(config.optimizer):
@@ -123,3 +139,4 @@ def _check_tensor_parallel(config: Config, degree: int) -> None:
         problem = f"doesn't divide model.num_heads={model['num_heads']}"
         fitting = [str(number) for number in range(1, degree + 1) if model["num_heads"] % number == 0]
         raise ConfigError("parallel.tensor_degree", degree, problem, f"use one of {', '.join(fitting)}")
+    require_plan(config, degree)

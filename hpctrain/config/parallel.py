@@ -22,6 +22,7 @@ OF_MESH = (
     "reshard_after_forward",
     "keep_gradients_whole",
     "prefetch_blocks",
+    "cpu_offload",
 )
 """Keys that only a mesh uses."""
 
@@ -98,6 +99,9 @@ class Parallel(require.Checked):
     """With `mesh`: number of blocks that are gathered ahead of the one that computes. This hides communication if
     sending a block's weights takes longer than computing with them, and takes memory for the weights of these blocks.
     0: FSDP2 decides."""
+    cpu_offload: bool = False
+    """With `mesh`, on GPUs: keep shards of parameters, gradients and optimizer states in host memory, and update them
+    there. A GPU holds the weights that it gathers, and activations. Needs several ranks."""
 
     def __post_init__(self) -> None:
         """Also refuse keys of another kind, which would have no effect, and degrees that leave each other open."""

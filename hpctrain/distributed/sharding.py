@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 from hpctrain.config.parallel import Parallel
@@ -44,6 +44,7 @@ class ShardedLossModule(LossModule):
     Attributes:
         accumulating: makes a context for the micro-batches before the last one of a step, in which less is reduced;
             None if each of them reduces its gradients.
+        copies_from_host: whether a GPU copies weights from host memory while the host continues.
     """
 
     is_sharded = True
@@ -54,6 +55,7 @@ class ShardedLossModule(LossModule):
         super().__init__(module)
         self._group = group
         self.accumulating: Callable[[], Any] | None = None
+        self.copies_from_host = False
         self._places = [
             (f"{_name_of(part, module)}{name}", part._parameters, name)
             for part in gathered_once
@@ -117,6 +119,9 @@ class ShardedLossModule(LossModule):
             for module in self.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()
+            if self.copies_from_host:
+                # the caller may change the weights next, and without a backward pass nothing has waited for the copies
+                torch.accelerator.synchronize()
 
 
 def shard_model(
@@ -152,6 +157,7 @@ def shard_model(
     """
     _require_dimensions(model)
     cut_at = where_cut(model, mesh) if mesh.shape.tensor > 1 else None
+    where: Any = {"mesh": mesh.data_mesh, "shard_placement_fn": cut_at, "offload_policy": _offload(mesh, parallel)}
     left = set(ignored)
     found = {
         name: block
@@ -162,22 +168,13 @@ def shard_model(
     outside = [part for part in model.modules() if id(part) not in inside]
     for block in found.values():
         policy = _policy(block.modules(), compute_dtype, reduce_dtype)
-        reshard = parallel.reshard_after_forward
-        fully_shard(
-            block, mesh=mesh.data_mesh, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=cut_at
-        )
+        fully_shard(block, mp_policy=policy, reshard_after_forward=parallel.reshard_after_forward, **where)
     _prefetch([cast(FSDPModule, block) for block in found.values()], parallel.prefetch_blocks)
     root = ShardedLossModule(model, outside, mesh.same_stages)
     policy = _policy(outside, compute_dtype, reduce_dtype)
     # what belongs to no block is needed at the beginning and at the end of a pass, and stays gathered in between
-    fully_shard(
-        root,
-        mesh=mesh.data_mesh,
-        mp_policy=policy,
-        reshard_after_forward=False,
-        shard_placement_fn=cut_at,
-        ignored_params=left,
-    )
+    fully_shard(root, mp_policy=policy, reshard_after_forward=False, ignored_params=left, **where)
+    root.copies_from_host = parallel.cpu_offload and mesh.device_mesh.device_type != "cpu"
     root.accumulating = _accumulating(root, mesh, parallel)
     if is_logged:
         _log_blocks(model, list(found))
@@ -219,6 +216,13 @@ def _policy(
     has_batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in modules)
     # inputs keep their format: autocast converts them where an operation wants that
     return MixedPrecisionPolicy(None if has_batch_norm else compute_dtype, reduce_dtype, cast_forward_inputs=False)
+
+
+def _offload(mesh: Mesh, parallel: Parallel) -> OffloadPolicy:
+    if not parallel.cpu_offload:
+        return OffloadPolicy()
+    # from page-locked memory, copies to a GPU overlap with its work
+    return CPUOffloadPolicy(pin_memory=mesh.device_mesh.device_type != "cpu")
 
 
 def where_cut(model: nn.Module, mesh: Mesh) -> Callable[[nn.Parameter], Shard | None]:

@@ -245,6 +245,7 @@ def join(
     cores: int = 1,
     timeout_s: float,
     mesh_shape: MeshShape | None = None,
+    cpu_tensors: bool = False,
 ) -> World:
     """Make the process groups; collective.
 
@@ -256,6 +257,7 @@ def join(
         cores: of this rank (`cpu_cores`).
         timeout_s: bound in seconds on each collective.
         mesh_shape: how the ranks share the model; None if each has a replica.
+        cpu_tensors: whether all groups also carry tensors in host memory, such as offloaded shards.
     """
     rank, size = environment.rank, environment.world_size
     world = World(rank=rank, size=size, local_rank=environment.local_rank, devices=devices, cores=cores)
@@ -267,13 +269,14 @@ def join(
     if backend == "nccl":
         set_nccl_variables(os.environ, timeout_s)
     timeout = timedelta(seconds=timeout_s)
+    backends = "cpu:gloo,cuda:nccl" if cpu_tensors and backend == "nccl" else backend
     dist.init_process_group(
-        backend,
+        backends,
         store=_store_for_torch(store, backend),
         rank=rank,
         world_size=size,
         timeout=timeout,
-        device_id=bound_device(backend, devices),
+        device_id=bound_device(backends, devices),
     )
     # NCCL carries no CPU tensors, and its collectives would stall the GPU
     control = dist.group.WORLD if backend == "gloo" else gloo_group(store, timeout, CONTROL)
@@ -292,10 +295,11 @@ def _store_for_torch(store: Store, backend: str) -> Store:
     return PrefixStore("world", store)
 
 
-def bound_device(backend: str, devices: tuple[torch.device, ...]) -> torch.device | None:
+def bound_device(backends: str, devices: tuple[torch.device, ...]) -> torch.device | None:
     """The device to which NCCL binds when the group is created, which detects a broken GPU early; None for gloo.
 
     With several devices NCCL binds to each when it is first used: a bound group rejects tensors on any other device,
-    and DDP sends each part of a spread module from that part's device.
+    and DDP sends each part of a spread module from that part's device. With gloo for CPU tensors, too, it isn't bound:
+    torch 2.13 splits bound groups for the dimensions of a mesh, and gives gloo the options of NCCL.
     """
-    return devices[0] if backend == "nccl" and len(devices) == 1 else None
+    return devices[0] if backends == "nccl" and len(devices) == 1 else None

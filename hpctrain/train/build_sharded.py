@@ -26,7 +26,7 @@ from hpctrain.tasks.task import Task
 from hpctrain.train.activation_checkpointing import checkpoint_activations
 from hpctrain.train.build import Network, build_model
 from hpctrain.train.build_pipeline import cut_into_stages, join_pipeline
-from hpctrain.train.deferred_values import deferred_values
+from hpctrain.train.deferred_values import DeferredValues, deferred_values
 from hpctrain.train.modes import begin_training
 from hpctrain.train.parameter_groups import freeze
 from hpctrain.train.precision import AUTOCAST_TYPES, PURE_TYPES, compute_in, poor_fit, set_fp32_precision
@@ -34,7 +34,9 @@ from hpctrain.train.precision import AUTOCAST_TYPES, PURE_TYPES, compute_in, poo
 log = logging.getLogger("hpctrain.train")
 
 
-def build_sharded_network(config: Config, task: Task, world: World, mesh: Mesh, *, fresh: bool = False) -> Network:
+def build_sharded_network(
+    config: Config, task: Task, world: World, mesh: Mesh, *, fresh: bool = False, leave_saved: bool = False
+) -> Network:
     """Build the model, and shard it over the mesh, in its precision; collective.
 
     Args:
@@ -43,6 +45,7 @@ def build_sharded_network(config: Config, task: Task, world: World, mesh: Mesh, 
         world: the ranks.
         mesh: of the ranks.
         fresh: start from the weights of `config.init_from`, if it is set; every rank reads its own shards.
+        leave_saved: leave out the initial values of what a checkpoint contains; the same on every rank.
     """
     kind, trainer = config.precision.kind, config.trainer
     set_fp32_precision(kind)
@@ -85,17 +88,14 @@ def build_sharded_network(config: Config, task: Task, world: World, mesh: Mesh, 
         reduce_dtype=torch.float32 if kind in (*AUTOCAST_TYPES, *PURE_TYPES) else None,
         is_logged=world.is_rank_zero,
     )
-    without = nullcontext() if stages is None else stages.absent_set_aside()
-    if values is None:
-        with without:
-            model.to(world.device)
-    else:
-        values.fill(root, model, world.device, without=without)
+    with nullcontext() if stages is None else stages.absent_set_aside():
+        _give_memory(config, root, model, values, world, leave_saved=leave_saved)
     if fresh and config.init_from is not None:
         warm_start(model, Path(config.init_from), match=config.init_match, strict=config.init_strict)
     _make_alike(root, model, mesh)
     pipeline = None if stages is None else join_pipeline(root, stages, model, config, world)
-    return Network(model, model, None, root, pipeline)
+    fill_rest = partial(_fill_rest, values, root, model, mesh) if values is not None and leave_saved else None
+    return Network(model, model, None, root, pipeline, fill_rest)
 
 
 def _build(config: Config, task: Task, mesh: Mesh) -> nn.Module:
@@ -110,6 +110,31 @@ def _refuse_keras(model: nn.Module) -> None:
     if any(kind.__name__ == "KerasModule" for module in model.modules() for kind in type(module).__mro__):
         problem = "replaces weights by shards, and Keras keeps variables of its own with whole weights"
         raise ConfigError("parallel.kind", "mesh", problem, "use parallel=ddp")
+
+
+def _give_memory(
+    config: Config,
+    root: ShardedLossModule,
+    model: nn.Module,
+    values: DeferredValues | None,
+    world: World,
+    *,
+    leave_saved: bool,
+) -> None:
+    """Put the shards and buffers of a model where they belong, with their values."""
+    offloads = config.parallel.cpu_offload
+    if values is not None:
+        home = torch.device("cpu") if offloads else world.device
+        values.fill(root, model, home, of_buffers=world.device, leave_saved=leave_saved)
+    elif not offloads:
+        model.to(world.device)
+    # otherwise FSDP2 has moved the buffers, and only these
+
+
+def _fill_rest(values: DeferredValues, root: ShardedLossModule, model: nn.Module, mesh: Mesh) -> None:
+    """Compute the values that no checkpoint has provided; collective."""
+    values.fill_rest()
+    _make_alike(root, model, mesh)
 
 
 def _make_alike(root: ShardedLossModule, model: nn.Module, mesh: Mesh) -> None:

@@ -106,6 +106,7 @@ class Checkpointing:
             if self._world.is_rank_zero:
                 set_aside(found.passed_over, self._claim)
             self._restore(found)
+        self._parts.settle_values(restored=found is not None)
         step = 0 if found is None else found.step
         self._parts.prepare(step)
         if self._world.is_rank_zero or self._parts.sharded is not None:

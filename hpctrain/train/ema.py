@@ -63,6 +63,11 @@ class Ema:
         # one call for all: a loop over the parameters would cost a kernel's launch for each
         torch._foreach_lerp_(averages, weights, self._weight)
 
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Begin again with the present weights."""
+        torch._foreach_copy_(self._local_averages, self._local_parameters)
+
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Inside the context, the model has the averaged weights; afterwards its own again, bit for bit."""

@@ -155,6 +155,10 @@ def _memory(parts: Parts) -> str:
         "moving average": found.average,
     }
     shares = [f"{name} {'?' if size is None else byte_size(size)}" for name, size in kinds.items() if size != 0]
+    if (parallel := parts.config.parallel).cpu_offload:
+        gathered = "gathered weights, whole gradients" if parallel.keep_gradients_whole else "gathered weights"
+        where = f"{gathered} and activations are on the {parts.world.device.type.upper()}"
+        return f"{byte_size(found.total)} of host memory per rank: {', '.join(shares)}; {where}"
     device, room = parts.world.device, ""
     if device.type == "cuda":
         gpus = parts.world.gpus

@@ -436,6 +436,11 @@ MISTAKES = {
         "parallel.tensor_degree=-1: only one degree may be -1",
         "set parallel.shard_degree=1",
     ),
+    "a tensor degree and a model without a plan": (
+        [*TWO_RANKS, "parallel=tp", "task=digits", "model=mlp"],
+        "parallel.tensor_degree=2: MLP has no plan for it, and neither has Digits",
+        "define tensor_parallel_plan in one of them",
+    ),
     "a tensor degree without a mesh": (
         ["parallel.tensor_degree=2"],
         "parallel.tensor_degree=2: has no effect with parallel=ddp",
@@ -492,6 +497,21 @@ MISTAKES = {
         ["parallel=fsdp", "parallel.prefetch_blocks=-1"],
         "parallel.prefetch_blocks=-1",
         "0 or more",
+    ),
+    "shards in host memory without a GPU": (
+        ["cluster=slurm", "nodes=2", "parallel=fsdp", "parallel.cpu_offload=true"],
+        "parallel.cpu_offload=True: keeps in host memory what would be on a GPU",
+        "set cluster.gpus_per_node, or leave it out",
+    ),
+    "shards of one rank in host memory": (
+        ["cluster=slurm", "cluster.gpus_per_node=1", "parallel=fsdp", "parallel.cpu_offload=true"],
+        "parallel.cpu_offload=True: has no effect with 1 rank",
+        "use 2 ranks or more",
+    ),
+    "shards in host memory without a mesh": (
+        ["parallel.cpu_offload=true"],
+        "parallel.cpu_offload=True: has no effect with parallel=ddp",
+        "use parallel=mesh",
     ),
     "no file of a checkpoint": (["parallel=fsdp", "checkpoint.writers=0"], "checkpoint.writers=0", "1 or more"),
     "master weights of a sharded model": (

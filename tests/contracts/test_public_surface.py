@@ -54,7 +54,7 @@ FIXED_KEYS = """
 """
 KEYS_OF_A_MESH = (
     "replicate_degree shard_degree tensor_degree pipeline_degree stages_per_rank stages blocks reshard_after_forward "
-    "keep_gradients_whole prefetch_blocks"
+    "keep_gradients_whole prefetch_blocks cpu_offload"
 )
 IMPORTS = """
     hpctrain.tasks.Task hpctrain.tasks.Metric hpctrain.tasks.PerSample

@@ -33,6 +33,7 @@ def counts(composer, *words):
         (["cluster.min_nodes=1", "trainer.global_batch_size=48", TWO_RANKS_EACH], (8, 6, 4, 3, 2, 1)),
         (["cluster.min_nodes=1", "trainer.global_batch_size=48", "trainer.micro_batch_size=3"], (8, 4, 2, 1)),
         (["cluster.min_nodes=1", "parallel=fsdp"], (8, 4, 2, 1)),
+        (["cluster.min_nodes=1", "cluster.gpus_per_node=1", "parallel=fsdp", "parallel.cpu_offload=true"], (8, 4, 2)),
         (["cluster.min_nodes=1", "parallel=mesh", "parallel.replicate_degree=-1", "parallel.shard_degree=4"], (8, 4)),
         (["cluster.min_nodes=1", "parallel=pp"], (8, 7, 6, 5, 4, 3, 2, 1)),
         (["cluster.min_nodes=1", "parallel=fsdp", "parallel.pipeline_degree=2"], (8, 4, 2)),
