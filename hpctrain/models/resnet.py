@@ -58,11 +58,18 @@ class ResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [n, num_classes] of images [n, in_channels, height, width]."""
-        stream = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        # in a pipeline, other stages than the first one get what the one before has computed
+        stream = self.maxpool(self.relu(self.bn1(self.conv1(images)))) if self.conv1 else images
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
             stream = stage(stream)
+        if not self.fc:
+            return stream
         logits: Tensor = self.fc(self.avgpool(stream).flatten(1))
         return logits
+
+    def pipeline_plan(self) -> list[str | tuple[str, ...]]:
+        """How the model is cut into stages (`parallel.pipeline_degree`)."""
+        return [("conv1", "bn1"), "layer1.*", "layer2.*", "layer3.*", "layer4.*", "fc"]
 
     def _initialise(self, zero_init_residual: bool) -> None:
         for module in self.modules():

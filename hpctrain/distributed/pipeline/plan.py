@@ -150,7 +150,8 @@ def _costs(model: nn.Module, entries: Sequence[Entry]) -> list[int]:
 def _balanced(costs: Sequence[int], num_stages: int) -> list[int]:
     """Return the index with which each stage begins, so that the largest sum of a stage is as small as possible.
 
-    Of several ways to do that, take one with a small sum of squares, which is even.
+    Of several ways to do that, take one with a small sum of squares, which is even, and in which stages begin late: with
+    an entry that has parameters, if one before it has none.
     """
     sums = [0, *accumulate(costs)]
     # of the first so many entries in so many stages: the largest sum, the squares, and where the last stage begins
@@ -163,7 +164,7 @@ def _balanced(costs: Sequence[int], num_stages: int) -> list[int]:
                     (
                         max(best[begin][0], sums[end] - sums[begin]),
                         best[begin][1] + (sums[end] - sums[begin]) ** 2,
-                        begin,
+                        -begin,
                     )
                     for begin in range(stage, end)
                 ),
@@ -171,7 +172,7 @@ def _balanced(costs: Sequence[int], num_stages: int) -> list[int]:
             )
             for end in range(len(sums))
         ]
-        begins.append([begin for _, _, begin in best])
+        begins.append([-begin for _, _, begin in best])
     found, end = [], len(costs)
     for own in reversed(begins):
         end = own[end]

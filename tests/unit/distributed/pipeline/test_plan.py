@@ -7,8 +7,13 @@ import torch
 from torch import nn
 
 from hpctrain.distributed.pipeline.plan import find_plan, stages_of
+from hpctrain.distributed.pipeline.random_streams import RandomStreams
+from hpctrain.distributed.pipeline.stages import Stages
 from hpctrain.errors import ConfigError, TaskError
+from hpctrain.models.convnet import ConvNet
 from hpctrain.models.gpt import GPT
+from hpctrain.models.mlp import MLP
+from hpctrain.models.resnet import ResNet
 
 GPT_PLAN = [("tokens", "places"), "blocks.*", ("norm", "head", "tokens")]
 
@@ -100,3 +105,27 @@ def test_a_plan_names_all_parameters_and_buffers() -> None:
     with pytest.raises(TaskError, match=r"pipeline_plan names layer\.\*, but the model has into, layers"):
         stages_of(Planned(None), ["into", "layer.*"], 2)
     assert stages_of(Planned(None), [("into", "norm"), "layers.*"], 2)[1][-1] == "layers.3"
+
+
+def test_a_stage_begins_with_a_module_that_has_parameters() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Dropout(), nn.Linear(2, 2), nn.ReLU())
+    assert stages_of(model, ["0", "1", "2", "3", "4"], 2) == [["0", "1", "2"], ["3", "4"]]
+
+
+@pytest.mark.parametrize(
+    "model", [ConvNet(width=4), MLP(num_layers=4), ResNet(18, num_classes=3)], ids=lambda model: type(model).__name__
+)
+def test_stages_of_hpctrains_models_compute_the_model(model: nn.Module) -> None:
+    torch.manual_seed(0)
+    model.eval()
+    images = (
+        torch.randn(2, 64) if isinstance(model, MLP) else torch.randn(2, 3 if isinstance(model, ResNet) else 1, 32, 32)
+    )
+    streams, given = RandomStreams(0, ()), None
+    names = stages_of(model, find_plan(model, Bare(), 3), 3)
+    for position in range(3):
+        with streams.of_task(0):
+            given = Stages(model, names, position, 3).compute(
+                0, lambda model: model(images), lambda given=given: given, streams, model
+            )
+    torch.testing.assert_close(given, model(images), rtol=0, atol=0)
