@@ -22,6 +22,7 @@ from hpctrain.config.batch import uses_cuda_graphs
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer
 from hpctrain.config.mesh import MeshShape, mesh_shape
+from hpctrain.config.mesh_checks import refuse_pipeline
 from hpctrain.config.program import split_command
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
@@ -102,6 +103,7 @@ def main(arguments: list[str]) -> int:
     if isinstance(config.cluster, Slurm):
         problem = "fit-batch tries on the machine where it is typed"
         raise ConfigError("cluster.kind", "slurm", problem, "write srun --gpus=1 python -m hpctrain fit-batch ...")
+    refuse_pipeline(config.parallel)
     options.ranks = options.ranks or resources_of(config).world_size
     shape = _mesh_shape(config, options.ranks)
     if shape is not None:

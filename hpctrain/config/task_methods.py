@@ -20,6 +20,7 @@ METHODS: Mapping[str, Sequence[str]] = {
     "build_model": (),
     "place": ("model", "devices"),
     "tensor_parallel_plan": (),
+    "pipeline_plan": (),
     "train_dataset": (),
     "order": ("num_samples", "seed"),
     "eval_dataset": (),

@@ -81,19 +81,34 @@ class World:
         return 1 if self.mesh is None else self.mesh.shape.tensor
 
     @property
+    def pipeline_size(self) -> int:
+        """Number of positions in each pipeline; 1 without one."""
+        return 1 if self.mesh is None else self.mesh.shape.pipeline
+
+    @property
+    def ranks_per_stage(self) -> int:
+        """Number of ranks with the same stages: of all ranks, without a pipeline."""
+        return self.size // self.pipeline_size
+
+    @property
     def data_rank(self) -> int:
-        """Which share of the samples this rank has, from 0; ranks that compute layers together have the same one."""
-        return self.rank // self.tensor_size
+        """Which share of the samples this rank has, from 0; ranks that compute the same samples have the same one."""
+        return self.rank % self.ranks_per_stage // self.tensor_size
 
     @property
     def data_size(self) -> int:
-        """Number of shares of the samples: that of ranks, unless several of them compute each layer together."""
-        return self.size // self.tensor_size
+        """Number of shares of the samples: that of ranks, unless several of them compute the same samples."""
+        return self.ranks_per_stage // self.tensor_size
 
     @property
     def counts_samples(self) -> bool:
-        """Whether this rank counts in sums over samples: the first one of those that compute layers together."""
-        return self.rank % self.tensor_size == 0
+        """Whether this rank counts in sums over samples: of those that compute the same ones, one that has the loss."""
+        return self.rank < self.ranks_per_stage and self.rank % self.tensor_size == 0
+
+    @property
+    def random_stream(self) -> int:
+        """Which random numbers this rank draws: those of the ranks that compute each layer together with it."""
+        return self.data_rank + self.rank // self.ranks_per_stage * self.data_size
 
     @property
     def is_rank_zero(self) -> bool:
@@ -265,7 +280,10 @@ def join(
     )
     # NCCL carries no CPU tensors, and its collectives would stall the GPU
     control = dist.group.WORLD if backend == "gloo" else gloo_group(store, timeout, CONTROL)
-    mesh = None if mesh_shape is None else form_mesh(mesh_shape, devices[0], store, timeout)
+    mesh = None
+    if mesh_shape is not None:
+        assert control is not None
+        mesh = form_mesh(mesh_shape, devices[0], store, control, timeout)
     gather_over(None if mesh is None else mesh.samples)
     return replace(world, backend=backend, control=control, store=store, mesh=mesh)
 

@@ -37,6 +37,7 @@ from hpctrain.train.task_class import check_class
 
 if TYPE_CHECKING:
     # importing it imports torch's DTensor, which takes half a second
+    from hpctrain.distributed.pipeline.pipeline import Pipeline
     from hpctrain.distributed.sharding import ShardedLossModule
 
 log = logging.getLogger("hpctrain.train")
@@ -130,6 +131,7 @@ class Network:
         model: the module that forward passes go through; not wrapped.
         master: copies between the two if they aren't the same.
         sharded: the replica of a model that the ranks of a mesh share; None if each rank has a replica to build.
+        pipeline: this rank's part in a pipeline; None without one.
         fill_rest: computes the initial values that were left to a checkpoint; collective. None if there are none.
     """
 
@@ -137,6 +139,7 @@ class Network:
     model: nn.Module
     master: MasterWeights | None
     sharded: ShardedLossModule | None = None
+    pipeline: Pipeline | None = None
     fill_rest: Callable[[], None] | None = None
 
 

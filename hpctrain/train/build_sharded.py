@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.tasks.task import Task
 from hpctrain.train.activation_checkpointing import checkpoint_activations
 from hpctrain.train.build import Network, build_model
+from hpctrain.train.build_pipeline import cut_into_stages, join_pipeline
 from hpctrain.train.deferred_values import DeferredValues, deferred_values
 from hpctrain.train.modes import begin_training
 from hpctrain.train.parameter_groups import freeze
@@ -51,7 +53,7 @@ def build_sharded_network(
         log.warning(remark)
     if world.device.type == "cpu":
         return_freed_memory()
-    build = partial(_build, config, task)
+    build = partial(_build, config, task, mesh)
     model, values = deferred_values(build)
     _refuse_keras(model)
     freeze(config.optimizer, model)
@@ -61,6 +63,10 @@ def build_sharded_network(
 
         # before anything wraps modules, since the plan has their names
         divide(model, find_plan(model, task, mesh.shape.tensor), mesh.tensor_mesh)
+    stages = None
+    if mesh.neighbours is not None:
+        # as above: names are those of the plan
+        stages = cut_into_stages(model, task, config.parallel, mesh.neighbours, is_logged=world.is_rank_zero)
     if begin_training(model) and world.is_rank_zero:
         log.info("the model was built in evaluation mode: calling train() on it and all its modules")
     if kind in PURE_TYPES:
@@ -76,23 +82,26 @@ def build_sharded_network(
         mesh,
         config.parallel,
         blocks=task.blocks,
+        ignored=() if stages is None else stages.absent_parameters(),
         compute_dtype=AUTOCAST_TYPES.get(kind),
         # sums of half-precision gradients over many ranks would lose digits
         reduce_dtype=torch.float32 if kind in (*AUTOCAST_TYPES, *PURE_TYPES) else None,
         is_logged=world.is_rank_zero,
     )
-    _give_memory(config, root, model, values, world, leave_saved=leave_saved)
+    without = nullcontext() if stages is None else stages.absent_set_aside()
+    _give_memory(config, root, model, values, world, without=without, leave_saved=leave_saved)
     if fresh and config.init_from is not None:
         warm_start(model, Path(config.init_from), match=config.init_match, strict=config.init_strict)
     _make_alike(root, model, mesh)
+    pipeline = None if stages is None else join_pipeline(root, stages, model, config, world)
     fill_rest = partial(_fill_rest, values, root, model, mesh) if values is not None and leave_saved else None
-    return Network(model, model, None, root, fill_rest)
+    return Network(model, model, None, root, pipeline, fill_rest)
 
 
-def _build(config: Config, task: Task) -> nn.Module:
+def _build(config: Config, task: Task, mesh: Mesh) -> nn.Module:
     model = build_model(config.model, task)
     if config.trainer.sync_batchnorm:
-        model = synchronise_batchnorm(model)
+        model = synchronise_batchnorm(model, mesh.same_stages)
     return model.to(PURE_TYPES[kind]) if (kind := config.precision.kind) in PURE_TYPES else model
 
 
@@ -110,15 +119,17 @@ def _give_memory(
     values: DeferredValues | None,
     world: World,
     *,
+    without: AbstractContextManager[None],
     leave_saved: bool,
 ) -> None:
     """Put the shards and buffers of a model where they belong, with their values."""
     offloads = config.parallel.cpu_offload
     if values is not None:
         home = torch.device("cpu") if offloads else world.device
-        values.fill(root, model, home, of_buffers=world.device, leave_saved=leave_saved)
+        values.fill(root, model, home, of_buffers=world.device, without=without, leave_saved=leave_saved)
     elif not offloads:
-        model.to(world.device)
+        with without:
+            model.to(world.device)
     # otherwise FSDP2 has moved the buffers, and only these
 
 
@@ -129,11 +140,12 @@ def _fill_rest(values: DeferredValues, root: ShardedLossModule, model: nn.Module
 
 
 def _make_alike(root: ShardedLossModule, model: nn.Module, mesh: Mesh) -> None:
-    """Give all replicas the weights of the first one, and all ranks the buffers of rank zero; collective."""
+    """Give all replicas the weights of the first one, and ranks with the same stages equal buffers; collective."""
     root.settle()
     if mesh.shape.replicate > 1:
         group = mesh.device_mesh.get_group("replicate")
         with torch.no_grad():
             for parameter in model.parameters():
-                dist.broadcast(local_part(parameter.detach()), group=group, group_src=0)
-    send_buffers(model)
+                if not parameter.is_meta:
+                    dist.broadcast(local_part(parameter.detach()), group=group, group_src=0)
+    send_buffers(model, mesh.same_stages)

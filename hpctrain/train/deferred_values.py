@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,7 @@ class DeferredValues:
         device: torch.device,
         *,
         of_buffers: torch.device,
+        without: AbstractContextManager[None] | None = None,
         leave_saved: bool = False,
     ) -> None:
         """Give a sharded model memory and values; of each tensor, at most the whole one is in memory besides.
@@ -47,6 +49,7 @@ class DeferredValues:
             model: as it was recorded, with shards on `meta` in the place of its parameters.
             device: of this rank's shards.
             of_buffers: their device.
+            without: a context in which the model lacks what stays on `meta`; None to fill everything.
             leave_saved: leave what the model's state dict contains without values, until a checkpoint or `fill_rest`
                 provides them.
 
@@ -54,9 +57,10 @@ class DeferredValues:
             TaskError: an operation gave another result than torch's meta device promised.
         """
         before = _named(model)
-        root.to_empty(device=device)
-        if of_buffers != device:
-            _move_buffers(model, of_buffers)
+        with nullcontext() if without is None else without:
+            root.to_empty(device=device)
+            if of_buffers != device:
+                _move_buffers(model, of_buffers)
         after = _share_again(model, before)
         # only the tensors themselves: a hook may save something else in their place
         saved = {id(value) for value in model.state_dict(keep_vars=True).values()} if leave_saved else set()
@@ -76,7 +80,8 @@ class DeferredValues:
         filled: set[int] = set()
         for names in self._record.in_groups({name: self._sources[name] for name in targets}):
             for name in names:
-                if id(target := targets[name]) not in filled:
+                target = targets[name]
+                if id(target) not in filled and not target.is_meta:
                     copy_saved(target.detach(), self._value(name))
                     filled.add(id(target))
         self._record.forget()

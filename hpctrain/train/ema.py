@@ -47,9 +47,9 @@ class Ema:
         self._averages = [
             parameter.detach().to(dtype, copy=True) for parameter, dtype in zip(self._parameters, wide, strict=True)
         ]
-        # of a sharded model: every rank averages its own shards
-        self._local_parameters = local_parts(self._parameters)
-        self._local_averages = local_parts(self._averages)
+        # of a sharded model: every rank averages its own shards; in a pipeline, those of its stages
+        self._local_parameters = local_parts(each for each in self._parameters if not each.is_meta)
+        self._local_averages = local_parts(each for each in self._averages if not each.is_meta)
         self._widens = any(parameter.dtype != dtype for parameter, dtype in zip(self._parameters, wide, strict=True))
         self._master = master
         self._weight = 1.0 - decay

@@ -73,6 +73,7 @@ class Parts:
         model: which forward passes go through, without DDP's wrapper.
         module: holds the weights that are trained and saved; `model` itself, except in fp16_master.
         sharded: what is called where the ranks of a mesh share the model; None otherwise.
+        pipeline: this rank's part in a pipeline; None without one.
         optimizers: over the parameters of `module`, with their groups.
         ema: the moving average of the weights, or None.
         meter: collects the training loss, and what else the task logs in it.
@@ -107,6 +108,7 @@ class Parts:
         self.model = network.model
         self.module = network.module
         self.sharded = network.sharded
+        self.pipeline = network.pipeline
         self.task_state.leave_out(inner(self.module))
         self.optimizers = build_optimizers(config.optimizer, self.module, config.trainer.global_batch_size)
         self.meter = self.new_meter(*loss_names(self.optimizers))
@@ -117,6 +119,7 @@ class Parts:
             self.optimizers,
             self.meter,
             task_log=self.task_log,
+            task_state=self.task_state,
             world=world,
             span=self._span(),
         )
@@ -234,6 +237,7 @@ class Parts:
             ema=self.ema if self.config.trainer.eval_ema else None,
             max_gathered_mb=self.config.trainer.max_gathered_mb,
             sharded=self.sharded,
+            pipeline=self.pipeline,
         )
 
     def loader(self, start_step: int, bookmarks: Bookmarks | None = None) -> TrainLoader:
@@ -272,7 +276,8 @@ class Parts:
         return task
 
     def _batch_plan(self) -> BatchPlan:
-        trainer = self.config.trainer
+        trainer, degree = self.config.trainer, self.world.pipeline_size
+        micro_batch_size = micro_batch_size_of(self.config, self.world.data_size, degree)
         num_samples = self._planned_samples()
         if num_samples < trainer.global_batch_size:
             log.warning(
@@ -280,10 +285,19 @@ class Parts:
                 trainer.global_batch_size,
                 num_samples,
             )
+        per_step = trainer.global_batch_size // self.world.data_size // micro_batch_size
+        if per_step < degree:
+            log.warning(
+                "a step has fewer micro-batches (%d) than its pipeline has groups of ranks (%d), so that some always "
+                "wait: set a larger trainer.global_batch_size, or a smaller trainer.micro_batch_size than %d",
+                per_step,
+                degree,
+                micro_batch_size,
+            )
         return BatchPlan(
             num_samples=num_samples,
             global_batch_size=trainer.global_batch_size,
-            micro_batch_size=micro_batch_size_of(self.config, self.world.data_size),
+            micro_batch_size=micro_batch_size,
             world_size=self.world.data_size,
             drop_last=self.config.data.drop_last,
         )

@@ -86,7 +86,7 @@ class Trainer:
         self._saver = self._new_saver()
         self._checkpointing = Checkpointing(self._parts, directory, self._saver, claim=claim)
         # the parts were built from the same numbers on all ranks; from here on each rank draws its own
-        seed_everything(rank_seed(config.seed, world.data_rank))
+        seed_everything(rank_seed(config.seed, world.random_stream))
         times.enter("load_s")
         start = self._resume()
         self.resumed_world_size = start.resumed_world_size

@@ -17,6 +17,8 @@ pytestmark = [
 FEW = ("task=text", "model=gpt", "trainer.global_batch_size=16", "trainer.max_steps=20", "logger.every_steps=1")
 FSDP = ("parallel=fsdp", "cluster.processes_per_node=2")
 TP = ("parallel=tp", "cluster.processes_per_node=2")
+PP = ("parallel=pp", "cluster.processes_per_node=2")
+INTERLEAVED = ("parallel=pp", "parallel.stages_per_rank=2", "cluster.processes_per_node=2")
 ON_HOST = "parallel.cpu_offload=true"
 
 
@@ -36,13 +38,16 @@ def on_all(shells):
 
 @pytest.mark.parametrize(
     "mesh",
-    [FSDP, TP, (*FSDP, ON_HOST, "trainer.clip_grad_norm=1"), (*TP, ON_HOST, "trainer.clip_grad_norm=1")],
+    [FSDP, TP, PP, INTERLEAVED, (*FSDP, ON_HOST), (*TP, ON_HOST), (*PP, ON_HOST)],
     ids=" ".join,
 )
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_the_losses_of_one_gpu(on_all, shells, precision, mesh):
-    alone, shared = shells(f"alone {precision} {mesh}"), on_all(f"shared {precision} {mesh}")
-    alone.train(*FEW, f"precision={precision}", "cluster.processes_per_node=1", *mesh[3:])
+    clipped = ("trainer.clip_grad_norm=1",) if ON_HOST in mesh else ()
+    alone, shared = shells(f"alone {precision} {clipped}"), on_all(f"shared {precision} {' '.join(mesh)}")
+    if not alone.run.path.exists():
+        alone.train(*FEW, f"precision={precision}", "cluster.processes_per_node=1", *clipped)
+    mesh = (*mesh, *clipped)
     shared.train(*FEW, f"precision={precision}", *mesh)
     tolerance = 1e-4 if precision == "fp32" else 5e-2
     assert shared.logged("train/loss") == pytest.approx(alone.logged("train/loss"), rel=tolerance)
@@ -53,6 +58,7 @@ def test_the_losses_of_one_gpu(on_all, shells, precision, mesh):
     [
         (),
         ("parallel=tp",),
+        ("parallel=pp",),
         (ON_HOST, "trainer.ema_decay=0.9"),
         (ON_HOST, "precision=fp16", "trainer.micro_batch_size=4", "optimizer.fused=true"),
         ("trainer.compile=true",),

@@ -146,6 +146,7 @@ def test_what_the_task_raises_is_shown(folder, capfd):
         ),
         (["parallel=mesh", "parallel.shard_degree=3", "--ranks", "8"], "parallel.shard_degree=3: with"),
         (["parallel=tp", "task=text", "--ranks", "2"], "parallel.tensor_degree=-1: computes layers with other ranks"),
+        (["parallel=pp", "--ranks", "2"], "parallel.pipeline_degree=-1: passes activations on to other ranks"),
         (["--ranks", "3"], "trainer.global_batch_size=64: cannot be divided among 3 ranks"),
         (["trainer.activation_checkpointing=[nowhere]"], "trainer.activation_checkpointing=nowhere: matches no module"),
     ],
