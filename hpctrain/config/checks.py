@@ -13,7 +13,7 @@ from hpctrain.config.cluster import Slurm
 from hpctrain.config.gpu_checks import require_gpu_for_each_rank
 from hpctrain.config.main_module import refuse_own_targets, require_own_targets
 from hpctrain.config.mesh import mesh_shape
-from hpctrain.config.mesh_checks import check_cpu_offload, check_mesh
+from hpctrain.config.mesh_checks import check_mesh
 from hpctrain.config.named_optimizers import named_optimizers
 from hpctrain.config.node_counts import check_node_counts
 from hpctrain.config.optimizer import Handling, handling_of
@@ -96,7 +96,6 @@ def _check_training(config: Config, environ: Mapping[str, str], world_size: int 
     mesh = mesh_shape(config.parallel, num_ranks, local_num_ranks)
     check_mesh(config, mesh)
     check_batch(config, num_ranks if mesh is None else mesh.data_parallel_size)
-    check_cpu_offload(config.parallel, num_ranks)
     check_node_counts(config, resources)
     require_gpu_for_each_rank(config, resources, environ)
     if resources.gpus_per_node == 0:

@@ -59,6 +59,7 @@ def check_mesh(config: Config, mesh: MeshShape | None) -> None:
     if mesh is None:
         return
     _check_stages(config.parallel, mesh.pipeline)
+    _check_cpu_offload(config.parallel, mesh.num_ranks)
     for key, is_refused, problem, remedy in REFUSED:
         value = operator.attrgetter(key)(config)
         if is_refused(value):
@@ -81,6 +82,13 @@ def check_mesh(config: Config, mesh: MeshShape | None) -> None:
                 if (value := getattr(entry, name)) is not None:
                     problem = "doesn't work with parallel=mesh: what is trained is fixed once the model is sharded"
                     raise ConfigError(f"{entry.key}.{name}", value, problem, "leave it out, or use parallel=ddp")
+
+
+def _check_cpu_offload(parallel: Parallel, num_ranks: int) -> None:
+    """Refuse shards in host memory of a single rank, which trains without a mesh."""
+    if parallel.cpu_offload and num_ranks == 1:
+        problem = "has no effect with 1 rank, which shards nothing"
+        raise ConfigError("parallel.cpu_offload", True, problem, "use 2 ranks or more, or leave it out")
 
 
 def refuse_pipeline(parallel: Parallel) -> None:
@@ -111,21 +119,6 @@ def _check_stages(parallel: Parallel, degree: int) -> None:
         problem = f"begins {counted(len(parallel.stages) + 1, 'stage')}, and {stages} has {num_stages}"
         remedy = f"name the {num_stages - 1} modules with which the second stage and each further one begins"
         raise ConfigError("parallel.stages", parallel.stages, problem, remedy)
-
-
-def check_cpu_offload(parallel: Parallel, num_ranks: int) -> None:
-    """Check that there is a mesh whose shards can be in host memory.
-
-    Args:
-        parallel: of a training.
-        num_ranks: of it.
-
-    Raises:
-        ConfigError: a single rank trains without a mesh.
-    """
-    if parallel.cpu_offload and num_ranks == 1:
-        problem = "has no effect with 1 rank, which shards nothing"
-        raise ConfigError("parallel.cpu_offload", True, problem, "use 2 ranks or more, or leave it out")
 
 
 def _check_tensor_parallel(config: Config, degree: int) -> None:

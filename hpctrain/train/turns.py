@@ -84,9 +84,8 @@ def build_turns(
         )
         # the ranks have different parameters, or share them in different ways
         is_mixed = world.tensor_size > 1 or world.pipeline_size > 1
-        scaler = gradient_scaler(
-            config.precision, world.device, is_shared=is_mixed, on_host=config.parallel.cpu_offload
-        )
+        on_host = config.parallel.cpu_offload
+        scaler = gradient_scaler(config.precision, world.device, is_shared=is_mixed, on_host=on_host)
         updates = [_update(config, each, scaler, span, network, is_mixed=is_mixed) for each in own]
         update = JointUpdate(updates, meter, scaler=scaler, master=network.master)
         every_steps, pipeline = own[0].named.every_steps, network.pipeline

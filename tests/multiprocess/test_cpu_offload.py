@@ -17,6 +17,7 @@ FSDP = ("parallel=fsdp",)
 HSDP = ("parallel=mesh", "parallel.replicate_degree=2")
 TP = ("parallel=fsdp_tp", "parallel.tensor_degree=2", "task._target_=divided.Single", "trainer.clip_grad_norm=0.5")
 TP = (*TRAINING[:8], *TRAINING[-4:], *TP)
+PIPED = ("parallel=pp", "task._target_=divided.Single", "trainer.micro_batch_size=6", "trainer.clip_grad_norm=0.5")
 
 
 @pytest.fixture
@@ -52,6 +53,7 @@ def nightly(*values):
         nightly(4, (*TRAINING, *HSDP, "trainer.global_batch_size=16", "trainer.micro_batch_size=2")),
         nightly(2, (*TRAINING, *FSDP, "trainer.micro_batch_size=2", "parallel.keep_gradients_whole=true")),
         nightly(4, TP),
+        nightly(2, (*TP[:-4], *PIPED)),
         nightly(4, (*TP, "precision=fp16", "+task.partial=true")),
     ],
     ids=lambda value: " ".join(value[12:]) if isinstance(value, tuple) else str(value),

@@ -143,7 +143,8 @@ class Pipeline:
         """
         counted = [gradient for own, gradient in gradients.items() if id(own) not in self._counted_elsewhere]
         norm = total_norm(counted) if counted else torch.zeros((), device=self.device)
-        square = norm.double().square()
+        # offloaded gradients are in host memory, and a rank without any must send from the same device as the others
+        square = norm.double().square().to(self.device)
         dist.all_reduce(square, group=self._group)
         return square.sqrt().to(norm.dtype)
 

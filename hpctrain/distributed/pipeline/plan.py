@@ -150,8 +150,8 @@ def _costs(model: nn.Module, entries: Sequence[Entry]) -> list[int]:
 def _balanced(costs: Sequence[int], num_stages: int) -> list[int]:
     """Return the index with which each stage begins, so that the largest sum of a stage is as small as possible.
 
-    Of several ways to do that, take one with a small sum of squares, which is even, and in which stages begin late: with
-    an entry that has parameters, if one before it has none.
+    Of several ways to do that, take one with a small sum of squares, which is even, and in which stages begin late:
+    with an entry that has parameters, where it follows others without any.
     """
     sums = [0, *accumulate(costs)]
     # of the first so many entries in so many stages: the largest sum, the squares, and where the last stage begins
