@@ -62,7 +62,8 @@ def mesh_without_others(shape: MeshShape, device: torch.device) -> Mesh:
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=shape.num_ranks)
     assert dist.group.WORLD is not None
-    return Mesh(shape, _device_mesh(shape, device), dist.group.WORLD)
+    device_mesh = _device_mesh(shape, device)
+    return Mesh(shape, device_mesh, dist.group.WORLD, _group_with_other_samples(shape, device_mesh))
 
 
 def form_mesh(shape: MeshShape, device: torch.device, store: Store, timeout: timedelta) -> Mesh:

@@ -105,7 +105,7 @@ def test_the_advice_is_for_the_global_batch(words, fits, lines):
     rates = {1: 10.0, 2: 98.0, 4: 100.0, 8: 100.0, 16: 300.0, 32: 301.0, 64: 302.0}
     for size in (size for size in rates if size <= fits):
         search.record(Trial(micro_batch_size=size, fits=True, peak_bytes=size, samples_per_s=rates[size]))
-    assert _advice(config, search, _answer(config, search, ranks), ranks).splitlines() == lines
+    assert _advice(config, search, _answer(config, search, ranks), ranks, ranks).splitlines() == lines
 
 
 def test_not_even_one_sample(folder, capfd):
@@ -129,6 +129,25 @@ def test_one_rank_of_a_mesh(folder, capfd):
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("words", "samples", "degrees"),
+    [
+        (["parallel=fsdp_tp", "parallel.tensor_degree=2", "--ranks", "4"], 16, [(2, 2), (1, 2)]),
+        (["parallel=fsdp_tp", "cluster.processes_per_node=2", "precision=fp16", "--ranks", "4"], 16, [(2, 2), (1, 2)]),
+        (["parallel=tp", "cluster.processes_per_node=2"], 32, []),
+    ],
+)
+def test_one_rank_of_several_that_compute_layers_together(folder, capfd, words, samples, degrees):
+    """What the layers compute is wrong without the others."""
+    assert main(["fit-batch", "task=text", *words, "--memory-gb", "8", "--json"]) == 0
+    answer = json.loads(capfd.readouterr().out)
+    # a group's share of a step
+    assert answer["largest"] == answer["trainer.micro_batch_size"] == samples
+    assert [(one["shard"], one["tensor"]) for one in answer["degrees"]] == degrees
+    assert all(one["model_bytes"]["optimizer"] for one in answer["trials"])
+
+
+@pytest.mark.nightly
 def test_what_the_task_raises_is_shown(folder, capfd):
     assert main(["fit-batch", *WORDS, "+task.wrong=true"]) == 1
     err = capfd.readouterr().err
@@ -145,7 +164,8 @@ def test_what_the_task_raises_is_shown(folder, capfd):
             "parallel.shard_degree=null: is the number of ranks of a node",
         ),
         (["parallel=mesh", "parallel.shard_degree=3", "--ranks", "8"], "parallel.shard_degree=3: with"),
-        (["parallel=tp", "--ranks", "2"], "parallel.tensor_degree=-1: computes layers with other ranks"),
+        (["parallel=fsdp_tp", "--ranks", "8"], "parallel.tensor_degree=null: is the number of ranks of a node"),
+        (["parallel=tp", "cluster.processes_per_node=2", "--ranks", "4"], "parallel.tensor_degree=4: doesn't divide"),
         (["--ranks", "3"], "trainer.global_batch_size=64: cannot be divided among 3 ranks"),
         (["trainer.activation_checkpointing=[nowhere]"], "trainer.activation_checkpointing=nowhere: matches no module"),
     ],
