@@ -25,7 +25,7 @@ from hpctrain.cli.fitting_degrees import (
     with_degrees,
 )
 from hpctrain.cluster.scrub import scrubbed
-from hpctrain.config.batch import uses_cuda_graphs
+from hpctrain.config.batch import counted_shares, uses_cuda_graphs
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer
 from hpctrain.config.mesh import MeshShape, mesh_shape
@@ -34,7 +34,6 @@ from hpctrain.config.resources import ranks_per_node, resources_of
 from hpctrain.config.root import Config
 from hpctrain.config.stored import to_yaml
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError, RunFailedError
-from hpctrain.phrases import counted
 
 GB = 1e9
 MARGIN = 0.1
@@ -278,10 +277,12 @@ def _advice(config: Config, search: BatchSearch, answer: dict[str, int | None], 
     if not search.fits:
         return f"{NOTHING_FITS}: see {LESS_MEMORY}"
     per_rank, usable = config.trainer.global_batch_size // num_shares, answer["trainer.micro_batch_size"]
-    given = f"with trainer.global_batch_size={config.trainer.global_batch_size} and {counted(num_ranks, 'rank')}"
+    ranks = counted_shares(num_shares, num_ranks // num_shares)
+    whole = "a rank's" if num_shares == num_ranks else "a group's"
+    given = f"with trainer.global_batch_size={config.trainer.global_batch_size} and {ranks}"
     more = ""
     if search.fits == per_rank:
-        more = ", a rank's whole share of a step; to go higher, raise trainer.global_batch_size"
+        more = f", {whole} whole share of a step; to go higher, raise trainer.global_batch_size"
     elif search.fits == search.largest:
         more = ", and no larger one was tried (--largest, or the number of samples)"
     lines = [f"largest that fits: {search.fits}{more}"]

@@ -100,7 +100,8 @@ def _check_training(
     num_ranks = world_size or resources.world_size
     _check_classes_of_the_program(config, num_ranks)
     mesh = mesh_shape(config.parallel, num_ranks, local_world_size or ranks_per_node(config, num_ranks, environ))
-    check_batch(config, num_ranks if mesh is None else mesh.data_parallel_size)
+    num_shares = num_ranks if mesh is None else mesh.data_parallel_size
+    check_batch(config, num_shares, num_ranks // num_shares)
     check_mesh(config, mesh)
     check_node_counts(config, resources)
     require_gpu_for_each_rank(config, resources, environ)

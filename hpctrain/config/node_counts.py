@@ -63,7 +63,8 @@ def _problem(config: RunConfig, resources: Resources, number: int) -> ConfigErro
         return None
     local = resources.processes_per_node
     try:
-        check_batch(config, data_parallel_size(config.parallel, number * local, local))
+        num_shares = data_parallel_size(config.parallel, number * local, local)
+        check_batch(config, num_shares, number * local // num_shares)
     except ConfigError as error:
         return error
     return None
