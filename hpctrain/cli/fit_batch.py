@@ -22,6 +22,7 @@ from hpctrain.cli.fitting_degrees import (
     TriedDegree,
     advice_on_degrees,
     fitting_degrees,
+    sharded_bytes,
     with_degrees,
 )
 from hpctrain.cluster.scrub import scrubbed
@@ -208,8 +209,8 @@ def _try_degrees(
             return None
         return _as_trial(found, known.micro_batch_size, search.limit_bytes)
 
-    model_bytes = sum(size or 0 for size in (known.model_bytes or {}).values())
-    yield from fitting_degrees(shape, known, model_bytes, search.limit_bytes, run_trial, careful=search.careful)
+    in_shards = sharded_bytes(config, known)
+    yield from fitting_degrees(shape, known, in_shards, search.limit_bytes, run_trial, careful=search.careful)
 
 
 def _available_bytes(config: Config, first: dict[str, Any], memory_gb: float | None) -> int:

@@ -35,10 +35,18 @@ def with_degrees(config: Config, shape: MeshShape) -> Config:
     return replace(config, parallel=parallel)
 
 
+def sharded_bytes(config: Config, trial: Trial) -> int:
+    """Return what the rank of a trial holds in shards: of the model, the gradients and the optimizer."""
+    sizes = trial.model_bytes or {}
+    # their size doesn't depend on the degree
+    whole = ("gradients",) if config.parallel.keep_gradients_whole else ()
+    return sum(size or 0 for name, size in sizes.items() if name not in whole)
+
+
 def fitting_degrees(
     shape: MeshShape,
     known: Trial,
-    sharded_bytes: int,
+    in_shards: int,
     limit_bytes: int,
     run_trial: Callable[[MeshShape], Trial | None],
     *,
@@ -49,7 +57,7 @@ def fitting_degrees(
     Args:
         shape: of the run.
         known: its trial, with the same micro-batch size.
-        sharded_bytes: what one of its ranks holds in shards: of the model, the gradients and the optimizer.
+        in_shards: bytes that one of its ranks holds in shards (`sharded_bytes`).
         limit_bytes: the memory that a trial may use.
         run_trial: tries a mesh; None if its shards can't divide the model.
         careful: don't try what is predicted not to fit (see `BatchSearch`).
@@ -62,7 +70,7 @@ def fitting_degrees(
         other = replace(shape, replicate=product // degree, shard=degree)
         trial: Trial | None = known
         if degree != shape.shard:
-            grown = sharded_bytes * shape.shard // degree - sharded_bytes
+            grown = in_shards * shape.shard // degree - in_shards
             expected = None if known.peak_bytes is None else known.peak_bytes + grown
             if careful and expected is not None and expected > limit_bytes:
                 size = known.micro_batch_size

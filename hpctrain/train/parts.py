@@ -132,7 +132,7 @@ class Parts:
 
     def model_memory(self) -> ModelMemory:
         """What this rank holds of the model, and of what is trained of it."""
-        whole = self.sharded is not None and self.config.parallel.keep_gradients_whole
+        whole = self.sharded is not None and self.config.parallel.keep_gradients_whole and self.plan.accumulation > 1
         return model_memory({self.model, self.module}, self.optimizers, self.ema, whole_gradients=whole)
 
     @property

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.cli.batch_search import Trial
-from hpctrain.cli.fitting_degrees import advice_on_degrees, fitting_degrees, with_degrees
+from hpctrain.cli.fitting_degrees import advice_on_degrees, fitting_degrees, sharded_bytes, with_degrees
 from hpctrain.config.compose import Composer
 from hpctrain.config.mesh import MeshShape
 
@@ -89,6 +89,15 @@ def test_degrees_that_cannot_divide_the_model_are_left_out():
 )
 def test_what_is_advised(limit, advice):
     assert found(MeshShape(1, 8), limit, careful=False)[2] == advice
+
+
+def test_gradients_that_are_kept_whole_are_not_in_shards():
+    sizes = {"weights": 40, "gradients": 300, "optimizer": None, "average": 2}
+    tried = Trial(micro_batch_size=1, fits=True, peak_bytes=1000, model_bytes=sizes)
+    config = Composer().compose(["parallel=fsdp"], world_size=8)
+    assert sharded_bytes(config, tried) == 342
+    config.parallel.keep_gradients_whole = True
+    assert sharded_bytes(config, tried) == 42
 
 
 def test_a_trial_gets_all_degrees():
