@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ CUDA_GRAPHS = ("trainer.compile=true", "trainer.compile_mode=max-autotune")
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(UNIT))  # for the processes that try
+    monkeypatch.setenv("PYTHONPATH", str(UNIT), prepend=os.pathsep)  # for the processes that try
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -132,14 +133,15 @@ def test_one_rank_of_a_mesh(folder, capfd):
 @pytest.mark.parametrize(
     ("words", "samples", "degrees"),
     [
-        (["parallel=fsdp_tp", "parallel.tensor_degree=2", "--ranks", "4"], 16, [(2, 2), (1, 2)]),
-        (["parallel=fsdp_tp", "cluster.processes_per_node=2", "precision=fp16", "--ranks", "4"], 16, [(2, 2), (1, 2)]),
-        (["parallel=tp", "cluster.processes_per_node=2"], 32, []),
+        (["parallel=fsdp_tp", "parallel.tensor_degree=2", "--ranks", "4"], 2, [(2, 2), (1, 2)]),
+        (["parallel=fsdp_tp", "cluster.processes_per_node=2", "precision=fp16", "--ranks", "4"], 2, [(2, 2), (1, 2)]),
+        (["parallel=tp", "cluster.processes_per_node=2"], 4, []),
     ],
 )
 def test_one_rank_of_several_that_compute_layers_together(folder, capfd, words, samples, degrees):
     """What the layers compute is wrong without the others."""
-    assert main(["fit-batch", "task=text", *words, "--memory-gb", "8", "--json"]) == 0
+    words = ["task=text", "trainer.global_batch_size=4", *words, "--memory-gb", "8"]
+    assert main(["fit-batch", *words, "--json"]) == 0
     answer = json.loads(capfd.readouterr().out)
     # a group's share of a step
     assert answer["largest"] == answer["trainer.micro_batch_size"] == samples
