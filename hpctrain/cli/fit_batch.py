@@ -16,19 +16,26 @@ from typing import Any
 
 from hpctrain.cli.arguments import add_overrides, command_parser, number
 from hpctrain.cli.batch_search import BatchSearch, Trial
-from hpctrain.cli.fitting_degrees import TriedDegree, advice_on_degrees, fitting_degrees, with_degrees
+from hpctrain.cli.fitting_degrees import (
+    LESS_MEMORY,
+    NOTHING_FITS,
+    TriedDegree,
+    advice_on_degrees,
+    fitting_degrees,
+    sharded_bytes,
+    with_degrees,
+)
 from hpctrain.cluster.scrub import scrubbed
-from hpctrain.config.batch import uses_cuda_graphs
+from hpctrain.config.batch import counted_shares, uses_cuda_graphs
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer
 from hpctrain.config.mesh import MeshShape, mesh_shape
 from hpctrain.config.mesh_checks import refuse_pipeline
 from hpctrain.config.program import split_command
-from hpctrain.config.resources import resources_of
+from hpctrain.config.resources import ranks_per_node, resources_of
 from hpctrain.config.root import Config
 from hpctrain.config.stored import to_yaml
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError, RunFailedError
-from hpctrain.phrases import counted
 
 GB = 1e9
 MARGIN = 0.1
@@ -49,8 +56,9 @@ a CPU, the memory of the whole process is compared with what the machine and its
 processes per node; a size that smaller ones predict to need more isn't tried. Nothing is written.
 
 With parallel=mesh, a trial is one rank of the mesh, and the others don't exist: its memory is that of a rank, and its
-speed that of a rank that never waits for the others. Then other shard degrees of as many ranks are tried, with the
-micro-batch that was found.
+speed that of a rank that never waits for the others. With parallel.tensor_degree, its losses are wrong, because the
+others' parts of each layer are missing; its memory isn't. Then other shard degrees of as many ranks are tried, with the
+micro-batch that was found. With --ranks, a degree that is null needs cluster.processes_per_node.
 
 Exit code 0; 1 if not even one sample fits or the task fails; 2 for overrides that can't work."""
 
@@ -113,22 +121,15 @@ def main(arguments: list[str]) -> int:
 
 
 def _mesh_shape(config: Config, num_ranks: int) -> MeshShape | None:
-    resources = resources_of(config)
-    if config.parallel.kind == "mesh" and config.parallel.shard_degree is None and num_ranks != resources.world_size:
-        problem = "is the number of ranks of a node, and fit-batch doesn't know the nodes of the run"
-        raise ConfigError("parallel.shard_degree", None, problem, "set it to the number of ranks per node")
-    if config.parallel.tensor_degree != 1:
-        problem = "computes layers with other ranks, which fit-batch doesn't have"
-        remedy = "leave it out, and set parallel.shard_degree to the product of both, which takes about as much memory"
-        raise ConfigError("parallel.tensor_degree", config.parallel.tensor_degree, problem, remedy)
-    shape = mesh_shape(config.parallel, num_ranks, resources.processes_per_node)
     # a run of one rank has no mesh
-    return None if num_ranks == 1 else shape
+    return None if num_ranks == 1 else mesh_shape(config.parallel, num_ranks, ranks_per_node(config, num_ranks))
 
 
 def _search(config: Config, shape: MeshShape | None, config_path: Path, options: argparse.Namespace) -> int:
     progress = sys.stderr if options.json else sys.stdout
     config_path.write_text(to_yaml(config))
+    # of the samples of a step
+    num_shares = options.ranks if shape is None else shape.data_parallel_size
     # the first trial also reports the device and its memory
     first = _run_trial(config_path, 1)
     on_gpu = first["device"] != "cpu"
@@ -139,7 +140,7 @@ def _search(config: Config, shape: MeshShape | None, config_path: Path, options:
         "it kept free)\nmicro-batch       peak   samples/s",
         file=progress,
     )
-    wanted = options.largest or _per_rank(config, options.ranks)
+    wanted = options.largest or config.trainer.global_batch_size // num_shares
     # a trial's step takes two micro-batches, or one with CUDA graphs
     per_step = 1 if uses_cuda_graphs(config) else 2
     largest = min(wanted, max(1, first.get("num_samples", per_step) // per_step))
@@ -150,12 +151,12 @@ def _search(config: Config, shape: MeshShape | None, config_path: Path, options:
             trial = _as_trial(first if size == 1 else _run_trial(config_path, size), size, limit)
         search.record(trial)
         print(_row(trial, size), file=progress, flush=True)
-    answer = _answer(config, search, options.ranks)
+    answer = _answer(config, search, num_shares)
     used = _advised_trial(search, answer)
     if used is not None and used.model_bytes is not None:
         print(_shares(used, shape, offloads=config.parallel.cpu_offload), file=progress)
     degrees = []
-    if shape is not None:
+    if shape is not None and num_shares > 1:
         print("shard degree      peak   samples/s", file=progress)
         for one in _try_degrees(config, shape, search, used or search.trials[0], config_path):
             print(_row(one.trial, one.shape.shard, width=12), file=progress, flush=True)
@@ -165,8 +166,9 @@ def _search(config: Config, shape: MeshShape | None, config_path: Path, options:
         trials = [asdict(trial) for trial in search.trials]
         print(json.dumps({**answer, "limit_bytes": limit, "trials": trials, **more}))
     else:
-        print(_advice(config, search, answer, options.ranks))
-        if shape is not None:
+        if search.fits or not degrees:
+            print(_advice(config, search, answer, options.ranks, num_shares))
+        if shape is not None and degrees:
             print(advice_on_degrees(shape, degrees))
     return ExitCode.FINISHED if search.fits else ExitCode.FAILED
 
@@ -203,13 +205,17 @@ def _try_degrees(
 ) -> Iterator[TriedDegree]:
     """Try other shard degrees with the micro-batch of a trial."""
 
-    def run_trial(other: MeshShape) -> Trial:
+    def run_trial(other: MeshShape) -> Trial | None:
         config_path.write_text(to_yaml(with_degrees(config, other)))
-        found = _run_trial(config_path, known.micro_batch_size, may_be_killed=True)
+        try:
+            found = _run_trial(config_path, known.micro_batch_size, may_be_killed=True)
+        except TrialRefusedError:
+            # FSDP2 can't cut some layers of a plan for tensor parallelism into as many shards
+            return None
         return _as_trial(found, known.micro_batch_size, search.limit_bytes)
 
-    model_bytes = sum(size or 0 for size in (known.model_bytes or {}).values())
-    yield from fitting_degrees(shape, known, model_bytes, search.limit_bytes, run_trial, careful=search.careful)
+    in_shards = sharded_bytes(config, known)
+    yield from fitting_degrees(shape, known, in_shards, search.limit_bytes, run_trial, careful=search.careful)
 
 
 def _available_bytes(config: Config, first: dict[str, Any], memory_gb: float | None) -> int:
@@ -259,13 +265,9 @@ def _row(trial: Trial, first_column: int, *, width: int = 11) -> str:
     return f"{first_column:>{width}} {peak:>10} {rate:>11}{note}{': ' * bool(trial.message)}{trial.message}"
 
 
-def _per_rank(config: Config, num_ranks: int) -> int:
-    """Samples of a step for one rank: no micro-batch can be larger."""
-    return config.trainer.global_batch_size // num_ranks
-
-
-def _answer(config: Config, search: BatchSearch, num_ranks: int) -> dict[str, int | None]:
-    per_rank = _per_rank(config, num_ranks)
+def _answer(config: Config, search: BatchSearch, num_shares: int) -> dict[str, int | None]:
+    # no micro-batch can be larger
+    per_rank = config.trainer.global_batch_size // num_shares
     # the micro-batches of a step must be of one size; with CUDA graphs there can be only one of them
     smallest = per_rank if uses_cuda_graphs(config) else 1
     sizes = range(smallest, min(search.fits, per_rank) + 1)
@@ -277,14 +279,16 @@ def _answer(config: Config, search: BatchSearch, num_ranks: int) -> dict[str, in
     return {"largest": search.fits, "trainer.micro_batch_size": usable, "worthwhile": enough}
 
 
-def _advice(config: Config, search: BatchSearch, answer: dict[str, int | None], num_ranks: int) -> str:
+def _advice(config: Config, search: BatchSearch, answer: dict[str, int | None], num_ranks: int, num_shares: int) -> str:
     if not search.fits:
-        return "not even one sample fits: see trainer.activation_checkpointing, precision=bf16, or a smaller model"
-    per_rank, usable = _per_rank(config, num_ranks), answer["trainer.micro_batch_size"]
-    given = f"with trainer.global_batch_size={config.trainer.global_batch_size} and {counted(num_ranks, 'rank')}"
+        return f"{NOTHING_FITS}: see {LESS_MEMORY}"
+    per_rank, usable = config.trainer.global_batch_size // num_shares, answer["trainer.micro_batch_size"]
+    ranks = counted_shares(num_shares, num_ranks // num_shares)
+    whole = "a rank's" if num_shares == num_ranks else "a group's"
+    given = f"with trainer.global_batch_size={config.trainer.global_batch_size} and {ranks}"
     more = ""
     if search.fits == per_rank:
-        more = ", a rank's whole share of a step; to go higher, raise trainer.global_batch_size"
+        more = f", {whole} whole share of a step; to go higher, raise trainer.global_batch_size"
     elif search.fits == search.largest:
         more = ", and no larger one was tried (--largest, or the number of samples)"
     lines = [f"largest that fits: {search.fits}{more}"]
@@ -293,7 +297,7 @@ def _advice(config: Config, search: BatchSearch, answer: dict[str, int | None], 
         lines.append(
             f"{given}: no micro-batch size works, because trainer.compile_mode={mode} doesn't allow accumulation, and "
             f"a rank's whole share ({per_rank}) doesn't fit; lower trainer.global_batch_size to at most "
-            f"{search.fits * num_ranks}, or set trainer.compile_mode=default"
+            f"{search.fits * num_shares}, or set trainer.compile_mode=default"
         )
     else:
         used = usable == (config.trainer.micro_batch_size or per_rank)

@@ -139,7 +139,9 @@ def _run_as_rank(composer: Composer, overrides: list[str]) -> int:
 
     environment = ClusterEnvironment.from_environment(os.environ)
     try:
-        config = composer.compose(overrides, world_size=environment.world_size)
+        config = composer.compose(
+            overrides, world_size=environment.world_size, local_world_size=environment.local_world_size
+        )
     except ConfigError as error:
         if environment.rank:
             wait_for_rank_zero(error.exit_code)

@@ -49,13 +49,18 @@ def _piece(share: int, pipeline_degree: int, largest: int | None = None) -> int:
     return next(size for size in range(bound, 0, -1) if share % size == 0)
 
 
-def check_batch(config: Config, world_size: int) -> None:
+def check_batch(config: Config, world_size: int, ranks_each: int = 1) -> None:
     """Refuse a global batch that can't be divided among the ranks, or whose accumulation the compiler breaks.
+
+    Args:
+        config: of the run.
+        world_size: number of ranks, or of groups of ranks that compute layers together.
+        ranks_each: ranks of such a group.
 
     Raises:
         ConfigError: see `check_divisible`; or a step has several micro-batches, and the compiler uses CUDA graphs.
     """
-    check_divisible(config.trainer.global_batch_size, config.trainer.micro_batch_size, world_size)
+    check_divisible(config.trainer.global_batch_size, config.trainer.micro_batch_size, world_size, ranks_each)
     _check_cuda_graphs(config, world_size)
 
 
@@ -83,13 +88,21 @@ def _check_cuda_graphs(config: Config, world_size: int) -> None:
         raise ConfigError("trainer.compile_mode", trainer.compile_mode, problem, remedy)
 
 
-def check_divisible(global_batch_size: int, micro_batch_size: int | None, world_size: int) -> None:
+def counted_shares(world_size: int, ranks_each: int) -> str:
+    """Count what has samples of its own: ranks, or groups of ranks that compute layers together."""
+    if ranks_each == 1:
+        return counted(world_size, "rank")
+    return f"{counted(world_size, 'group')} of {counted(ranks_each, 'rank')}"
+
+
+def check_divisible(global_batch_size: int, micro_batch_size: int | None, world_size: int, ranks_each: int = 1) -> None:
     """Check that the global batch can be divided among the ranks.
 
     Args:
         global_batch_size: samples per step, over all ranks.
         micro_batch_size: samples per rank and forward; None for all samples of a rank.
         world_size: number of ranks, or of groups of ranks that have the same samples.
+        ranks_each: ranks of such a group.
 
     Raises:
         ConfigError: it can't; the message suggests batch sizes for this world size, and world sizes for this batch.
@@ -99,16 +112,19 @@ def check_divisible(global_batch_size: int, micro_batch_size: int | None, world_
         return
     lower = global_batch_size // per_window * per_window
     sizes = [size for size in (lower, lower + per_window) if size > 0]
+    among = counted_shares(world_size, ranks_each)
+    if ranks_each > 1:
+        among = f"{among} that share samples{',' * bool(micro_batch_size)}"
     each = f" with micro-batches of {micro_batch_size}" if micro_batch_size else ""
     pieces, rest = divmod(global_batch_size, micro_batch_size or 1)
     # a bound, since a batch may have billions of samples
     fitting = [] if rest else [n for n in range(1, min(pieces, MAX_NODES) + 1) if pieces % n == 0]
-    names = [str(n) for n in sorted(sorted(fitting, key=lambda n: abs(n - world_size))[:SHOWN])]
+    names = [str(n * ranks_each) for n in sorted(sorted(fitting, key=lambda n: abs(n - world_size))[:SHOWN])]
     noun = "process" if names == ["1"] else "processes"
     worlds = f", or run {' or '.join(filter(None, [', '.join(names[:-1]), names[-1]]))} {noun}" if names else ""
     raise ConfigError(
         "trainer.global_batch_size",
         global_batch_size,
-        f"cannot be divided among {counted(world_size, 'rank')}{each}",
+        f"cannot be divided among {among}{each}",
         f"set it to {' or '.join(map(str, sizes))}{worlds}",
     )

@@ -21,7 +21,7 @@ from hpctrain.config.parameter_groups import entries_of
 from hpctrain.config.paths import check_weights
 from hpctrain.config.program import ProgramConfig
 from hpctrain.config.program_checks import check_program, program_warnings
-from hpctrain.config.resources import resources_of
+from hpctrain.config.resources import ranks_per_node, resources_of
 from hpctrain.config.root import Config
 from hpctrain.config.run_checks import check_run
 from hpctrain.config.run_config import RunConfig
@@ -44,13 +44,20 @@ SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 """Variables that a service's client reads, and that no file of a run may contain."""
 
 
-def check(config: RunConfig, environ: Mapping[str, str] = os.environ, *, world_size: int | None = None) -> None:
+def check(
+    config: RunConfig,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    world_size: int | None = None,
+    local_world_size: int | None = None,
+) -> None:
     """Check all groups of a training, or of a program, together.
 
     Args:
         config: each value is already checked by itself.
         environ: this machine's environment, for the GPUs of a local run.
         world_size: number of ranks that already run; None for what the configuration asks for.
+        local_world_size: how many of them share a node; None if that isn't known.
 
     Raises:
         ConfigError: the first impossible combination.
@@ -58,10 +65,12 @@ def check(config: RunConfig, environ: Mapping[str, str] = os.environ, *, world_s
     if isinstance(config, ProgramConfig):
         check_program(config, environ)
     elif isinstance(config, Config):
-        _check_training(config, environ, world_size)
+        _check_training(config, environ, world_size, local_world_size)
 
 
-def _check_training(config: Config, environ: Mapping[str, str], world_size: int | None) -> None:
+def _check_training(
+    config: Config, environ: Mapping[str, str], world_size: int | None, local_world_size: int | None
+) -> None:
     check_run(config, world_size=world_size)
     slurm = isinstance(config.cluster, Slurm)
     if config.trainer.max_steps is None and config.trainer.max_epochs is None:
@@ -91,11 +100,10 @@ def _check_training(config: Config, environ: Mapping[str, str], world_size: int 
     resources = resources_of(config, environ)
     num_ranks = world_size or resources.world_size
     _check_classes_of_the_program(config, num_ranks)
-    # where another launcher has started the ranks, only they know how many share a node
-    local_num_ranks = num_ranks if world_size and config.parallel.tensor_degree != 1 else resources.processes_per_node
-    mesh = mesh_shape(config.parallel, num_ranks, local_num_ranks)
+    mesh = mesh_shape(config.parallel, num_ranks, local_world_size or ranks_per_node(config, num_ranks, environ))
     check_mesh(config, mesh)
-    check_batch(config, num_ranks if mesh is None else mesh.data_parallel_size)
+    num_shares = num_ranks if mesh is None else mesh.data_parallel_size
+    check_batch(config, num_shares, num_ranks // num_shares)
     check_node_counts(config, resources)
     require_gpu_for_each_rank(config, resources, environ)
     if resources.gpus_per_node == 0:

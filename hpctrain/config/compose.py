@@ -99,12 +99,15 @@ class Composer:
             text = "\n".join(filter(None, (str(error), str(error.__cause__ or ""))))
             raise Explainer(text, overrides, lambda: self._known(overrides, text), self.options.of).explain() from error
 
-    def compose(self, overrides: Sequence[str], *, world_size: int | None = None) -> Config:
+    def compose(
+        self, overrides: Sequence[str], *, world_size: int | None = None, local_world_size: int | None = None
+    ) -> Config:
         """Compose and check the configuration for these overrides.
 
         Args:
             overrides: as typed on the command line.
             world_size: number of ranks that already run; None for what the configuration asks for.
+            local_world_size: how many of them share a node; None if that isn't known.
 
         Raises:
             ConfigError: an override, a value or a combination of values is invalid.
@@ -112,7 +115,7 @@ class Composer:
         self.refuse_foreign(overrides)
         with self.explaining(overrides):
             config = to_config(self._raw(overrides), Config)
-        check(config, world_size=world_size)
+        check(config, world_size=world_size, local_world_size=local_world_size)
         return with_absolute_init(config)
 
     def compose_run(self, overrides: Sequence[str]) -> RunConfig:

@@ -66,7 +66,8 @@ def _problem(config: RunConfig, resources: Resources, number: int) -> ConfigErro
     try:
         mesh = mesh_shape(config.parallel, number * local, local)
         check_mesh(config, mesh)
-        check_batch(config, number * local if mesh is None else mesh.data_parallel_size)
+        num_shares = number * local if mesh is None else mesh.data_parallel_size
+        check_batch(config, num_shares, number * local // num_shares)
     except ConfigError as error:
         return error
     return None

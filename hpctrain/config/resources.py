@@ -39,6 +39,33 @@ class Resources:
         return self.num_nodes * self.processes_per_node
 
 
+def ranks_per_node(config: Config, num_ranks: int, environ: Mapping[str, str] = os.environ) -> int:
+    """Return how many ranks share a node in a training with another number of ranks than the configuration asks for.
+
+    That is `cluster.processes_per_node`; where it isn't set, nothing is known of the nodes, and all ranks are on one.
+
+    Args:
+        config: of the training.
+        num_ranks: of the training.
+        environ: this machine's environment, for the GPUs of a local run.
+
+    Raises:
+        ConfigError: a degree of parallel=mesh is that number, and it isn't known.
+    """
+    resources = resources_of(config, environ)
+    if num_ranks == resources.world_size:
+        return resources.processes_per_node
+    if config.cluster.processes_per_node is not None:
+        return config.cluster.processes_per_node
+    if config.parallel.kind == "mesh":
+        for key in ("tensor_degree", "shard_degree"):
+            if getattr(config.parallel, key) is None:
+                problem = f"is the number of ranks of a node, which isn't known for {counted(num_ranks, 'rank')}"
+                remedy = "set it to that number, or set cluster.processes_per_node"
+                raise ConfigError(f"parallel.{key}", None, problem, remedy)
+    return num_ranks
+
+
 def resources_of(config: RunConfig, environ: Mapping[str, str] = os.environ) -> Resources:
     """Return what the configuration requests, with the defaults filled in.
 

@@ -68,7 +68,8 @@ def mesh_without_others(shape: MeshShape, device: torch.device) -> Mesh:
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=shape.num_ranks)
     assert dist.group.WORLD is not None
-    return Mesh(shape, _device_mesh(shape, device), dist.group.WORLD)
+    device_mesh = _device_mesh(shape, device)
+    return Mesh(shape, device_mesh, dist.group.WORLD, _group_with_other_samples(shape, device_mesh))
 
 
 def form_mesh(
@@ -84,9 +85,8 @@ def form_mesh(
         timeout: bound on each collective.
     """
     device_mesh = _device_mesh(shape, device)
-    samples = same_stages = neighbours = None
-    if shape.tensor > 1 or shape.pipeline > 1:
-        samples = _group_over(device_mesh, _dimensions_of_data(shape), "samples")
+    same_stages = neighbours = None
+    samples = _group_with_other_samples(shape, device_mesh)
     if shape.pipeline > 1:
         same_stages = _group_over(device_mesh, [name for name in shape.degrees if name != "pipeline"], "same_stages")
         neighbours = join_neighbours(shape, dist.get_rank(), control, device, timeout)
@@ -104,6 +104,12 @@ def _device_mesh(shape: MeshShape, device: torch.device) -> DeviceMesh:
 
 def _dimensions_of_data(shape: MeshShape) -> tuple[str, ...]:
     return ("replicate", "shard") if shape.replicate > 1 else ("shard",)
+
+
+def _group_with_other_samples(shape: MeshShape, device_mesh: DeviceMesh) -> dist.ProcessGroup | None:
+    if shape.tensor == shape.pipeline == 1:
+        return None
+    return _group_over(device_mesh, _dimensions_of_data(shape), "samples")
 
 
 def _group_over(device_mesh: DeviceMesh, names: Sequence[str], flattened: str) -> dist.ProcessGroup:

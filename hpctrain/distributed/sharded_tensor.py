@@ -59,6 +59,25 @@ def local_sizes(pieces: Sequence[Piece]) -> tuple[int, ...]:
     return tuple(begin + size for begin, size in zip(last.offsets, last.sizes, strict=True))
 
 
+def sizes_along(tensor: Tensor, dimension: str) -> tuple[int, ...]:
+    """Return the sizes of this rank's part, if the tensor were cut in one dimension of the mesh only.
+
+    Along `tensor`, that is what FSDP2 gathers of a parameter: the whole of it, or of a divided layer this rank's share.
+
+    Args:
+        tensor: a DTensor on a mesh with named dimensions, or a tensor that this rank has whole.
+        dimension: of the mesh; that of the tensor may lack it.
+    """
+    if not isinstance(tensor, DTensor):
+        return tuple(tensor.shape)
+    names = tensor.device_mesh.mesh_dim_names or ()
+    placements = tuple(
+        placement if name == dimension else Replicate()
+        for name, placement in zip(names, tensor.placements, strict=True)
+    )
+    return local_sizes(_pieces(tuple(tensor.shape), *_place_in(tensor.device_mesh), placements))
+
+
 def replicas(tensor: Tensor, world_size: int, mesh: DeviceMesh | None = None) -> tuple[int, ...]:
     """Return the ranks that hold the same part of a tensor as this one, in ascending order.
 

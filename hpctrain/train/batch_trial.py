@@ -4,7 +4,8 @@ It prints one JSON object: `fits`, `device`, `limit_bytes` (null if unknown), `p
 `num_samples`, `samples_per_s` and `model_bytes` (`ModelMemory`); otherwise `message`, the allocator's. For an invalid
 configuration it prints `error` and `exit_code` instead.
 
-With parallel=mesh, whose degrees are all given, it is one rank of the mesh, and the others don't exist.
+With parallel=mesh, whose degrees are all given, it is one rank of the mesh, and the others don't exist: what they would
+send is made up, and losses and gradients are wrong.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from hpctrain.attempt.gpu_errors import GPU_OUT_OF_MEMORY
 from hpctrain.checkpoint.host_memory import available_memory_bytes
@@ -32,9 +35,11 @@ from hpctrain.config.mesh import MeshShape
 from hpctrain.config.named_optimizers import named_optimizers
 from hpctrain.config.root import Config
 from hpctrain.config.stored import load
+from hpctrain.distributed.all_gather import gather_over
 from hpctrain.distributed.compiler import spare_compiler
 from hpctrain.distributed.determinism import set_determinism
 from hpctrain.distributed.devices import choose_devices
+from hpctrain.distributed.local_part import local_part
 from hpctrain.distributed.world import World
 from hpctrain.errors import HpctrainError
 from hpctrain.metrics.memory import Memory
@@ -76,7 +81,10 @@ def _trial(config: Config, size: int) -> dict[str, Any]:
     devices = choose_devices(environment, each, use_gpu=cluster.gpus_per_node != 0)
     if devices[0].type == "cpu":
         refuse_without_gpu(config, "run fit-batch where the GPUs are")
-    world = World(rank=0, size=1, local_rank=0, devices=devices, mesh=_mesh(config, devices[0]))
+    mesh = _mesh(config, devices[0])
+    # a step has the samples of this rank, and of those that compute each layer with it
+    size_of_world = 1 if mesh is None else mesh.shape.tensor
+    world = World(rank=0, size=size_of_world, local_rank=0, devices=devices, mesh=mesh)
     found: dict[str, Any] = {"device": str(devices[0]), "limit_bytes": _limit_bytes(world), "fits": False}
     try:
         found |= _steps(config, world, size)
@@ -93,19 +101,18 @@ def _trial(config: Config, size: int) -> dict[str, Any]:
 def _mesh(config: Config, device: torch.device) -> Mesh | None:
     """One rank of a mesh; None if the ranks don't share the model, or there is only one."""
     parallel = config.parallel
-    if (
-        parallel.kind != "mesh"
-        or parallel.shard_degree is None
-        or -1
-        in (
-            parallel.replicate_degree,
-            parallel.shard_degree,
-        )
-    ):
+    degrees = [
+        degree
+        for degree in (parallel.replicate_degree, parallel.shard_degree, parallel.tensor_degree)
+        if degree not in (None, -1)
+    ]
+    if parallel.kind != "mesh" or len(degrees) < 3:
         return None
     from hpctrain.distributed.mesh import mesh_without_others  # it imports torch's DTensor, which takes half a second
 
-    return mesh_without_others(MeshShape(parallel.replicate_degree, parallel.shard_degree), device)
+    mesh = mesh_without_others(MeshShape(*degrees), device)
+    gather_over(mesh.samples)
+    return mesh
 
 
 def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
@@ -137,6 +144,10 @@ def _steps(config: Config, world: World, size: int) -> dict[str, Any]:
     parts = Parts(config, world)
     # the most memory is needed once everything is unfrozen, in steps of all turns
     parts.prepare(sys.maxsize)
+    for turn in parts.step.turns:
+        # without the other ranks, gradients may be NaN: the update would be skipped, and allocate no state
+        if world.mesh is not None and turn.update.scaler is not None:
+            turn.update.after_backward = partial(_make_finite, parts.module)
     samples = parts.plan.num_samples
     begin = time.perf_counter()
     with closing(iter(parts.loader(0))) as micro_batches:
@@ -147,6 +158,12 @@ def _steps(config: Config, world: World, size: int) -> dict[str, Any]:
         parts.meter.means()
     rate = config.trainer.global_batch_size / (time.perf_counter() - begin)
     return {"num_samples": samples, "samples_per_s": rate, "model_bytes": asdict(parts.model_memory())}
+
+
+def _make_finite(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            local_part(parameter.grad).nan_to_num_(0.0, 0.0, 0.0)
 
 
 def _limit_bytes(world: World) -> int | None:

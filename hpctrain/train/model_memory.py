@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -54,7 +55,8 @@ def model_memory(
         modules: that hold the weights, and in `fp16_master` also the half copy that computes.
         optimizers: of the training, before or after its first step.
         ema: the moving average.
-        whole_gradients: whether ranks hold whole gradients of sharded weights (`parallel.keep_gradients_whole`).
+        whole_gradients: whether ranks hold the gradients of the weights that they gather, and not those of their shards
+            (`parallel.keep_gradients_whole`, with accumulation).
     """
     built = list(optimizers)
     held = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
@@ -76,7 +78,11 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _whole_bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    # it imports torch's DTensor, which takes half a second
+    from hpctrain.distributed.sharded_tensor import sizes_along
+
+    # FSDP2 adds up gradients in half precision in the format in which it reduces them, fp32
+    return math.prod(sizes_along(tensor, "tensor")) * max(tensor.element_size(), torch.float32.itemsize)
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int | None:

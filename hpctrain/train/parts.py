@@ -141,7 +141,8 @@ class Parts:
         """What this rank holds of the model, and of what is trained of it."""
         parallel = self.config.parallel
         # offloaded gradients are shards: the whole ones are on the GPU
-        whole = self.sharded is not None and parallel.keep_gradients_whole and not parallel.cpu_offload
+        whole = parallel.keep_gradients_whole and self.plan.accumulation > 1 and not parallel.cpu_offload
+        whole = whole and self.sharded is not None
         return model_memory({self.model, self.module}, self.optimizers, self.ema, whole_gradients=whole)
 
     @property

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
+from hpctrain.config.batch import counted_shares
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.config.schedule import AnySchedule, schedule_of
 from hpctrain.distributed.nccl_variables import ALIASES, nccl_defaults, user_nccl_variables
@@ -51,7 +52,8 @@ def log_start(
         **_groups(parts),
         "where": f"{ranks} on {listed(dict.fromkeys(hosts), separator=' ')}: {_machine(parts.world)}",
         "batch": f"{plan.global_batch_size:,} samples per step = {plan.micro_batch_size:,} per forward "
-        f"x {plan.accumulation} accumulated x {_shares(parts.world)}",
+        f"x {plan.accumulation} accumulated x "
+        f"{counted_shares(parts.world.data_size, parts.world.size // parts.world.data_size)}",
         **_mesh(parts.world, hosts, parts.config.parallel.stages_per_rank),
         "memory": _memory(parts),
         **_nccl(parts),
@@ -123,13 +125,6 @@ def _groups(parts: Parts) -> dict[str, str]:
 def _machine(world: World) -> str:
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
     return f"{device}, {counted(world.cores, 'CPU core')} each"
-
-
-def _shares(world: World) -> str:
-    """Count what has samples of its own: ranks, or groups of ranks that compute the same samples."""
-    if world.data_size == world.size:
-        return counted(world.size, "rank")
-    return f"{counted(world.data_size, 'group')} of {counted(world.size // world.data_size, 'rank')}"
 
 
 def _mesh(world: World, hosts: list[str], stages_per_rank: int) -> dict[str, str]:

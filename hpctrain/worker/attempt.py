@@ -61,7 +61,8 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
     rank.times.enter("rendezvous_s")
     config, environment = rank.config, rank.environment
     spare_compiler()
-    check_batch(config, data_parallel_size(config.parallel, environment.world_size, environment.local_world_size))
+    num_shares = data_parallel_size(config.parallel, environment.world_size, environment.local_world_size)
+    check_batch(config, num_shares, environment.world_size // num_shares)
     threads = cpu_threads(environment, config.cluster.cpus_per_process, os.environ)
     if threads is not None:
         torch.set_num_threads(threads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,10 @@ import pytest
 from hpctrain.cli import main
 from hpctrain.files import read_json_lines
 
-QUIET = ("task=custom", "task._target_=weighty.Weighty", "logger.tensorboard=false", "parallel=fsdp")
+QUIET = ("task=custom", "task._target_=weighty.Weighty", "logger.tensorboard=false")
+FSDP = ("parallel=fsdp",)
+FSDP_TP = ("parallel=fsdp_tp", "parallel.tensor_degree=2")
+WHOLE = "parallel.keep_gradients_whole=true"
 TRAINING = ("trainer.global_batch_size=4", "checkpoint.every_steps=3", "checkpoint.asynchronous=false")
 MB = 1e6
 PROGRAMS = Path(__file__).parent / "programs"
@@ -23,7 +27,7 @@ def weigh(train, tmp_path):
     def run(name, world_size, **sizes):
         folder = tmp_path / f"records of {name}"
         folder.mkdir()
-        words = [*QUIET, *TRAINING, *(f"+task.{key}={value}" for key, value in sizes.items())]
+        words = [*QUIET, *FSDP, *TRAINING, *(f"+task.{key}={value}" for key, value in sizes.items())]
         records = []
         for last in (5, 7):
             more = [f"trainer.max_steps={last}"]
@@ -57,18 +61,30 @@ def test_a_rank_holds_its_shards_and_what_is_gathered(weigh, world_size, width, 
 
 
 @pytest.mark.nightly
-def test_fit_batch_foresees_the_memory_of_a_rank(train, tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize(
+    ("world_size", "mesh"),
+    [
+        (4, FSDP),
+        (4, FSDP_TP),
+        (2, ("parallel=tp",)),
+        (4, (*FSDP, WHOLE)),
+        (4, (*FSDP_TP, WHOLE)),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
+)
+def test_fit_batch_foresees_the_memory_of_a_rank(train, tmp_path, monkeypatch, capfd, world_size, mesh):
     """Its process is one rank of a mesh without the others; those of a run are measured."""
-    words = [*QUIET, "+task.width=768", "+task.layers=8", "trainer.global_batch_size=8", "trainer.micro_batch_size=1"]
-    monkeypatch.setenv("PYTHONPATH", str(PROGRAMS))
+    words = [*QUIET, *mesh, "+task.width=768", "+task.layers=8"]
+    words += ["trainer.global_batch_size=8", "trainer.micro_batch_size=1"]
+    monkeypatch.setenv("PYTHONPATH", str(PROGRAMS), prepend=os.pathsep)
     monkeypatch.setenv("WEIGHTY_RECORD", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert main(["fit-batch", *words, "--ranks", "4", "--largest", "1", "--json"]) == 0
+    assert main(["fit-batch", *words, "--ranks", str(world_size), "--largest", "1", "--json"]) == 0
     (found,) = json.loads(capfd.readouterr().out)["trials"]
     words += ["trainer.max_steps=3", "trainer.max_epochs=null", "logger.every_steps=1"]
-    code, run, output = train("run", *words, world_size=4, WEIGHTY_RECORD=str(tmp_path))
+    code, run, output = train("run", *words, world_size=world_size, WEIGHTY_RECORD=str(tmp_path))
     assert code == 0, output
     records = read_json_lines(run.directory.metrics)
     measured = max(record.get("memory/peak_gb", 0) for record in records)
     print(f"foreseen {found['peak_bytes'] / 1e9:.3f} GB, measured {measured:.3f} GB")
-    assert found["peak_bytes"] / 1e9 == pytest.approx(measured, rel=0.2)
+    assert found["peak_bytes"] / 1e9 == pytest.approx(measured, rel=0.15)

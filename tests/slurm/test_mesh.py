@@ -21,11 +21,13 @@ NODES = 4
 PACE_S = 0.2
 
 
-def assert_survived(runs: SubmittedRuns, run: FollowedRun, *reasons: str, words: tuple[str, ...] = ()) -> None:
+def assert_survived(
+    runs: SubmittedRuns, run: FollowedRun, *reasons: str, mesh: tuple[str, ...] = (FSDP,), words: tuple[str, ...] = ()
+) -> None:
     """One attempt ended for each reason, and the last one ended as a straight run does."""
     assert run.reasons == [*reasons, "completed"], run
     assert run.story[-1][2] == STEPS
-    assert run.digest == runs.straight(FSDP, *words, processes=NODES), run
+    assert run.digest == runs.straight(*mesh, *words, processes=NODES), run
     assert not unfinished(run)
     parts = {path.name for path in run.directory.checkpoint(STEPS).iterdir() if path.suffix == ".distcp"}
     assert parts == {f"__{rank}_0.distcp" for rank in range(NODES)}
@@ -109,6 +111,20 @@ def test_a_node_dies_in_the_middle_of_a_save(runs: SubmittedRuns, node: str) -> 
     run.set_pace(0)
     assert run.until_ended() == "COMPLETED"
     assert_survived(runs, run, "node_failure", words=(takes_time,))
+
+
+@pytest.mark.nightly
+def test_preempted_while_the_ranks_of_each_node_compute_layers_together(runs: SubmittedRuns) -> None:
+    mesh = "parallel=fsdp_tp"
+    run = runs.train(mesh, OFTEN, "cluster.processes_per_node=2", pace_s=PACE_S)
+    run.until_step(13)
+    run.preempt()
+    run.until_attempt(2)
+    run.set_pace(0)
+    assert run.until_ended() == "COMPLETED"
+    assert_survived(runs, run, "preempted", mesh=(mesh, "parallel.tensor_degree=2"))
+    first, second = run.attempts
+    assert second.start_step == first.end_step
 
 
 @pytest.mark.nightly

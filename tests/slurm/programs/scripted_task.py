@@ -7,7 +7,9 @@ import signal
 import subprocess
 import threading
 import time
+import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +54,13 @@ class ScriptedTask(Task):
         model = nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Dropout(self.dropout), nn.Linear(16, CLASSES))
         model.register_buffer("ballast", torch.zeros(self.ballast_mb << 18))
         return model
+
+    def tensor_parallel_plan(self) -> dict[str, Any]:
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel  # takes half a second
+
+        # the blocks are the divided layers themselves, and nothing changes in place what they return
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
+        return {"0": ColwiseParallel(), "3": RowwiseParallel()}
 
     def train_dataset(self) -> Dataset[tuple[Tensor, ...]]:
         return _table(64, seed=1)

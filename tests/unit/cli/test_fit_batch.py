@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ CUDA_GRAPHS = ("trainer.compile=true", "trainer.compile_mode=max-autotune")
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(UNIT))  # for the processes that try
+    monkeypatch.setenv("PYTHONPATH", str(UNIT), prepend=os.pathsep)  # for the processes that try
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -105,7 +106,7 @@ def test_the_advice_is_for_the_global_batch(words, fits, lines):
     rates = {1: 10.0, 2: 98.0, 4: 100.0, 8: 100.0, 16: 300.0, 32: 301.0, 64: 302.0}
     for size in (size for size in rates if size <= fits):
         search.record(Trial(micro_batch_size=size, fits=True, peak_bytes=size, samples_per_s=rates[size]))
-    assert _advice(config, search, _answer(config, search, ranks), ranks).splitlines() == lines
+    assert _advice(config, search, _answer(config, search, ranks), ranks, ranks).splitlines() == lines
 
 
 def test_not_even_one_sample(folder, capfd):
@@ -129,6 +130,26 @@ def test_one_rank_of_a_mesh(folder, capfd):
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("words", "samples", "degrees"),
+    [
+        (["parallel=fsdp_tp", "parallel.tensor_degree=2", "--ranks", "4"], 2, [(2, 2), (1, 2)]),
+        (["parallel=fsdp_tp", "cluster.processes_per_node=2", "precision=fp16", "--ranks", "4"], 2, [(2, 2), (1, 2)]),
+        (["parallel=tp", "cluster.processes_per_node=2"], 4, []),
+    ],
+)
+def test_one_rank_of_several_that_compute_layers_together(folder, capfd, words, samples, degrees):
+    """What the layers compute is wrong without the others."""
+    words = ["task=text", "trainer.global_batch_size=4", *words, "--memory-gb", "8"]
+    assert main(["fit-batch", *words, "--json"]) == 0
+    answer = json.loads(capfd.readouterr().out)
+    # a group's share of a step
+    assert answer["largest"] == answer["trainer.micro_batch_size"] == samples
+    assert [(one["shard"], one["tensor"]) for one in answer["degrees"]] == degrees
+    assert all(one["model_bytes"]["optimizer"] for one in answer["trials"])
+
+
+@pytest.mark.nightly
 def test_what_the_task_raises_is_shown(folder, capfd):
     assert main(["fit-batch", *WORDS, "+task.wrong=true"]) == 1
     err = capfd.readouterr().err
@@ -145,8 +166,9 @@ def test_what_the_task_raises_is_shown(folder, capfd):
             "parallel.shard_degree=null: is the number of ranks of a node",
         ),
         (["parallel=mesh", "parallel.shard_degree=3", "--ranks", "8"], "parallel.shard_degree=3: with"),
-        (["parallel=tp", "task=text", "--ranks", "2"], "parallel.tensor_degree=-1: computes layers with other ranks"),
         (["parallel=pp", "--ranks", "2"], "parallel.pipeline_degree=-1: passes activations on to other ranks"),
+        (["parallel=fsdp_tp", "--ranks", "8"], "parallel.tensor_degree=null: is the number of ranks of a node"),
+        (["parallel=tp", "cluster.processes_per_node=2", "--ranks", "4"], "parallel.tensor_degree=4: doesn't divide"),
         (["--ranks", "3"], "trainer.global_batch_size=64: cannot be divided among 3 ranks"),
         (["trainer.activation_checkpointing=[nowhere]"], "trainer.activation_checkpointing=nowhere: matches no module"),
     ],

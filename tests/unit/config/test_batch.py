@@ -34,6 +34,20 @@ def test_the_ranks_divide_the_global_batch(global_batch_size, micro_batch_size, 
     assert str(caught.value) == f"trainer.global_batch_size={global_batch_size}: {message}"
 
 
+@pytest.mark.parametrize(
+    ("micro_batch_size", "num_groups", "problem", "remedy"),
+    [
+        (None, 3, "3 groups of 2 ranks that share samples", "63 or 66, or run 2, 4, 8, 16 or 32 processes"),
+        (24, 2, "2 groups of 2 ranks that share samples, with micro-batches of 24", "48 or 96"),
+    ],
+)
+def test_groups_of_ranks_divide_the_global_batch(micro_batch_size, num_groups, problem, remedy):
+    check_divisible(64, 8, 4, 2)
+    with pytest.raises(ConfigError) as caught:
+        check_divisible(64, micro_batch_size, num_groups, 2)
+    assert str(caught.value) == f"trainer.global_batch_size=64: cannot be divided among {problem}; set it to {remedy}"
+
+
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
 def test_cuda_graphs_do_not_accumulate(composer, mode):
     compiled = ["trainer.compile=true", f"trainer.compile_mode={mode}", "trainer.micro_batch_size=16"]

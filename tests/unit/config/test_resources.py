@@ -1,7 +1,7 @@
 import pytest
 
 from hpctrain.config.compose import Composer
-from hpctrain.config.resources import resources_of
+from hpctrain.config.resources import ranks_per_node, resources_of
 from hpctrain.config.visible_gpus import installed_build
 from hpctrain.errors import ConfigError
 
@@ -40,3 +40,24 @@ def test_more_gpus_than_this_machine_has(composer):
     problem = "the installed torch is built without CUDA" if installed_build() == "cpu" else "no visible GPU"
     with pytest.raises(ConfigError, match=rf"cluster\.gpus_per_node=3: .*{problem}; leave it"):
         resources_of(config, {"CUDA_VISIBLE_DEVICES": ""})
+
+
+def test_the_ranks_of_a_node_are_known_if_the_configuration_says_so(composer):
+    config = composer.compose(["parallel=fsdp_tp"], world_size=8, local_world_size=4)
+    with pytest.raises(ConfigError) as caught:
+        ranks_per_node(config, 8)
+    assert str(caught.value) == (
+        "parallel.tensor_degree=null: is the number of ranks of a node, which isn't known for 8 ranks; set it to that "
+        "number, or set cluster.processes_per_node"
+    )
+    config.cluster.processes_per_node = 2
+    assert ranks_per_node(config, 8) == 2
+    # without such a degree, it doesn't matter
+    assert ranks_per_node(composer.compose(["parallel=fsdp"]), 8) == 8
+
+
+def test_ranks_of_another_launcher_say_how_many_share_a_node(composer):
+    config = composer.compose(["parallel=fsdp_tp", "task=text"], world_size=8, local_world_size=2)
+    assert config.parallel.tensor_degree is None
+    with pytest.raises(ConfigError, match=r"parallel.tensor_degree=8: doesn't divide model.num_heads=4"):
+        composer.compose(["parallel=fsdp_tp", "task=text"], world_size=8, local_world_size=8)

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from hpctrain.distributed.sharded_tensor import local_pieces, local_sizes, pieces_like, replicas
+from hpctrain.distributed.sharded_tensor import local_pieces, local_sizes, pieces_like, replicas, sizes_along
 
 REPLICAS, SHARDS, RANKS = 2, 2, 2
 """Of a mesh with the dimensions replicate, shard and tensor."""
@@ -93,6 +93,14 @@ def test_the_pieces_of_all_ranks_are_the_whole_tensor(cut, shape):
             if rank == same[0]:
                 seen[piece.region.slices()] += 1
     assert torch.equal(seen, torch.ones_like(seen)), "one rank writes each element"
+
+
+def test_what_is_gathered_of_a_divided_weight_is_a_ranks_share_of_it():
+    found = {
+        cut: [sizes_along(tensor, "tensor") for *_, tensor, _ in parts(cut, (13, 6))] for cut in (columns, rows, alone)
+    }
+    assert found == {columns: [(7, 6), (6, 6)] * 4, rows: [(13, 3)] * 8, alone: [(13, 6)] * 8}
+    assert {sizes_along(tensor, "tensor") for *_, tensor, _ in parts(fused, (12, 4))} == {(6, 4)}
 
 
 def test_the_ranks_with_the_same_part():

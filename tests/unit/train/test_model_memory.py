@@ -3,8 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
+from hpctrain.config.mesh import MeshShape
 from hpctrain.config.named_optimizers import NamedOptimizer
+from hpctrain.distributed.local_part import local_part
+from hpctrain.distributed.mesh import mesh_without_others
+from hpctrain.distributed.tensor_parallel import divide
 from hpctrain.train.ema import Ema
 from hpctrain.train.model_memory import model_memory
 from hpctrain.train.optimizers import BuiltOptimizer
@@ -62,6 +68,35 @@ def test_shares_of_a_rank(model):
     assert found.average >= weights
     model[0].weight.requires_grad_(False)
     assert model_memory([model], [], None).gradients == weights - 4 * 100 * 50
+
+
+@pytest.fixture
+def mesh():
+    """Of four ranks, two of which compute each layer together; the others don't exist."""
+    yield mesh_without_others(MeshShape(1, 2, 2), torch.device("cpu"))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_that_ranks_keep_whole(mesh, dtype):
+    """Whole are those of a rank's share of a divided layer."""
+    model = nn.Sequential(nn.Linear(6, 10), nn.Linear(10, 6), nn.LayerNorm(6)).to(dtype)
+    divide(model, {"0": ColwiseParallel(), "1": RowwiseParallel()}, mesh.tensor_mesh)
+    fully_shard(model, mesh=mesh.data_mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+    model.set_requires_gradient_sync(False)
+    for _ in range(2):
+        model(torch.ones(2, 6, dtype=dtype)).sum().backward()
+    kept = model._get_fsdp_state()._fsdp_param_group.fsdp_params
+    gradients = [
+        each._unsharded_param.grad if each.unsharded_accumulated_grad is None else each.unsharded_accumulated_grad
+        for each in kept
+    ]
+    held = sum(local_part(gradient).nbytes for gradient in gradients)
+    elements = (6 * 5 + 5) + (5 * 6 + 6) + 2 * 6
+    assert held == 4 * elements
+    assert model_memory([model], [], None, whole_gradients=True).gradients == held
+    in_shards = (3 * 6 + 3) + (3 * 5 + 3) + 2 * 3
+    assert model_memory([model], [], None).gradients == dtype.itemsize * in_shards
 
 
 def test_an_optimizer_of_ones_own_is_not_tried(model):
