@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hpctrain.data.micro_batch import MicroBatch, shapes_of
 from hpctrain.distributed.pipeline.pipeline import Pipeline, Replica
+from hpctrain.errors import TaskError
 from hpctrain.train.joint_update import JointUpdate
 from hpctrain.train.loss import Loss
 from hpctrain.train.profiling.timing import PartTimer
@@ -34,6 +35,9 @@ class PipelinedTurn(Turn):
         task_log: of the task.
         task_state: of the task.
         every_steps: the turn takes part in every so many steps.
+
+    Raises:
+        TaskError: there is a loss scale, and this rank trains nothing.
     """
 
     def __init__(
@@ -48,6 +52,11 @@ class PipelinedTurn(Turn):
         every_steps: int = 1,
     ) -> None:
         super().__init__(loss, module, update, every_steps=every_steps)
+        if update.scaler is not None and all(parameter.is_meta for parameter in module.trained):
+            raise TaskError(
+                "a stage of the pipeline trains no parameter, which doesn't work with the loss scale of fp16: use "
+                "precision=bf16, or cut the model elsewhere (parallel.stages)"
+            )
         self.pipeline = pipeline
         self.task_log = task_log
         self.task_state = task_state

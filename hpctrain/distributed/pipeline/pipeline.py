@@ -179,7 +179,8 @@ class Pipeline:
         forward = self.stages.model.forward
 
         def through_all_stages(*arguments: Any, **options: Any) -> Tensor:
-            key, found = key_of((arguments, options)), None
+            # apart from the keys of batches, whose tensors may have the shapes of these
+            key, found = ("call", key_of((arguments, options))), None
             for own in range(self.stages.num_own):
                 receive = partial(self._receive, _OpenPass(), Pass(True, own, 0), key)
                 found = self.stages.forward(own, forward, receive, arguments, options)
