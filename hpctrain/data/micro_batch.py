@@ -9,6 +9,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from hpctrain.data.keyed_random import IntArray
+from hpctrain.errors import TaskError
+
+MOST_MICRO_BATCHES = 2**20
+"""Of a step; keeps the numbers of micro-batches of different steps apart."""
 
 
 class MicroBatch(NamedTuple):
@@ -68,8 +72,18 @@ def iterate_tensors(batch: Any) -> Iterator[Tensor]:
 
 
 def shapes_of(batch: Any) -> tuple[tuple[int, ...], ...]:
-    """The shapes of a batch's tensors, in the order of `iterate_tensors`."""
-    return tuple(tuple(tensor.shape) for tensor in iterate_tensors(batch))
+    """The shapes of a batch's tensors, in the order of `iterate_tensors`.
+
+    Raises:
+        TaskError: it has no tensors.
+    """
+    shapes = tuple(tuple(tensor.shape) for tensor in iterate_tensors(batch))
+    if not shapes:
+        raise TaskError(
+            f"in a pipeline, batches must hold tensors, and this one is a {type(batch).__name__} without any: make "
+            "them in the dataset, or in collate_fn"
+        )
+    return shapes
 
 
 def _rebuilt(original: Mapping[Any, Any], values: dict[Any, Any]) -> Any:

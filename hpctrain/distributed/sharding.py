@@ -54,6 +54,7 @@ class ShardedLossModule(LossModule):
     ) -> None:
         super().__init__(module)
         self._group = group
+        self.sends_buffers = True
         self.accumulating: Callable[[], Any] | None = None
         self.copies_from_host = False
         self._places = [
@@ -90,7 +91,8 @@ class ShardedLossModule(LossModule):
     def __call__(self, compute: Callable[[nn.Module], Any]) -> Any:
         """Call ``compute`` with the module, whose weights are gathered as they are needed; collective."""
         if torch.is_grad_enabled():
-            send_buffers(cast(nn.Module, self._modules["module"]), self._group)
+            if self.sends_buffers:
+                self.send_buffers()
             return nn.Module.__call__(self, compute)
         with self.gathered():
             return nn.Module.__call__(self, compute)
@@ -99,6 +101,10 @@ class ShardedLossModule(LossModule):
         """How often torch has changed each weight that is gathered as long as the model is called."""
         weights = (parameters[name] for _, parameters, name in self._places)
         return [None if weight is None else weight._version for weight in weights]
+
+    def send_buffers(self) -> None:
+        """Give all ranks with the same parts of the model the buffers of the first one; collective."""
+        send_buffers(cast(nn.Module, self._modules["module"]), self._group)
 
     def settle(self) -> None:
         """Fix which module is the root, and where the shards are, once the parameters have values.

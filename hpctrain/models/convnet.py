@@ -35,9 +35,9 @@ class ConvNet(nn.Module):
         logits: Tensor = self.classifier(self.dropout(features.mean(dim=(2, 3))))
         return logits
 
-    def pipeline_plan(self) -> list[str]:
+    def pipeline_plan(self) -> list[str | tuple[str, ...]]:
         """How the model is cut into stages (`parallel.pipeline_degree`)."""
-        return ["features.*", "classifier"]
+        return ["features.*", ("dropout", "classifier")]
 
 
 def _convolution(inputs: int, outputs: int) -> tuple[nn.Module, ...]:

@@ -99,7 +99,7 @@ class GPT(nn.Module):
 
     def pipeline_plan(self) -> list[str | tuple[str, ...]]:
         """How the model is cut into stages (`parallel.pipeline_degree`); first and last share the embedding."""
-        return [("tokens", "places"), "blocks.*", ("norm", "head", "tokens")]
+        return [("tokens", "places", "dropout"), "blocks.*", ("norm", "head", "tokens")]
 
     def tensor_parallel_plan(self) -> dict[str, ParallelStyle]:
         """How ranks compute each layer together (`parallel.tensor_degree`)."""

@@ -64,6 +64,10 @@ def join_pipeline(root: ShardedLossModule, stages: Stages, model: nn.Module, con
     """
     assert world.mesh is not None
     assert world.mesh.neighbours is not None
+    if stages.num_own > 1 and not config.parallel.keep_gradients_whole:
+        # FSDP2 keeps the gradients that wait for the other replicas in one piece for each group of parameters, in which
+        # those of different stages would be mixed
+        root.accumulating = None
     timeout = timedelta(seconds=config.health.collective_timeout_s)
     groups = groups_of_positions(world.mesh.shape, world.rank, list(stages.shared.values()), timeout)
     shared = [

@@ -72,7 +72,9 @@ def build_sharded_network(
     if kind in PURE_TYPES:
         compute_in(PURE_TYPES[kind], model, given=torch.float32)
     if trainer.activation_checkpointing:
-        checkpoint_activations(model, trainer.activation_checkpointing, compiled=trainer.compile)
+        found = checkpoint_activations(model, trainer.activation_checkpointing, compiled=trainer.compile)
+        if stages is not None:
+            stages.require_whole(found)
     if trainer.compile:
         # a whole model would be traced through the collectives that gather its blocks
         for block in find_blocks(model, config.parallel.blocks or task.blocks).values() or [model]:

@@ -61,7 +61,8 @@ class Ema:
         if self._widens:
             weights = [weight.to(average.dtype) for weight, average in zip(weights, averages, strict=True)]
         # one call for all: a loop over the parameters would cost a kernel's launch for each
-        torch._foreach_lerp_(averages, weights, self._weight)
+        if averages:
+            torch._foreach_lerp_(averages, weights, self._weight)
 
     @torch.no_grad()
     def restart(self) -> None:
@@ -80,7 +81,8 @@ class Ema:
                 self._set(own)
 
     def _set(self, weights: list[Tensor]) -> None:
-        torch._foreach_copy_(self._local_parameters, weights)
+        if weights:
+            torch._foreach_copy_(self._local_parameters, weights)
         if self._master is not None:
             self._master.publish()
 

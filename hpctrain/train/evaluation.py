@@ -270,7 +270,8 @@ class Evaluation:
 
     def _take_round(self, results: EvaluationResults, rounds: Iterator[Any], round_index: int) -> bool:
         """Evaluate this rank's batch of the next round, if it has one; return False after the last round."""
-        batch = next(rounds, _OVER)
+        with self._pass.loading(round_index):
+            batch = next(rounds, _OVER)
         if batch is None or batch is _OVER:
             self._pass.join(self._loader)
         else:

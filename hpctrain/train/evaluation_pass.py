@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from hpctrain.data.eval_loader import EvalLoader
-from hpctrain.data.micro_batch import map_tensors, shapes_of
+from hpctrain.data.micro_batch import MOST_MICRO_BATCHES, map_tensors, shapes_of
 from hpctrain.distributed.determinism import random_states_restored
 from hpctrain.distributed.local_part import whole
 from hpctrain.distributed.world import World
@@ -22,6 +22,7 @@ from hpctrain.train.task_state import TaskState
 if TYPE_CHECKING:
     # importing it imports torch's DTensor, which takes half a second
     from hpctrain.distributed.pipeline.pipeline import Pipeline
+    from hpctrain.distributed.pipeline.stages import Stages
 
 
 class EvaluationPass:
@@ -66,21 +67,49 @@ class EvaluationPass:
             batch: on the CPU.
             number: of the batch in this evaluation.
         """
-        device, evaluate = self._world.device, self._task.evaluate
-        moved = batch if device.type == "cpu" else self._task.to_device(batch, device)
+        if self._pipeline is not None:
+            return self._in_pipeline(self._pipeline, batch, number)
+        evaluate, moved = self._task.evaluate, self._moved(batch)
         if self._sharded is None:
             return evaluate(self._model, moved)
         if self._world.tensor_size > 1:
             # with a model that divides its outputs among ranks, results are DTensors
             evaluate = partial(_whole_results, evaluate)
-        found: Mapping[str, Any] | None
-        if self._pipeline is None:
-            found = self._sharded(lambda model: evaluate(model, moved))
-            return found
-        with nullcontext() if self._pipeline.stages.is_last else self._task_log.discarding():
-            # numbers that no step has: what the task draws is the same in each evaluation
-            found = self._pipeline.evaluate(lambda model: evaluate(model, moved), shapes_of(batch), -1 - number)
+        found: Mapping[str, Any] = self._sharded(lambda model: evaluate(model, moved))
         return found
+
+    def loading(self, number: int) -> AbstractContextManager[object]:
+        """Return the context in which a batch is loaded: in a pipeline, what that draws is the same on all ranks."""
+        if self._pipeline is None:
+            return nullcontext()
+        return self._pipeline.streams.of_task(-MOST_MICRO_BATCHES - number)
+
+    def _in_pipeline(self, pipeline: Pipeline, batch: Any, number: int) -> Mapping[str, Any] | None:
+        evaluate: Callable[..., Any] = self._task.evaluate
+        if self._world.tensor_size > 1:
+            evaluate = partial(_whole_results, evaluate)
+        # a number that no step has: what the task draws is the same in each evaluation
+        with pipeline.streams.of_task(-1 - number):
+            moved = self._moved(batch)
+            found: Mapping[str, Any] | None = pipeline.evaluate(
+                lambda model: evaluate(model, moved), shapes_of(batch), partial(self._stage_context, pipeline.stages)
+            )
+        return found
+
+    @contextmanager
+    def _stage_context(self, stages: Stages, local_stage: int) -> Iterator[None]:
+        """The task's code runs once for each stage of this rank, and counts once."""
+        with ExitStack() as contexts:
+            if not stages.ends(local_stage):
+                contexts.enter_context(self._task_log.discarding())
+            if local_stage + 1 < stages.num_own:
+                contexts.enter_context(self._task_state.restored())
+                contexts.enter_context(self._metrics.restored())
+            yield
+
+    def _moved(self, batch: Any) -> Any:
+        device = self._world.device
+        return batch if device.type == "cpu" else self._task.to_device(batch, device)
 
     def join(self, loader: EvalLoader) -> None:
         """Take part in the passes of the other ranks, in a round in which this rank has no batch; leaves no trace.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hpctrain.config.named_optimizers import NAMED_KEYS, NamedOptimizer, named_optimizers
 from hpctrain.config.optimizer import HANDLING_KEYS, Handling, handling_of
@@ -77,6 +77,9 @@ def _built(named: NamedOptimizer, names: ModelNames, chosen: Sequence[str], glob
         options = {name: value for name, value in named.shared.items() if name in takes} | options
     optimizer = instantiate(key, options, arguments)
     _check_class(key, node["_target_"], optimizer)
+    for parameter in [each for each in optimizer.state if isinstance(each, Tensor) and each.is_meta]:
+        # in a pipeline, another rank has it; some classes make states in their constructor
+        del optimizer.state[parameter]
     _check_options(groups, optimizer)
     factor = _learning_rate_scale(handling, global_batch_size)
     own_factors = {id(parameter): group.lr_factor for group in trained for parameter in group.parameters.values()}

@@ -176,7 +176,11 @@ class Parts:
         """Have the replicas of these turns reach their final layout; collective."""
         for turn in turns:
             turn.after_first_backward = partial(
-                check_gradients, turn, self.config.parallel, warns=self.world.is_rank_zero
+                check_gradients,
+                turn,
+                self.config.parallel,
+                # one of the ranks that train the same parameters
+                warns=self.world.rank % self.world.ranks_per_stage == 0,
             )
             with turn.module.gradients_required():
                 settle_buckets(turn.module.replica, self.world, partial(self._throwaway_pass, turn))

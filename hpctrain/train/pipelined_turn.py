@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpctrain.data.micro_batch import MicroBatch, shapes_of
+from hpctrain.data.micro_batch import MOST_MICRO_BATCHES, MicroBatch, shapes_of
 from hpctrain.distributed.pipeline.pipeline import Pipeline, Replica
 from hpctrain.errors import TaskError
+from hpctrain.phrases import listed
 from hpctrain.train.joint_update import JointUpdate
 from hpctrain.train.loss import Loss
 from hpctrain.train.profiling.timing import PartTimer
@@ -19,9 +20,7 @@ from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.task_state import TaskState
 from hpctrain.train.trained_module import TrainedModule
 from hpctrain.train.turn import Turn
-
-MOST_MICRO_BATCHES = 2**20
-"""Of a step; keeps the numbers of micro-batches of different steps apart."""
+from hpctrain.train.update import parameters_of
 
 
 class PipelinedTurn(Turn):
@@ -37,7 +36,7 @@ class PipelinedTurn(Turn):
         every_steps: the turn takes part in every so many steps.
 
     Raises:
-        TaskError: there is a loss scale, and this rank trains nothing.
+        TaskError: there is a loss scale, and an optimizer trains nothing on this rank.
     """
 
     def __init__(
@@ -52,9 +51,12 @@ class PipelinedTurn(Turn):
         every_steps: int = 1,
     ) -> None:
         super().__init__(loss, module, update, every_steps=every_steps)
-        if update.scaler is not None and all(parameter.is_meta for parameter in module.trained):
+        # ranks exchange overflows for each optimizer, where it has gradients
+        idle = [each for each in update.updates if all(p.is_meta for p in parameters_of(each.optimizer))]
+        if update.scaler is not None and idle:
+            names = listed([f"optimizer.named.{each.name}" for each in idle if each.name]) or "the optimizer"
             raise TaskError(
-                "a stage of the pipeline trains no parameter, which doesn't work with the loss scale of fp16: use "
+                f"{names} trains no parameter of a stage, which doesn't work with the loss scale of fp16: use "
                 "precision=bf16, or cut the model elsewhere (parallel.stages)"
             )
         self.pipeline = pipeline
@@ -64,15 +66,17 @@ class PipelinedTurn(Turn):
     def __call__(self, step: int, micro_batches: Iterator[MicroBatch], timer: PartTimer | None) -> bool:
         """Take the turn in step ``step``, counted from 0; see `Turn`."""
         self.update.begin(step)
-        own = list(_until_last(micro_batches))
+        first = step * MOST_MICRO_BATCHES
+        # what loading draws in this process has to be the same on all ranks of the pipeline, too
+        with self.pipeline.streams.of_task(first + MOST_MICRO_BATCHES - 1):
+            step_batches = list(_until_last(micro_batches))
         if timer is not None:
             timer.mark("data")
         if self.update.scaler is not None:
-            # where no loss is scaled, the scaler has no scale yet
+            # GradScaler makes its scale when it first scales something, and only the last stage scales a loss
             self.update.scaler.scale(torch.zeros((), device=self.pipeline.device))
-        work = _StepOfTurn(self, own, timer)
-        # all ranks of a pipeline have the same batches
-        self.pipeline.step(work, [shapes_of(each.batch) for each in own], step * MOST_MICRO_BATCHES)
+        work = _StepOfTurn(self, step_batches, timer)
+        self.pipeline.step(work, [shapes_of(each.batch) for each in step_batches], first)
         return self._end(timer)
 
 
@@ -87,13 +91,13 @@ class _StepOfTurn:
         self._task_log = turn.task_log
         self._task_state = turn.task_state
 
-    def forward(self, replica: Replica, own: int, micro_batch: int) -> Any:
+    def forward(self, replica: Replica, local_stage: int, micro_batch: int) -> Any:
         given = self._micro_batches[micro_batch]
-        has_loss = self._stages.ends(own)
+        has_loss = self._stages.ends(local_stage)
         with ExitStack() as contexts:
             if not has_loss:
                 contexts.enter_context(self._task_log.discarding())
-            if own + 1 < self._stages.num_own:
+            if local_stage + 1 < self._stages.num_own:
                 # the task's code runs once for each stage, and counts once
                 contexts.enter_context(self._task_state.restored())
             found, others = self._turn.loss(replica, given)

@@ -126,6 +126,8 @@ class TaskState:
                 len(saved),
                 self._world.size // self._world.tensor_size,
             )
+        if same_size and not same_stages and warns:
+            log.warning("the ranks have other stages of the model than before: each gets rank zero's task state")
         entry = saved[self._world.rank // self._world.tensor_size if same_size and same_stages else 0]
         places = zip(iterate_tensors(entry["state"]), entry["places"], strict=True)
         devices = {id(tensor): device_at(place, self._world.devices) for tensor, place in places}

@@ -32,6 +32,20 @@ def nightly(*values):
         nightly(4, PP_FSDP),
         nightly(4, (*PP_FSDP, "parallel.stages_per_rank=2", "parallel.keep_gradients_whole=true")),
         nightly(4, HSDP),
+        # groups of parameters that are in no block, of different stages
+        nightly(4, (*HSDP, "parallel.stages_per_rank=2")),
+        # a stage before the last one has a batch norm; two stages have no parameters
+        nightly(2, (*PP, "task._target_=piped.Normed", "parallel.stages=[4]")),
+        nightly(
+            4,
+            (
+                *PP,
+                "task._target_=piped.Normed",
+                "parallel.stages=[1,2,5]",
+                "optimizer=custom",
+                "optimizer._target_=torch.optim.Adagrad",
+            ),
+        ),
         nightly(4, PP_TP),
         nightly(8, ALL),
         nightly(2, (*PP, "+task.packed=true", "trainer.activation_checkpointing=[blocks.*]")),
@@ -132,6 +146,18 @@ def test_a_run_continues_on_any_mesh(train, name):
             torch.testing.assert_close(found[tensor], value, rtol=1e-8, atol=1e-9, msg=tensor)
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("workers", [0, 1])
+def test_ranks_of_a_pipeline_have_the_same_samples(train, tmp_path, workers):
+    """What loading draws in a rank's own process is the same in all stages, and differs between steps."""
+    words = [*SMALL, "task._target_=piped.Drawing", "trainer.max_steps=3", f"data.num_workers={workers}"]
+    code, _, output = train("run", *words, *INTERLEAVED, world_size=2, DRAWN=str(tmp_path / "drawn"))
+    assert code == 0, output
+    first, second = (set((tmp_path / f"drawn_{rank}").read_text().split()) for rank in range(2))
+    assert first == second
+    assert len(first) > 12
+
+
 @pytest.mark.parametrize(("stream", "mesh"), [nightly(False, PP), nightly(True, INTERLEAVED)])
 def test_an_evaluation_sees_every_sample_once(train, stream, mesh):
     words = [*SMALL, "task._target_=counted.Counted", f"+task.stream={stream}", "trainer.max_steps=2"]
@@ -170,8 +196,8 @@ def test_callbacks_generate_text(train):
 
 REFUSED = {
     "task._target_=divided.Own": "Plain isn't an nn.Sequential, and has no plan for its stages; define pipeline_plan",
-    "task._target_=piped.Twice": "the task calls the model twice in one pass",
-    "task._target_=piped.Parts": "the task doesn't call the model",
+    "task._target_=piped.Twice": "this task calls it twice",
+    "task._target_=piped.Parts": "this task hasn't called it, or only its parts",
 }
 
 

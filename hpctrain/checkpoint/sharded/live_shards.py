@@ -184,19 +184,19 @@ class LiveShards(LiveState):
         if is_sharded(tensor):
             mesh = self.world.mesh
             every = replicas(tensor, self.world.size, None if mesh is None else mesh.device_mesh)
-            same = [rank for rank in every if rank // self.world.ranks_per_stage == self._position]
+            same = [rank for rank in every if rank // self.world.ranks_per_stage == self._stage_group]
             # spread over the replicas, so that each of them writes about as much
             writer = same[zlib.crc32(".".join(path).encode()) % len(same)]
         else:
             # buffers: what the ranks have differs, and that of the first one counts
-            writer = self._position * self.world.ranks_per_stage
+            writer = self._stage_group * self.world.ranks_per_stage
         if writer == self.world.rank:
             own = local_part(tensor).detach()
             for number, piece in enumerate(pieces):
                 yield Part(path, tuple(tensor.shape), piece.region, own[piece.place.slices()], number)
 
     @property
-    def _position(self) -> int:
+    def _stage_group(self) -> int:
         """Which of the groups of ranks with the same stages this rank belongs to."""
         return self.world.rank // self.world.ranks_per_stage
 

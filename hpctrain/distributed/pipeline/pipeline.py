@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import zip_longest
 from typing import Any, Protocol, TypeAlias
@@ -19,12 +19,13 @@ from hpctrain.distributed.pipeline.random_streams import RandomStreams
 from hpctrain.distributed.pipeline.schedule import Pass, passes_of
 from hpctrain.distributed.pipeline.stages import Activations, Stages, forward_replaced
 from hpctrain.distributed.pipeline.wire import Arrival, Form
+from hpctrain.distributed.sharding import ShardedLossModule
 from hpctrain.errors import TaskError
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)
-"""Of what a model may return to a callback."""
+"""Types of the tensors that callbacks can get from the model."""
 MOST_DIMENSIONS = 8
-"""Of what a model may return to a callback."""
+"""Of a tensor that callbacks can get from the model."""
 
 Replica: TypeAlias = Callable[[Callable[[nn.Module], Any]], Any]
 """Calls a function with the model, as a `LossModule` does."""
@@ -33,12 +34,12 @@ Replica: TypeAlias = Callable[[Callable[[nn.Module], Any]], Any]
 class StepWork(Protocol):
     """What a step computes in the passes of a pipeline."""
 
-    def forward(self, replica: Replica, own: int, micro_batch: int) -> Any:
+    def forward(self, replica: Replica, local_stage: int, micro_batch: int) -> Any:
         """Compute the task's loss with the replica, and return the result of that: activations, or the loss.
 
         Args:
             replica: computes one stage.
-            own: which of this rank's stages.
+            local_stage: which of this rank's stages.
             micro_batch: of the step.
         """
 
@@ -74,7 +75,8 @@ class Pipeline:
     """This rank's part in a pipeline; ranks at the same position have a replica or a shard of the same stages.
 
     Args:
-        root: calls a function with the model, whose weights are gathered as needed.
+        root: calls a function with the model, whose weights are gathered as needed. From now on, its buffers are sent
+            once for each step: a backward pass may still need those of an earlier micro-batch.
         stages: of this rank.
         neighbours: of this rank.
         streams: of random numbers.
@@ -84,12 +86,13 @@ class Pipeline:
 
     Attributes:
         stages: as given.
+        streams: as given.
         device: as given.
     """
 
     def __init__(
         self,
-        root: Replica,
+        root: ShardedLossModule,
         stages: Stages,
         neighbours: Neighbours,
         streams: RandomStreams,
@@ -101,8 +104,9 @@ class Pipeline:
         self.stages = stages
         self.device = device
         self._root = root
+        root.sends_buffers = False
         self._neighbours = neighbours
-        self._streams = streams
+        self.streams = streams
         self._group = group
         self._shared = shared
         self._counted_elsewhere = {
@@ -121,18 +125,20 @@ class Pipeline:
             keys: of the micro-batches; equal for those of equal shapes.
             first_number: of the first micro-batch, for the random numbers of the task.
         """
-        own = self._neighbours
-        passes = passes_of(own.position, own.degree, self.stages.num_own, len(keys))
+        neighbours = self._neighbours
+        self._root.send_buffers()
+        kinds = [("step", key) for key in keys]
+        passes = passes_of(neighbours.position, neighbours.degree, self.stages.num_own, len(keys))
         for each, following in zip_longest(passes, passes[1:]):
-            # in the order in which it is sent: not before this pass has begun to receive
-            if self._begin_receiving(each, keys) and following is not None:
-                self._begin_receiving(following, keys)
-            place = each.stage, each.micro_batch
+            # receives match sends in order, so that the next pass can't begin to receive before this one
+            if self._begin_receiving(each, kinds) and following is not None:
+                self._begin_receiving(following, kinds)
+            place = each.local_stage, each.micro_batch
             if each.is_forward:
-                self._open[place] = self._forward(each, work, keys, first_number + each.micro_batch)
+                self._open[place] = self._forward(each, work, kinds, first_number + each.micro_batch)
             else:
                 self._backward(each, work, self._open.pop(place))
-        own.finish()
+        neighbours.finish()
         self._add_up_shared()
 
     def total_norm(self, gradients: Mapping[Tensor, Tensor]) -> Tensor:
@@ -141,31 +147,38 @@ class Pipeline:
         Args:
             gradients: of this rank's parameters.
         """
-        counted = [gradient for own, gradient in gradients.items() if id(own) not in self._counted_elsewhere]
+        counted = [gradient for each, gradient in gradients.items() if id(each) not in self._counted_elsewhere]
         norm = total_norm(counted) if counted else torch.zeros((), device=self.device)
         # offloaded gradients are in host memory, and a rank without any must send from the same device as the others
         square = norm.double().square().to(self.device)
         dist.all_reduce(square, group=self._group)
         return square.sqrt().to(norm.dtype)
 
-    def evaluate(self, compute: Callable[[nn.Module], Any], key: Hashable, number: int) -> Any:
+    def evaluate(
+        self,
+        compute: Callable[[nn.Module], Any],
+        key: Hashable,
+        context_of: Callable[[int], AbstractContextManager[object]],
+    ) -> Any:
         """Compute one batch in all stages of this rank, without gradients; collective.
+
+        Call it inside of `streams.of_task`.
 
         Args:
             compute: calls the model exactly once.
             key: of the batch; equal for batches of equal shapes.
-            number: of the batch, for the random numbers of the task.
+            context_of: returns the context in which one of this rank's stages is computed.
 
         Returns:
             What `compute` returns, where the last stage is; None elsewhere.
         """
-        found = None
-        for own in range(self.stages.num_own):
-            each = _OpenPass()
-            receive = partial(self._receive, each, Pass(True, own, 0), key)
-            found = self._in_stage(own, number, receive, compute)
-            if not self.stages.ends(own):
-                self._pass_on(own, key, found)
+        found, kind = None, ("evaluation", key)
+        for local_stage in range(self.stages.num_own):
+            receive = partial(self._receive, _OpenPass(), Pass(True, local_stage, 0), kind)
+            with context_of(local_stage):
+                found = self._in_stage(local_stage, receive, compute)
+            if not self.stages.ends(local_stage):
+                self._pass_on(local_stage, kind, found)
                 found = None
         return found
 
@@ -179,26 +192,25 @@ class Pipeline:
         forward = self.stages.model.forward
 
         def through_all_stages(*arguments: Any, **options: Any) -> Tensor:
-            # apart from the keys of batches, whose tensors may have the shapes of these
-            key, found = ("call", key_of((arguments, options))), None
-            for own in range(self.stages.num_own):
-                receive = partial(self._receive, _OpenPass(), Pass(True, own, 0), key)
-                found = self.stages.forward(own, forward, receive, arguments, options)
-                if not self.stages.ends(own):
-                    self._pass_on(own, key, found)
-            return self._told(found)
+            kind, found = ("call", key_of((arguments, options))), None
+            for local_stage in range(self.stages.num_own):
+                receive = partial(self._receive, _OpenPass(), Pass(True, local_stage, 0), kind)
+                found = self.stages.forward(local_stage, forward, receive, arguments, options)
+                if not self.stages.ends(local_stage):
+                    self._pass_on(local_stage, kind, found)
+            return self._share_output(found)
 
         with forward_replaced(self.stages.model, through_all_stages):
             yield
 
-    def _told(self, found: Any) -> Tensor:
-        """Return on all ranks of the pipeline what the last stage has found."""
+    def _share_output(self, found: Any) -> Tensor:
+        """Send the last stage's output to all ranks of the pipeline, and return it."""
         head = torch.zeros(2 + MOST_DIMENSIONS, dtype=torch.int64, device=self.device)
         if self.stages.is_last:
-            if not isinstance(found, Tensor) or found.dim() > MOST_DIMENSIONS:
+            if not isinstance(found, Tensor) or found.dim() > MOST_DIMENSIONS or found.dtype not in DTYPES:
+                kind = f"a tensor of {found.dtype}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
                 raise TaskError(
-                    f"in a pipeline, a callback can only call a model that returns a tensor; this one returns "
-                    f"{type(found).__name__}"
+                    f"in a pipeline, callbacks can call a model that returns a tensor of a usual type, and not {kind}"
                 )
             head[: 2 + found.dim()] = torch.tensor([DTYPES.index(found.dtype), found.dim(), *found.shape])
         # the last position has the lowest rank
@@ -208,21 +220,21 @@ class Pipeline:
             found = torch.empty(sizes[:dim], dtype=DTYPES[dtype], device=self.device)
         found = found.contiguous()
         dist.broadcast(found, group=self._group, group_src=0)
-        told: Tensor = found
-        return told
+        output: Tensor = found
+        return output
 
-    def _forward(self, current: Pass, work: StepWork, keys: Sequence[Hashable], number: int) -> _OpenPass:
-        own, key = current.stage, keys[current.micro_batch]
+    def _forward(self, current: Pass, work: StepWork, kinds: Sequence[Hashable], number: int) -> _OpenPass:
+        local_stage, kind = current.local_stage, kinds[current.micro_batch]
         each = _OpenPass()
-        receive = partial(self._receive, each, current, key)
-        each.output = work.forward(partial(self._in_stage, own, number, receive), own, current.micro_batch)
-        if not self.stages.ends(own):
-            self._pass_on(own, key, each.output)
+        receive = partial(self._receive, each, current, kind)
+        with self.streams.of_task(number):
+            each.output = work.forward(partial(self._in_stage, local_stage, receive), local_stage, current.micro_batch)
+        if not self.stages.ends(local_stage):
+            self._pass_on(local_stage, kind, each.output)
         return each
 
     def _backward(self, current: Pass, work: StepWork, each: _OpenPass) -> None:
-        own = current.stage
-        if self.stages.ends(own):
+        if self.stages.ends(current.local_stage):
             work.backward(each.output, None, current.micro_batch)
         else:
             gradients = self._arrivals.pop(current).wait()
@@ -232,23 +244,23 @@ class Pipeline:
         gradients = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in wanted]
         self._neighbours.to_before.send(gradients)
 
-    def _begin_receiving(self, each: Pass, keys: Sequence[Hashable]) -> bool:
+    def _begin_receiving(self, each: Pass, kinds: Sequence[Hashable]) -> bool:
         """Begin to receive what a pass needs, so that it comes while the pass before computes.
 
         Returns:
             Whether there is nothing left to receive for this pass.
         """
-        own = each.stage
-        if each in self._arrivals or (self.stages.begins(own) if each.is_forward else self.stages.ends(own)):
+        stages, local_stage = self.stages, each.local_stage
+        if each in self._arrivals or (stages.begins(local_stage) if each.is_forward else stages.ends(local_stage)):
             return True
         if each.is_forward:
-            kind = self.stages.index(own), keys[each.micro_batch], torch.is_grad_enabled()
+            kind = stages.index(local_stage), kinds[each.micro_batch]
             wire = self._neighbours.from_before
             if not wire.knows(kind):
                 return False
             self._arrivals[each] = wire.expect(wire.forms(kind))
         else:
-            opened = self._open.get((own, each.micro_batch))
+            opened = self._open.get((local_stage, each.micro_batch))
             if opened is None:
                 return False
             self._arrivals[each] = self._expect_gradients(opened.awaited)
@@ -258,25 +270,23 @@ class Pipeline:
         return self._neighbours.from_next.expect([Form.of(tensor) for tensor in awaited])
 
     def _in_stage(
-        self, own: int, number: int, receive: Callable[[], Activations], compute: Callable[[nn.Module], Any]
+        self, local_stage: int, receive: Callable[[], Activations], compute: Callable[[nn.Module], Any]
     ) -> Any:
-        stages, streams = self.stages, self._streams
-        with streams.of_task(number):
-            return self._root(lambda model: stages.compute(own, compute, receive, streams, model))
+        stages, streams = self.stages, self.streams
+        return self._root(lambda model: stages.compute(local_stage, compute, receive, streams, model))
 
-    def _receive(self, each: _OpenPass, current: Pass, key: Hashable) -> Activations:
+    def _receive(self, each: _OpenPass, current: Pass, kind: Hashable) -> Activations:
         """Wait for the activations of the stage before."""
         wire = self._neighbours.from_before
-        forms = wire.forms((self.stages.index(current.stage), key, torch.is_grad_enabled()))
+        forms = wire.forms((self.stages.index(current.local_stage), kind))
         arrival = self._arrivals.pop(current, None) or wire.expect(forms)
         each.given = arrival.wait()
         for tensor, form in zip(each.given, forms, strict=True):
             tensor.requires_grad_(form.requires_grad)
         return tuple(each.given) if len(each.given) > 1 else each.given[0]
 
-    def _pass_on(self, own: int, key: Hashable, output: Activations) -> None:
-        kind = self.stages.index(own) + 1, key, torch.is_grad_enabled()
-        self._neighbours.to_next.send_described(kind, _as_tuple(output))
+    def _pass_on(self, local_stage: int, kind: Hashable, output: Activations) -> None:
+        self._neighbours.to_next.send_described((self.stages.index(local_stage) + 1, kind), _as_tuple(output))
 
     def _add_up_shared(self) -> None:
         """Give all positions that have a parameter the sum of its gradients."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hpctrain.distributed.blocks import matches_name
 from hpctrain.errors import ConfigError, TaskError
-from hpctrain.phrases import counted, listed, page
+from hpctrain.phrases import listed, page
 
 KEY = "parallel.pipeline_degree"
 METHOD = "pipeline_plan"
@@ -68,7 +68,7 @@ def stages_of(model: nn.Module, plan: Plan, num_stages: int, begins: Sequence[st
         Parameters and buffers of the model itself that no entry names are in all stages.
 
     Raises:
-        TaskError: a name matches nothing, or the plan leaves out parameters or buffers.
+        TaskError: a name matches nothing, or the plan leaves out modules.
         ConfigError: there are fewer entries than stages, or no entry begins with a name of `begins`.
     """
     entries = _expanded(model, plan)
@@ -107,7 +107,7 @@ def _expanded(model: nn.Module, plan: Plan) -> list[Entry]:
 def _matching(names: Sequence[str], pattern: str) -> list[str]:
     found = [name for name in names if matches_name(name, pattern)]
     if not found:
-        raise TaskError(f"{METHOD} names {pattern}, but the model has {listed(names)}")
+        raise TaskError(f"{METHOD} names {pattern}, which matches nothing in the model; it has {listed(names)}")
     return found
 
 
@@ -120,9 +120,17 @@ def _require_all(model: nn.Module, entries: Iterable[Entry]) -> None:
     named = {name for entry in entries for name in entry}
     # what belongs to no module is in all stages
     held = [name for name, _ in _held(model) if "." in name]
-    left = [name for name in held if not any(is_inside(name, one) for one in named)]
-    if left:
+    if left := [name for name in held if not any(is_inside(name, one) for one in named)]:
         raise TaskError(f"{METHOD} leaves out {listed(left)}: name the modules in which they are")
+    # without a stage of its own, a module such as an activation function would be called in each of them
+    members = nn.ModuleList | nn.ModuleDict | nn.Sequential | nn.Identity
+    called = [
+        name
+        for name, module in model.named_modules()
+        if name and not isinstance(module, members) and next(module.children(), None) is None
+    ]
+    if left := [name for name in called if not any(is_inside(name, one) for one in named)]:
+        raise TaskError(f"{METHOD} leaves out {listed(left)}: name all modules that a forward pass calls")
 
 
 def is_inside(name: str, outer: str) -> bool:
@@ -186,7 +194,7 @@ def _given(entries: Sequence[Entry], begins: Sequence[str]) -> list[int]:
         following = [index for index, entry in enumerate(entries) if index > starts[-1] and entry[0] == name]
         if not following:
             first = [entry[0] for entry in entries[starts[-1] + 1 :]]
-            problem = f"nothing with which a stage can begin after {counted(len(starts), 'stage')}"
+            problem = f"isn't the first module of an entry of the plan after {entries[starts[-1]][0]}"
             raise ConfigError("parallel.stages", name, problem, f"use one of {listed(first, shown=8)}")
         starts.append(following[0])
     return starts

@@ -10,12 +10,12 @@ class Pass(NamedTuple):
 
     Attributes:
         is_forward: whether it is the forward pass.
-        stage: which of the rank's stages, from 0 for the one nearest to the model's first layers.
+        local_stage: which of the rank's stages, from 0 for the one nearest to the model's first layers.
         micro_batch: of the step, from 0.
     """
 
     is_forward: bool
-    stage: int
+    local_stage: int
     micro_batch: int
 
 

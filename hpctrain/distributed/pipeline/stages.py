@@ -3,60 +3,34 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
 from hpctrain.distributed.local_part import is_sharded
-from hpctrain.distributed.pipeline.plan import METHOD, is_inside
+from hpctrain.distributed.pipeline.placeholder import Chain, Placeholder
+from hpctrain.distributed.pipeline.plan import is_inside
 from hpctrain.distributed.pipeline.random_streams import RandomStreams
-from hpctrain.errors import TaskError
+from hpctrain.errors import ConfigError, TaskError
+from hpctrain.phrases import listed
 
-PARTS = "the task doesn't call the model, as it has to in a pipeline: call model(...) once, and not its parts"
+NOT_CALLED = (
+    "in a pipeline, loss and evaluate must call model(...) exactly once, and this task hasn't called it, or only its "
+    "parts"
+)
 
 Activations: TypeAlias = Tensor | tuple[Tensor, ...]
 """What a stage returns, and the next one gets in the place of the model's first argument."""
 
 
-class _StageDoneError(BaseException):
-    """Leaves the task's code with what a stage has computed; no error, so that no `except Exception` takes it."""
+class _StageDone(BaseException):
+    """Leaves the task's code with what a stage has computed; not an Exception, which that code might catch."""
 
     def __init__(self, output: Activations) -> None:
         self.output = output
         super().__init__()
-
-
-class Elsewhere(nn.Module):
-    """Stands for a module that other stages have: returns its first argument, and is false.
-
-    Args:
-        name: of the module.
-    """
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-
-    def forward(self, first: Any, *_others: Any, **_options: Any) -> Any:
-        """Return the first argument."""
-        return first
-
-    def __bool__(self) -> bool:
-        """Whether this stage has the module."""
-        return False
-
-    def __getattr__(self, name: str) -> Any:
-        """Say that the module isn't here.
-
-        Raises:
-            AttributeError: always.
-        """
-        raise AttributeError(
-            f"another stage of the pipeline has the module {self.name}, whose {name} the model uses: guard it by "
-            f"`if self.{self.name}:`, or name it in {METHOD} in all stages that use it"
-        )
 
 
 class Stages:
@@ -84,11 +58,15 @@ class Stages:
         self.model = model
         self._own = range(position, len(names), degree)
         self._num_stages = len(names)
+        self._names = list(dict.fromkeys(name for stage in names for name in stage))
         self.num_own = len(self._own)
         self.is_last = position == degree - 1
         parameters = inspect.signature(model.forward).parameters
         self._first_argument = next(iter(parameters), "")
-        self._swapped = [_placeholders(model, names, names[index]) for index in self._own]
+        self._chains = [Chain(index) for index in self._own]
+        self._swapped = [
+            _placeholders(model, names, index, chain) for index, chain in zip(self._own, self._chains, strict=True)
+        ]
         holders = _holders(model, names, degree)
         self._absent = {name for name, positions in holders.items() if position not in positions}
         together = {name: positions for name, positions in holders.items() if len(positions) > 1}
@@ -96,17 +74,17 @@ class Stages:
         first_names = {name for name, _ in model.named_parameters()}
         self.shared = {name: positions for name, positions in together.items() if name in first_names}
 
-    def index(self, own: int) -> int:
+    def index(self, local_stage: int) -> int:
         """Return the number in the pipeline of one of this rank's stages."""
-        return self._own[own]
+        return self._own[local_stage]
 
-    def begins(self, own: int) -> bool:
+    def begins(self, local_stage: int) -> bool:
         """Whether one of this rank's stages is the first of the pipeline."""
-        return self.index(own) == 0
+        return self.index(local_stage) == 0
 
-    def ends(self, own: int) -> bool:
+    def ends(self, local_stage: int) -> bool:
         """Whether one of this rank's stages is the last of the pipeline."""
-        return self.index(own) == self._num_stages - 1
+        return self.index(local_stage) == self._num_stages - 1
 
     def absent_parameters(self) -> set[nn.Parameter]:
         """Return the parameters that only other ranks have."""
@@ -130,6 +108,21 @@ class Stages:
             for held, name, tensor in aside:
                 held[name] = tensor
 
+    def require_whole(self, names: Iterable[str]) -> None:
+        """Refuse modules that the pipeline cuts, where they have to be whole.
+
+        Args:
+            names: of modules whose activations are recomputed.
+
+        Raises:
+            ConfigError: a module contains others that stages have.
+        """
+        for name in names:
+            inside = [one for one in self._names if one.startswith(f"{name}.")]
+            if inside:
+                problem = f"is cut by the pipeline, between {listed(inside, shown=4)}"
+                raise ConfigError("trainer.activation_checkpointing", name, problem, f"write {name}.*")
+
     def drop_absent(self) -> None:
         """Free the memory of the parameters and buffers that only other ranks have; before anything refers to them."""
         moved: dict[int, Tensor] = {}
@@ -145,7 +138,7 @@ class Stages:
 
     def compute(
         self,
-        own: int,
+        local_stage: int,
         compute: Callable[[nn.Module], Any],
         receive: Callable[[], Activations],
         streams: RandomStreams,
@@ -154,15 +147,15 @@ class Stages:
         """Compute one of this rank's stages in the task's code, inside of `RandomStreams.of_task`.
 
         Args:
-            own: which of this rank's stages.
+            local_stage: which of this rank's stages.
             compute: calls the model exactly once.
             receive: returns the activations of the stage before; not called in the first one.
             streams: of this rank.
             model: with which `compute` is called.
 
         Returns:
-            What `compute` returns, in the last stage; in others the activations, and `compute` doesn't go on after it
-            has called the model.
+            What `compute` returns, in the last stage; in others the activations, and `compute` ends at its call of the
+            model.
 
         Raises:
             TaskError: `compute` doesn't call the model, or does so twice, or a stage returns something else than
@@ -174,33 +167,33 @@ class Stages:
         def forward_of_stage(*arguments: Any, **options: Any) -> Any:
             if calls:
                 raise TaskError(
-                    "the task calls the model twice in one pass, but the stages of a pipeline compute one call: join "
-                    "the two batches, or use parallel=fsdp"
+                    "in a pipeline, loss and evaluate must call model(...) exactly once, and this task calls it twice: "
+                    "join the two batches, or use parallel=fsdp"
                 )
             calls.append(None)
             with streams.of_layers():
-                output = self.forward(own, forward, receive, arguments, options)
-            if self.ends(own):
+                output = self.forward(local_stage, forward, receive, arguments, options)
+            if self.ends(local_stage):
                 return output
-            raise _StageDoneError(output)
+            raise _StageDone(output)
 
         with forward_replaced(model, forward_of_stage):
             try:
                 found = compute(model)
-            except _StageDoneError as done:
+            except _StageDone as done:
                 return done.output
             except RuntimeError as error:
                 # torch's, of weights that other ranks have
                 if calls or "meta" not in str(error):
                     raise
-                raise TaskError(f"{PARTS}: {error}") from error
+                raise TaskError(f"{NOT_CALLED}: {error}") from error
         if not calls:
-            raise TaskError(PARTS)
+            raise TaskError(NOT_CALLED)
         return found
 
     def forward(
         self,
-        own: int,
+        local_stage: int,
         forward: Callable[..., Any],
         receive: Callable[[], Activations],
         arguments: tuple[Any, ...],
@@ -209,7 +202,7 @@ class Stages:
         """Call the model's forward for one of this rank's stages.
 
         Args:
-            own: which of this rank's stages.
+            local_stage: which of this rank's stages.
             forward: of the whole model.
             receive: returns the activations of the stage before; not called in the first one.
             arguments: of the call.
@@ -218,11 +211,19 @@ class Stages:
         Raises:
             TaskError: a stage before the last one returns something else than tensors.
         """
-        if not self.begins(own):
-            arguments, options = self._replaced(receive(), arguments, options)
-        with self._without_others(own):
+        given: Activations | None = None
+        if not self.begins(local_stage):
+            given = receive()
+            arguments, options = self._replaced(given, arguments, options)
+        chain = self._chains[local_stage]
+        chain.begin(given)
+        with self._without_others(local_stage):
             output = forward(*arguments, **options)
-        return output if self.ends(own) else _checked(output)
+        if self.ends(local_stage):
+            return output
+        checked = _checked(output)
+        chain.end(output)
+        return checked
 
     def _replaced(
         self, given: Activations, arguments: tuple[Any, ...], options: dict[str, Any]
@@ -233,8 +234,8 @@ class Stages:
         return (), {**options, self._first_argument: given}
 
     @contextmanager
-    def _without_others(self, own: int) -> Iterator[None]:
-        swapped = self._swapped[own]
+    def _without_others(self, local_stage: int) -> Iterator[None]:
+        swapped = self._swapped[local_stage]
         before = [parent._modules[name] for parent, name, _ in swapped]
         for parent, name, placeholder in swapped:
             parent._modules[name] = placeholder
@@ -260,9 +261,10 @@ def forward_replaced(model: nn.Module, forward: Callable[..., Any]) -> Iterator[
 
 
 def _placeholders(
-    model: nn.Module, names: Sequence[Sequence[str]], own: Sequence[str]
-) -> list[tuple[nn.Module, str, Elsewhere]]:
-    """Return the modules that a stage doesn't have, by the module in which they are and their name there."""
+    model: nn.Module, names: Sequence[Sequence[str]], index: int, chain: Chain
+) -> list[tuple[nn.Module, str, Placeholder]]:
+    """Return placeholders for the modules that a stage doesn't have, and where they are: in which module, as what."""
+    own = names[index]
     modules = dict(model.named_modules(remove_duplicate=False))
     others = {name for stage in names for name in stage if name in modules}.difference(own)
     found = []
@@ -270,7 +272,8 @@ def _placeholders(
         if any(is_inside(each, name) or is_inside(name, each) for each in own):
             continue
         path, _, attribute = name.rpartition(".")
-        found.append((modules[path], attribute, Elsewhere(name)))
+        is_earlier = min(number for number, stage in enumerate(names) if name in stage) < index
+        found.append((modules[path], attribute, Placeholder(name, chain, is_earlier=is_earlier)))
     return found
 
 

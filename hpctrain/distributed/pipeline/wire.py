@@ -17,7 +17,7 @@ TAG = 27
 
 
 class Form(NamedTuple):
-    """What a rank must know of a tensor before it receives it.
+    """Shape, type and gradient of a tensor, by which its receiver allocates it.
 
     Attributes:
         shape: its sizes.
@@ -28,6 +28,10 @@ class Form(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     requires_grad: bool
+
+    def __str__(self) -> str:
+        """Such as ``float32[2, 3]``."""
+        return f"{self.dtype}{list(self.shape)}{'' if self.requires_grad else ' without a gradient'}"
 
     @classmethod
     def of(cls, tensor: Tensor) -> Form:
@@ -87,7 +91,7 @@ class Wire:
             self._send(tensor.detach().contiguous(), self._group)
 
     def send_described(self, key: Hashable, tensors: Sequence[Tensor]) -> None:
-        """Send tensors, and what they are like if these are the first ones of their kind.
+        """Send tensors, preceded by their forms the first time a key is used.
 
         Args:
             key: of the kind; receiver and sender use the same keys in the same order.
@@ -103,10 +107,10 @@ class Wire:
             self._send(torch.tensor([message.numel()]), self._control)
             self._send(message, self._control)
         elif known != forms:
-            shapes = " and ".join(str([list(form.shape) for form in each]) for each in (known, forms))
+            before, now = (", ".join(map(str, each)) for each in (known, forms))
             raise TaskError(
-                f"a stage of the pipeline returned tensors of shapes {shapes} for batches of equal shapes: shapes may "
-                "depend on the shapes of a batch, but not on its values"
+                f"a stage of the pipeline returned {before}, and now {now}, for batches of the same shapes: shapes, "
+                "types and whether a gradient is required may depend on the shapes of a batch alone"
             )
         self.send(tensors)
 

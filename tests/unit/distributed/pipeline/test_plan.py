@@ -15,7 +15,7 @@ from hpctrain.models.gpt import GPT
 from hpctrain.models.mlp import MLP
 from hpctrain.models.resnet import ResNet
 
-GPT_PLAN = [("tokens", "places"), "blocks.*", ("norm", "head", "tokens")]
+GPT_PLAN = [("tokens", "places", "dropout"), "blocks.*", ("norm", "head", "tokens")]
 
 
 class Bare:
@@ -64,13 +64,13 @@ def test_what_is_no_plan_is_refused(plan: object) -> None:
 
 def test_patterns_are_an_entry_for_each_module_and_tuples_stay_together() -> None:
     assert stages_of(gpt(), GPT_PLAN, 2) == [
-        ["tokens", "places", "blocks.0", "blocks.1", "blocks.2"],
+        ["tokens", "places", "dropout", "blocks.0", "blocks.1", "blocks.2"],
         ["blocks.3", "blocks.4", "blocks.5", "norm", "head", "tokens"],
     ]
 
 
 def test_a_name_that_one_stage_has_twice_is_there_once() -> None:
-    assert stages_of(gpt(num_layers=1), GPT_PLAN, 1) == [["tokens", "places", "blocks.0", "norm", "head"]]
+    assert stages_of(gpt(num_layers=1), GPT_PLAN, 1) == [["tokens", "places", "dropout", "blocks.0", "norm", "head"]]
 
 
 def test_embeddings_count_where_they_are_multiplied() -> None:
@@ -90,7 +90,7 @@ def test_stages_begin_where_the_configuration_says() -> None:
     found = stages_of(gpt(), GPT_PLAN, 3, ["blocks.1", "norm"])
     assert [own[0] for own in found] == ["tokens", "blocks.1", "norm"]
     for begins in (["blocks.1", "blocks.1"], ["norm", "blocks.2"], ["attention", "norm"]):
-        with pytest.raises(ConfigError, match=r"parallel\.stages=.*nothing with which a stage can begin"):
+        with pytest.raises(ConfigError, match=r"parallel\.stages=.*isn't the first module of an entry of the plan"):
             stages_of(gpt(), GPT_PLAN, 3, begins)
 
 
@@ -102,7 +102,7 @@ def test_more_stages_than_entries_are_refused() -> None:
 def test_a_plan_names_all_parameters_and_buffers() -> None:
     with pytest.raises(TaskError, match=r"pipeline_plan leaves out norm\.running_mean, .*: name the modules"):
         stages_of(Planned(None), ["into", "layers.*"], 1)
-    with pytest.raises(TaskError, match=r"pipeline_plan names layer\.\*, but the model has into, layers"):
+    with pytest.raises(TaskError, match=r"pipeline_plan names layer\.\*, which matches nothing in the model"):
         stages_of(Planned(None), ["into", "layer.*"], 2)
     assert stages_of(Planned(None), [("into", "norm"), "layers.*"], 2)[1][-1] == "layers.3"
 
@@ -129,3 +129,18 @@ def test_stages_of_hpctrains_models_compute_the_model(model: nn.Module) -> None:
                 0, lambda model: model(images), lambda given=given: given, streams, model
             )
     torch.testing.assert_close(given, model(images), rtol=0, atol=0)
+
+
+def test_a_plan_names_all_modules_that_are_called() -> None:
+    """A module that no stage has would be called in each of them."""
+
+    class Activated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
+            self.activation = nn.Tanh()
+
+    with pytest.raises(
+        TaskError, match="pipeline_plan leaves out activation: name all modules that a forward pass calls"
+    ):
+        stages_of(Activated(), ["layers.*"], 2)

@@ -94,7 +94,7 @@ def test_each_pass_finds_what_it_needs_at_the_head_of_its_queue(degree: int, sta
         for position, order in enumerate(orders):
             while order:
                 each = order[0]
-                stage = each.stage * degree + position
+                stage = each.local_stage * degree + position
                 needs = stage > 0 if each.is_forward else stage < last
                 queue = sent[each.is_forward, position]
                 if needs and not queue:
@@ -102,7 +102,7 @@ def test_each_pass_finds_what_it_needs_at_the_head_of_its_queue(degree: int, sta
                 if needs:
                     assert queue.popleft() == (stage, each.micro_batch)
                 if not each.is_forward:
-                    assert Pass(True, each.stage, each.micro_batch) in done[position]
+                    assert Pass(True, each.local_stage, each.micro_batch) in done[position]
                 step = 1 if each.is_forward else -1
                 if 0 <= stage + step <= last:
                     sent[each.is_forward, (position + step) % degree].append((stage + step, each.micro_batch))

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from hpctrain.distributed.pipeline.plan import stages_of
 from hpctrain.distributed.pipeline.random_streams import RandomStreams
 from hpctrain.distributed.pipeline.stages import Stages
-from hpctrain.errors import TaskError
+from hpctrain.errors import ConfigError, TaskError
 from hpctrain.models.gpt import GPT
 
-GPT_PLAN = [("tokens", "places"), "blocks.*", ("norm", "head", "tokens")]
+GPT_PLAN = [("tokens", "places", "dropout"), "blocks.*", ("norm", "head", "tokens")]
 TOKENS = torch.arange(8)[None] % 5
 
 
@@ -97,31 +97,67 @@ def test_absent_parameters_can_be_set_aside() -> None:
     assert "places.weight" in dict(model.named_parameters())
 
 
+class Glued(nn.Module):
+    """Chains of modules, with code between them that belongs to one stage."""
+
+    def __init__(self, glue: str) -> None:
+        super().__init__()
+        self.glue = glue
+        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(4))
+
+    def forward(self, values: Tensor) -> Tensor:
+        if self.glue == "residual":
+            return values + self.layers[3](self.layers[2](values + self.layers[1](self.layers[0](values))))
+        if self.glue == "end":
+            return self.layers[3](self.layers[2](self.layers[1](self.layers[0](values)))) * 2
+        if self.glue == "other input":
+            values = self.layers[0](values)
+            return self.layers[3](self.layers[2](values)) + self.layers[1](torch.ones_like(values))
+        values = self.layers[1](self.layers[0](values))
+        values = values + self.layers[1].bias if self.glue == "weights" else values
+        return self.layers[3](self.layers[2](values))
+
+
+@pytest.mark.parametrize(
+    ("glue", "stage", "problem"),
+    [
+        ("residual", 0, r"in stage 0 .* calls layers\.2, .* something else than what this stage has computed"),
+        ("end", 0, r"in stage 0 .* returns something else than what this stage has computed: .*`if self\.head:`"),
+        ("other input", 1, r"calls layers\.1, .* than what the stage before returned: .*`if self\.layers\.1:`"),
+    ],
+)
+def test_code_between_the_modules_of_other_stages_is_refused(glue: str, stage: int, problem: str) -> None:
+    """A placeholder returns its first argument: `x + self.attention(x)` would become `x + x`."""
+    names = [["layers.0", "layers.1"], ["layers.2", "layers.3"]]
+    if glue == "residual":
+        names = [["layers.0"], ["layers.1", "layers.2", "layers.3"]]
+    with pytest.raises(TaskError, match=problem):
+        run(Stages(Glued(glue), names, stage, 2), 0, torch.ones(1, 2), torch.ones(1, 2))
+
+
 def test_placeholders_say_what_to_do() -> None:
-    class Careless(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
-
-        def forward(self, values: Tensor) -> Tensor:
-            return self.second(self.first(values)) + self.second.bias
-
-        def pipeline_plan(self) -> list[str]:
-            return ["first", "second"]
-
-    stages = Stages(Careless(), [["first"], ["second"]], 0, 2)
+    stages = Stages(Glued("weights"), [["layers.0", "layers.1"], ["layers.2", "layers.3"]], 1, 2)
     with pytest.raises(
-        AttributeError, match=r"another stage .* has the module second, whose bias .* `if self.second:`"
+        AttributeError, match=r"another stage .* has the module layers\.1, whose bias .* `if self\.layers\.1:`"
     ):
-        run(stages, 0, None, torch.ones(1, 2))
+        run(stages, 0, torch.ones(1, 2), torch.ones(1, 2))
+
+
+def test_what_is_computed_again_has_to_be_whole() -> None:
+    stages = cut(gpt(), 0)
+    stages.require_whole(["blocks.1", "norm"])
+    with pytest.raises(
+        ConfigError, match=r"activation_checkpointing=blocks: is cut by the pipeline, .* write blocks\.\*"
+    ):
+        stages.require_whole(["blocks"])
 
 
 def test_a_task_calls_the_model_once() -> None:
     stages, streams = cut(gpt(), 1), RandomStreams(0, ())
     given = torch.zeros(1, 8, 8)
     for compute, problem in (
-        (lambda model: model(TOKENS) + model(TOKENS), "calls the model twice"),
-        (lambda model: torch.ones(()), "doesn't call the model"),
+        (lambda model: model(TOKENS) + model(TOKENS), "this task calls it twice"),
+        (lambda model: torch.ones(()), "this task hasn't called it"),
     ):
         with streams.of_task(0), pytest.raises(TaskError, match=problem):
             stages.compute(0, compute, lambda: given, streams, stages.model)
