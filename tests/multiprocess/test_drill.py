@@ -19,7 +19,19 @@ from hpctrain.run.ledger import Ledger
 TASKS = """
 import time
 
+from torch.utils.data import Subset
+
 from hpctrain.tasks.digits import Digits
+from hpctrain.tasks.text import Text
+
+
+class SlowText(Text):
+    def eval_dataset(self):
+        return Subset(super().eval_dataset(), range(9))
+
+    def loss(self, model, batch):
+        time.sleep(0.03)
+        return super().loss(model, batch)
 
 
 class Slow(Digits):
@@ -157,6 +169,30 @@ def test_two_processes(drill):
     assert code == 0, progress
     assert len(report["interruptions"]) == 1
     assert not Path("here").exists()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("world_size", "mesh"),
+    [
+        (2, ["parallel=fsdp"]),
+        (4, ["parallel=hsdp", "parallel.shard_degree=2"]),
+        (2, ["parallel=tp"]),
+        (4, ["parallel=fsdp_tp", "parallel.tensor_degree=2"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_ranks_that_share_a_model(drill, world_size, mesh):
+    words = ["task=text", "task._target_=own.SlowText", "model.width=32", "model.num_layers=2", "model.dropout=0.1"]
+    words += [f"cluster.processes_per_node={world_size}", "trainer.global_batch_size=16", "trainer.ema_decay=0.9"]
+    words += ["trainer.micro_batch_size=4", "task.context_length=32", "trainer.max_steps=40"]
+    code, report, progress = drill(*words, *mesh, "--interruptions", "2", "--seed", "42")
+    assert code == 0, f"{report}\n{progress}"
+    assert report["exact"]
+    assert len(report["interruptions"]) == 2
+    assert [reason for _, reason, _ in attempts()] == ["interrupted", "interrupted", "completed"]
+    compared = {row["what"] for row in report["compared"]}
+    assert compared > {"weights digest", "train/loss", "eval/loss", "samples by rank"}
 
 
 @pytest.mark.nightly  # the gate compares differing runs in tests/unit/drill
