@@ -306,4 +306,6 @@ def _checked(output: Any) -> Activations:
             f"a stage of the pipeline returned {kinds}: the model must return a tensor or a tuple of tensors to the "
             "next stage, and only in its last stage what the task expects"
         )
-    return tensors if len(tensors) > 1 else tensors[0]
+    # of a view, FSDP2 warns that changes in place would harm it
+    kept = tuple(each.clone() if each._is_view() else each for each in tensors)
+    return kept if len(kept) > 1 else kept[0]
