@@ -782,7 +782,6 @@ def empty_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.usefixtures("hydra_composes_once")
 @pytest.mark.parametrize(("words", "named", "remedy"), MISTAKES.values(), ids=MISTAKES)
 def test_one_line_and_exit_code_2(words, named, remedy, empty_folder, capfd):
     assert main(words) == 2

@@ -24,6 +24,7 @@ from hpctrain.config.sweep import kind_of
 sys.path.insert(0, str(Path(__file__).parent))
 from configuration_reference import reference
 
+pytestmark = pytest.mark.usefixtures("hydra_composes_each_time")
 OPTIONS = sorted(
     (path.parent.name, path.stem) for path in conf_dir().glob("*/*.yaml") if path.parent.parent == conf_dir()
 )
