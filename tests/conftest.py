@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import logging
 import os
@@ -112,6 +113,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for name in ONLY_WHEN_NAMED:
             if item.get_closest_marker(name) and name not in config.getoption("markexpr"):
                 item.add_marker(pytest.mark.skip(f"pytest -m {name} runs it"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the modules and the thousands of tests out of garbage collections, now and later: nothing frees them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def in_turn(items: Sequence[pytest.Item]) -> list[pytest.Item]:
