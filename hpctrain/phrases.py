@@ -19,6 +19,12 @@ def listed(names: Iterable[object], *, shown: int = SHOWN, separator: str = ", "
     return separator.join(texts[:shown]) + more
 
 
+def all_of(names: Sequence[str]) -> str:
+    """All names: ``a``, ``a and b``, ``a, b and c``."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def either(choices: Sequence[str]) -> str:
     """A choice: ``a``, ``a, or b``, ``a, b, or c``."""
     *first, last = choices

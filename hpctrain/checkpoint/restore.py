@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -60,8 +61,11 @@ def _copy_parts(model: nn.Module, saved: Mapping[str, Any], here: Mapping[str, A
         if isinstance(value, Tensor):
             copy_saved(value, saved[name])
     others = {name: value for name, value in saved.items() if not isinstance(here[name], Tensor)}
-    # with hooks that the model's modules, or hpctrain, have for the end of loading
-    model.load_state_dict(others, strict=False)
+    with warnings.catch_warnings():
+        # of a batch norm that only other ranks of a pipeline have, and for which torch adds a count of batches
+        warnings.filterwarnings("ignore", "for .* copying from a non-meta parameter")
+        # with hooks that the model's modules, or hpctrain, have for the end of loading
+        model.load_state_dict(others, strict=False)
 
 
 @torch.no_grad()
@@ -69,9 +73,12 @@ def copy_saved(target: Tensor, saved: Tensor | StoredTensor) -> None:
     """Copy a saved tensor into one of this rank, or the part of it that this rank holds; not collective.
 
     Args:
-        target: of the same shape, on any device, perhaps a DTensor.
+        target: of the same shape, on any device, perhaps a DTensor; nothing is copied to `meta`, where a rank has those
+            parts of a model that only others compute.
         saved: a tensor, or one of which several ranks wrote parts.
     """
+    if target.is_meta:
+        return
     if not is_sharded(target):
         source = saved if isinstance(saved, StoredTensor) else StoredTensor.of(saved)
         source.copy_into(target, Region.whole(tuple(target.shape)))
@@ -119,10 +126,18 @@ def restore_optimizer(
             f"the checkpoint doesn't fit the optimizer ({type(optimizer).__name__}): {'; '.join(problems)}. "
             "Resume with the optimizer that was saved, or start a new run from its weights with init_from"
         )
-    saved = _as_parts(optimizer, saved)
+    saved = _as_parts(optimizer, _without_absent(optimizer, saved))
     # pass the groups with the state: torch places the step count on the device that the group's options require
     optimizer.load_state_dict({**saved, "param_groups": [_group(old, new, changed) for old, new in groups]})
     _own_state(optimizer, saved)
+
+
+def _without_absent(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the saved state without that of parameters that only other ranks have."""
+    absent = {index for index, parameter in _by_index(optimizer, saved) if parameter.is_meta}
+    if not absent:
+        return saved
+    return {**saved, "state": {index: value for index, value in saved["state"].items() if index not in absent}}
 
 
 def _as_parts(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -22,6 +22,7 @@ from hpctrain.config.batch import uses_cuda_graphs
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer
 from hpctrain.config.mesh import MeshShape, mesh_shape
+from hpctrain.config.mesh_checks import refuse_pipeline
 from hpctrain.config.program import split_command
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
@@ -102,6 +103,7 @@ def main(arguments: list[str]) -> int:
     if isinstance(config.cluster, Slurm):
         problem = "fit-batch tries on the machine where it is typed"
         raise ConfigError("cluster.kind", "slurm", problem, "write srun --gpus=1 python -m hpctrain fit-batch ...")
+    refuse_pipeline(config.parallel)
     options.ranks = options.ranks or resources_of(config).world_size
     shape = _mesh_shape(config, options.ranks)
     if shape is not None:
@@ -151,7 +153,7 @@ def _search(config: Config, shape: MeshShape | None, config_path: Path, options:
     answer = _answer(config, search, options.ranks)
     used = _advised_trial(search, answer)
     if used is not None and used.model_bytes is not None:
-        print(_shares(used, shape), file=progress)
+        print(_shares(used, shape, offloads=config.parallel.cpu_offload), file=progress)
     degrees = []
     if shape is not None:
         print("shard degree      peak   samples/s", file=progress)
@@ -180,12 +182,15 @@ def _advised_trial(search: BatchSearch, answer: Mapping[str, int | None]) -> Tri
     )
 
 
-def _shares(trial: Trial, shape: MeshShape | None) -> str:
+def _shares(trial: Trial, shape: MeshShape | None, *, offloads: bool) -> str:
     """Say what takes the memory of a trial."""
     assert trial.model_bytes is not None
     known = {name: size for name, size in trial.model_bytes.items() if size}
     rest = (trial.peak_bytes or 0) - sum(known.values())
     shares = ", ".join(f"{name} {size / GB:.2f}" for name, size in known.items())
+    if offloads:
+        on_gpu = f"on the GPU {(trial.peak_bytes or 0) / GB:.2f}"
+        return f"with micro-batches of {trial.micro_batch_size}, in GB: {on_gpu}; in host memory {shares}"
     gathered = "" if shape is None else ", gathered weights"
     return (
         f"with micro-batches of {trial.micro_batch_size}, in GB: {shares}; activations{gathered} and the rest "

@@ -3,37 +3,50 @@
 from __future__ import annotations
 
 from hpctrain.config.cluster import MAX_NODES, Slurm
-from hpctrain.config.mesh import data_parallel_size
+from hpctrain.config.mesh import mesh_shape
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import counted
 
+PIECES_PER_STAGE = 4
+"""Micro-batches for each place in a pipeline, if a share has so many samples: ranks then wait for less than a fifth of
+the time."""
 SHOWN = 5
 """How many process counts the message on an indivisible batch suggests."""
 
 
-def micro_batch_size_of(config: Config, world_size: int) -> int:
+def micro_batch_size_of(config: Config, world_size: int, pipeline_degree: int = 1) -> int:
     """Return the samples per rank and forward pass.
 
-    Where trainer.micro_batch_size is null, that is a rank's whole share of a step. A run that continues on fewer nodes
-    (cluster.min_nodes) has larger shares; they are cut into equal pieces that are no larger than a share on all nodes,
-    so that they fit into memory.
+    Where trainer.micro_batch_size is null, that is a rank's whole share of a step. With a pipeline, the share is cut
+    into equal pieces, at least four for each place in the pipeline if it has so many samples. A run that continues on
+    fewer nodes (cluster.min_nodes) has larger shares; they are cut into equal pieces that are no larger than those on
+    all nodes, so that they fit into memory.
 
     Args:
         config: of the run.
-        world_size: number of ranks, or of groups of ranks that compute layers together; divides the global batch.
+        world_size: number of ranks, or of groups of ranks that have the same samples; divides the global batch.
+        pipeline_degree: of the mesh of these ranks.
     """
     trainer = config.trainer
     if trainer.micro_batch_size is not None:
         return trainer.micro_batch_size
     share = trainer.global_batch_size // world_size
+    size = _piece(share, pipeline_degree)
     if not isinstance(config.cluster, Slurm) or config.cluster.min_nodes is None:
-        return share
+        return size
     resources = resources_of(config)
-    on_all_nodes = data_parallel_size(config.parallel, resources.world_size, resources.processes_per_node)
-    largest = min(share, max(1, trainer.global_batch_size // on_all_nodes))
-    return next(size for size in range(largest, 0, -1) if share % size == 0)
+    mesh = mesh_shape(config.parallel, resources.world_size, resources.processes_per_node)
+    num_shares, degree = (resources.world_size, 1) if mesh is None else (mesh.data_parallel_size, mesh.pipeline)
+    return _piece(share, pipeline_degree, largest=_piece(max(1, trainer.global_batch_size // num_shares), degree))
+
+
+def _piece(share: int, pipeline_degree: int, largest: int | None = None) -> int:
+    """Return the size of equal pieces of a share: as large as it may be."""
+    fewest = min(share, PIECES_PER_STAGE * pipeline_degree) if pipeline_degree > 1 else 1
+    bound = min(share // fewest, largest or share)
+    return next(size for size in range(bound, 0, -1) if share % size == 0)
 
 
 def check_batch(config: Config, world_size: int) -> None:
@@ -76,7 +89,7 @@ def check_divisible(global_batch_size: int, micro_batch_size: int | None, world_
     Args:
         global_batch_size: samples per step, over all ranks.
         micro_batch_size: samples per rank and forward; None for all samples of a rank.
-        world_size: number of ranks, or of groups of ranks that compute layers together.
+        world_size: number of ranks, or of groups of ranks that have the same samples.
 
     Raises:
         ConfigError: it can't; the message suggests batch sizes for this world size, and world sizes for this batch.

@@ -13,7 +13,7 @@ from hpctrain.config.cluster import Slurm
 from hpctrain.config.gpu_checks import require_gpu_for_each_rank
 from hpctrain.config.main_module import refuse_own_targets, require_own_targets
 from hpctrain.config.mesh import mesh_shape
-from hpctrain.config.mesh_checks import check_mesh
+from hpctrain.config.mesh_checks import check_cpu_offload, check_mesh
 from hpctrain.config.named_optimizers import named_optimizers
 from hpctrain.config.node_counts import check_node_counts
 from hpctrain.config.optimizer import Handling, handling_of
@@ -37,6 +37,7 @@ NEEDS_GPU = (
     ("parallel.kind", "data_parallel", "needs GPUs", ", or use parallel=ddp"),
     ("parallel.gradient_compression", "bf16", "needs GPUs: torch sends bf16 only through NCCL", ", or use fp16"),
     ("parallel.backend", "nccl", "needs GPUs", ", or use parallel.backend=gloo"),
+    ("parallel.cpu_offload", True, "keeps in host memory what would be on a GPU", ", or leave it out"),
 )
 """Key, value, why it needs a GPU, and what to use instead."""
 SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
@@ -93,8 +94,9 @@ def _check_training(config: Config, environ: Mapping[str, str], world_size: int 
     # where another launcher has started the ranks, only they know how many share a node
     local_num_ranks = num_ranks if world_size and config.parallel.tensor_degree != 1 else resources.processes_per_node
     mesh = mesh_shape(config.parallel, num_ranks, local_num_ranks)
-    check_batch(config, num_ranks if mesh is None else mesh.data_parallel_size)
     check_mesh(config, mesh)
+    check_batch(config, num_ranks if mesh is None else mesh.data_parallel_size)
+    check_cpu_offload(config.parallel, num_ranks)
     check_node_counts(config, resources)
     require_gpu_for_each_rank(config, resources, environ)
     if resources.gpus_per_node == 0:

@@ -36,8 +36,12 @@ DECIDES_THE_WEIGHTS = (
     "parallel.replicate_degree",
     "parallel.shard_degree",
     "parallel.tensor_degree",
+    "parallel.pipeline_degree",
+    "parallel.stages_per_rank",
+    "parallel.stages",
     "parallel.blocks",
     "parallel.keep_gradients_whole",
+    "parallel.cpu_offload",
     "trainer.ema_decay",
     "init_from",
     "init_match",
@@ -58,8 +62,12 @@ UNUSED: Mapping[str, object] = {
     "parallel.replicate_degree": 1,
     "parallel.shard_degree": -1,
     "parallel.tensor_degree": 1,
+    "parallel.pipeline_degree": 1,
+    "parallel.stages_per_rank": 1,
+    "parallel.stages": [],
     "parallel.blocks": [],
     "parallel.keep_gradients_whole": False,
+    "parallel.cpu_offload": False,
 }
 """Keys that earlier versions didn't store, and the values with which they change nothing. They are left out, so that
 runs of those versions stay the same runs."""

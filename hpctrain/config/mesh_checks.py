@@ -7,9 +7,12 @@ from collections.abc import Callable
 
 from hpctrain.config.mesh import MeshShape
 from hpctrain.config.named_optimizers import losses_of, named_optimizers
+from hpctrain.config.parallel import Parallel
 from hpctrain.config.parameter_groups import entries_of
+from hpctrain.config.plan_check import require_plan
 from hpctrain.config.root import Config
 from hpctrain.errors import ConfigError
+from hpctrain.phrases import counted
 
 REFUSED: tuple[tuple[str, Callable[[object], bool], str, str], ...] = (
     (
@@ -55,6 +58,7 @@ def check_mesh(config: Config, mesh: MeshShape | None) -> None:
     """
     if mesh is None:
         return
+    _check_stages(config.parallel, mesh.pipeline)
     for key, is_refused, problem, remedy in REFUSED:
         value = operator.attrgetter(key)(config)
         if is_refused(value):
@@ -66,6 +70,9 @@ def check_mesh(config: Config, mesh: MeshShape | None) -> None:
     if len(losses_of(optimizers)) > 1:
         problem = "doesn't work with several losses: gradients are computed for all weights that a mesh gathers"
         raise ConfigError("parallel.kind", "mesh", problem, "use parallel=ddp")
+    if mesh.pipeline > 1 and "log_weights" in config.callbacks:
+        problem = "logs weights on rank zero, which has only the last stage of a pipeline"
+        raise ConfigError("callbacks.log_weights", "...", problem, "leave it out")
     if mesh.tensor > 1:
         _check_tensor_parallel(config, mesh.tensor)
     for each in optimizers:
@@ -74,6 +81,51 @@ def check_mesh(config: Config, mesh: MeshShape | None) -> None:
                 if (value := getattr(entry, name)) is not None:
                     problem = "doesn't work with parallel=mesh: what is trained is fixed once the model is sharded"
                     raise ConfigError(f"{entry.key}.{name}", value, problem, "leave it out, or use parallel=ddp")
+
+
+def refuse_pipeline(parallel: Parallel) -> None:
+    """Refuse a pipeline where there is a single rank, as in `fit-batch`.
+
+    Raises:
+        ConfigError: the pipeline degree isn't 1.
+    """
+    if parallel.pipeline_degree != 1:
+        problem = "passes activations on to other ranks, which fit-batch doesn't have"
+        remedy = "try parallel=fsdp with the ranks of one replica, which takes about as much memory"
+        raise ConfigError("parallel.pipeline_degree", parallel.pipeline_degree, problem, remedy)
+
+
+def _check_stages(parallel: Parallel, degree: int) -> None:
+    """Refuse keys of a pipeline without one, and another number of stages than it has."""
+    num_stages = degree * parallel.stages_per_rank
+    keys: tuple[tuple[str, object, bool], ...] = (
+        ("parallel.stages_per_rank", parallel.stages_per_rank, parallel.stages_per_rank > 1),
+        ("parallel.stages", parallel.stages, bool(parallel.stages)),
+    )
+    for key, value, is_set in keys:
+        if degree == 1 and is_set:
+            problem = "has no effect with parallel.pipeline_degree=1"
+            raise ConfigError(key, value, problem, "leave it out, or use parallel=pp with several ranks")
+    if parallel.stages and len(parallel.stages) != num_stages - 1:
+        stages = f"parallel.pipeline_degree={degree} with parallel.stages_per_rank={parallel.stages_per_rank}"
+        problem = f"begins {counted(len(parallel.stages) + 1, 'stage')}, and {stages} has {num_stages}"
+        remedy = f"name the {num_stages - 1} modules with which the second stage and each further one begins"
+        raise ConfigError("parallel.stages", parallel.stages, problem, remedy)
+
+
+def check_cpu_offload(parallel: Parallel, num_ranks: int) -> None:
+    """Check that there is a mesh whose shards can be in host memory.
+
+    Args:
+        parallel: of a training.
+        num_ranks: of it.
+
+    Raises:
+        ConfigError: a single rank trains without a mesh.
+    """
+    if parallel.cpu_offload and num_ranks == 1:
+        problem = "has no effect with 1 rank, which shards nothing"
+        raise ConfigError("parallel.cpu_offload", True, problem, "use 2 ranks or more, or leave it out")
 
 
 def _check_tensor_parallel(config: Config, degree: int) -> None:
@@ -87,3 +139,4 @@ def _check_tensor_parallel(config: Config, degree: int) -> None:
         problem = f"doesn't divide model.num_heads={model['num_heads']}"
         fitting = [str(number) for number in range(1, degree + 1) if model["num_heads"] % number == 0]
         raise ConfigError("parallel.tensor_degree", degree, problem, f"use one of {', '.join(fitting)}")
+    require_plan(config, degree)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hpctrain.config.batch import check_batch
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.mesh import data_parallel_size
+from hpctrain.config.mesh import mesh_shape
+from hpctrain.config.mesh_checks import check_cpu_offload, check_mesh
 from hpctrain.config.resources import Resources
 from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
@@ -63,7 +64,10 @@ def _problem(config: RunConfig, resources: Resources, number: int) -> ConfigErro
         return None
     local = resources.processes_per_node
     try:
-        check_batch(config, data_parallel_size(config.parallel, number * local, local))
+        mesh = mesh_shape(config.parallel, number * local, local)
+        check_mesh(config, mesh)
+        check_batch(config, number * local if mesh is None else mesh.data_parallel_size)
+        check_cpu_offload(config.parallel, number * local)
     except ConfigError as error:
         return error
     return None

@@ -15,10 +15,14 @@ OF_MESH = (
     "replicate_degree",
     "shard_degree",
     "tensor_degree",
+    "pipeline_degree",
+    "stages_per_rank",
+    "stages",
     "blocks",
     "reshard_after_forward",
     "keep_gradients_whole",
     "prefetch_blocks",
+    "cpu_offload",
 )
 """Keys that only a mesh uses."""
 
@@ -66,11 +70,21 @@ class Parallel(require.Checked):
     shard_degree: Annotated[int | None, DEGREE] = -1
     """With `mesh`: number of ranks, or of groups of `tensor_degree` ranks, that hold a replica together, each a shard
     of its parameters, gradients and optimizer states. null: the ranks of a node, divided by `tensor_degree`; -1: all
-    ranks, divided by the other degrees. The product of the three degrees must be the number of ranks."""
+    ranks, divided by the other degrees. The product of the four degrees must be the number of ranks."""
     tensor_degree: Annotated[int | None, DEGREE] = 1
     """With `mesh`: number of ranks that compute each layer together, on the same samples (tensor parallelism). The
     model or the task must have a plan for it, as hpctrain's GPT has. Must divide the ranks of a node. null: the ranks
     of a node; -1: all ranks, divided by the other degrees."""
+    pipeline_degree: Annotated[int, DEGREE] = 1
+    """With `mesh`: number of groups of ranks that have some of the layers each, and pass activations on to the next
+    group (pipeline parallelism). -1: all ranks, divided by the other degrees."""
+    stages_per_rank: Annotated[int, require.at_least(1, at_most=1000)] = 1
+    """With a pipeline: number of stages of each rank, which aren't neighbours. 1: the schedule 1F1B; more: interleaved
+    1F1B (Narayanan et al. 2021), in which ranks wait less and send more. The model is cut into `pipeline_degree` x
+    `stages_per_rank` stages."""
+    stages: list[str] = field(default_factory=list)
+    """With a pipeline: names of the modules with which the second stage and each further one begins, such as
+    [blocks.4, blocks.8]. []: stages with about equal numbers of parameters."""
     blocks: list[str] = field(default_factory=list)
     """With `mesh`: names of the modules whose weights are gathered one module at a time, such as blocks.*; * and ?
     match within one part of the name, between dots. []: the task's `blocks`, or else the modules that the model
@@ -85,6 +99,9 @@ class Parallel(require.Checked):
     """With `mesh`: number of blocks that are gathered ahead of the one that computes. This hides communication if
     sending a block's weights takes longer than computing with them, and takes memory for the weights of these blocks.
     0: FSDP2 decides."""
+    cpu_offload: bool = False
+    """With `mesh`, on GPUs: keep shards of parameters, gradients and optimizer states in host memory, and update them
+    there. A GPU holds the weights that it gathers, and activations. Needs several ranks."""
 
     def __post_init__(self) -> None:
         """Also refuse keys of another kind, which would have no effect, and degrees that leave each other open."""
@@ -96,9 +113,9 @@ class Parallel(require.Checked):
             if own.name in unused and value != default:
                 remedy = f"leave it out, or use parallel={'ddp' if self.kind == 'mesh' else 'mesh'}"
                 raise ConfigError(f"parallel.{own.name}", value, f"has no effect with parallel={self.kind}", remedy)
-        if self.replicate_degree == self.shard_degree == -1:
-            remedy = "set one of the two to a number of ranks"
-            raise ConfigError("parallel.shard_degree", -1, "only one degree may be -1, what the other leaves", remedy)
-        if self.tensor_degree == -1 in (self.replicate_degree, self.shard_degree):
-            remedy = "set parallel.shard_degree=1, or this one to a number of ranks"
-            raise ConfigError("parallel.tensor_degree", -1, "only one degree may be -1, what the others leave", remedy)
+        names = ("pipeline_degree", "tensor_degree", "shard_degree", "replicate_degree")
+        derived = [name for name in names if getattr(self, name) == -1]
+        if len(derived) > 1:
+            remedy = f"set parallel.{derived[1]}=1, or this one to a number of ranks"
+            problem = "only one degree may be -1, what the others leave"
+            raise ConfigError(f"parallel.{derived[0]}", -1, problem, remedy)

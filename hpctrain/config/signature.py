@@ -103,6 +103,23 @@ def _of_class(source: ModuleSource, node: ast.ClassDef) -> Signature:
     return root
 
 
+def lineage_of(target: str) -> list[tuple[ModuleSource, ast.ClassDef]]:
+    """Return the class that an import path names, and its bases, as `lineage` does.
+
+    Raises:
+        AbsentError: its module has no such name.
+        UnknownError: the source doesn't show what they are.
+        SyntaxError: a module isn't valid Python.
+    """
+    found = find_module(target.rpartition(".")[0])
+    if found is None or found[1]:
+        raise UnknownError
+    source, definition = find_definition(found[0], target.rpartition(".")[2])
+    if not isinstance(definition, ast.ClassDef):
+        raise UnknownError
+    return lineage(source, definition)[0]
+
+
 def lineage(source: ModuleSource, node: ast.ClassDef) -> tuple[list[tuple[ModuleSource, ast.ClassDef]], Signature]:
     """Return a class and its bases up to one of `KNOWN_BASES`, and that one's signature.
 

@@ -7,10 +7,10 @@ import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from hpctrain.config.module_source import ModuleSource, UnknownError, bindings, find_definition, find_module
+from hpctrain.config.module_source import ModuleSource, UnknownError, bindings
 from hpctrain.config.named_optimizers import NamedOptimizer, losses_of, named_optimizers
 from hpctrain.config.root import Config
-from hpctrain.config.signature import lineage, unfit
+from hpctrain.config.signature import lineage_of, unfit
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import listed
 
@@ -20,6 +20,7 @@ METHODS: Mapping[str, Sequence[str]] = {
     "build_model": (),
     "place": ("model", "devices"),
     "tensor_parallel_plan": (),
+    "pipeline_plan": (),
     "train_dataset": (),
     "order": ("num_samples", "seed"),
     "eval_dataset": (),
@@ -68,7 +69,7 @@ def check_task(config: Config) -> None:
     target = str(config.task["_target_"])
     optimizers = named_optimizers(config.optimizer)
     try:
-        chain = _lineage(target)
+        chain = lineage_of(target)
     except (UnknownError, SyntaxError):
         return
     if BASE not in [(source.name, one.name) for source, one in chain]:
@@ -88,7 +89,7 @@ def uncalled_methods(config: Config) -> list[str]:
     """Return a line on each method that looks as if hpctrain called it, as far as the source of the task shows."""
     target = str(config.task["_target_"])
     try:
-        own = _own(_lineage(target))
+        own = _own(lineage_of(target))
     except (UnknownError, SyntaxError):
         return []
     mentioned = called_methods(losses_of(named_optimizers(config.optimizer))).keys() | {
@@ -101,7 +102,7 @@ def uncalled_methods(config: Config) -> list[str]:
 def may_be_evaluated(config: Config) -> bool:
     """Whether the task may have data to evaluate on; False only if its source shows that it has none."""
     try:
-        own = _own(_lineage(str(config.task["_target_"])))
+        own = _own(lineage_of(str(config.task["_target_"])))
     except (UnknownError, SyntaxError, KeyError):
         return True
     assigned = {
@@ -194,16 +195,6 @@ def cant_be_called(target: str, method: str, arguments: Sequence[str], why: str)
 def not_a_task(target: str) -> ConfigError:
     """Return the error for a class that isn't a task."""
     return ConfigError("task._target_", target, "is not a subclass of hpctrain.tasks.Task", "derive the class from it")
-
-
-def _lineage(target: str) -> Chain:
-    found = find_module(target.rpartition(".")[0])
-    if found is None or found[1]:
-        raise UnknownError
-    source, definition = find_definition(found[0], target.rpartition(".")[2])
-    if not isinstance(definition, ast.ClassDef):
-        raise UnknownError
-    return lineage(source, definition)[0]
 
 
 def _own(chain: Chain) -> list[ast.ClassDef]:

@@ -67,6 +67,11 @@ def iterate_tensors(batch: Any) -> Iterator[Tensor]:
             yield from iterate_tensors(getattr(batch, field.name))
 
 
+def shapes_of(batch: Any) -> tuple[tuple[int, ...], ...]:
+    """The shapes of a batch's tensors, in the order of `iterate_tensors`."""
+    return tuple(tuple(tensor.shape) for tensor in iterate_tensors(batch))
+
+
 def _rebuilt(original: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
     if type(original) is dict:
         return values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -12,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hpctrain.config.mesh import MeshShape
 from hpctrain.distributed.gloo_group import SAVING, gloo_group
+from hpctrain.distributed.pipeline.neighbours import Neighbours, join_neighbours
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,25 +23,29 @@ class Mesh:
     Attributes:
         shape: its degrees.
         device_mesh: torch's, with the dimension `shard`, after `replicate` if there are several replicas, and before
-            `tensor` if several ranks compute each layer together.
+            `tensor` if several ranks compute each layer together; with a pipeline, `pipeline` comes first.
         saving: a gloo group of all ranks for the threads that write checkpoints: they exchange messages while the
             training thread uses the other groups.
-        samples: ranks with other samples than this one, and itself: one of each group that computes layers together.
-            None if these are all ranks.
+        samples: ranks with other samples than this one, and itself: one of each group that computes layers together,
+            at the same position of their pipelines. None if these are all ranks.
+        same_stages: ranks at the same position of their pipelines, which hold the same stages; None if these are all
+            ranks.
+        neighbours: of this rank in its pipeline; None without one.
     """
 
     shape: MeshShape
     device_mesh: DeviceMesh
     saving: dist.ProcessGroup
     samples: dist.ProcessGroup | None = None
+    same_stages: dist.ProcessGroup | None = None
+    neighbours: Neighbours | None = None
 
     @property
     def data_mesh(self) -> DeviceMesh:
         """The dimensions over which FSDP2 shards and replicates."""
-        if self.shape.tensor == 1:
+        if self.shape.tensor == self.shape.pipeline == 1:
             return self.device_mesh
-        names = tuple(name for name in self.device_mesh.mesh_dim_names or () if name != "tensor")
-        return self.device_mesh[names]
+        return self.device_mesh[_dimensions_of_data(self.shape)]
 
     @property
     def tensor_mesh(self) -> DeviceMesh:
@@ -65,21 +71,30 @@ def mesh_without_others(shape: MeshShape, device: torch.device) -> Mesh:
     return Mesh(shape, _device_mesh(shape, device), dist.group.WORLD)
 
 
-def form_mesh(shape: MeshShape, device: torch.device, store: Store, timeout: timedelta) -> Mesh:
+def form_mesh(
+    shape: MeshShape, device: torch.device, store: Store, control: dist.ProcessGroup, timeout: timedelta
+) -> Mesh:
     """Make the groups of a mesh, after the group of all ranks; collective.
 
     Args:
         shape: whose product is the number of ranks.
         device: of this rank.
         store: of the ranks.
+        control: group of all ranks, on the CPU.
         timeout: bound on each collective.
     """
     device_mesh = _device_mesh(shape, device)
-    mesh = Mesh(shape, device_mesh, gloo_group(store, timeout, SAVING), _group_with_other_samples(shape, device_mesh))
-    for group in [*device_mesh.get_all_groups(), *([] if mesh.samples is None else [mesh.samples])]:
+    samples = same_stages = neighbours = None
+    if shape.tensor > 1 or shape.pipeline > 1:
+        samples = _group_over(device_mesh, _dimensions_of_data(shape), "samples")
+    if shape.pipeline > 1:
+        same_stages = _group_over(device_mesh, [name for name in shape.degrees if name != "pipeline"], "same_stages")
+        neighbours = join_neighbours(shape, dist.get_rank(), control, device, timeout)
+    for group in (*device_mesh.get_all_groups(), samples, same_stages):
         # torch gives a mesh's groups its own default of half an hour
-        dist.distributed_c10d._set_pg_timeout(timeout, group)
-    return mesh
+        if group is not None:
+            dist.distributed_c10d._set_pg_timeout(timeout, group)
+    return Mesh(shape, device_mesh, gloo_group(store, timeout, SAVING), samples, same_stages, neighbours)
 
 
 def _device_mesh(shape: MeshShape, device: torch.device) -> DeviceMesh:
@@ -87,9 +102,13 @@ def _device_mesh(shape: MeshShape, device: torch.device) -> DeviceMesh:
     return init_device_mesh(device.type, tuple(degrees.values()), mesh_dim_names=tuple(degrees))
 
 
-def _group_with_other_samples(shape: MeshShape, device_mesh: DeviceMesh) -> dist.ProcessGroup | None:
-    if shape.tensor == 1:
-        return None
-    if shape.replicate == 1:
-        return device_mesh.get_group("shard")
-    return device_mesh["replicate", "shard"]._flatten("samples").get_group()
+def _dimensions_of_data(shape: MeshShape) -> tuple[str, ...]:
+    return ("replicate", "shard") if shape.replicate > 1 else ("shard",)
+
+
+def _group_over(device_mesh: DeviceMesh, names: Sequence[str], flattened: str) -> dist.ProcessGroup:
+    """Return the group of this rank over some dimensions of the mesh."""
+    own = [name for name in device_mesh.mesh_dim_names or () if name in names]
+    if len(own) == 1:
+        return device_mesh.get_group(own[0])
+    return device_mesh[tuple(own)]._flatten(flattened).get_group()

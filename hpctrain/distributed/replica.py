@@ -28,8 +28,12 @@ DATA_PARALLEL_IS_SLOW = (
 log = logging.getLogger("hpctrain.train")
 
 
-def synchronise_batchnorm(model: nn.Module) -> nn.Module:
+def synchronise_batchnorm(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Module:
     """Replace every batch norm by one over all ranks' samples.
+
+    Args:
+        model: not wrapped.
+        group: of the ranks that compute with the model; None for all ranks.
 
     Raises:
         ConfigError: the model has no batch norm of torch.nn to replace.
@@ -38,7 +42,7 @@ def synchronise_batchnorm(model: nn.Module) -> nn.Module:
         raise ConfigError(
             "trainer.sync_batchnorm", True, f"{type(model).__name__} has no batch norm of torch.nn", "set it to false"
         )
-    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return converted
 
 
@@ -106,11 +110,16 @@ def replicate(model: nn.Module, world: World, parallel: Parallel) -> nn.Module:
 
 
 def broadcast_tensors(tensors: Iterable[Tensor], world: World) -> None:
-    """Copy rank zero's parameters or buffers to all ranks, as DDP does for the model that it wraps; collective."""
+    """Copy rank zero's parameters or buffers to all ranks, as DDP does for the model that it wraps; collective.
+
+    In a pipeline, ranks with the same stages get those of the first one of them.
+    """
     if world.size > 1:
+        group = None if world.mesh is None else world.mesh.same_stages
         with torch.no_grad():
             for tensor in tensors:
-                dist.broadcast(tensor, src=0)
+                if not tensor.is_meta:
+                    dist.broadcast(tensor, group=group, group_src=0)
 
 
 def _compress(replica: DistributedDataParallel, gradient_format: str) -> None:

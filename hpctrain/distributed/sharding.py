@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 from hpctrain.config.parallel import Parallel
@@ -39,17 +39,23 @@ class ShardedLossModule(LossModule):
     Args:
         module: whose blocks are sharded already.
         gathered_once: the modules in it that belong to no block.
+        group: ranks that have the same parts of the model; None if these are all ranks.
 
     Attributes:
         accumulating: makes a context for the micro-batches before the last one of a step, in which less is reduced;
             None if each of them reduces its gradients.
+        copies_from_host: whether a GPU copies weights from host memory while the host continues.
     """
 
     is_sharded = True
 
-    def __init__(self, module: nn.Module, gathered_once: Sequence[nn.Module] = ()) -> None:
+    def __init__(
+        self, module: nn.Module, gathered_once: Sequence[nn.Module] = (), group: dist.ProcessGroup | None = None
+    ) -> None:
         super().__init__(module)
+        self._group = group
         self.accumulating: Callable[[], Any] | None = None
+        self.copies_from_host = False
         self._places = [
             (f"{_name_of(part, module)}{name}", part._parameters, name)
             for part in gathered_once
@@ -84,7 +90,7 @@ class ShardedLossModule(LossModule):
     def __call__(self, compute: Callable[[nn.Module], Any]) -> Any:
         """Call ``compute`` with the module, whose weights are gathered as they are needed; collective."""
         if torch.is_grad_enabled():
-            send_buffers(cast(nn.Module, self._modules["module"]))
+            send_buffers(cast(nn.Module, self._modules["module"]), self._group)
             return nn.Module.__call__(self, compute)
         with self.gathered():
             return nn.Module.__call__(self, compute)
@@ -113,6 +119,9 @@ class ShardedLossModule(LossModule):
             for module in self.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()
+            if self.copies_from_host:
+                # the caller may change the weights next, and without a backward pass nothing has waited for the copies
+                torch.accelerator.synchronize()
 
 
 def shard_model(
@@ -121,6 +130,7 @@ def shard_model(
     parallel: Parallel,
     *,
     blocks: Sequence[str] = (),
+    ignored: Collection[nn.Parameter] = (),
     compute_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
     is_logged: bool = False,
@@ -132,6 +142,7 @@ def shard_model(
         mesh: over which it is sharded.
         parallel: of the configuration.
         blocks: the task's own names of blocks, where the configuration has none.
+        ignored: parameters that stay as they are, because other ranks compute with them.
         compute_dtype: in which gathered weights compute; None for their own. Batch norms keep their own, and with them
             the block that they are in.
         reduce_dtype: in which gradients are added up over the ranks; None for their own.
@@ -146,20 +157,24 @@ def shard_model(
     """
     _require_dimensions(model)
     cut_at = where_cut(model, mesh) if mesh.shape.tensor > 1 else None
-    found = find_blocks(model, parallel.blocks or blocks)
+    where: Any = {"mesh": mesh.data_mesh, "shard_placement_fn": cut_at, "offload_policy": _offload(mesh, parallel)}
+    left = set(ignored)
+    found = {
+        name: block
+        for name, block in find_blocks(model, parallel.blocks or blocks).items()
+        if left.isdisjoint(block.parameters())
+    }
     inside = {id(part) for block in found.values() for part in block.modules()}
     outside = [part for part in model.modules() if id(part) not in inside]
     for block in found.values():
         policy = _policy(block.modules(), compute_dtype, reduce_dtype)
-        reshard = parallel.reshard_after_forward
-        fully_shard(
-            block, mesh=mesh.data_mesh, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=cut_at
-        )
+        fully_shard(block, mp_policy=policy, reshard_after_forward=parallel.reshard_after_forward, **where)
     _prefetch([cast(FSDPModule, block) for block in found.values()], parallel.prefetch_blocks)
-    root = ShardedLossModule(model, outside)
+    root = ShardedLossModule(model, outside, mesh.same_stages)
     policy = _policy(outside, compute_dtype, reduce_dtype)
     # what belongs to no block is needed at the beginning and at the end of a pass, and stays gathered in between
-    fully_shard(root, mesh=mesh.data_mesh, mp_policy=policy, reshard_after_forward=False, shard_placement_fn=cut_at)
+    fully_shard(root, mp_policy=policy, reshard_after_forward=False, ignored_params=left, **where)
+    root.copies_from_host = parallel.cpu_offload and mesh.device_mesh.device_type != "cpu"
     root.accumulating = _accumulating(root, mesh, parallel)
     if is_logged:
         _log_blocks(model, list(found))
@@ -170,10 +185,15 @@ def _name_of(part: nn.Module, model: nn.Module) -> str:
     return next((f"{name}." for name, module in model.named_modules() if module is part and name), "")
 
 
-def send_buffers(model: nn.Module) -> None:
-    """Copy rank zero's buffers to all ranks; collective."""
-    if buffers := list(model.buffers()):
-        group = dist.group.WORLD
+def send_buffers(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """Copy the buffers of the first rank to all ranks; collective.
+
+    Args:
+        model: whose buffers that have values are sent.
+        group: of ranks that have the same buffers; None for all ranks.
+    """
+    if buffers := [buffer for buffer in model.buffers() if not buffer.is_meta]:
+        group = group or dist.group.WORLD
         assert group is not None
         with torch.no_grad():
             dist._broadcast_coalesced(group, buffers, BROADCAST_BYTES, 0)  # type: ignore[attr-defined]  # DDP uses it
@@ -196,6 +216,13 @@ def _policy(
     has_batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in modules)
     # inputs keep their format: autocast converts them where an operation wants that
     return MixedPrecisionPolicy(None if has_batch_norm else compute_dtype, reduce_dtype, cast_forward_inputs=False)
+
+
+def _offload(mesh: Mesh, parallel: Parallel) -> OffloadPolicy:
+    if not parallel.cpu_offload:
+        return OffloadPolicy()
+    # from page-locked memory, copies to a GPU overlap with its work
+    return CPUOffloadPolicy(pin_memory=mesh.device_mesh.device_type != "cpu")
 
 
 def where_cut(model: nn.Module, mesh: Mesh) -> Callable[[nn.Parameter], Shard | None]:

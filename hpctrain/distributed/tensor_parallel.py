@@ -14,9 +14,10 @@ from torch.distributed.tensor.parallel import ParallelStyle, loss_parallel, para
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.functional import linear
 
+from hpctrain.config.plan_check import without_plan
 from hpctrain.distributed.blocks import matches_name
 from hpctrain.errors import ConfigError, TaskError
-from hpctrain.phrases import listed, page
+from hpctrain.phrases import listed
 
 KEY = "parallel.tensor_degree"
 _open_contexts = ExitStack()
@@ -98,10 +99,7 @@ def find_plan(model: nn.Module, task: object, ranks: int) -> Mapping[str, Parall
             name = f"{type(owner).__name__}.tensor_parallel_plan"
             raise TaskError(f"{name} must return a dict of names and styles of torch.distributed.tensor.parallel")
         return plan
-    problem = f"{type(model).__name__} has no plan for it, and neither has {type(task).__name__}"
-    where = page("how_to/large_models.md")
-    remedy = f"define tensor_parallel_plan in one of them ({where}), or use parallel=fsdp"
-    raise ConfigError(KEY, ranks, problem, remedy)
+    raise without_plan(ranks, model=type(model).__name__, task=type(task).__name__)
 
 
 def divide(model: nn.Module, plan: Mapping[str, ParallelStyle], mesh: DeviceMesh) -> None:

@@ -81,19 +81,34 @@ class World:
         return 1 if self.mesh is None else self.mesh.shape.tensor
 
     @property
+    def pipeline_size(self) -> int:
+        """Number of positions in each pipeline; 1 without one."""
+        return 1 if self.mesh is None else self.mesh.shape.pipeline
+
+    @property
+    def ranks_per_stage(self) -> int:
+        """Number of ranks with the same stages: of all ranks, without a pipeline."""
+        return self.size // self.pipeline_size
+
+    @property
     def data_rank(self) -> int:
-        """Which share of the samples this rank has, from 0; ranks that compute layers together have the same one."""
-        return self.rank // self.tensor_size
+        """Which share of the samples this rank has, from 0; ranks that compute the same samples have the same one."""
+        return self.rank % self.ranks_per_stage // self.tensor_size
 
     @property
     def data_size(self) -> int:
-        """Number of shares of the samples: that of ranks, unless several of them compute each layer together."""
-        return self.size // self.tensor_size
+        """Number of shares of the samples: that of ranks, unless several of them compute the same samples."""
+        return self.ranks_per_stage // self.tensor_size
 
     @property
     def counts_samples(self) -> bool:
-        """Whether this rank counts in sums over samples: the first one of those that compute layers together."""
-        return self.rank % self.tensor_size == 0
+        """Whether this rank counts in sums over samples: of those that compute the same ones, one that has the loss."""
+        return self.rank < self.ranks_per_stage and self.rank % self.tensor_size == 0
+
+    @property
+    def random_stream(self) -> int:
+        """Which random numbers this rank draws: those of the ranks that compute each layer together with it."""
+        return self.data_rank + self.rank // self.ranks_per_stage * self.data_size
 
     @property
     def is_rank_zero(self) -> bool:
@@ -230,6 +245,7 @@ def join(
     cores: int = 1,
     timeout_s: float,
     mesh_shape: MeshShape | None = None,
+    cpu_tensors: bool = False,
 ) -> World:
     """Make the process groups; collective.
 
@@ -241,6 +257,7 @@ def join(
         cores: of this rank (`cpu_cores`).
         timeout_s: bound in seconds on each collective.
         mesh_shape: how the ranks share the model; None if each has a replica.
+        cpu_tensors: whether all groups also carry tensors in host memory, such as offloaded shards.
     """
     rank, size = environment.rank, environment.world_size
     world = World(rank=rank, size=size, local_rank=environment.local_rank, devices=devices, cores=cores)
@@ -252,17 +269,21 @@ def join(
     if backend == "nccl":
         set_nccl_variables(os.environ, timeout_s)
     timeout = timedelta(seconds=timeout_s)
+    backends = "cpu:gloo,cuda:nccl" if cpu_tensors and backend == "nccl" else backend
     dist.init_process_group(
-        backend,
+        backends,
         store=_store_for_torch(store, backend),
         rank=rank,
         world_size=size,
         timeout=timeout,
-        device_id=bound_device(backend, devices),
+        device_id=bound_device(backends, devices),
     )
     # NCCL carries no CPU tensors, and its collectives would stall the GPU
     control = dist.group.WORLD if backend == "gloo" else gloo_group(store, timeout, CONTROL)
-    mesh = None if mesh_shape is None else form_mesh(mesh_shape, devices[0], store, timeout)
+    mesh = None
+    if mesh_shape is not None:
+        assert control is not None
+        mesh = form_mesh(mesh_shape, devices[0], store, control, timeout)
     gather_over(None if mesh is None else mesh.samples)
     return replace(world, backend=backend, control=control, store=store, mesh=mesh)
 
@@ -274,10 +295,11 @@ def _store_for_torch(store: Store, backend: str) -> Store:
     return PrefixStore("world", store)
 
 
-def bound_device(backend: str, devices: tuple[torch.device, ...]) -> torch.device | None:
+def bound_device(backends: str, devices: tuple[torch.device, ...]) -> torch.device | None:
     """The device to which NCCL binds when the group is created, which detects a broken GPU early; None for gloo.
 
     With several devices NCCL binds to each when it is first used: a bound group rejects tensors on any other device,
-    and DDP sends each part of a spread module from that part's device.
+    and DDP sends each part of a spread module from that part's device. With gloo for CPU tensors, too, it isn't bound:
+    torch 2.13 splits bound groups for the dimensions of a mesh, and gives gloo the options of NCCL.
     """
-    return devices[0] if backend == "nccl" and len(devices) == 1 else None
+    return devices[0] if backends == "nccl" and len(devices) == 1 else None

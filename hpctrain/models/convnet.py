@@ -28,8 +28,16 @@ class ConvNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [n, num_classes] of images [n, in_channels, height, width], 2 x 2 pixels or more."""
-        logits: Tensor = self.classifier(self.dropout(self.features(images).mean(dim=(2, 3))))
+        features: Tensor = self.features(images)
+        if not self.classifier:
+            # in a pipeline, a later stage has it
+            return features
+        logits: Tensor = self.classifier(self.dropout(features.mean(dim=(2, 3))))
         return logits
+
+    def pipeline_plan(self) -> list[str]:
+        """How the model is cut into stages (`parallel.pipeline_degree`)."""
+        return ["features.*", "classifier"]
 
 
 def _convolution(inputs: int, outputs: int) -> tuple[nn.Module, ...]:

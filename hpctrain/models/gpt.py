@@ -80,19 +80,26 @@ class GPT(nn.Module):
                 f"the model got {length} tokens, but model.context_length={self.context_length}: "
                 f"set model.context_length={length} or more"
             )
-        mask = None
-        places = None
-        if is_sharded(self.places.weight):
-            tokens, documents, places = self._for_several_ranks(tokens, documents)
-        if documents is not None:
-            mask = _causal_within(documents)
-        if places is None:
-            places = self.places.weight[:length] if documents is None else self.places(_places_within(documents))
-        stream = self.dropout(self.tokens(tokens) + places)
+        # in a pipeline, other stages than the first one get what the one before has computed
+        stream, added = tokens, 0
+        if self.places:
+            stream, documents, added = self._embed(tokens, documents)
+        mask = None if documents is None else _causal_within(documents)
         for block in self.blocks:
             stream = block(stream, mask)
+        if not self.norm:
+            if added:
+                raise TaskError(
+                    f"the model got {length} tokens, whose number parallel.tensor_degree must divide if "
+                    "parallel.pipeline_degree is more than 1"
+                )
+            return stream
         logits: Tensor = self.head(self.norm(stream), self.tokens.weight)
-        return logits if logits.shape[1] == length else logits[:, :length]
+        return logits[:, : logits.shape[1] - added] if added else logits
+
+    def pipeline_plan(self) -> list[str | tuple[str, ...]]:
+        """How the model is cut into stages (`parallel.pipeline_degree`); first and last share the embedding."""
+        return [("tokens", "places"), "blocks.*", ("norm", "head", "tokens")]
 
     def tensor_parallel_plan(self) -> dict[str, ParallelStyle]:
         """How ranks compute each layer together (`parallel.tensor_degree`)."""
@@ -100,6 +107,17 @@ class GPT(nn.Module):
         from hpctrain.models.gpt_plan import tensor_parallel_plan
 
         return tensor_parallel_plan(self.num_heads)
+
+    def _embed(self, tokens: Tensor, documents: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
+        """Return the stream that enters the first block, the documents, and the number of tokens that were appended."""
+        length = tokens.shape[1]
+        if is_sharded(self.places.weight):
+            tokens, documents, places = self._for_several_ranks(tokens, documents)
+        elif documents is None:
+            places = self.places.weight[:length]
+        else:
+            places = self.places(_places_within(documents))
+        return self.dropout(self.tokens(tokens) + places), documents, tokens.shape[1] - length
 
     def _for_several_ranks(self, tokens: Tensor, documents: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return tokens and documents whose positions the ranks divide evenly, and the places of this rank's own.

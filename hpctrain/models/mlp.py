@@ -34,3 +34,7 @@ class MLP(nn.Module):
         """Logits [n, num_classes] of inputs [n, ...]."""
         logits: Tensor = self.layers(inputs)
         return logits
+
+    def pipeline_plan(self) -> list[str]:
+        """How the model is cut into stages (`parallel.pipeline_degree`)."""
+        return ["layers.*"]

@@ -115,6 +115,20 @@ class Task(ABC):
         """
         return None
 
+    def pipeline_plan(self) -> Sequence[str | Sequence[str]] | None:
+        """How the model is cut into the stages of a pipeline; called if `parallel.pipeline_degree` is more than 1.
+
+        A model may define a method of this name, too, as hpctrain's GPT does; the task's goes first. An `nn.Sequential`
+        needs none. In a pipeline, `loss` and `evaluate` call the model exactly once. What comes before that call runs
+        in each stage, and what comes after it in the last one.
+
+        Returns:
+            Names of modules in the order in which a forward pass calls them; * and ? match within one part, between
+            dots. Names in a tuple stay in one stage. A name may occur twice: stages then share its weights. None for
+            the model's own plan.
+        """
+        return None
+
     @abstractmethod
     def train_dataset(self) -> Dataset[Any]:
         """The training samples, the same on all ranks.

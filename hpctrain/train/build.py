@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ from hpctrain.train.task_class import check_class
 
 if TYPE_CHECKING:
     # importing it imports torch's DTensor, which takes half a second
+    from hpctrain.distributed.pipeline.pipeline import Pipeline
     from hpctrain.distributed.sharding import ShardedLossModule
 
 log = logging.getLogger("hpctrain.train")
@@ -130,12 +131,16 @@ class Network:
         model: the module that forward passes go through; not wrapped.
         master: copies between the two if they aren't the same.
         sharded: the replica of a model that the ranks of a mesh share; None if each rank has a replica to build.
+        pipeline: this rank's part in a pipeline; None without one.
+        fill_rest: computes the initial values that were left to a checkpoint; collective. None if there are none.
     """
 
     module: nn.Module
     model: nn.Module
     master: MasterWeights | None
     sharded: ShardedLossModule | None = None
+    pipeline: Pipeline | None = None
+    fill_rest: Callable[[], None] | None = None
 
 
 def build_network(config: Config, task: Task, world: World, *, fresh: bool = False) -> Network:

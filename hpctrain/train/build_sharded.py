@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +25,8 @@ from hpctrain.errors import ConfigError
 from hpctrain.tasks.task import Task
 from hpctrain.train.activation_checkpointing import checkpoint_activations
 from hpctrain.train.build import Network, build_model
-from hpctrain.train.deferred_values import deferred_values
+from hpctrain.train.build_pipeline import cut_into_stages, join_pipeline
+from hpctrain.train.deferred_values import DeferredValues, deferred_values
 from hpctrain.train.modes import begin_training
 from hpctrain.train.parameter_groups import freeze
 from hpctrain.train.precision import AUTOCAST_TYPES, PURE_TYPES, compute_in, poor_fit, set_fp32_precision
@@ -32,7 +34,9 @@ from hpctrain.train.precision import AUTOCAST_TYPES, PURE_TYPES, compute_in, poo
 log = logging.getLogger("hpctrain.train")
 
 
-def build_sharded_network(config: Config, task: Task, world: World, mesh: Mesh, *, fresh: bool = False) -> Network:
+def build_sharded_network(
+    config: Config, task: Task, world: World, mesh: Mesh, *, fresh: bool = False, leave_saved: bool = False
+) -> Network:
     """Build the model, and shard it over the mesh, in its precision; collective.
 
     Args:
@@ -41,6 +45,7 @@ def build_sharded_network(config: Config, task: Task, world: World, mesh: Mesh, 
         world: the ranks.
         mesh: of the ranks.
         fresh: start from the weights of `config.init_from`, if it is set; every rank reads its own shards.
+        leave_saved: leave out the initial values of what a checkpoint contains; the same on every rank.
     """
     kind, trainer = config.precision.kind, config.trainer
     set_fp32_precision(kind)
@@ -48,7 +53,7 @@ def build_sharded_network(config: Config, task: Task, world: World, mesh: Mesh, 
         log.warning(remark)
     if world.device.type == "cpu":
         return_freed_memory()
-    build = partial(_build, config, task)
+    build = partial(_build, config, task, mesh)
     model, values = deferred_values(build)
     _refuse_keras(model)
     freeze(config.optimizer, model)
@@ -58,6 +63,10 @@ def build_sharded_network(config: Config, task: Task, world: World, mesh: Mesh, 
 
         # before anything wraps modules, since the plan has their names
         divide(model, find_plan(model, task, mesh.shape.tensor), mesh.tensor_mesh)
+    stages = None
+    if mesh.neighbours is not None:
+        # as above: names are those of the plan
+        stages = cut_into_stages(model, task, config.parallel, mesh.neighbours, is_logged=world.is_rank_zero)
     if begin_training(model) and world.is_rank_zero:
         log.info("the model was built in evaluation mode: calling train() on it and all its modules")
     if kind in PURE_TYPES:
@@ -73,25 +82,26 @@ def build_sharded_network(config: Config, task: Task, world: World, mesh: Mesh, 
         mesh,
         config.parallel,
         blocks=task.blocks,
+        ignored=() if stages is None else stages.absent_parameters(),
         compute_dtype=AUTOCAST_TYPES.get(kind),
         # sums of half-precision gradients over many ranks would lose digits
         reduce_dtype=torch.float32 if kind in (*AUTOCAST_TYPES, *PURE_TYPES) else None,
         is_logged=world.is_rank_zero,
     )
-    if values is None:
-        model.to(world.device)
-    else:
-        values.fill(root, model, world.device)
+    with nullcontext() if stages is None else stages.absent_set_aside():
+        _give_memory(config, root, model, values, world, leave_saved=leave_saved)
     if fresh and config.init_from is not None:
         warm_start(model, Path(config.init_from), match=config.init_match, strict=config.init_strict)
     _make_alike(root, model, mesh)
-    return Network(model, model, None, root)
+    pipeline = None if stages is None else join_pipeline(root, stages, model, config, world)
+    fill_rest = partial(_fill_rest, values, root, model, mesh) if values is not None and leave_saved else None
+    return Network(model, model, None, root, pipeline, fill_rest)
 
 
-def _build(config: Config, task: Task) -> nn.Module:
+def _build(config: Config, task: Task, mesh: Mesh) -> nn.Module:
     model = build_model(config.model, task)
     if config.trainer.sync_batchnorm:
-        model = synchronise_batchnorm(model)
+        model = synchronise_batchnorm(model, mesh.same_stages)
     return model.to(PURE_TYPES[kind]) if (kind := config.precision.kind) in PURE_TYPES else model
 
 
@@ -102,12 +112,38 @@ def _refuse_keras(model: nn.Module) -> None:
         raise ConfigError("parallel.kind", "mesh", problem, "use parallel=ddp")
 
 
+def _give_memory(
+    config: Config,
+    root: ShardedLossModule,
+    model: nn.Module,
+    values: DeferredValues | None,
+    world: World,
+    *,
+    leave_saved: bool,
+) -> None:
+    """Put the shards and buffers of a model where they belong, with their values."""
+    offloads = config.parallel.cpu_offload
+    if values is not None:
+        home = torch.device("cpu") if offloads else world.device
+        values.fill(root, model, home, of_buffers=world.device, leave_saved=leave_saved)
+    elif not offloads:
+        model.to(world.device)
+    # otherwise FSDP2 has moved the buffers, and only these
+
+
+def _fill_rest(values: DeferredValues, root: ShardedLossModule, model: nn.Module, mesh: Mesh) -> None:
+    """Compute the values that no checkpoint has provided; collective."""
+    values.fill_rest()
+    _make_alike(root, model, mesh)
+
+
 def _make_alike(root: ShardedLossModule, model: nn.Module, mesh: Mesh) -> None:
-    """Give all replicas the weights of the first one, and all ranks the buffers of rank zero; collective."""
+    """Give all replicas the weights of the first one, and ranks with the same stages equal buffers; collective."""
     root.settle()
     if mesh.shape.replicate > 1:
         group = mesh.device_mesh.get_group("replicate")
         with torch.no_grad():
             for parameter in model.parameters():
-                dist.broadcast(local_part(parameter.detach()), group=group, group_src=0)
-    send_buffers(model)
+                if not parameter.is_meta:
+                    dist.broadcast(local_part(parameter.detach()), group=group, group_src=0)
+    send_buffers(model, mesh.same_stages)

@@ -106,6 +106,7 @@ class Checkpointing:
             if self._world.is_rank_zero:
                 set_aside(found.passed_over, self._claim)
             self._restore(found)
+        self._parts.settle_values(restored=found is not None)
         step = 0 if found is None else found.step
         self._parts.prepare(step)
         if self._world.is_rank_zero or self._parts.sharded is not None:
@@ -134,7 +135,8 @@ class Checkpointing:
         # earlier versions didn't save them
         if (modes := found.extra.get("evaluation_mode")) is not None:
             restore_modes(inner(parts.model), modes)
-        parts.task_state.restore(found.extra.get("task"))
+        same_stages = found.extra.get("pipeline_degree", 1) == self._world.pipeline_size
+        parts.task_state.restore(found.extra.get("task"), same_stages=same_stages)
         parts.ending.load_state(found.extra.get("ending", {}))
         parts.callbacks.load_state(found.extra.get("callbacks", {}))
         parts.stream_state.restore(found.extra.get("streams"))
@@ -165,13 +167,14 @@ class Checkpointing:
             )
 
     def _restore_random_state(self, found: LoadedCheckpoint) -> None:
-        as_before = found.extra.get("tensor_degree", 1) == self._world.tensor_size
+        degrees = found.extra.get("tensor_degree", 1), found.extra.get("pipeline_degree", 1)
+        as_before = degrees == (self._world.tensor_size, self._world.pipeline_size)
         if found.world_size == self._world.size and as_before:
             restore_rng(found.rng[self._world.rank], self._world.gpus)
         else:
             # another world size draws other numbers anyway; the same ones in each attempt, and on ranks that compute
             # layers together
-            seed_everything(rank_seed(self._config.seed + found.step, self._world.data_rank))
+            seed_everything(rank_seed(self._config.seed + found.step, self._world.random_stream))
 
     def record_evaluation(self, step: int, means: Mapping[str, float]) -> None:
         """Compare an evaluation with the best so far, and set `best_step` if it is one of them; collective.
@@ -319,7 +322,16 @@ class Checkpointing:
         # it imports torch's DTensor, which takes half a second
         from hpctrain.checkpoint.sharded.live_shards import LiveShards
 
-        return LiveShards(module, optimizers, head=head, scaler=scaler, rng=rng, extra=extra, world=self._world)
+        return LiveShards(
+            module,
+            optimizers,
+            head=head,
+            scaler=scaler,
+            rng=rng,
+            extra=extra,
+            world=self._world,
+            copies=frozenset() if self._parts.pipeline is None else self._parts.pipeline.stages.copies,
+        )
 
     def _extra(self) -> dict[str, object]:
         return {
@@ -329,6 +341,7 @@ class Checkpointing:
             "callbacks": self._parts.callbacks.state(),
             **progress_of(self._parts.step),
             **({} if self._world.tensor_size == 1 else {"tensor_degree": self._world.tensor_size}),
+            **({} if self._world.pipeline_size == 1 else {"pipeline_degree": self._world.pipeline_size}),
             "evaluation_mode": names_in_evaluation_mode(inner(self._parts.model)),
             "ema": {} if self._parts.ema is None else self._parts.ema.state(),
             "best": {} if self._best is None else self._best.state(),

@@ -29,26 +29,54 @@ class DeferredValues:
     def __init__(self, record: Record, sources: Mapping[str, Source]) -> None:
         self._record = record
         self._sources = sources
+        self._missing: dict[str, Tensor] = {}
 
-    def fill(self, root: nn.Module, model: nn.Module, device: torch.device) -> None:
+    def fill(
+        self,
+        root: nn.Module,
+        model: nn.Module,
+        device: torch.device,
+        *,
+        of_buffers: torch.device,
+        leave_saved: bool = False,
+    ) -> None:
         """Give a sharded model memory and values; of each tensor, at most the whole one is in memory besides.
 
         Args:
             root: the module around the model that was sharded.
             model: as it was recorded, with shards on `meta` in the place of its parameters.
-            device: of this rank.
+            device: of this rank's shards.
+            of_buffers: their device.
+            leave_saved: leave what the model's state dict contains without values, until a checkpoint or `fill_rest`
+                provides them.
 
         Raises:
             TaskError: an operation gave another result than torch's meta device promised.
         """
         before = _named(model)
         root.to_empty(device=device)
+        if of_buffers != device:
+            _move_buffers(model, of_buffers)
         after = _share_again(model, before)
+        # only the tensors themselves: a hook may save something else in their place
+        saved = {id(value) for value in model.state_dict(keep_vars=True).values()} if leave_saved else set()
+        self._missing = {name: target for name, target in after.items() if id(target) in saved}
+        self._compute({name: target for name, target in after.items() if name not in self._missing})
+
+    def fill_rest(self) -> None:
+        """Compute the values that `fill` has left out, if any.
+
+        Raises:
+            TaskError: as for `fill`.
+        """
+        self._compute(self._missing)
+        self._missing = {}
+
+    def _compute(self, targets: Mapping[str, Tensor]) -> None:
         filled: set[int] = set()
-        for names in self._record.in_groups(self._sources):
+        for names in self._record.in_groups({name: self._sources[name] for name in targets}):
             for name in names:
-                target = after[name]
-                if id(target) not in filled:
+                if id(target := targets[name]) not in filled:
                     copy_saved(target.detach(), self._value(name))
                     filled.add(id(target))
         self._record.forget()
@@ -85,6 +113,14 @@ def deferred_values(build: Callable[[], nn.Module]) -> tuple[nn.Module, Deferred
 
 def _named(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+
+
+def _move_buffers(model: nn.Module, device: torch.device) -> None:
+    """Give buffers memory on another device."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty_like(buffer, device=device)
 
 
 def _share_again(model: nn.Module, before: Mapping[str, Tensor]) -> dict[str, Tensor]:

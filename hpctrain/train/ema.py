@@ -47,9 +47,9 @@ class Ema:
         self._averages = [
             parameter.detach().to(dtype, copy=True) for parameter, dtype in zip(self._parameters, wide, strict=True)
         ]
-        # of a sharded model: every rank averages its own shards
-        self._local_parameters = local_parts(self._parameters)
-        self._local_averages = local_parts(self._averages)
+        # of a sharded model: every rank averages its own shards; in a pipeline, those of its stages
+        self._local_parameters = local_parts(each for each in self._parameters if not each.is_meta)
+        self._local_averages = local_parts(each for each in self._averages if not each.is_meta)
         self._widens = any(parameter.dtype != dtype for parameter, dtype in zip(self._parameters, wide, strict=True))
         self._master = master
         self._weight = 1.0 - decay
@@ -62,6 +62,11 @@ class Ema:
             weights = [weight.to(average.dtype) for weight, average in zip(weights, averages, strict=True)]
         # one call for all: a loop over the parameters would cost a kernel's launch for each
         torch._foreach_lerp_(averages, weights, self._weight)
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Begin again with the present weights."""
+        torch._foreach_copy_(self._local_averages, self._local_parameters)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

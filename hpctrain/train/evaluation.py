@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -32,6 +32,10 @@ from hpctrain.train.precision import autocast
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.task_metrics import TaskMetrics
 from hpctrain.train.task_state import TaskState, remember_attributes
+
+if TYPE_CHECKING:
+    # importing it imports torch's DTensor, which takes half a second
+    from hpctrain.distributed.pipeline.pipeline import Pipeline
 
 _OVER = object()
 OF_VALUES = (ArithmeticError, ValueError)
@@ -69,6 +73,7 @@ class Evaluation:
         ema: averaged weights to evaluate; None for the live ones.
         max_gathered_mb: bound on the per-sample values that rank zero gets.
         sharded: what to call where the ranks of a mesh share the model; None otherwise.
+        pipeline: this rank's part in a pipeline; None without one.
 
     Attributes:
         on_round: called after each batch of this rank, with the number of batches and the total, None if it is unknown.
@@ -90,6 +95,7 @@ class Evaluation:
         ema: Ema | None = None,
         max_gathered_mb: int = 1024,
         sharded: nn.Module | None = None,
+        pipeline: Pipeline | None = None,
     ) -> None:
         self.on_round: Callable[[int, int | None], None] | None = None
         self.num_batches = 0
@@ -103,7 +109,14 @@ class Evaluation:
         self._max_gathered_mb = max_gathered_mb
         self._metrics = TaskMetrics(task, world)
         self._pass = EvaluationPass(
-            task, self._model, sharded, world, task_state=task_state, task_log=task_log, metrics=self._metrics
+            task,
+            self._model,
+            sharded,
+            world,
+            task_state=task_state,
+            task_log=task_log,
+            metrics=self._metrics,
+            pipeline=pipeline,
         )
         self._loader = EvalLoader(
             dataset,
@@ -261,7 +274,9 @@ class Evaluation:
         if batch is None or batch is _OVER:
             self._pass.join(self._loader)
         else:
-            results.add(round_index, self._loader.num_taken, self._pass(batch))
+            found = self._pass(batch, round_index)
+            if found is not None:
+                results.add(round_index, self._loader.num_taken, found)
         if batch is _OVER:
             return False
         self.num_batches += 1

@@ -69,7 +69,7 @@ class Loss:
         # what the newest loss returned beside it, which can't leave the forward pass with it
         self._others: dict[str, Scalar] | None = None
 
-    def __call__(self, replica: nn.Module, micro_batch: MicroBatch) -> tuple[Tensor, dict[str, Scalar] | None]:
+    def __call__(self, replica: Callable[..., Any], micro_batch: MicroBatch) -> tuple[Tensor, dict[str, Scalar] | None]:
         """Compute the loss in a step.
 
         Args:
@@ -99,7 +99,7 @@ class Loss:
             self._task_log.require_one_turn(self.method, others or ())
         return loss, others
 
-    def compute_unlogged(self, replica: nn.Module, micro_batch: MicroBatch) -> Tensor:
+    def compute_unlogged(self, replica: Callable[..., Any], micro_batch: MicroBatch) -> Tensor:
         """Compute the mean loss, 0-d, in a pass that isn't a step's: what the task logs is discarded.
 
         Args:

@@ -57,7 +57,9 @@ def model_memory(
         whole_gradients: whether ranks hold whole gradients of sharded weights (`parallel.keep_gradients_whole`).
     """
     built = list(optimizers)
-    weights = {id(tensor): tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
+    held = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
+    # in a pipeline, other ranks have what is on `meta`
+    weights = {id(tensor): tensor for tensor in held if not tensor.is_meta}
     trained = [tensor for tensor in weights.values() if tensor.requires_grad]
     gradients = (_whole_bytes(tensor) if whole_gradients else _bytes(tensor) for tensor in trained)
     states = [_state_bytes(one.optimizer) for one in built]
@@ -65,7 +67,7 @@ def model_memory(
         weights=sum(map(_bytes, weights.values())),
         gradients=sum(gradients),
         optimizer=None if None in states else sum(filter(None, states)),
-        average=0 if ema is None else sum(map(_bytes, _tensors(ema.state()))),
+        average=0 if ema is None else sum(_bytes(each) for each in _tensors(ema.state()) if not each.is_meta),
     )
 
 
@@ -82,6 +84,8 @@ def _state_bytes(optimizer: torch.optim.Optimizer) -> int | None:
     for group in optimizer.param_groups:
         ratios: dict[tuple[int, torch.dtype], float | None] = {}
         for parameter in group["params"]:
+            if parameter.is_meta:
+                continue
             if state := optimizer.state.get(parameter):
                 total += sum(map(_bytes, _tensors(state)))
                 continue

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from hpctrain.checkpoint.best import judged_by
 from hpctrain.config.batch import micro_batch_size_of
+from hpctrain.config.named_optimizers import named_optimizers
 from hpctrain.config.root import Config
 from hpctrain.data.bookmark import Bookmarks
 from hpctrain.data.fetch import dataset_length
@@ -58,6 +59,8 @@ class Parts:
         config: of the run.
         world: the ranks.
         fresh: whether the run is new, and starts from the weights of `config.init_from` if that is set.
+        resumes: whether a checkpoint is there. Then a mesh leaves out initial values that it contains, until
+            `settle_values`; the same on every rank.
 
     Attributes:
         task: what is trained.
@@ -70,6 +73,7 @@ class Parts:
         model: which forward passes go through, without DDP's wrapper.
         module: holds the weights that are trained and saved; `model` itself, except in fp16_master.
         sharded: what is called where the ranks of a mesh share the model; None otherwise.
+        pipeline: this rank's part in a pipeline; None without one.
         optimizers: over the parameters of `module`, with their groups.
         ema: the moving average of the weights, or None.
         meter: collects the training loss, and what else the task logs in it.
@@ -79,7 +83,7 @@ class Parts:
         callbacks: what watches the training; none until the trainer sets them.
     """
 
-    def __init__(self, config: Config, world: World, *, fresh: bool = False) -> None:
+    def __init__(self, config: Config, world: World, *, fresh: bool = False, resumes: bool = False) -> None:
         self.config = config
         self.world = world
         # the same seed on every rank: what the task draws while it builds its data and model has to be the same, too
@@ -99,10 +103,12 @@ class Parts:
             is_rank_zero=world.is_rank_zero,
         )
         attach(self.task, self.task_log, self.position)
-        network = self._network(fresh=fresh)
+        network = self._network(fresh=fresh, resumes=resumes)
+        self._fill_rest = network.fill_rest
         self.model = network.model
         self.module = network.module
         self.sharded = network.sharded
+        self.pipeline = network.pipeline
         self.task_state.leave_out(inner(self.module))
         self.optimizers = build_optimizers(config.optimizer, self.module, config.trainer.global_batch_size)
         self.meter = self.new_meter(*loss_names(self.optimizers))
@@ -113,6 +119,7 @@ class Parts:
             self.optimizers,
             self.meter,
             task_log=self.task_log,
+            task_state=self.task_state,
             world=world,
             span=self._span(),
         )
@@ -132,7 +139,9 @@ class Parts:
 
     def model_memory(self) -> ModelMemory:
         """What this rank holds of the model, and of what is trained of it."""
-        whole = self.sharded is not None and self.config.parallel.keep_gradients_whole
+        parallel = self.config.parallel
+        # offloaded gradients are shards: the whole ones are on the GPU
+        whole = self.sharded is not None and parallel.keep_gradients_whole and not parallel.cpu_offload
         return model_memory({self.model, self.module}, self.optimizers, self.ema, whole_gradients=whole)
 
     @property
@@ -141,6 +150,19 @@ class Parts:
         trainer, epoch = self.config.trainer, self.plan.steps_per_epoch
         bounds = [trainer.max_steps, None if trainer.max_epochs is None else trainer.max_epochs * epoch]
         return min(bound for bound in bounds if bound is not None)
+
+    def settle_values(self, *, restored: bool) -> None:
+        """Compute the initial values that were left out, unless a checkpoint has replaced them; collective.
+
+        Args:
+            restored: whether the model, and what is trained with it, were restored.
+        """
+        if self._fill_rest is not None and not restored:
+            self._fill_rest()
+            if self.ema is not None:
+                self.ema.restart()
+        # it holds the recording of the model's building
+        self._fill_rest = None
 
     def prepare(self, step: int) -> None:
         """Build the replicas for a training that starts after ``step`` steps, and have them settle; collective."""
@@ -168,13 +190,16 @@ class Parts:
         with self.task_state.restored(), closing(iter(self.loader(0))) as micro_batches:
             turn.try_out(next(micro_batches))
 
-    def _network(self, *, fresh: bool) -> Network:
+    def _network(self, *, fresh: bool, resumes: bool) -> Network:
         if (mesh := self.world.mesh) is None:
             return build_network(self.config, self.task, self.world, fresh=fresh)
         # it imports torch's DTensor, which takes half a second
         from hpctrain.train.build_sharded import build_sharded_network
 
-        return build_sharded_network(self.config, self.task, self.world, mesh, fresh=fresh)
+        # an optimizer of a user's own may keep the initial values
+        targets = [each.node["_target_"] for each in named_optimizers(self.config.optimizer)]
+        leave_saved = resumes and all(target.startswith("torch.optim.") for target in targets)
+        return build_sharded_network(self.config, self.task, self.world, mesh, fresh=fresh, leave_saved=leave_saved)
 
     def _ema(self, network: Network) -> Ema | None:
         decay = self.config.trainer.ema_decay
@@ -212,6 +237,7 @@ class Parts:
             ema=self.ema if self.config.trainer.eval_ema else None,
             max_gathered_mb=self.config.trainer.max_gathered_mb,
             sharded=self.sharded,
+            pipeline=self.pipeline,
         )
 
     def loader(self, start_step: int, bookmarks: Bookmarks | None = None) -> TrainLoader:
@@ -250,7 +276,8 @@ class Parts:
         return task
 
     def _batch_plan(self) -> BatchPlan:
-        trainer = self.config.trainer
+        trainer, degree = self.config.trainer, self.world.pipeline_size
+        micro_batch_size = micro_batch_size_of(self.config, self.world.data_size, degree)
         num_samples = self._planned_samples()
         if num_samples < trainer.global_batch_size:
             log.warning(
@@ -258,10 +285,19 @@ class Parts:
                 trainer.global_batch_size,
                 num_samples,
             )
+        per_step = trainer.global_batch_size // self.world.data_size // micro_batch_size
+        if per_step < degree:
+            log.warning(
+                "a step has fewer micro-batches (%d) than its pipeline has groups of ranks (%d), so that some always "
+                "wait: set a larger trainer.global_batch_size, or a smaller trainer.micro_batch_size than %d",
+                per_step,
+                degree,
+                micro_batch_size,
+            )
         return BatchPlan(
             num_samples=num_samples,
             global_batch_size=trainer.global_batch_size,
-            micro_batch_size=micro_batch_size_of(self.config, self.world.data_size),
+            micro_batch_size=micro_batch_size,
             world_size=self.world.data_size,
             drop_last=self.config.data.drop_last,
         )

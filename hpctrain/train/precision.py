@@ -41,7 +41,7 @@ def autocasting(compute: Compute, kind: str, device: torch.device) -> Compute:
 
 
 def gradient_scaler(
-    precision: Precision, device: torch.device, *, is_shared: bool = False
+    precision: Precision, device: torch.device, *, is_shared: bool = False, on_host: bool = False
 ) -> torch.amp.GradScaler | None:
     """Return the loss scaler of the kinds in `SCALED`; None for other kinds.
 
@@ -49,11 +49,18 @@ def gradient_scaler(
         precision: of the configuration.
         device: of this rank.
         is_shared: whether an overflow on one rank may be unknown to others that share its model.
+        on_host: whether gradients are in host memory, whatever the device.
     """
     if precision.kind not in SCALED:
         return None
     kind = _SharedScaler if is_shared else torch.amp.GradScaler
-    return kind(device.type, init_scale=precision.initial_loss_scale, growth_interval=precision.loss_scale_growth_steps)
+    scaler = kind(
+        device.type, init_scale=precision.initial_loss_scale, growth_interval=precision.loss_scale_growth_steps
+    )
+    if on_host:
+        # otherwise the scale would be where the loss is, and torch would read its copy for the host before it arrives
+        scaler._lazy_init_scale_growth_tracker(torch.device("cpu"))
+    return scaler
 
 
 class _SharedScaler(torch.amp.GradScaler):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hpctrain.checkpoint.best import judged_by
 from hpctrain.checkpoint.state import PlainNames
 from hpctrain.data.eval_loader import EvalLoader
+from hpctrain.data.micro_batch import shapes_of
 from hpctrain.distributed.replica import buffers_and_rng_restored, inner
 from hpctrain.run.directory import RunDirectory
 from hpctrain.train.callbacks import CallbackContext
@@ -79,15 +80,18 @@ class RunningTraining(CallbackContext):
             parts.task_log.discarding(),
             torch.no_grad(),
             precision,
-            # last: it gathers the weights that are in place then
+            # after the average: it gathers the weights that are in place then
             nullcontext() if parts.sharded is None else parts.sharded.gathered(),
+            nullcontext() if parts.pipeline is None else parts.pipeline.calls(shapes_of),
         ):
             yield
 
     def weights(self) -> dict[str, Tensor]:
         """See `Training`."""
         state = self._parts.module.state_dict()
-        return {self._plain_names(name): value for name, value in state.items() if isinstance(value, Tensor)}
+        tensors = {self._plain_names(name): value for name, value in state.items() if isinstance(value, Tensor)}
+        # in a pipeline, other ranks have them
+        return {name: tensor for name, tensor in tensors.items() if not tensor.is_meta}
 
     def end(self, reason: str) -> None:
         """See `Training`."""

@@ -52,7 +52,7 @@ def log_start(
         "where": f"{ranks} on {listed(dict.fromkeys(hosts), separator=' ')}: {_machine(parts.world)}",
         "batch": f"{plan.global_batch_size:,} samples per step = {plan.micro_batch_size:,} per forward "
         f"x {plan.accumulation} accumulated x {_shares(parts.world)}",
-        **_mesh(parts.world, hosts),
+        **_mesh(parts.world, hosts, parts.config.parallel.stages_per_rank),
         "memory": _memory(parts),
         **_nccl(parts),
         "precision": parts.config.precision.kind + (", compiled" if parts.config.trainer.compile else ""),
@@ -126,13 +126,13 @@ def _machine(world: World) -> str:
 
 
 def _shares(world: World) -> str:
-    """Count what has samples of its own: ranks, or groups of ranks that compute each layer together."""
-    if world.tensor_size == 1:
+    """Count what has samples of its own: ranks, or groups of ranks that compute the same samples."""
+    if world.data_size == world.size:
         return counted(world.size, "rank")
-    return f"{counted(world.data_size, 'group')} of {counted(world.tensor_size, 'rank')}"
+    return f"{counted(world.data_size, 'group')} of {counted(world.size // world.data_size, 'rank')}"
 
 
-def _mesh(world: World, hosts: list[str]) -> dict[str, str]:
+def _mesh(world: World, hosts: list[str], stages_per_rank: int) -> dict[str, str]:
     """Describe which ranks share the model; nothing if each has a replica."""
     if (mesh := world.mesh) is None:
         return {}
@@ -141,7 +141,7 @@ def _mesh(world: World, hosts: list[str]) -> dict[str, str]:
     return {
         "mesh": f"{counted(shape.replicate, 'replica')} of the model, each shared by "
         f"{counted(shape.replica_size, 'rank')}{together}: "
-        f"{listed(shape.picture(hosts), shown=SHOWN_REPLICAS, separator='; ')}"
+        f"{listed(shape.picture(hosts, stages_per_rank), shown=SHOWN_REPLICAS, separator='; ')}"
     }
 
 
@@ -155,6 +155,10 @@ def _memory(parts: Parts) -> str:
         "moving average": found.average,
     }
     shares = [f"{name} {'?' if size is None else byte_size(size)}" for name, size in kinds.items() if size != 0]
+    if (parallel := parts.config.parallel).cpu_offload:
+        gathered = "gathered weights, whole gradients" if parallel.keep_gradients_whole else "gathered weights"
+        where = f"{gathered} and activations are on the {parts.world.device.type.upper()}"
+        return f"{byte_size(found.total)} of host memory per rank: {', '.join(shares)}; {where}"
     device, room = parts.world.device, ""
     if device.type == "cuda":
         gpus = parts.world.gpus

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hpctrain.data.micro_batch import map_tensors
+from hpctrain.distributed.packed_state import packed, unpacked
 from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.tasks.evaluation_contract import checked_computed, checked_metrics
@@ -25,7 +26,7 @@ from hpctrain.train.metric_states import (
     states_of,
     switch_synchronisation_off,
 )
-from hpctrain.train.task_state import copied, packed, unpacked
+from hpctrain.train.task_state import copied
 
 
 class TaskMetrics:

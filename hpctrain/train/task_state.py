@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from hpctrain.checkpoint.host_memory import HostCopy
 from hpctrain.data.micro_batch import iterate_tensors, map_tensors
+from hpctrain.distributed.packed_state import packed, unpacked
 from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointError, TaskError
 from hpctrain.tasks.log import TaskLog
@@ -99,7 +99,7 @@ class TaskState:
         # ranks that compute layers together have the same state
         return None if sent is None else [unpacked(data) for data in sent[:: self._world.tensor_size]]
 
-    def restore(self, saved: Sequence[Mapping[str, Any]] | None) -> None:
+    def restore(self, saved: Sequence[Mapping[str, Any]] | None, *, same_stages: bool = True) -> None:
         """Give the task its state from a checkpoint; not collective.
 
         Tensors that were saved from a GPU arrive on the same one of this rank's devices, and others on the CPU. At
@@ -107,6 +107,8 @@ class TaskState:
 
         Args:
             saved: a result of `gather`; None if the checkpoint has none: then the task's state starts afresh.
+            same_stages: whether the ranks have the same stages of a pipeline as those that saved; if not, each rank
+                gets the state of rank zero.
         """
         warns = self._world.is_rank_zero
         if not self._exists:
@@ -117,14 +119,14 @@ class TaskState:
             if warns:
                 log.warning("the checkpoint has no task state: %s starts with a fresh one", self._name)
             return
-        same_size = len(saved) == self._world.data_size
+        same_size = len(saved) == self._world.size // self._world.tensor_size
         if not same_size and warns:
             log.warning(
                 "%d ranks saved a task state, and this attempt has %d: each rank gets rank zero's",
                 len(saved),
-                self._world.data_size,
+                self._world.size // self._world.tensor_size,
             )
-        entry = saved[self._world.data_rank if same_size else 0]
+        entry = saved[self._world.rank // self._world.tensor_size if same_size and same_stages else 0]
         places = zip(iterate_tensors(entry["state"]), entry["places"], strict=True)
         devices = {id(tensor): device_at(place, self._world.devices) for tensor, place in places}
         # a copy: the tensors of a loaded checkpoint are mapped from its files, which retention removes
@@ -226,19 +228,3 @@ def copied(state: Any, duplicate: Callable[[Tensor], Tensor]) -> Any:
         return copies[id(tensor)]
 
     return map_tensors(once, state)
-
-
-def packed(state: dict[str, Any]) -> Tensor:
-    """Return a state as bytes, uint8 of shape [n], for `World.gather_bytes`."""
-    # messages between ranks are JSON, which would turn tuples into lists, and integers as keys into strings, and takes
-    # seconds for tens of megabytes
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
-
-
-def unpacked(data: Tensor) -> dict[str, Any]:
-    """Return the state of a result of `packed`."""
-    # weights_only: another rank's data must not be able to execute code
-    found: dict[str, Any] = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
-    return found

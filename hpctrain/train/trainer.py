@@ -34,7 +34,7 @@ from hpctrain.train.running_training import RunningTraining
 from hpctrain.train.start_table import log_start
 from hpctrain.train.step import unknown_optimizers_refused
 from hpctrain.train.stopping import Stopping
-from hpctrain.train.training_log import TrainingLog, log_samples
+from hpctrain.train.training_log import TrainingLog, cut_sample_logs, log_samples
 
 log = logging.getLogger("hpctrain")
 """Its handlers print on the terminal, where a bar has to make room."""
@@ -76,7 +76,9 @@ class Trainer:
         self._bar: Bar | None = None
         if world.is_rank_zero:
             self._bar = open_bar(config.trainer.progress, terminal or sys.stdout, is_log=log_stream is None)
-        self._parts = Parts(config, world, fresh=not directory.checkpoint_steps())
+        # rank zero decides: with client caches, other ranks may see another folder
+        resumes = bool(world.broadcast(bool(directory.checkpoint_steps())))
+        self._parts = Parts(config, world, fresh=not resumes, resumes=resumes)
         # built before the random state is restored: the task's draws for its held-out samples must not advance it
         self._parts.callbacks = Callbacks(config.callbacks, RunningTraining(self._parts, directory))
         if self._parts.evaluation is None:
@@ -84,7 +86,7 @@ class Trainer:
         self._saver = self._new_saver()
         self._checkpointing = Checkpointing(self._parts, directory, self._saver, claim=claim)
         # the parts were built from the same numbers on all ranks; from here on each rank draws its own
-        seed_everything(rank_seed(config.seed, world.data_rank))
+        seed_everything(rank_seed(config.seed, world.random_stream))
         times.enter("load_s")
         start = self._resume()
         self.resumed_world_size = start.resumed_world_size
@@ -244,6 +246,8 @@ class Trainer:
         micro_batches = self._loader.micro_batches(self._transfer())
         if not self._config.logger.samples or not self._world.counts_samples:
             return micro_batches
+        if self._world.is_rank_zero:
+            cut_sample_logs(self._directory, range(0, self._world.size, self._world.tensor_size), self.step)
         return log_samples(micro_batches, self._directory.sample_log(self._world.rank), self.step)
 
     def _transfer(self) -> BatchTransfer | None:

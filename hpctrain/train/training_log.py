@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Container, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TextIO
 
 from hpctrain.data.micro_batch import MicroBatch
+from hpctrain.files import write_atomic
 from hpctrain.metrics.bar import Bar, BarSink
 from hpctrain.metrics.console import ConsoleSink
 from hpctrain.metrics.csv_file import CsvSink
 from hpctrain.metrics.hyperparameters import hyperparameters
-from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.metrics.json_lines import JsonLinesSink, kept_lines
 from hpctrain.metrics.media.files import MediaFiles
 from hpctrain.metrics.media.writer import MediaWriter
 from hpctrain.metrics.meter import Throughput
@@ -159,6 +160,24 @@ class TrainingLog:
         self._times.record(step)
         for sink in self._sinks:
             sink.log(step, values)
+
+
+def cut_sample_logs(directory: RunDirectory, ranks: Container[int], start_step: int) -> None:
+    """Drop the lines of the steps that this attempt repeats from the sample logs of ranks that no longer write one.
+
+    Args:
+        directory: of the run.
+        ranks: that write one in this attempt.
+        start_step: completed steps.
+    """
+    for file in directory.logs.glob(directory.sample_log("*").name):
+        rank = file.stem.rpartition("_")[2]
+        if not rank.isdecimal() or int(rank) in ranks:
+            continue
+        data = file.read_bytes()
+        if (kept := kept_lines(data, start_step, lambda _: False)) != data:
+            # replaced, never truncated: a superseded attempt that still appends then writes to the old, unlinked file
+            write_atomic(file, kept)
 
 
 def log_samples(

@@ -73,6 +73,10 @@ class Turn:
                     self._accumulate(micro_batch, timer)
             if micro_batch.is_last:
                 break
+        return self._end(timer)
+
+    def _end(self, timer: PartTimer | None) -> bool:
+        """Update the weights after the last backward pass; return whether they were updated."""
         if self.after_first_backward is not None:
             self._call_after_first_backward()
         updated = self.update()
@@ -107,11 +111,23 @@ class Turn:
         loss, others = self.loss(module.replica, micro_batch)
         if timer is not None:
             timer.forward_done(module.unfrozen, synchronises=module.ddp is not None and micro_batch.is_last)
+        self.add_gradients(loss, micro_batch)
+        self.loss.collect(loss, others, micro_batch.num_samples)
+        if timer is not None:
+            timer.backward_done()
+
+    def add_gradients(self, loss: Tensor, micro_batch: MicroBatch) -> None:
+        """Add the gradients of a loss to those of the step; collective with parallel=mesh, or in the last micro-batch.
+
+        Args:
+            loss: the mean over the micro-batch, 0-d.
+            micro_batch: over which it was computed.
+
+        Raises:
+            TaskError: the loss depends on no parameter that is trained.
+        """
         try:
             self.update.backward(loss if micro_batch.divisor == 1 else loss / micro_batch.divisor)
         except RuntimeError:
             self._require_dependence(loss)
             raise
-        self.loss.collect(loss, others, micro_batch.num_samples)
-        if timer is not None:
-            timer.backward_done()

@@ -26,6 +26,7 @@ from hpctrain.train.optimizers import BuiltOptimizer
 from hpctrain.train.parameter_groups import ModelNames, ParameterGroup
 from hpctrain.train.precision import gradient_scaler
 from hpctrain.train.task_log import AttachedLog
+from hpctrain.train.task_state import TaskState
 from hpctrain.train.trained_module import TrainedModule
 from hpctrain.train.turn import Turn
 from hpctrain.train.update import Clipping, Update
@@ -39,6 +40,7 @@ def build_turns(
     meter: Meter,
     *,
     task_log: AttachedLog,
+    task_state: TaskState,
     world: World,
     span: Span,
 ) -> list[Turn]:
@@ -51,6 +53,7 @@ def build_turns(
         optimizers: in the configuration's order.
         meter: collects the losses.
         task_log: of the task.
+        task_state: of the task.
         world: the ranks.
         span: of the run.
 
@@ -79,10 +82,31 @@ def build_turns(
         module = TrainedModule(
             network.model, _trained_from(network, own, span), replicate=_replicate(network, config, world)
         )
-        scaler = gradient_scaler(config.precision, world.device, is_shared=world.tensor_size > 1)
-        updates = [_update(config, each, scaler, span, is_mixed=world.tensor_size > 1) for each in own]
+        # the ranks have different parameters, or share them in different ways
+        is_mixed = world.tensor_size > 1 or world.pipeline_size > 1
+        scaler = gradient_scaler(
+            config.precision, world.device, is_shared=is_mixed, on_host=config.parallel.cpu_offload
+        )
+        updates = [_update(config, each, scaler, span, network, is_mixed=is_mixed) for each in own]
         update = JointUpdate(updates, meter, scaler=scaler, master=network.master)
-        turns.append(Turn(loss, module, update, every_steps=own[0].named.every_steps))
+        every_steps, pipeline = own[0].named.every_steps, network.pipeline
+        if pipeline is None:
+            turns.append(Turn(loss, module, update, every_steps=every_steps))
+            continue
+        # it imports torch's DTensor, which takes half a second
+        from hpctrain.train.pipelined_turn import PipelinedTurn
+
+        turns.append(
+            PipelinedTurn(
+                loss,
+                module,
+                update,
+                pipeline=pipeline,
+                task_log=task_log,
+                task_state=task_state,
+                every_steps=every_steps,
+            )
+        )
     _require_own_rates(optimizers, [update for turn in turns for update in turn.update.updates], config)
     return turns
 
@@ -110,7 +134,13 @@ def _by_loss(optimizers: Sequence[BuiltOptimizer]) -> dict[str, list[BuiltOptimi
 
 
 def _update(
-    config: Config, built: BuiltOptimizer, scaler: torch.amp.GradScaler | None, span: Span, *, is_mixed: bool
+    config: Config,
+    built: BuiltOptimizer,
+    scaler: torch.amp.GradScaler | None,
+    span: Span,
+    network: Network,
+    *,
+    is_mixed: bool,
 ) -> Update:
     named, optimizer = built.named, built.optimizer
     if named.schedule is None:
@@ -128,7 +158,9 @@ def _update(
             base_lr=built.base_lr,
         ),
         name=named.name,
-        clipping=Clipping.configured(_bounds(config.trainer, built), optimizer, is_mixed=is_mixed),
+        clipping=Clipping.configured(
+            _bounds(config.trainer, built), optimizer, is_mixed=is_mixed, pipeline=network.pipeline
+        ),
         scaler=scaler,
         every_steps=named.every_steps,
     )

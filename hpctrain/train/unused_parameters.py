@@ -24,14 +24,16 @@ def check_gradients(turn: Turn, parallel: Parallel, *, warns: bool = True) -> No
         TaskError: no parameter has a gradient, or DDP waits for those that are missing, which leaves others unreduced.
     """
     module = turn.module
-    unused = [parameter for parameter in module.unfrozen if parameter.grad is None]
+    # in a pipeline, other ranks train what is on `meta`
+    own = [parameter for parameter in module.unfrozen if not parameter.is_meta]
+    unused = [parameter for parameter in own if parameter.grad is None]
     if not unused:
         return
     optimizers = [f"optimizer.named.{update.name}" for update in turn.update.updates if update.name]
     names = listed(module.names_of(unused), shown=5)
     trains = f"{either(optimizers)} trains for this loss" if optimizers else "it trains"
     problem = f"{turn.loss.method} gave no gradient to {names}, which {trains}"
-    if len(unused) == len(module.unfrozen):
+    if len(unused) == len(own):
         raise TaskError(f"{problem}: compute the loss with the model that the method gets as its argument")
     if module.ddp is not None and not (parallel.find_unused_parameters or parallel.static_graph):
         raise TaskError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,10 @@ from torch import Tensor, nn
 from hpctrain.config.trainer import Trainer
 from hpctrain.distributed.local_part import whole
 from hpctrain.train.learning_rate import LearningRate
+
+if TYPE_CHECKING:
+    # importing it imports torch's DTensor, which takes half a second
+    from hpctrain.distributed.pipeline.pipeline import Pipeline
 
 
 class Clipping:
@@ -19,22 +24,36 @@ class Clipping:
         trainer: gives the bounds, and whether the norm is logged without one.
         optimizer: over the parameters whose gradients are clipped.
         is_mixed: whether ranks may share these parameters in different ways.
+        pipeline: whose stages divide the parameters among ranks; None without one.
     """
 
-    def __init__(self, trainer: Trainer, optimizer: torch.optim.Optimizer, *, is_mixed: bool = False) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        optimizer: torch.optim.Optimizer,
+        *,
+        is_mixed: bool = False,
+        pipeline: Pipeline | None = None,
+    ) -> None:
         self._norm = trainer.clip_grad_norm
         self._value = trainer.clip_grad_value
         self._measures = trainer.log_grad_norm
         self._parameters = parameters_of(optimizer)
         self._is_mixed = is_mixed
+        self._pipeline = pipeline
 
     @classmethod
     def configured(
-        cls, trainer: Trainer, optimizer: torch.optim.Optimizer, *, is_mixed: bool = False
+        cls,
+        trainer: Trainer,
+        optimizer: torch.optim.Optimizer,
+        *,
+        is_mixed: bool = False,
+        pipeline: Pipeline | None = None,
     ) -> Clipping | None:
         """Make the clipping; None if gradients are neither clipped nor measured."""
         clips = trainer.clip_grad_norm is not None or trainer.clip_grad_value is not None
-        return cls(trainer, optimizer, is_mixed=is_mixed) if clips or trainer.log_grad_norm else None
+        return cls(trainer, optimizer, is_mixed=is_mixed, pipeline=pipeline) if clips or trainer.log_grad_norm else None
 
     def __call__(self) -> Tensor | None:
         """Clip the gradients.
@@ -57,11 +76,12 @@ class Clipping:
         # only where a mesh is: it imports torch's DTensor, which takes half a second
         from hpctrain.distributed.gradients import clip, total_norm
 
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        if not gradients or not (self._measures or self._norm is not None):
+        found = {parameter: parameter.grad for parameter in self._parameters if parameter.grad is not None}
+        gradients, pipeline = list(found.values()), self._pipeline
+        if not (self._measures or self._norm is not None) or (pipeline is None and not gradients):
             return None
-        norm = total_norm(gradients)
-        if self._norm is not None:
+        norm = total_norm(gradients) if pipeline is None else pipeline.total_norm(found)
+        if gradients and self._norm is not None:
             clip(gradients, norm, self._norm)
         return norm
 

@@ -7,7 +7,7 @@ import re
 from hpctrain.attempt.gpu_errors import GPU_OUT_OF_MEMORY
 from hpctrain.attempt.out_of_memory import memory_advice
 from hpctrain.config.batch import micro_batch_size_of, uses_cuda_graphs
-from hpctrain.config.mesh import data_parallel_size
+from hpctrain.config.mesh import mesh_shape
 from hpctrain.config.root import Config
 from hpctrain.errors import error_text
 from hpctrain.phrases import either
@@ -56,7 +56,7 @@ def advice(error: BaseException, config: Config, world_size: int, local_world_si
             "freeze them"
         )
     if GPU_OUT_OF_MEMORY.search(text):
-        remedies = _smaller(config, data_parallel_size(config.parallel, world_size, local_world_size or world_size))
+        remedies = _smaller(config, world_size, local_world_size or world_size)
         return f"out of GPU memory: {either(remedies)}" if remedies else ""
     if HOST_MEMORY.search(text):
         return f"out of memory: {memory_advice(config)}"
@@ -74,15 +74,17 @@ def _about_the_task(error: BaseException, text: str) -> str:
     return ""
 
 
-def _smaller(config: Config, num_shares: int) -> list[str]:
+def _smaller(config: Config, world_size: int, local_world_size: int) -> list[str]:
     """Return the settings that save GPU memory and aren't used yet."""
     trainer, found = config.trainer, []
-    size = micro_batch_size_of(config, num_shares)
+    mesh = mesh_shape(config.parallel, world_size, local_world_size)
+    num_shares, pipeline_degree = (world_size, 1) if mesh is None else (mesh.data_parallel_size, mesh.pipeline)
+    size = micro_batch_size_of(config, num_shares, pipeline_degree)
     if size > 1:
         # a smaller micro-batch means accumulation, which CUDA graphs rule out
         also = "trainer.compile_mode=default and " if uses_cuda_graphs(config) else ""
-        fit = "(`python -m hpctrain fit-batch` finds the largest)"
-        found.append(f"set {also}trainer.micro_batch_size below {size} {fit}")
+        fit = " (`python -m hpctrain fit-batch` finds the largest)" if pipeline_degree == 1 else ""
+        found.append(f"set {also}trainer.micro_batch_size below {size}{fit}")
     if not trainer.activation_checkpointing:
         found.append("set trainer.activation_checkpointing")
     if config.precision.kind in ("fp32", "tf32"):

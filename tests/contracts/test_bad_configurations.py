@@ -393,7 +393,7 @@ MISTAKES = {
     "two open degrees": (
         ["parallel=fsdp", "parallel.replicate_degree=-1"],
         "parallel.shard_degree=-1: only one degree may be -1",
-        "set one of the two to a number of ranks",
+        "set parallel.replicate_degree=1, or this one to a number of ranks",
     ),
     "no replicas": (
         ["parallel=fsdp", "parallel.replicate_degree=0"],
@@ -436,10 +436,52 @@ MISTAKES = {
         "parallel.tensor_degree=-1: only one degree may be -1",
         "set parallel.shard_degree=1",
     ),
+    "a tensor degree and a model without a plan": (
+        [*TWO_RANKS, "parallel=tp", "task=digits", "model=mlp"],
+        "parallel.tensor_degree=2: MLP has no plan for it, and neither has Digits",
+        "define tensor_parallel_plan in one of them",
+    ),
     "a tensor degree without a mesh": (
         ["parallel.tensor_degree=2"],
         "parallel.tensor_degree=2: has no effect with parallel=ddp",
         "use parallel=mesh",
+    ),
+    "an open pipeline degree and another": (
+        ["parallel=pp", "parallel.shard_degree=-1"],
+        "parallel.pipeline_degree=-1: only one degree may be -1",
+        "set parallel.shard_degree=1",
+    ),
+    "a pipeline of no ranks": (["parallel=pp", "parallel.pipeline_degree=0"], "parallel.pipeline_degree=0", "or -1"),
+    "a pipeline without a mesh": (
+        ["parallel.pipeline_degree=2"],
+        "parallel.pipeline_degree=2: has no effect with parallel=ddp",
+        "use parallel=mesh",
+    ),
+    "a pipeline that the ranks can't be divided among": (
+        [*FOUR_RANKS, "parallel=fsdp", "parallel.pipeline_degree=3"],
+        "parallel.pipeline_degree=3: doesn't divide 4 ranks",
+        "use one of 1, 2, 4",
+    ),
+    "no stage of a rank": (["parallel=pp", "parallel.stages_per_rank=0"], "parallel.stages_per_rank=0", "1 or more"),
+    "stages per rank without a pipeline": (
+        [*TWO_RANKS, "parallel=fsdp", "parallel.stages_per_rank=2"],
+        "parallel.stages_per_rank=2: has no effect with parallel.pipeline_degree=1",
+        "use parallel=pp with several ranks",
+    ),
+    "stages without a pipeline": (
+        ["parallel=pp", "parallel.stages=[blocks.1]"],
+        "parallel.stages=['blocks.1']: has no effect with parallel.pipeline_degree=1",
+        "use parallel=pp with several ranks",
+    ),
+    "fewer stages than the ranks have": (
+        [*TWO_RANKS, "parallel=pp", "parallel.stages_per_rank=2", "parallel.stages=[blocks.2]"],
+        "parallel.stages=['blocks.2']: begins 2 stages, and parallel.pipeline_degree=2 with parallel.stages_per_rank=2",
+        "name the 3 modules with which the second stage and each further one begins",
+    ),
+    "CUDA graphs of a pipeline": (
+        [*TWO_RANKS, "parallel=pp", "trainer.compile=true", "trainer.compile_mode=max-autotune"],
+        "trainer.compile_mode=max-autotune: uses CUDA graphs, in which the weights",
+        "set it to default",
     ),
     "Muon with parts of matrices": (
         [*TWO_RANKS, "parallel=tp", "optimizer=muon", "task=text"],
@@ -455,6 +497,21 @@ MISTAKES = {
         ["parallel=fsdp", "parallel.prefetch_blocks=-1"],
         "parallel.prefetch_blocks=-1",
         "0 or more",
+    ),
+    "shards in host memory without a GPU": (
+        ["cluster=slurm", "nodes=2", "parallel=fsdp", "parallel.cpu_offload=true"],
+        "parallel.cpu_offload=True: keeps in host memory what would be on a GPU",
+        "set cluster.gpus_per_node, or leave it out",
+    ),
+    "shards of one rank in host memory": (
+        ["cluster=slurm", "cluster.gpus_per_node=1", "parallel=fsdp", "parallel.cpu_offload=true"],
+        "parallel.cpu_offload=True: has no effect with 1 rank",
+        "use 2 ranks or more",
+    ),
+    "shards in host memory without a mesh": (
+        ["parallel.cpu_offload=true"],
+        "parallel.cpu_offload=True: has no effect with parallel=ddp",
+        "use parallel=mesh",
     ),
     "no file of a checkpoint": (["parallel=fsdp", "checkpoint.writers=0"], "checkpoint.writers=0", "1 or more"),
     "master weights of a sharded model": (
@@ -486,6 +543,11 @@ MISTAKES = {
         [*TWO_RANKS, "parallel=fsdp", "checkpoint.safetensors=true"],
         "checkpoint.safetensors=True: needs the whole model in one process",
         "`python -m hpctrain export RUN`",
+    ),
+    "weights of other stages": (
+        [*TWO_RANKS, "parallel=pp", "callbacks=[log_weights]"],
+        "callbacks.log_weights=...: logs weights on rank zero, which has only the last stage",
+        "leave it out",
     ),
     "averages of a sharded model": (
         [*TWO_RANKS, "parallel=fsdp", "callbacks=[average_weights]"],

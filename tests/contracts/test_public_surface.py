@@ -53,7 +53,8 @@ FIXED_KEYS = """
     checkpoint.writers
 """
 KEYS_OF_A_MESH = (
-    "replicate_degree shard_degree tensor_degree blocks reshard_after_forward keep_gradients_whole prefetch_blocks"
+    "replicate_degree shard_degree tensor_degree pipeline_degree stages_per_rank stages blocks reshard_after_forward "
+    "keep_gradients_whole prefetch_blocks cpu_offload"
 )
 IMPORTS = """
     hpctrain.tasks.Task hpctrain.tasks.Metric hpctrain.tasks.PerSample
@@ -68,7 +69,7 @@ IMPORTS = """
 """
 HOOKS = """
     prepare build_model train_dataset eval_dataset loss evaluate derive num_samples to_device order metric metric_mode
-    collate_fn place log position build_metrics compute_metrics blocks tensor_parallel_plan
+    collate_fn place log position build_metrics compute_metrics blocks tensor_parallel_plan pipeline_plan
 """
 OF_A_TRAINING = """
     task model position log config is_sharded rank world_size device run_dir callback_name metric metric_mode

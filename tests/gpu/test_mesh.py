@@ -17,6 +17,9 @@ pytestmark = [
 FEW = ("task=text", "model=gpt", "trainer.global_batch_size=16", "trainer.max_steps=20", "logger.every_steps=1")
 FSDP = ("parallel=fsdp", "cluster.processes_per_node=2")
 TP = ("parallel=tp", "cluster.processes_per_node=2")
+PP = ("parallel=pp", "cluster.processes_per_node=2")
+INTERLEAVED = ("parallel=pp", "parallel.stages_per_rank=2", "cluster.processes_per_node=2")
+ON_HOST = "parallel.cpu_offload=true"
 
 
 @pytest.fixture
@@ -33,11 +36,24 @@ def on_all(shells):
     return shell
 
 
-@pytest.mark.parametrize("mesh", [FSDP, TP], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        FSDP,
+        TP,
+        PP,
+        INTERLEAVED,
+        (*FSDP, ON_HOST, "trainer.clip_grad_norm=1"),
+        (*TP, ON_HOST, "trainer.clip_grad_norm=1"),
+        (*PP, ON_HOST, "trainer.clip_grad_norm=1"),
+    ],
+    ids=" ".join,
+)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_the_losses_of_one_gpu(on_all, shells, precision, mesh):
-    alone, shared = shells(f"alone {precision} {mesh[0]}"), on_all(f"shared {precision} {mesh[0]}")
-    alone.train(*FEW, f"precision={precision}", "cluster.processes_per_node=1")
+    alone, shared = shells(f"alone {precision} {mesh}"), on_all(f"shared {precision} {mesh}")
+    clips = [word for word in mesh if word.startswith("trainer.")]
+    alone.train(*FEW, f"precision={precision}", "cluster.processes_per_node=1", *clips)
     shared.train(*FEW, f"precision={precision}", *mesh)
     tolerance = 1e-4 if precision == "fp32" else 5e-2
     assert shared.logged("train/loss") == pytest.approx(alone.logged("train/loss"), rel=tolerance)
@@ -48,6 +64,9 @@ def test_the_losses_of_one_gpu(on_all, shells, precision, mesh):
     [
         (),
         ("parallel=tp",),
+        ("parallel=pp",),
+        (ON_HOST, "trainer.ema_decay=0.9"),
+        (ON_HOST, "precision=fp16", "trainer.micro_batch_size=4", "optimizer.fused=true"),
         ("trainer.compile=true",),
         ("trainer.activation_checkpointing=[blocks.*]", "precision=bf16"),
     ],
@@ -71,3 +90,33 @@ def test_another_mesh_continues_and_one_process_reads_it(on_all):
     assert [one.start_step for one in shell.attempts] == [0, 5]
     sharded = load(shell.run.checkpoint(5)).model
     assert all(torch.isfinite(value.read()).all() for value in sharded.values())
+
+
+def test_evaluations_of_the_average_dont_see_weights_that_the_host_changes_meanwhile(on_all):
+    """A GPU copies weights from the host while the host continues; averages take their place, and give it back."""
+    words = [*FEW, *FSDP, "trainer.ema_decay=0.5", "trainer.eval_every_steps=1", "optimizer.lr=0.01"]
+    words += ["model.width=512", "model.num_layers=8", "model.num_heads=8"]
+    device, host = on_all("averages on the device"), on_all("averages on the host")
+    device.train(*words)
+    host.train(*words, ON_HOST)
+    assert host.logged("eval/loss") == pytest.approx(device.logged("eval/loss"), rel=1e-3)
+    assert host.logged("train/loss") == pytest.approx(device.logged("train/loss"), rel=1e-3)
+
+
+def test_shards_on_the_host_take_no_memory_of_a_gpu(on_all):
+    words = [*FEW, *FSDP, "model.width=1024", "model.num_layers=12", "model.num_heads=8", "trainer.max_steps=3"]
+    device, host = on_all("shards on the device"), on_all("shards on the host")
+    device.train(*words)
+    out, _ = host.train(*words, ON_HOST)
+    assert " of host memory per rank: weights " in out
+    # half of 16 bytes for each of 12 x 12 x 1024^2 parameters
+    saved = max(device.logged("memory/peak_gb")) - max(host.logged("memory/peak_gb"))
+    assert saved > 0.8 * 8 * 144 * 1024**2 / 1e9
+
+
+def test_shards_move_between_the_device_and_the_host(on_all):
+    shell = on_all("moves its shards")
+    for last, word in ((5, ON_HOST), (10, "parallel.cpu_offload=false"), (15, ON_HOST)):
+        shell.train(*FEW, *FSDP, word, "resume.allow_config_change=true", f"trainer.max_steps={last}")
+    assert [one.start_step for one in shell.attempts] == [0, 5, 10]
+    assert all(torch.isfinite(value.read()).all() for value in load(shell.run.checkpoint(15)).model.values())

@@ -112,7 +112,7 @@ def train(fork_server, ranks, composer, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(PROGRAMS)
     prepared = {}
 
-    def run(name, *words, world_size=1, **variables):
+    def run(name, *words, world_size=1, target="command:rank", **variables):
         path = tmp_path / name
         if prepared.get(path) != words:
             prepare(composer.compose([f"run_dir={path}", *words], world_size=world_size), words)
@@ -120,7 +120,7 @@ def train(fork_server, ranks, composer, tmp_path, monkeypatch):
         if world_size == 1:
             done = fork_server.wait(fork_server.start("command:run", "resume", str(path), folder=tmp_path, **variables))
         else:
-            done = ranks("command:rank", str(path), world_size=world_size, **variables)
+            done = ranks(target, str(path), world_size=world_size, **variables)
         codes = {process.code for process in done}
         assert len(codes) == 1, "\n".join(f"exit code {process.code}\n{process.output}" for process in done)
         return codes.pop(), Run(path), done[0].output

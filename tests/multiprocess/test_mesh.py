@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from compared_runs import losses, taken, weights
 
 from hpctrain import Run
 from hpctrain.checkpoint.read import load
+from hpctrain.launch.prepare import prepare
 
+PROGRAMS = Path(__file__).parent / "programs"
 QUIET = ("task=custom", "task._target_=trial.Trial", "logger.tensorboard=false", "checkpoint.keep=100")
 TRAINING = (
     *QUIET,
@@ -238,3 +241,19 @@ def test_what_a_shard_can_not_do_is_an_error_of_the_task(train, words, problem):
     code, _, output = train("run", *SMALL, *FSDP, *words, "trainer.max_steps=2", world_size=2)
     assert code == 1, output
     assert re.search(problem, output), output
+
+
+@pytest.mark.parametrize(
+    "words", [(*HSDP, "task._target_=trial.Trial"), nightly((*FSDP, "task._target_=doubled.Doubled"))]
+)
+def test_values_that_were_left_to_a_checkpoint_are_drawn_if_there_is_none(
+    ranks, composer, tmp_path, monkeypatch, words
+):
+    monkeypatch.syspath_prepend(PROGRAMS)
+    given = ["task=custom", "trainer.ema_decay=0.9", "trainer.global_batch_size=4", *words]
+    prepare(composer.compose([f"run_dir={tmp_path / 'run'}", *given], world_size=4), given)
+    degrees = {"replicate_degree": 2} if words[0] == "parallel=mesh" else {}
+    for done in ranks("resuming:without_checkpoint", str(tmp_path / "run"), degrees, world_size=4):
+        assert done.code == 0, done.output
+        assert done.result["differs"] == []
+        assert done.result["left out"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from compared_runs import taken
 
 QUIET = (
     "task=custom",
@@ -72,3 +73,15 @@ def test_a_large_optimizer_resumes_exactly(train, world_size):
     assert code == 0, output
     assert run.attempts[-1] == (4, "completed", 12)
     assert run.digest == straight
+
+
+def test_samples_of_steps_that_fewer_ranks_repeat_are_recorded_once(train):
+    words = (*QUIET, "logger.samples=true")
+    code, straight, output = train("straight", *words)
+    assert code == 0, output
+    code, run, output = train("run", *words, world_size=2, TRIAL_ACT="0:7:SIGKILL,1:7:SIGKILL")
+    assert (code, run.steps) == (-9, [4]), output
+    code, run, output = train("run", *words)
+    assert code == 0, output
+    assert run.attempts[-1] == (4, "completed", 12)
+    assert taken(run) == taken(straight)

@@ -116,3 +116,17 @@ def test_a_rank_is_killed(runs: SubmittedRuns) -> None:
     run = runs.train(FSDP, OFTEN, "+task.act='1:3:15:SIGKILL'", pace_s=0, nodes=NODES)
     assert run.until_ended() == "COMPLETED"
     assert_survived(runs, run, "infrastructure")
+
+
+@pytest.mark.nightly
+def test_a_pipeline_over_four_nodes(runs: SubmittedRuns) -> None:
+    """Preempted, then a rank is killed; two of its stages have no parameters."""
+    run = runs.train("parallel=pp", OFTEN, "+task.act='2:1:90:SIGKILL'", pace_s=0.02, nodes=NODES)
+    run.until_step(13)
+    run.preempt()
+    run.until_attempt(2)
+    run.set_pace(0)
+    assert run.until_ended() == "COMPLETED"
+    assert run.reasons == ["preempted", "infrastructure", "completed"], run
+    assert run.digest == runs.straight("parallel=pp", processes=NODES), run
+    assert not unfinished(run)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import hpctrain
-from hpctrain.phrases import counted, duration, listed, numbered, page
+from hpctrain.phrases import all_of, counted, duration, listed, numbered, page
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,11 @@ from hpctrain.phrases import counted, duration, listed, numbered, page
 )
 def test_listed(names, text):
     assert listed(names, shown=2) == text
+
+
+@pytest.mark.parametrize(("names", "text"), [("a", "a"), ("ab", "a and b"), ("abc", "a, b and c")])
+def test_all_of(names, text):
+    assert all_of(names) == text
 
 
 def test_a_page_is_named_by_its_path_so_that_it_can_be_opened_from_any_folder(monkeypatch, tmp_path):

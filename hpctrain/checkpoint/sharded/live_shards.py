@@ -61,7 +61,8 @@ class ShardedSnapshot(Snapshot):
 
     Attributes:
         model: of each part that this rank writes, by its key, its elements; also of optimizer states and averages.
-        optimizer: on rank zero, its state dict, in which a marker stands for each sharded tensor; empty on the others.
+        optimizer: on rank zero, its state dict, in which a marker stands for each sharded tensor; also on the first
+            ranks of other positions in a pipeline. Empty on the others.
         state: on rank zero, as of a `Snapshot`, with such markers; elsewhere only the fields of `Head`.
         parts: shape, region and path of each part, by its key.
         ties: of the model's tensors that have several names, the path of each further one, with that of the first.
@@ -92,10 +93,12 @@ class LiveShards(LiveState):
 
     Attributes:
         world: the ranks.
+        copies: names of parameters of this rank that ranks at another position of its pipeline write.
     """
 
     _: KW_ONLY
     world: World
+    copies: frozenset[str] = frozenset()
 
     def capture(
         self, into: Snapshot | None = None, *, copied: bool = True, page_locked: PageLockedMemory | None = None
@@ -135,13 +138,16 @@ class LiveShards(LiveState):
         """The parts that this rank writes."""
         for name, value in self._weights.items():
             path: Path = ("model", self._plain(name))
-            if isinstance(value, Tensor) and path not in self._ties:
+            if isinstance(value, Tensor) and path not in self._ties and name not in self.copies:
                 yield from self._own(path, value)
+        copies = {self._plain(name) for name in self.copies}
         for path, state in self._states:
-            for where, value in _sharded_in(state):
-                yield from self._own((*path, *where), value)
+            if path[-1] not in copies:
+                for where, value in _sharded_in(state):
+                    yield from self._own((*path, *where), value)
         for where, value in _sharded_in(self.extra):
-            yield from self._own(where, value)
+            if not self.copies.intersection(where):
+                yield from self._own(where, value)
 
     # training waits while these are looked up, so once for each save
 
@@ -168,21 +174,31 @@ class LiveShards(LiveState):
 
     def _own(self, path: Path, tensor: Tensor) -> Iterator[Part]:
         """Yield this rank's part, unless another rank writes the same one, or it is empty."""
+        if tensor.is_meta:
+            # in a pipeline, a part of the model that only others have
+            return
         try:
             pieces = local_pieces(tensor)
         except ValueError as error:
             raise CheckpointError(f"{'.'.join(path)}: {error}") from error
         if is_sharded(tensor):
-            same = replicas(tensor, self.world.size, None if self.world.mesh is None else self.world.mesh.device_mesh)
+            mesh = self.world.mesh
+            every = replicas(tensor, self.world.size, None if mesh is None else mesh.device_mesh)
+            same = [rank for rank in every if rank // self.world.ranks_per_stage == self._position]
             # spread over the replicas, so that each of them writes about as much
             writer = same[zlib.crc32(".".join(path).encode()) % len(same)]
         else:
-            # buffers: what the ranks have differs, and that of rank zero counts
-            writer = 0
+            # buffers: what the ranks have differs, and that of the first one counts
+            writer = self._position * self.world.ranks_per_stage
         if writer == self.world.rank:
             own = local_part(tensor).detach()
             for number, piece in enumerate(pieces):
                 yield Part(path, tuple(tensor.shape), piece.region, own[piece.place.slices()], number)
+
+    @property
+    def _position(self) -> int:
+        """Which of the groups of ranks with the same stages this rank belongs to."""
+        return self.world.rank // self.world.ranks_per_stage
 
     @cached_property
     def _states(self) -> list[tuple[Path, Mapping[str, Any]]]:
@@ -198,10 +214,15 @@ class LiveShards(LiveState):
         return found
 
     def _trees(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """What rank zero writes into `state.pt`: optimizer, state, and what of the model isn't a tensor."""
+        """What rank zero writes into `state.pt`: optimizer, state, and what of the model isn't a tensor.
+
+        The first rank of each further position in a pipeline tells rank zero the states of its parameters.
+        """
         if not self.world.is_rank_zero:
             head = self._other_state()
-            return {}, {key: head[key] for key in ("step", "samples_seen", "world_size", "config_digest", "score")}, {}
+            leads = self.world.rank % self.world.ranks_per_stage == 0
+            head = {key: head[key] for key in ("step", "samples_seen", "world_size", "config_digest", "score")}
+            return self._marked_optimizers() if leads else {}, head, {}
         others = {self._plain(name): value for name, value in self._weights.items() if not isinstance(value, Tensor)}
         return self._marked_optimizers(), _marked(self._other_state(), (), leave_out=("extra",)), others
 
@@ -237,7 +258,7 @@ def _marked(value: Any, path: Path, *, leave_out: Iterable[str] = ()) -> Any:
         leave_out: keys that the paths don't have.
     """
     if isinstance(value, Tensor):
-        return marker(".".join(path)) if is_sharded(value) else value
+        return marker(".".join(path)) if is_sharded(value) or value.is_meta else value
     if isinstance(value, Mapping):
         return {key: _marked(item, path if key in leave_out else (*path, str(key))) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -15,7 +15,9 @@ from hpctrain.checkpoint.sharded.digest import MODULUS, combined, partial_sums
 from hpctrain.checkpoint.sharded.live_shards import ShardedSnapshot
 from hpctrain.checkpoint.sharded.metadata import encode_metadata
 from hpctrain.checkpoint.sharded.read import MODEL_PREFIX
+from hpctrain.checkpoint.state import NAMED
 from hpctrain.checkpoint.write import without_crc32, write_part
+from hpctrain.distributed.packed_state import packed, unpacked
 from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointError
 from hpctrain.run.checkpoint_manifest import METADATA, SHARDED_VERSION, STATE
@@ -128,6 +130,8 @@ class ShardedWriter:
                 },
                 "sums": {name: [str(lane) for lane in lanes] for name, lanes in sums.result().items()},
                 "paths": {name: list(place) for name, place in snapshot.paths.items()},
+                # rank zero has its own
+                "states": packed(_states_in(snapshot.optimizer)) if snapshot.optimizer and self._world.rank else None,
             }
 
     def _finish(self, snapshot: ShardedSnapshot, path: Path, gathered: list[Any]) -> None:
@@ -142,9 +146,13 @@ class ShardedWriter:
             name, written_as = ".".join(further), ".".join(first)
             if written_as in tensors:
                 tensors[name], paths[name], lanes[name] = tensors[written_as], further, lanes[written_as]
+        optimizer = snapshot.optimizer
+        for own in gathered:
+            if own["states"] is not None:
+                optimizer = _with_states(optimizer, unpacked(own["states"]))
         files = {each.name: {"bytes": each.bytes, "checksum": each.checksum} for each in written}
         with without_crc32():
-            content = {"optimizer": snapshot.optimizer, "state": snapshot.state, "model": dict(snapshot.extra_state)}
+            content = {"optimizer": optimizer, "state": snapshot.state, "model": dict(snapshot.extra_state)}
             files[STATE] = write_part(path / STATE, content)
         files[INDEX] = _write_bytes(path / INDEX, encode_index(tensors))
         files[METADATA] = _write_bytes(path / METADATA, encode_metadata(tensors, paths))
@@ -170,6 +178,18 @@ def _index(shapes: Mapping[str, Any], written: Sequence[WrittenFile]) -> dict[st
         name: IndexedTensor(tuple(shapes[name][0]), shapes[name][1], tuple(sorted(found, key=_begin)))
         for name, found in places.items()
     }
+
+
+def _states_in(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the states of parameters in a state dict, by the name of the optimizer."""
+    return {name: own["state"] for name, own in optimizer.get(NAMED, {"": optimizer}).items()}
+
+
+def _with_states(optimizer: Mapping[str, Any], states: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the states of parameters that other ranks have; the states that are there stay."""
+    own = optimizer.get(NAMED, {"": optimizer})
+    found = {name: {**each, "state": {**states[name], **each["state"]}} for name, each in own.items()}
+    return {NAMED: found} if NAMED in optimizer else found[""]
 
 
 def _added_up(sums: Iterable[Mapping[str, Sequence[int | str]]]) -> dict[str, tuple[int, ...]]:

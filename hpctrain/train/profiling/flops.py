@@ -134,7 +134,7 @@ class FlopCounter:
 
     They are counted in a step of the training. A compiled model hides its operators, and so do nn.DataParallel's
     threads; and a turn may take part in a few steps only. In these cases, two samples go through the model itself,
-    uncompiled, before a step (`by_trial`).
+    uncompiled, before a step (`by_trial`). In a pipeline, nothing is counted.
 
     Args:
         step: of the training.
@@ -155,14 +155,21 @@ class FlopCounter:
         self._plan = plan
         self._world = world
         self.per_sample = per_sample
-        self.by_trial = hides_operators(step) or any(turn.every_steps > 1 for turn in step.turns)
+        hidden = hides_operators(step) or any(turn.every_steps > 1 for turn in step.turns)
+        self.by_trial = hidden and world.pipeline_size == 1
         self._peak: float | None = None
         if world.device.type == "cuda":
             self._peak = peak_flops(torch.cuda.get_device_name(world.device), precision)
 
     def in_step(self, step: int, micro_batches: Iterator[MicroBatch]) -> None:
         """Do a step, and count it on rank zero if its FLOPs aren't known yet; collective."""
-        if self.by_trial or self.per_sample is not None or not self._world.is_rank_zero:
+        # in a pipeline, ranks compute different amounts
+        if (
+            self.by_trial
+            or self.per_sample is not None
+            or not self._world.is_rank_zero
+            or self._world.pipeline_size > 1
+        ):
             self._step(step, micro_batches)
             return
         with FlopCount() as count:

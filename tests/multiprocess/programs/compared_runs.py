@@ -20,10 +20,10 @@ def weights(run, step):
 
 
 def taken(run):
-    """The samples of each step, over all ranks."""
+    """The samples of each step, over all ranks; the last line of a step counts."""
     steps = {}
     for path in run.directory.logs.glob("samples_*.jsonl"):
-        for line in path.read_text().splitlines():
-            entry = json.loads(line)
-            steps.setdefault(entry["step"], []).extend(entry["samples"])
+        entries = [json.loads(line) for line in path.read_text().splitlines()]
+        for step, samples in {entry["step"]: entry["samples"] for entry in entries}.items():
+            steps.setdefault(step, []).extend(samples)
     return {step: sorted(samples) for step, samples in sorted(steps.items())}

@@ -64,3 +64,43 @@ def test_cuda_graphs_do_not_accumulate(composer, mode):
 def test_a_larger_share_is_cut_into_pieces_that_fit_where_nodes_may_be_missing(composer, words, sizes):
     config = composer.compose(["cluster=slurm", "nodes=4", "trainer.global_batch_size=48", *words])
     assert {num_ranks: micro_batch_size_of(config, num_ranks) for num_ranks in sizes} == sizes
+
+
+@pytest.mark.parametrize(
+    ("share", "pipeline_degree", "size"),
+    [
+        (64, 1, 64),
+        (64, 2, 8),
+        (64, 4, 4),
+        (64, 16, 1),
+        # fewer samples than four for each place
+        (6, 2, 1),
+        # 8 doesn't divide it; 9 does
+        (36, 2, 4),
+        (31, 2, 1),
+        (1, 2, 1),
+    ],
+)
+def test_a_pipeline_has_at_least_four_micro_batches_for_each_place(composer, share, pipeline_degree, size):
+    config = composer.compose(["cluster=slurm", "nodes=2", f"trainer.global_batch_size={share * 2}"])
+    assert micro_batch_size_of(config, 2, pipeline_degree) == size
+    config = composer.compose(["cluster=slurm", "nodes=2", "trainer.micro_batch_size=16"])
+    assert micro_batch_size_of(config, 2, pipeline_degree) == 16
+
+
+@pytest.mark.parametrize(
+    ("degrees", "shares", "pipeline_degree", "size"),
+    [
+        # on all eight nodes, four pipelines of two cut their shares of 64 into pieces of 8
+        (("pipeline_degree=2", "shard_degree=-1"), 4, 2, 8),
+        (("pipeline_degree=2", "shard_degree=-1"), 2, 2, 8),
+        (("pipeline_degree=2", "shard_degree=-1"), 1, 2, 8),
+        # on all eight nodes, a pipeline of eight cuts its share of 256 into pieces of 8
+        (("pipeline_degree=-1", "shard_degree=1"), 1, 8, 8),
+        (("pipeline_degree=-1", "shard_degree=1"), 1, 2, 8),
+    ],
+)
+def test_micro_batches_of_a_pipeline_fit_on_fewer_nodes(composer, degrees, shares, pipeline_degree, size):
+    words = ["cluster=slurm", "nodes=8", "cluster.min_nodes=2", "trainer.global_batch_size=256", "parallel=mesh"]
+    config = composer.compose([*words, *(f"parallel.{degree}" for degree in degrees)])
+    assert micro_batch_size_of(config, shares, pipeline_degree) == size

@@ -62,6 +62,7 @@ def test_nccl_binds_to_a_device_that_is_the_only_one():
     assert bound_device("nccl", (first,)) == first
     assert bound_device("nccl", (first, second)) is None
     assert bound_device("gloo", (first,)) is None
+    assert bound_device("cpu:gloo,cuda:nccl", (first,)) is None
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,11 @@ def test_fp16_has_a_scaler(kind):
     assert (scaler.get_scale(), scaler.get_growth_interval()) == (8.0, 5)
 
 
+def test_the_scale_of_gradients_on_the_host_is_there_before_the_first_loss():
+    scaler = gradient_scaler(Precision(kind="fp16", initial_loss_scale=8.0), torch.device("meta"), on_host=True)
+    assert (scaler._scale.item(), scaler._scale.device) == (8.0, CPU)
+
+
 @pytest.mark.parametrize("kind", ["fp32", "tf32", "bf16", "bf16_pure"])
 def test_what_has_the_range_of_fp32_has_no_scaler(kind):
     assert gradient_scaler(Precision(kind=kind), CPU) is None

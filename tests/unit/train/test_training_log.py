@@ -15,7 +15,7 @@ from hpctrain.data.workers import Workers
 from hpctrain.metrics.json_lines import JsonLinesSink
 from hpctrain.train.checkpointing import Start
 from hpctrain.train.parts import Parts
-from hpctrain.train.training_log import TrainingLog, log_samples
+from hpctrain.train.training_log import TrainingLog, cut_sample_logs, log_samples
 
 PLAN = BatchPlan(num_samples=9, global_batch_size=4, micro_batch_size=1, world_size=2, drop_last=False)
 """Steps of four, four and one; two micro-batches per rank and full step."""
@@ -56,6 +56,18 @@ def test_a_later_attempt_goes_on_where_it_begins(tmp_path):
     attempt(1, 1)
     assert [line["step"] for line in lines(tmp_path / "log")] == [1, 2, 3, 2]
     assert lines(tmp_path / "log")[-1] == lines(tmp_path / "log")[1]
+
+
+def test_ranks_that_are_gone_keep_no_lines_of_steps_that_others_repeat(directory):
+    directory.logs.mkdir(exist_ok=True)
+    text = "".join(f'{{"step": {step}, "samples": [{step}]}}\n' for step in range(1, 9))
+    for rank in range(4):
+        directory.sample_log(rank).write_text(text + '{"step": 9, "sam' * (rank == 3))
+    directory.sample_log(12).write_text(text[: text.index("\n") + 1])
+    early = directory.sample_log(12).stat()
+    cut_sample_logs(directory, range(0, 4, 2), 5)
+    assert [lines(directory.sample_log(rank))[-1]["step"] for rank in range(4)] == [8, 5, 8, 5]
+    assert directory.sample_log(12).stat() == early
 
 
 def test_opening_the_sinks_does_not_count_for_the_throughput(compose_small, lone_world, directory, monkeypatch):

@@ -1,0 +1,1 @@
+"""Pipelines: ranks of which each has some of a model's layers."""

@@ -1,0 +1,76 @@
+"""The random numbers of a rank in a pipeline: those of the task, which all stages share, and those of its layers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+SPREAD = 0xD1342543DE82EF95
+"""An odd multiplier that spreads consecutive numbers (that of a generator of Steele & Vigna, 2022)."""
+
+
+class RandomStreams:
+    """Keeps apart what the task draws from what the layers of this rank draw.
+
+    All stages compute the task's code up to the call of the model, on the same samples. If it draws there, for example
+    which tokens to mask, all of them need the same numbers. Dropout in different layers needs different ones.
+
+    Args:
+        seed: the same on all ranks that have the same samples.
+        gpus: of this rank.
+    """
+
+    def __init__(self, seed: int, gpus: Sequence[torch.device]) -> None:
+        self._seed = seed
+        self._gpus = list(gpus)
+        self._of_layers: Any = None
+
+    @contextmanager
+    def of_task(self, number: int) -> Iterator[None]:
+        """Inside the context, draw the task's numbers; after it, those of the layers go on.
+
+        Args:
+            number: of the micro-batch, in the whole run.
+        """
+        self._of_layers = self._get()
+        self._begin((self._seed + (number + 1) * SPREAD) % 2**63)
+        try:
+            yield
+        finally:
+            self._set(self._of_layers)
+
+    @contextmanager
+    def of_layers(self) -> Iterator[None]:
+        """Inside the context, which is inside of `of_task`, draw the numbers of this rank's layers."""
+        of_task = self._get()
+        self._set(self._of_layers)
+        try:
+            yield
+        finally:
+            self._of_layers = self._get()
+            self._set(of_task)
+
+    def _begin(self, seed: int) -> None:
+        # not by torch.manual_seed, which looks for devices of all kinds
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.default_generator.manual_seed(seed)
+        for gpu in self._gpus:
+            torch.cuda.default_generators[gpu.index].manual_seed(seed)
+
+    def _get(self) -> Any:
+        cuda = [torch.cuda.get_rng_state(gpu) for gpu in self._gpus]
+        return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
+
+    def _set(self, state: Any) -> None:
+        of_python, of_numpy, of_torch, of_cuda = state
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        torch.set_rng_state(of_torch)
+        for gpu, found in zip(self._gpus, of_cuda, strict=True):
+            torch.cuda.set_rng_state(found, gpu)

@@ -1,0 +1,76 @@
+"""Cut a model into the stages of a pipeline."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+
+from torch import nn
+
+from hpctrain.config.parallel import Parallel
+from hpctrain.config.root import Config
+from hpctrain.distributed.determinism import rank_seed
+from hpctrain.distributed.pipeline.neighbours import Neighbours, groups_of_positions
+from hpctrain.distributed.pipeline.pipeline import Pipeline
+from hpctrain.distributed.pipeline.plan import find_plan, stages_of
+from hpctrain.distributed.pipeline.random_streams import RandomStreams
+from hpctrain.distributed.pipeline.stages import Stages
+from hpctrain.distributed.sharding import ShardedLossModule
+from hpctrain.distributed.world import World
+from hpctrain.phrases import listed
+from hpctrain.tasks.task import Task
+
+SHOWN = 6
+"""How many modules of a stage the log names."""
+
+log = logging.getLogger("hpctrain.train")
+
+
+def cut_into_stages(
+    model: nn.Module, task: Task, parallel: Parallel, neighbours: Neighbours, *, is_logged: bool
+) -> Stages:
+    """Cut a model, and free what other ranks have of it.
+
+    Args:
+        model: not wrapped, on any device.
+        task: may have a plan.
+        parallel: of the configuration.
+        neighbours: of this rank.
+        is_logged: whether this rank logs the stages.
+
+    Raises:
+        TaskError: the plan doesn't fit the model.
+        ConfigError: there is no plan, or it has too few entries.
+    """
+    num_stages = neighbours.degree * parallel.stages_per_rank
+    names = stages_of(model, find_plan(model, task, num_stages), num_stages, parallel.stages)
+    if is_logged:
+        for number, own in enumerate(names):
+            log.info("stage %d of the pipeline: %s", number, listed(own, shown=SHOWN))
+    stages = Stages(model, names, neighbours.position, neighbours.degree)
+    stages.drop_absent()
+    return stages
+
+
+def join_pipeline(root: ShardedLossModule, stages: Stages, model: nn.Module, config: Config, world: World) -> Pipeline:
+    """Make this rank's part in a pipeline; collective.
+
+    Args:
+        root: around the model.
+        stages: of this rank.
+        model: sharded, with values.
+        config: of the run.
+        world: the ranks.
+    """
+    assert world.mesh is not None
+    assert world.mesh.neighbours is not None
+    timeout = timedelta(seconds=config.health.collective_timeout_s)
+    groups = groups_of_positions(world.mesh.shape, world.rank, list(stages.shared.values()), timeout)
+    shared = [
+        (model.get_parameter(name), groups[positions])
+        for name, positions in stages.shared.items()
+        if world.mesh.neighbours.position in positions
+    ]
+    streams = RandomStreams(rank_seed(config.seed, world.data_rank), world.gpus)
+    group = world.mesh.device_mesh.get_group("pipeline")
+    return Pipeline(root, stages, world.mesh.neighbours, streams, group=group, device=world.device, shared=shared)
