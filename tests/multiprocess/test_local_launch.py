@@ -140,7 +140,6 @@ def record(tmp_path, run_at):
 TORCHRUN = ("torch.distributed.run", "--nproc-per-node", "2", "-m", "hpctrain")
 UNATTENDED = {
     "error": (["hpctrain", TWO, "data.num_workers=1"], {"TRIAL_ACT": "1:3:raise"}),
-    "killed": (["hpctrain", TWO], {"TRIAL_ACT": "1:3:SIGKILL"}),
     "torchrun": ([*TORCHRUN, "name=torch"], {}),
 }
 
@@ -382,14 +381,14 @@ def test_an_error_of_rank_one_is_shown_with_its_traceback(unattended, run_at):
     assert f"once the cause is fixed, resume with: python -m hpctrain resume {command.path}" in err
 
 
-def test_a_rank_that_is_killed(unattended, run_at):
-    command = unattended["killed"]
-    code, out, err = command.wait()
-    assert code == 1
-    ((_, reason, _),) = run_at(command.path).attempts
+def test_a_rank_that_is_killed(fork_server, tmp_path, run_at):
+    words = [f"run_dir={tmp_path / 'run'}", TWO, *TRIAL]
+    (done,) = fork_server.wait(fork_server.start("command:run", *words, TRIAL_ACT="1:3:SIGKILL"))
+    assert done.code == 1
+    ((_, reason, _),) = run_at(tmp_path / "run").attempts
     assert reason == "infrastructure"
-    assert "hpctrain: infrastructure: rank 1 of 2 ended without an exit record" in err
-    assert "Traceback" not in out + err
+    assert "hpctrain: infrastructure: rank 1 of 2 ended without an exit record" in done.output
+    assert "Traceback" not in done.output
 
 
 def test_torchrun_starts_the_ranks_and_they_launch_nothing(unattended, run_at):
