@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import logging
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hydra._internal.hydra import Hydra
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
@@ -65,6 +67,24 @@ def untouched_logging():
     logger.setLevel(logging.NOTSET)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def hydra_composes_once() -> Iterator[None]:
+    """The tests of a process share what Hydra composes, except where a test asks for `hydra_composes_each_time`."""
+    from composed_once import compose_once
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Hydra, "compose_config", compose_once)
+        yield
+
+
+@pytest.fixture
+def hydra_composes_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of the composition itself."""
+    from composed_once import HYDRAS_OWN
+
+    monkeypatch.setattr(Hydra, "compose_config", HYDRAS_OWN)
+
+
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """Starts ranks outside of SLURM: one server for the programs of all folders, since each imports torch."""
@@ -93,6 +113,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for name in ONLY_WHEN_NAMED:
             if item.get_closest_marker(name) and name not in config.getoption("markexpr"):
                 item.add_marker(pytest.mark.skip(f"pytest -m {name} runs it"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the modules and the thousands of tests out of garbage collections, now and later: nothing frees them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def in_turn(items: Sequence[pytest.Item]) -> list[pytest.Item]:

@@ -24,9 +24,12 @@ from hpctrain.config.sweep import kind_of
 sys.path.insert(0, str(Path(__file__).parent))
 from configuration_reference import reference
 
+pytestmark = pytest.mark.usefixtures("hydra_composes_each_time")
 OPTIONS = sorted(
     (path.parent.name, path.stem) for path in conf_dir().glob("*/*.yaml") if path.parent.parent == conf_dir()
 )
+ONLY_OPTIONS = [each for each in OPTIONS if each[1] == "default" and each[0] not in ("run", "sweep")]
+"""Those of groups in which nothing can be chosen: no combination of them is another configuration."""
 TOP_LEVEL = {"nodes", "seed", "name", "run_dir", "run_mode", "init_from", "init_match", "init_strict"}
 
 
@@ -35,14 +38,25 @@ def composer():
     return Composer()
 
 
-@pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda value: value)
+@pytest.mark.parametrize(
+    ("group", "option"), [each for each in OPTIONS if each not in ONLY_OPTIONS], ids=lambda value: value
+)
 def test_every_option_composes(group, option, composer, needed, tmp_path):
     if group == "sweep":
         assert kind_of(SweepComposer().compose_sweep([f"sweep={option}"])) == option
         return
     if group == "run":
         composer = ProgramComposer(["true"])
-    config = composer.compose_run([f"{group}={option}", *needed.get(f"{group}={option}", [])])
+    composes(composer, [f"{group}={option}", *needed.get(f"{group}={option}", [])], tmp_path)
+
+
+def test_the_groups_with_one_option_compose(composer, tmp_path):
+    assert len(ONLY_OPTIONS) > 3
+    composes(composer, [f"{group}={option}" for group, option in ONLY_OPTIONS], tmp_path)
+
+
+def composes(composer, words, tmp_path):
+    config = composer.compose_run(words)
     stored = tmp_path / "config.yaml"
     stored.write_text(to_yaml(config))
     assert load_run(stored) == config

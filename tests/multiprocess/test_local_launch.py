@@ -140,9 +140,7 @@ def record(tmp_path, run_at):
 TORCHRUN = ("torch.distributed.run", "--nproc-per-node", "2", "-m", "hpctrain")
 UNATTENDED = {
     "error": (["hpctrain", TWO, "data.num_workers=1"], {"TRIAL_ACT": "1:3:raise"}),
-    "killed": (["hpctrain", TWO], {"TRIAL_ACT": "1:3:SIGKILL"}),
     "torchrun": ([*TORCHRUN, "name=torch"], {}),
-    "torchrun, bad configuration": ([*TORCHRUN, "trainer.max_stepz=6"], {}),
 }
 
 
@@ -205,6 +203,7 @@ def test_a_second_ctrl_c_ends_at_once(launch, record):
     assert "Traceback" not in err
 
 
+@pytest.mark.nightly  # the gate has two other second ones
 def test_a_second_ctrl_c_ends_ranks_that_wait_for_each_other_at_once(launch, record):
     command = launch(TRIAL_ACT="1:3:SIGSTOP")
     wait_for(lambda: stopped(command.path), "rank 1 to be stopped")
@@ -382,14 +381,14 @@ def test_an_error_of_rank_one_is_shown_with_its_traceback(unattended, run_at):
     assert f"once the cause is fixed, resume with: python -m hpctrain resume {command.path}" in err
 
 
-def test_a_rank_that_is_killed(unattended, run_at):
-    command = unattended["killed"]
-    code, out, err = command.wait()
-    assert code == 1
-    ((_, reason, _),) = run_at(command.path).attempts
+def test_a_rank_that_is_killed(fork_server, tmp_path, run_at):
+    words = [f"run_dir={tmp_path / 'run'}", TWO, *TRIAL]
+    (done,) = fork_server.wait(fork_server.start("command:run", *words, TRIAL_ACT="1:3:SIGKILL"))
+    assert done.code == 1
+    ((_, reason, _),) = run_at(tmp_path / "run").attempts
     assert reason == "infrastructure"
-    assert "hpctrain: infrastructure: rank 1 of 2 ended without an exit record" in err
-    assert "Traceback" not in out + err
+    assert "hpctrain: infrastructure: rank 1 of 2 ended without an exit record" in done.output
+    assert "Traceback" not in done.output
 
 
 def test_torchrun_starts_the_ranks_and_they_launch_nothing(unattended, run_at):
@@ -403,13 +402,23 @@ def test_torchrun_starts_the_ranks_and_they_launch_nothing(unattended, run_at):
     assert out.count("step 10/10  eval/loss") == 1
 
 
-def test_torchrun_with_a_bad_configuration(unattended):
-    command = unattended["torchrun, bad configuration"]
+def test_a_bad_configuration_of_ranks_by_hand_is_said_once(ranks, tmp_path):
+    done = ranks("command:run", f"run_dir={tmp_path / 'run'}", *TRIAL, "trainer.max_stepz=6", world_size=2)
+    assert [process.code for process in done] == [2, 2]
+    said = "".join(process.output for process in done)
+    assert said.count("hpctrain: error:") == 1
+    assert "hpctrain: error: trainer.max_stepz=6: " in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.nightly
+def test_torchrun_with_a_bad_configuration(variables, tmp_path):
+    command = Command([*TORCHRUN, "trainer.max_stepz=6", *TRIAL], variables, tmp_path, tmp_path / "run")
     code, out, err = command.wait()
     assert code != 0
     assert (out + err).count("hpctrain: error:") == 1
     assert "hpctrain: error: trainer.max_stepz=6: " in err
-    assert list(command.path.parent.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.nightly

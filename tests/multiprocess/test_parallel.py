@@ -14,6 +14,10 @@ TRAINING = (
 )
 
 
+def nightly(*values):
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
 def weights(run, step=12):
     saved = torch.load(run.directory.checkpoint(step) / "model.pt", weights_only=True)
     return {name: value.float() for name, value in saved.items()}
@@ -39,15 +43,15 @@ def plain():
     ("world_size", "words"),
     [
         (1, ["trainer.activation_checkpointing=[0,1,'?']"]),
-        (2, ["trainer.activation_checkpointing=['*']"]),
-        (2, ["parallel.static_graph=true"]),
+        nightly(2, ["trainer.activation_checkpointing=['*']"]),
+        nightly(2, ["parallel.static_graph=true"]),
         (2, ["parallel.static_graph=true", "trainer.micro_batch_size=2"]),
         (2, ["parallel.gradient_as_bucket_view=false", "parallel.bucket_cap_mb=1"]),
         (2, ["trainer.activation_checkpointing=['*']", "parallel.static_graph=true"]),
         (1, ["trainer.deterministic=true"]),
         (2, ["trainer.log_grad_norm=true"]),
         (1, ["optimizer.no_decay_norm_bias=false", "optimizer.lr_scaling=none"]),
-        (1, ["cluster.gpus_per_process=2", "task._target_=spread.Spread"]),
+        nightly(1, ["cluster.gpus_per_process=2", "task._target_=spread.Spread"]),
         (2, ["cluster.gpus_per_process=2", "task._target_=spread.Spread"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),

@@ -12,6 +12,9 @@ from hpctrain.checkpoint.state import weights_digest
 from hpctrain.run.ledger import Ledger
 
 KINDS = ("fp32", "bf16", "fp16", "bf16_pure", "fp16_master")
+SHAPES = ((1, 1), (1, 4), (2, 1), (2, 4))
+"""Ranks and accumulation."""
+GATE = {*((2, 1, kind) for kind in KINDS), (1, 4, "fp32"), (1, 4, "fp16_master")}
 QUIET = ("task=custom", "task._target_=trial.Trial", "logger.tensorboard=false", "checkpoint.keep=100")
 SCHEDULE = ("schedule=cosine", "optimizer.lr=0.01")
 MODEL = ("+task.batchnorm=true", "+task.dropout=0.3")
@@ -39,10 +42,13 @@ def saved(run, step):
     return torch.load(run.directory.checkpoint(step) / "model.pt", weights_only=True)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("world_size", "accumulation"),
-    [(1, 4), (2, 1), *(pytest.param(*shape, marks=pytest.mark.nightly) for shape in ((1, 1), (2, 4)))],
+    ("world_size", "accumulation", "kind"),
+    [
+        pytest.param(*shape, kind, marks=() if (*shape, kind) in GATE else pytest.mark.nightly)
+        for shape in SHAPES
+        for kind in KINDS
+    ],
 )
 def test_the_weights_of_a_hand_written_loop(train, by_hand, kind, world_size, accumulation):
     batch, steps = 8, 9
@@ -77,7 +83,12 @@ def test_the_weights_of_a_hand_written_loop(train, by_hand, kind, world_size, ac
 
 @pytest.mark.parametrize(
     ("kind", "world_size"),
-    [("bf16_pure", 1), ("fp16", 2), pytest.param("fp16_master", 1, marks=pytest.mark.nightly), ("fp16_master", 2)],
+    [
+        ("bf16_pure", 1),
+        pytest.param("fp16", 2, marks=pytest.mark.nightly),
+        pytest.param("fp16_master", 1, marks=pytest.mark.nightly),
+        ("fp16_master", 2),
+    ],
 )
 def test_an_interrupted_run_is_the_straight_run(train, kind, world_size):
     words = [
@@ -105,7 +116,9 @@ def test_an_interrupted_run_is_the_straight_run(train, kind, world_size):
     }
 
 
-@pytest.mark.parametrize("kind", ["fp32", "bf16_pure", "fp16_master"])
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("fp32", "bf16_pure")), "fp16_master"]
+)
 def test_averaged_weights_are_evaluated_in_the_runs_own_precision(train, kind):
     words = [
         *QUIET,

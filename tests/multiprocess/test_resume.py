@@ -34,7 +34,7 @@ def as_if_interrupted(run):
     ledger.write_text(ledger.read_text().replace('"completed"', '"interrupted"'))
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.nightly), 3])
 def test_the_newest_intact_checkpoint_or_the_same_error_on_every_rank(train, world_size):
     code, run, output = train("run", *QUIET, world_size=world_size)
     assert (code, run.steps) == (0, [4, 8, 12]), output

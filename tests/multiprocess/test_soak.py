@@ -311,7 +311,7 @@ def test_a_run_with_signals_anywhere_ends_as_a_straight_one(fork_server, compose
     print(f"HPCTRAIN_SOAK_SEED={SEED}: {len(interrupted)} interruptions: {dict(phases)}")
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_an_attempt_that_died_without_an_exit_record_is_closed_by_the_next(train, world_size):
     act = ",".join(f"{rank}:{STEPS // 2}:SIGKILL" for rank in range(world_size))
     words = (*TRAINING, "checkpoint.asynchronous=false")

@@ -17,7 +17,7 @@ WORDS = (
 @pytest.mark.parametrize(
     ("kind", "world_size", "cuts"),
     [
-        ("frozen", 1, (2, 6)),
+        pytest.param("frozen", 1, (2, 6), marks=pytest.mark.nightly),
         ("overriding", 2, (3, 5)),
         ("pretrained", 1, (4,)),
         pytest.param("unfrozen", 1, (2, 4, 7), marks=pytest.mark.nightly),

@@ -83,7 +83,7 @@ def test_a_picture_that_can_not_be_read_is_named(train, pictures, tmp_path):
     assert f"{bad} can't be read as an image" in output
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_tokens(train, tokens, world_size):
     code, run, output = train(
         "run",

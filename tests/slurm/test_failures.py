@@ -89,6 +89,7 @@ def test_a_node_dies_in_the_middle_of_a_save(runs: SubmittedRuns) -> None:
     runs.sandbox.revive_node("n1")
 
 
+@pytest.mark.nightly  # the gate has a dead node in test_fewer_nodes.py, spare ones in tests/unit/supervise
 @pytest.mark.sandbox(QUICKLY_DOWN)
 def test_a_spare_node_takes_the_place_of_one_that_died(runs: SubmittedRuns) -> None:
     run = runs.train(OFTEN, "cluster.spare_nodes=1", "cluster.memory_gb=4", pace_s=PACE_S)
@@ -175,6 +176,7 @@ def test_a_rank_dies(runs: SubmittedRuns, death: str) -> None:
     assert runs.sandbox.job(run.job_id)["Restarts"] == "0"
 
 
+@pytest.mark.nightly  # the gate has hangs in tests/multiprocess/test_watchdog.py, what follows in tests/unit
 def test_a_rank_stands_still(runs: SubmittedRuns) -> None:
     run = runs.train(OFTEN, *SHORT_TIMEOUTS, "+task.act='1:1:15:SIGSTOP'", pace_s=0)
     assert run.until_ended() == "COMPLETED"
@@ -298,6 +300,7 @@ def test_an_error_of_the_task_s_own_at_the_same_step_each_time(runs: SubmittedRu
     assert runs.sandbox.job(run.job_id)["Restarts"] == "0"
 
 
+@pytest.mark.nightly  # the gate has early requeues in tests/unit/supervise
 def test_exit_code_zero_in_the_grace_time_does_not_end_the_run(runs: SubmittedRuns) -> None:
     """The ranks' own code exits with 0 at SIGTERM, so SLURM would call the job completed."""
     run = runs.train(OFTEN, "+task.act='1:0:1:polite'", pace_s=PACE_S, nodes=1)

@@ -199,6 +199,7 @@ def test_where_the_job_can_t_be_requeued_a_new_one_continues_the_run(runs: Submi
     assert run.digest == runs.straight(processes=1)
 
 
+@pytest.mark.nightly  # the gate has a cancelled run in test_commands.py
 def test_cancelled(runs: SubmittedRuns) -> None:
     with runs.waiting(nodes=1) as (run, exit_code):
         run.until_step(3)
@@ -211,6 +212,7 @@ def test_cancelled(runs: SubmittedRuns) -> None:
     assert run.sandbox.job(run.job_id)["Restarts"] == "0"
 
 
+@pytest.mark.nightly  # the gate has it in tests/unit/supervise
 def test_a_signal_that_slurm_does_not_explain_gets_new_ranks_in_the_same_job(runs: SubmittedRuns) -> None:
     """As by a message that slurmctld sends again after a requeue, to the step of the same number."""
     run = runs.train(nodes=1)

@@ -118,6 +118,7 @@ def test_resources_group_the_arrays_and_each_task_has_a_fate_of_its_own(
     assert "ValueError: printed to fail" in hpctrain("logs", "S/2").stdout
 
 
+@pytest.mark.nightly  # the gate has it in tests/unit/sweep
 def test_resume_of_a_sweep_submits_what_is_missing_as_an_array(
     sandbox: SlurmSandbox, hpctrain: Hpctrain, tmp_path: Path
 ) -> None:

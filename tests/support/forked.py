@@ -7,6 +7,7 @@ one thread, as a process that forks must.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -29,6 +30,9 @@ def preload():
         importlib.import_module(f"hpctrain.{name}")
     torch.optim.AdamW(torch.nn.Linear(1, 1).parameters())  # imports torch._dynamo, for a second
     Composer().compose([])
+    # else each child's first collections would look through all that torch has made, and copy its pages
+    gc.collect()
+    gc.freeze()
 
 
 def child(order):

@@ -24,6 +24,10 @@ pytestmark = pytest.mark.usefixtures("no_slurm")
 SHORT = ["trainer.max_steps=3", "trainer.eval_every_steps=2", "model=mlp", "model.width=8"]
 
 
+def nightly(*overrides):
+    return pytest.param(list(overrides), marks=pytest.mark.nightly)
+
+
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -92,10 +96,10 @@ def test_trained_runs(tmp_path, capsys):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["optimizer=sgd", "optimizer.lr=0.05", "seed=3"],
-        ["schedule=wsd", "schedule.decay_steps=2", "precision=bf16"],
+        nightly("optimizer=sgd", "optimizer.lr=0.05", "seed=3"),
+        nightly("schedule=wsd", "schedule.decay_steps=2", "precision=bf16"),
         ["task.held_out=0.3", "callbacks=[early_stopping]", "trainer.clip_grad_norm=1.0", "name=mine"],
-        ["task=text", "model.num_layers=1", "optimizer.betas=[0.9,0.95]", "data.shuffle=false"],
+        nightly("task=text", "model.num_layers=1", "optimizer.betas=[0.9,0.95]", "data.shuffle=false"),
         ["experiment=quick", "optimizer=sgd", "optimizer.weight_decay=1e-05"],
     ],
 )

@@ -86,20 +86,29 @@ def test_the_newest_intact_checkpoint(save, capfd):
     assert sorted(map(str, Path().iterdir())) == ["model.safetensors", "runs"]
 
 
-def test_the_best_a_step_and_the_average(save, capfd):
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--step", "best"], 2),
+        pytest.param(["--step", "2", "--ema"], 2.5, marks=pytest.mark.nightly),
+        (["--step", "ema"], 3.5),
+    ],
+)
+def test_the_best_a_step_and_the_average(save, capfd, words, expected):
     save(1, 0.5)
     save(2, 0.9, averaged=True)
     save(3, 0.7, averaged=True)
-    for words, expected in [
-        (["--step", "best"], 2),
-        (["--step", "2", "--ema"], 2.5),
-        (["--step", "ema"], 3.5),
-    ]:
-        assert main(["export", "lm", "-o", "model.safetensors", "--force", *words]) == 0
-        assert value("model.safetensors") == expected
-        out, err = capfd.readouterr()
-        assert out.startswith(f"wrote model.safetensors: {'averaged weights' if expected % 1 else 'weights'} of step ")
-        assert err == "the checkpoint has averaged weights, too: --ema exports them\n" * (expected == 2)
+    Path("model.safetensors").write_text("an older export")
+    assert main(["export", "lm", "-o", "model.safetensors", "--force", *words]) == 0
+    assert value("model.safetensors") == expected
+    out, err = capfd.readouterr()
+    assert out.startswith(f"wrote model.safetensors: {'averaged weights' if expected % 1 else 'weights'} of step ")
+    assert err == "the checkpoint has averaged weights, too: --ema exports them\n" * (expected == 2)
+
+
+def test_a_checkpoint_without_averages(save, capfd):
+    save(1, 0.5)
+    save(2, 0.9, averaged=True)
     assert main(["export", "lm", "-o", "other.pt", "--step", "1", "--ema"]) == 1
     assert "step_00000001 has no averaged weights: trainer.ema_decay was not set" in capfd.readouterr().err
     assert not Path("other.pt").exists()
@@ -188,7 +197,7 @@ def test_a_file_in_the_working_directory_is_not_imported(save):
     ("number", "send", "code"),
     [
         (signal.SIGINT, os.killpg, 4),  # Ctrl-C on a terminal
-        (signal.SIGINT, os.kill, 4),
+        pytest.param(signal.SIGINT, os.kill, 4, marks=pytest.mark.nightly),
         (signal.SIGKILL, os.kill, -9),
     ],
 )

@@ -174,7 +174,7 @@ def test_a_resume_whose_job_cannot_be_recorded_is_cancelled_and_leaves_the_run_a
 @pytest.mark.parametrize(
     ("state", "reverted", "words"),
     [
-        pytest.param("FAILED", True, ONE, id="failed-one"),
+        pytest.param("FAILED", True, ONE, id="failed-one", marks=pytest.mark.nightly),
         pytest.param("FAILED", True, TWO, id="failed-two"),
         pytest.param("CANCELLED", False, ONE, id="cancelled-one"),
         pytest.param("CANCELLED", False, TWO, id="cancelled-two", marks=pytest.mark.nightly),

@@ -4,6 +4,8 @@ from hpctrain.config.compose import Composer
 from hpctrain.config.overrides import open_overrides
 from hpctrain.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("hydra_composes_each_time")
+
 
 @pytest.fixture(scope="module")
 def composer():
