@@ -37,17 +37,8 @@ def nightly(*values):
         # groups of parameters that are in no block, of different stages
         nightly(4, (*HSDP, "parallel.stages_per_rank=2")),
         # a stage before the last one has a batch norm; two stages have no parameters
-        nightly(2, (*PP, "task._target_=piped.Normed", "parallel.stages=[4]")),
-        nightly(
-            4,
-            (
-                *PP,
-                "task._target_=piped.Normed",
-                "parallel.stages=[1,2,5]",
-                "optimizer=custom",
-                "optimizer._target_=torch.optim.Adagrad",
-            ),
-        ),
+        nightly(2, (*PP, NORMED, "trainer.micro_batch_size=8", "parallel.stages=[4]")),
+        nightly(4, (*PP, NORMED, "trainer.micro_batch_size=8", "parallel.stages=[1,2,5]", *ADAGRAD)),
         nightly(4, PP_TP),
         nightly(8, ALL),
         nightly(2, (*PP, "+task.packed=true", "trainer.activation_checkpointing=[blocks.*]")),
@@ -85,7 +76,7 @@ STOPS = {
     (4, (*PP_TP, "precision=bf16_pure", HALF)): ["1:2:SIGTERM"],
     (4, (*PP_FSDP, "precision=fp16", HALF)): ["1:2:SIGTERM"],
     (8, ALL): ["5:3:SIGTERM"],
-    (4, (*HSDP, "task._target_=piped.Normed")): ["0:2:SIGTERM"],
+    (4, (*HSDP, NORMED)): ["0:2:SIGTERM"],
 }
 GATE = [(2, PP)]
 
