@@ -17,7 +17,7 @@ ALL = ("parallel=mesh", "parallel.pipeline_degree=2", "parallel.tensor_degree=2"
 HSDP = ("parallel=mesh", "parallel.pipeline_degree=2", "parallel.replicate_degree=2", "parallel.shard_degree=1")
 CHAIN = "task._target_=piped.Chain"
 NORMED = "task._target_=piped.Normed"
-ADAGRAD = ("optimizer=custom", "optimizer._target_=torch.optim.Adagrad")
+ADAGRAD = ("optimizer=custom", "optimizer._target_=torch.optim.Adagrad", "+optimizer.eps=0.001")
 
 
 def nightly(*values):
